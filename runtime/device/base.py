@@ -1,0 +1,76 @@
+"""The `Device` contract: what a machine that runs kernels promises. One contract test suite runs over every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.runtime.program import KernelSource
+
+Launch = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What is known of a device. `fingerprint` (text to text, sorted) identifies device, driver and compiler well enough
+    to reuse a timing; `limits` (text to int) holds what rules and constraints read: `workers`, `vector_bits`,
+    `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`."""
+
+    kind: str
+    name: str
+    fingerprint: tuple[tuple[str, str], ...]
+    limits: tuple[tuple[str, int], ...]
+
+
+class Device(Protocol):
+    """Owns its memory and compiled kernels until `close`. Not thread-safe: one thread uses a device.
+
+    Errors: `compile` raises `BuildError` with the compiler's log; every other method raises `MeasureError` when the device
+    is lost or a request exceeds its limits (asked, allowed).
+    """
+
+    info: DeviceInfo
+
+    def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
+        """Compile all kernels (one translation unit where that is cheaper); name -> handle."""
+        ...
+
+    def alloc(self, nbytes: int) -> Any:
+        """Device memory, 64-byte aligned, contents undefined. Zero bytes is allowed."""
+        ...
+
+    def upload(self, buffer: Any, array: NDArray[Any]) -> None:
+        """Copy a C-contiguous host array to the start of `buffer`; done when this returns."""
+        ...
+
+    def download(self, buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """A fresh host array with the buffer's first elements; waits for earlier launches."""
+        ...
+
+    def free(self, buffer: Any) -> None:
+        """Give memory back; the caller promises no launch is under way that uses it."""
+        ...
+
+    def bind(
+        self, kernel: Any, buffers: Sequence[Any], scalars: Sequence[int], grid: Sequence[int], local: Sequence[int]
+    ) -> Launch:
+        """A closure that enqueues this launch. In-order: a later launch sees the effects of earlier ones.
+        A grid with a zero in it launches nothing. Valid as long as the buffers live."""
+        ...
+
+    def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[Any]) -> Launch | None:
+        """A closure that runs `function` on byte views of the buffers in launch order, or None where host code cannot reach
+        device memory without copies. This is how host libraries join a CPU device."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything enqueued."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; the device cannot be used afterwards."""
+        ...

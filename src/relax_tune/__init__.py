@@ -1,0 +1,1 @@
+"""relax-tune: compile models with symbolic shapes through measured kernel search."""

@@ -1,0 +1,43 @@
+"""The one family of errors: each says what was wanted, what was found, where, and what to do."""
+
+from __future__ import annotations
+
+
+class RelaxTuneError(Exception):
+    """Base of every error a user of relax-tune can meet. Its text is one self-contained paragraph."""
+
+
+class ParseError(RelaxTuneError):
+    """Text (a program, a model file, a setting) that cannot be read."""
+
+
+class VerifyError(RelaxTuneError):
+    """A program that breaks a rule of the IR."""
+
+
+class DeduceError(RelaxTuneError):
+    """Shapes, dtypes or arity that cannot fit together (paper section 3.3 on deduction)."""
+
+
+class ScheduleError(RelaxTuneError):
+    """A schedule primitive that would change meaning, or does not apply."""
+
+
+class BuildError(RelaxTuneError):
+    """Source that a compiler refuses, or a module that cannot be lowered."""
+
+
+class MeasureError(RelaxTuneError):
+    """A runner or device that cannot measure at all (a failing candidate is a value instead)."""
+
+
+class DatabaseError(RelaxTuneError):
+    """A store that cannot be opened, read or written."""
+
+
+class ArtifactError(RelaxTuneError):
+    """A built artifact that is truncated, altered, foreign, or asked for what it cannot do."""
+
+
+class UserError(RelaxTuneError):
+    """Input, settings or arguments a user can correct."""
