@@ -1,0 +1,36 @@
+"""Buffers: the arrays tensor functions read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from relax_tune.ir.dtype import DType
+from relax_tune.ir.expr import Expr
+
+Scope = Literal["global", "shared", "local"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """A row-major array; identity, the name is a hint unique within a function.
+
+    scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack).
+    """
+
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: DType
+    scope: Scope = "global"
+
+    def __repr__(self) -> str:
+        return f"{self.name}: ({', '.join(map(repr, self.shape))}) {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box of a buffer: per dimension a start and an extent."""
+
+    buffer: Buffer
+    starts: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
