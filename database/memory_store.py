@@ -1,0 +1,294 @@
+"""`MemoryStore`: the `Store` contract in plain dictionaries, for tests, dry runs and merging."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from relax_tune.database.records import (
+    Environment,
+    Job,
+    JobState,
+    Lease,
+    Measurement,
+    Plan,
+    Regime,
+    ShapeHistogram,
+    Status,
+    Target,
+    TargetStats,
+    VariantKind,
+    Workload,
+    symbols_text,
+)
+from relax_tune.database.rules import best_of, prune_cutoff, verify_batch, verify_same_subjects
+from relax_tune.errors import DatabaseError
+
+
+class MemoryStore:
+    """See `relax_tune.database.store.Store` for the promises. Nothing outlives the process; one lock guards everything."""
+
+    where = "memory://"
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._targets: dict[str, Target] = {}
+        self._environments: dict[str, Environment] = {}
+        self._workloads: dict[str, Workload] = {}
+        self._measurements: dict[str, Measurement] = {}
+        self._by_task: dict[tuple[str, str], dict[str, Measurement]] = {}
+        self._plans: dict[tuple[str, str], dict[int, Plan]] = {}
+        self._leases: dict[tuple[str, str], Lease] = {}
+        self._jobs: dict[str, Job] = {}
+        self._histograms: dict[tuple[str, str], ShapeHistogram] = {}
+
+    # Targets, environments, workloads
+
+    def add_target(self, target: Target) -> str:
+        with self._lock:
+            self._targets.setdefault(target.key, target)
+        return target.key
+
+    def add_environment(self, environment: Environment) -> str:
+        with self._lock:
+            self._environments.setdefault(environment.key, environment)
+        return environment.key
+
+    def add_workload(self, workload: Workload) -> str:
+        with self._lock:
+            self._workloads.setdefault(workload.key, workload)
+        return workload.key
+
+    def target(self, key: str) -> Target | None:
+        return self._targets.get(key)
+
+    def targets(self) -> list[Target]:
+        with self._lock:
+            return [self._targets[key] for key in sorted(self._targets)]
+
+    def environment(self, key: str) -> Environment | None:
+        return self._environments.get(key)
+
+    def environments(self) -> list[Environment]:
+        with self._lock:
+            return [self._environments[key] for key in sorted(self._environments)]
+
+    def workload(self, key: str) -> Workload | None:
+        return self._workloads.get(key)
+
+    def workloads(self, target: str | None) -> list[Workload]:
+        with self._lock:
+            measured = {task[0] for task, found in self._by_task.items() if task[1] == target and found}
+            return [self._workloads[key] for key in sorted(self._workloads if target is None else measured)]
+
+    def _verify_known(self, table: str, known: Mapping[str, object], keys: Iterable[str]) -> None:
+        for key in sorted(set(keys)):
+            if key not in known:
+                raise DatabaseError(
+                    f"{self.where}: wanted {table} that were added before, found the unknown key {key!r}; add it first"
+                )
+
+    def _verify_task(self, workload: str, target: str) -> None:
+        self._verify_known("targets", self._targets, [target])
+        self._verify_known("workloads", self._workloads, [workload])
+
+    # Measurements
+
+    def add_measurements(self, batch: Iterable[Measurement]) -> int:
+        new = verify_batch(batch)
+        with self._lock:
+            self._verify_known("targets", self._targets, (m.target for m in new.values()))
+            self._verify_known("workloads", self._workloads, (m.workload for m in new.values()))
+            environments = (m.environment for m in new.values() if m.environment)
+            self._verify_known("environments", self._environments, environments)
+            old = [id for id in new if id in self._measurements]
+            verify_same_subjects(new, ((id, self._measurements[id].subject) for id in old), self.where)
+            for id, measurement in new.items():
+                if id not in self._measurements:
+                    self._measurements[id] = measurement
+                    self._by_task.setdefault((measurement.workload, measurement.target), {})[id] = measurement
+            return len(new) - len(old)
+
+    def measurements(
+        self,
+        workload: str,
+        target: str,
+        *,
+        status: Status | None = None,
+        kinds: Sequence[VariantKind] | None = None,
+        symbols: Mapping[str, int] | None = None,
+        regime: Regime | None = None,
+    ) -> list[Measurement]:
+        point = None if symbols is None else symbols_text(symbols)
+        with self._lock:
+            found = self._by_task.get((workload, target), {})
+            return [
+                replace(found[id], symbols=dict(found[id].symbols))
+                for id in sorted(found)
+                if (status is None or found[id].status == status)
+                and (kinds is None or found[id].variant.kind in kinds)
+                and (point is None or symbols_text(found[id].symbols) == point)
+                and (regime is None or found[id].regime == regime)
+            ]
+
+    def _of_target(self, target: str) -> list[Measurement]:
+        return [m for task, found in self._by_task.items() if task[1] == target for m in found.values()]
+
+    def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:
+        with self._lock:
+            return sum(
+                (workload is None or m.workload == workload) and (status is None or m.status == status)
+                for m in self._of_target(target)
+            )
+
+    def best(
+        self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
+    ) -> Measurement | None:
+        return next(iter(self.top(workload, target, symbols, 1, regime)), None)
+
+    def top(
+        self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
+    ) -> list[Measurement]:
+        return best_of(self.measurements(workload, target, symbols=symbols, regime=regime), n)
+
+    def stats(self, target: str) -> TargetStats | None:
+        with self._lock:
+            known = self._targets.get(target)
+            if known is None:
+                return None
+            found = self._of_target(target)
+        ok = [m for m in found if m.status == "ok"]
+        return TargetStats(
+            known,
+            len({m.workload for m in found}),
+            len(found),
+            len(ok),
+            sum(m.checked for m in ok),
+            tuple(sorted(Counter(str(m.variant.kind) for m in ok).items())),
+            tuple(sorted(Counter(str(m.stage) for m in found if m.stage is not None).items())),
+        )
+
+    # Plans
+
+    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+        first = Plan(workload, target, 1, entries)
+        with self._lock:
+            self._verify_task(workload, target)
+            versions = self._plans.setdefault((workload, target), {})
+            newest = versions[max(versions)] if versions else None
+            if newest is not None and newest.entries == entries:
+                return newest
+            plan = first if newest is None else replace(first, version=newest.version + 1)
+            versions[plan.version] = plan
+            return plan
+
+    def add_plans(self, batch: Iterable[Plan]) -> int:
+        plans = list(batch)
+        with self._lock:
+            for plan in plans:
+                self._verify_task(plan.workload, plan.target)
+            before = sum(len(versions) for versions in self._plans.values())
+            for plan in plans:
+                self._plans.setdefault((plan.workload, plan.target), {}).setdefault(plan.version, plan)
+            return sum(len(versions) for versions in self._plans.values()) - before
+
+    def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
+        with self._lock:
+            versions = self._plans.get((workload, target), {})
+            if version is not None:
+                return versions.get(version)
+            return versions[max(versions)] if versions else None
+
+    def plans(self, target: str) -> list[Plan]:
+        with self._lock:
+            tasks = sorted(task for task in self._plans if task[1] == target)
+            return [self._plans[task][version] for task in tasks for version in sorted(self._plans[task])]
+
+    # Leases
+
+    def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
+        lease = Lease(workload, target, holder, now + secs)
+        with self._lock:
+            self._verify_task(workload, target)
+            held = self._leases.get((workload, target))
+            if held is not None and held.holder != holder and held.expires_at > now:
+                return None
+            self._leases[workload, target] = lease
+            return lease
+
+    def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
+        renewed = replace(lease, expires_at=now + secs)
+        with self._lock:
+            held = self._leases.get((lease.workload, lease.target))
+            if held is None or held.holder != lease.holder:
+                return None
+            self._leases[lease.workload, lease.target] = renewed
+            return renewed
+
+    def release_lease(self, lease: Lease) -> bool:
+        with self._lock:
+            held = self._leases.get((lease.workload, lease.target))
+            if held is None or held.holder != lease.holder:
+                return False
+            del self._leases[lease.workload, lease.target]
+            return True
+
+    def lease(self, workload: str, target: str) -> Lease | None:
+        return self._leases.get((workload, target))
+
+    # Jobs and histograms
+
+    def put_job(self, job: Job) -> None:
+        with self._lock:
+            self._jobs[job.id] = job
+
+    def job(self, id: str) -> Job | None:
+        return self._jobs.get(id)
+
+    def jobs(self, state: JobState | None = None) -> list[Job]:
+        with self._lock:
+            return [self._jobs[id] for id in sorted(self._jobs) if state is None or self._jobs[id].state == state]
+
+    def put_histogram(self, histogram: ShapeHistogram) -> None:
+        with self._lock:
+            self._histograms[histogram.task, histogram.symbol] = histogram
+
+    def histograms(self, task: str | None) -> list[ShapeHistogram]:
+        with self._lock:
+            return [self._histograms[key] for key in sorted(self._histograms) if task is None or key[0] == task]
+
+    # Care
+
+    def prune(
+        self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
+    ) -> int:
+        cutoff = prune_cutoff(older_than, failed)
+        with self._lock:
+            going = [
+                m
+                for m in self._of_target(target)
+                if (not failed or m.status == "failed") and (cutoff is None or 0 < m.measured_at < cutoff)
+            ]
+            if not dry_run:
+                for m in going:
+                    del self._measurements[m.id]
+                    del self._by_task[m.workload, m.target][m.id]
+            return len(going)
+
+    def check(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

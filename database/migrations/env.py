@@ -1,0 +1,11 @@
+"""Alembic's entry: runs the versions on the connection that `relax_tune.database.schema` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from relax_tune.database.models import Base
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=Base.metadata)
+with context.begin_transaction():
+    context.run_migrations()

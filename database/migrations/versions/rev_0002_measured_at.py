@@ -1,0 +1,16 @@
+"""Schema 2: when a measurement was made, so that old ones can be pruned; 0 where nobody knows."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Schema 1 -> schema 2."""
+    op.add_column("measurements", sa.Column("measured_at", sa.Double(), nullable=False, server_default="0"))

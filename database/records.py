@@ -1,0 +1,397 @@
+"""What is stored, as values: frozen dataclasses of text and numbers, validated when they are made.
+
+A record that exists is well-formed, wherever it came from (a tuning job, a database row, an exchange file): each
+constructor checks its own fields and raises `DatabaseError` with the field, what was wanted and what was found.
+Nothing here knows SQL (see `relax_tune.database.models`) or the compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from relax_tune.errors import DatabaseError
+
+VariantKind = Literal["tuned", "library", "generic"]
+Status = Literal["ok", "failed"]
+Stage = Literal["constraint", "compile", "launch", "runtime", "wrong-result", "timeout", "crash", "device-lost"]
+Regime = Literal["warm", "flushed"]
+JobState = Literal["queued", "running", "done", "failed", "interrupted"]
+
+VARIANT_KINDS: tuple[VariantKind, ...] = get_args(VariantKind)
+STATUSES: tuple[Status, ...] = get_args(Status)
+STAGES: tuple[Stage, ...] = get_args(Stage)
+REGIMES: tuple[Regime, ...] = get_args(Regime)
+JOB_STATES: tuple[JobState, ...] = get_args(JobState)
+
+KEY_LIMIT = 200
+"""Longest id, key, name or holder in characters: they are indexed."""
+SYMBOLS_LIMIT = 1000
+"""Longest canonical text of a point in the symbol space: it is indexed."""
+MESSAGE_LIMIT = 16_000
+"""A longer failure message keeps its head and its tail."""
+TEXT_LIMIT = 64 * 2**20
+INT64_MAX = 2**63 - 1
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, non-ASCII kept. Raises `DatabaseError` for NaN and infinity."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DatabaseError(
+            f"wanted a value JSON can hold (text, finite numbers, lists, objects), found one it cannot: {error}"
+        ) from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text; `where` names it in the error. NaN, infinity and absurd nesting are refused.
+
+    Raises:
+        DatabaseError: the text is not JSON.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise DatabaseError(f"{where}: wanted JSON text, found {_shown(text)}: {error}") from None
+
+
+def content_key(value: Any) -> str:
+    """32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`."""
+    return hashlib.blake2b(canonical_json(value).encode(), digest_size=16).hexdigest()
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _text(value: Any, where: str, *, limit: int = TEXT_LIMIT, empty: bool = True) -> str:
+    """`value` if it is text every engine can store: valid Unicode, no NUL, at most `limit` characters."""
+    if type(value) is not str:
+        raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
+    if not value and not empty:
+        raise DatabaseError(f"{where}: wanted text of 1 to {limit} characters, found none")
+    if len(value) > limit:
+        raise DatabaseError(f"{where}: wanted at most {limit} characters, found {len(value)}")
+    if not value.isascii() or "\0" in value:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise DatabaseError(f"{where}: wanted valid Unicode, found a lone surrogate in {_shown(value)}") from None
+        if "\0" in value:
+            raise DatabaseError(f"{where}: wanted text without NUL characters, found {_shown(value)}")
+    return value
+
+
+def _key(value: Any, where: str) -> str:
+    return _text(value, where, limit=KEY_LIMIT, empty=False)
+
+
+def _choice(value: Any, allowed: Sequence[str], where: str) -> None:
+    if type(value) is not str or value not in allowed:
+        raise DatabaseError(f"{where}: wanted one of {', '.join(allowed)}, found {_shown(value)}")
+
+
+def _number(value: Any, where: str) -> float:
+    """A finite number >= 0 as a float."""
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise DatabaseError(f"{where}: wanted a finite number >= 0, found {_shown(value)}")
+    return float(value)
+
+
+def _integer(value: Any, where: str, lower: int = -INT64_MAX - 1) -> int:
+    if type(value) is not int or not lower <= value <= INT64_MAX:
+        raise DatabaseError(f"{where}: wanted an integer of at most 64 bits, at least {lower}, found {_shown(value)}")
+    return value
+
+
+def _integers(value: Any, where: str) -> dict[str, int]:
+    """A name -> integer mapping with sorted names."""
+    if not isinstance(value, Mapping):
+        raise DatabaseError(f"{where}: wanted names mapped to integers, found {_shown(value)}")
+    return {_key(name, where): _integer(value[name], f"{where}[{name!r}]") for name in _sorted_names(value, where)}
+
+
+def _sorted_names(value: Mapping[Any, Any], where: str) -> list[str]:
+    for name in value:
+        if type(name) is not str:
+            raise DatabaseError(f"{where}: wanted text as names, found {_shown(name)}")
+    return sorted(value)
+
+
+def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
+    """(key, value) text pairs, sorted, keys distinct."""
+    if not isinstance(value, (tuple, list)):
+        raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(value)}")
+    pairs = []
+    for pair in value:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(pair)}")
+        pairs.append((_key(pair[0], where), _text(pair[1], f"{where}[{pair[0]!r}]")))
+    pairs.sort()
+    for before, after in zip(pairs, pairs[1:]):
+        if before[0] == after[0]:
+            raise DatabaseError(f"{where}: wanted each key once, found {after[0]!r} twice")
+    return tuple(pairs)
+
+
+def _clean_message(value: Any, where: str) -> str:
+    """A failure's message must never lose its record: what cannot be stored is replaced, what is too long is cut."""
+    if type(value) is not str:
+        raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
+    text = value.replace("\0", "�").encode("utf-8", "replace").decode("utf-8")
+    if len(text) > MESSAGE_LIMIT:
+        half = MESSAGE_LIMIT // 2 - 30
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Device, driver and compiler, well enough known to reuse a timing. `key` is the hash of all fields."""
+
+    kind: str
+    name: str
+    fingerprint: tuple[tuple[str, str], ...] = ()
+    key: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _key(self.kind, "target kind")
+        _text(self.name, "target name", limit=1000)
+        object.__setattr__(self, "fingerprint", _pairs(self.fingerprint, "target fingerprint"))
+        object.__setattr__(self, "key", content_key([self.kind, self.name, self.fingerprint]))
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The software a measurement was made with (tool and library versions): informs, never filters. `key` hashes it."""
+
+    facts: tuple[tuple[str, str], ...]
+    key: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "facts", _pairs(self.facts, "environment facts"))
+        object.__setattr__(self, "key", content_key(["environment", self.facts]))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A tensor function as text. `key` is the caller's stable hash of the normalised text; the store does not verify it,
+    whoever parses `text` does. `hint` is a readable name."""
+
+    key: str
+    text: str
+    format_version: int
+    hint: str = ""
+
+    def __post_init__(self) -> None:
+        _key(self.key, "workload key")
+        _text(self.text, "workload text", empty=False)
+        _integer(self.format_version, "workload format_version", 0)
+        _text(self.hint, "workload hint", limit=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compute a workload. `trace` is any JSON text; `parameters` is JSON text, an object name -> integer (made
+    canonical here); `key` hashes all four fields."""
+
+    kind: VariantKind
+    sketch: str = ""
+    trace: str = "[]"
+    parameters: str = "{}"
+    key: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _choice(self.kind, VARIANT_KINDS, "variant kind")
+        _text(self.sketch, "variant sketch")
+        parse_json(_text(self.trace, "variant trace"), "variant trace")
+        values = parse_json(_text(self.parameters, "variant parameters"), "variant parameters")
+        object.__setattr__(self, "parameters", canonical_json(_integers(values, "variant parameters")))
+        object.__setattr__(self, "key", content_key([self.kind, self.sketch, self.trace, self.parameters]))
+
+    @property
+    def values(self) -> dict[str, int]:
+        """The parameters, name -> integer."""
+        values: dict[str, int] = json.loads(self.parameters)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One (variant, shape) timing, or one failure.
+
+    id: given by the caller, unique for ever; workload, target: keys; symbols: the point, name -> integer (may be empty for
+    a failure that happened before any shape was chosen); samples_secs: raw seconds, at least one when `ok`, none when
+    `failed`; checked: the output was compared with the reference; build_secs: source to binary; job, environment: keys or
+    empty; measured_at: Unix seconds by the caller's clock, 0 when unknown (it only serves pruning).
+    """
+
+    id: str
+    workload: str
+    target: str
+    variant: Variant
+    symbols: dict[str, int] = field(default_factory=dict, hash=False)
+    status: Status = "ok"
+    stage: Stage | None = None
+    message: str = ""
+    samples_secs: tuple[float, ...] = ()
+    regime: Regime = "warm"
+    checked: bool = False
+    build_secs: float = 0.0
+    job: str = ""
+    environment: str = ""
+    measured_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = f"measurement {_shown(self.id)}"
+        _key(self.id, "measurement id")
+        _key(self.workload, f"{where} workload")
+        _key(self.target, f"{where} target")
+        if not isinstance(self.variant, Variant):
+            raise DatabaseError(f"{where} variant: wanted a Variant, found {_shown(self.variant)}")
+        object.__setattr__(self, "symbols", _integers(self.symbols, f"{where} symbols"))
+        symbols_text(self.symbols)
+        _choice(self.status, STATUSES, f"{where} status")
+        _choice(self.regime, REGIMES, f"{where} regime")
+        if type(self.checked) is not bool:
+            raise DatabaseError(f"{where} checked: wanted true or false, found {_shown(self.checked)}")
+        if not isinstance(self.samples_secs, (tuple, list)):
+            raise DatabaseError(f"{where} samples: wanted seconds, found {_shown(self.samples_secs)}")
+        samples = tuple(_number(value, f"{where} samples") for value in self.samples_secs)
+        object.__setattr__(self, "samples_secs", samples)
+        object.__setattr__(self, "build_secs", _number(self.build_secs, f"{where} build_secs"))
+        object.__setattr__(self, "measured_at", _number(self.measured_at, f"{where} measured_at"))
+        _text(self.job, f"{where} job", limit=KEY_LIMIT)
+        _text(self.environment, f"{where} environment", limit=KEY_LIMIT)
+        if self.status == "ok":
+            if not samples:
+                raise DatabaseError(f"{where}: wanted at least one sample of an ok measurement, found none")
+            if self.stage is not None or self.message != "":
+                raise DatabaseError(f"{where}: an ok measurement has no stage and no message, found {self.stage!r}")
+        else:
+            _choice(self.stage, STAGES, f"{where} stage")
+            object.__setattr__(self, "message", _clean_message(self.message, f"{where} message"))
+            if samples:
+                raise DatabaseError(f"{where}: a failed measurement has no samples, found {len(samples)}")
+            if not self.message:
+                raise DatabaseError(f"{where}: wanted the message of a failure at stage {self.stage!r}, found none")
+
+    @property
+    def median_secs(self) -> float:
+        """Median of the raw samples in seconds. Raises `DatabaseError` for a failure: it has no time."""
+        if not self.samples_secs:
+            raise DatabaseError(f"measurement {self.id!r} failed at stage {self.stage!r}: it has no time to ask for")
+        return statistics.median(self.samples_secs)
+
+    @property
+    def subject(self) -> tuple[str, str, str, str, str]:
+        """What was measured: workload, target, variant, point, regime. One id never stands for two subjects."""
+        return (self.workload, self.target, self.variant.key, symbols_text(self.symbols), self.regime)
+
+
+def symbols_text(symbols: Mapping[str, int]) -> str:
+    """The canonical text of a point, which is how the store compares points. Raises `DatabaseError` when too long."""
+    text = canonical_json(dict(symbols))
+    if len(text) > SYMBOLS_LIMIT:
+        raise DatabaseError(f"wanted symbols of at most {SYMBOLS_LIMIT} characters in all, found {len(text)}")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is dispatched for a workload on a target. `entries` is the caller's JSON text; `version` counts from 1."""
+
+    workload: str
+    target: str
+    version: int
+    entries: str
+
+    def __post_init__(self) -> None:
+        _key(self.workload, "plan workload")
+        _key(self.target, "plan target")
+        _integer(self.version, "plan version", 1)
+        if self.version >= 2**31:
+            raise DatabaseError(f"plan version: wanted less than 2**31, found {self.version}")
+        parse_json(_text(self.entries, "plan entries"), "plan entries")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A tuning job. `settings` is the caller's JSON text."""
+
+    id: str
+    settings: str = "{}"
+    state: JobState = "queued"
+
+    def __post_init__(self) -> None:
+        _key(self.id, "job id")
+        parse_json(_text(self.settings, "job settings"), "job settings")
+        _choice(self.state, JOB_STATES, "job state")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to tune a task until `expires_at` (Unix seconds by the callers' clocks, which must agree roughly)."""
+
+    workload: str
+    target: str
+    holder: str
+    expires_at: float
+
+    def __post_init__(self) -> None:
+        _key(self.workload, "lease workload")
+        _key(self.target, "lease target")
+        _key(self.holder, "lease holder")
+        object.__setattr__(self, "expires_at", _number(self.expires_at, "lease expires_at"))
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeHistogram:
+    """How often a symbol had a value in use. `task` names a model or workload; `counts` is JSON text, value -> count."""
+
+    task: str
+    symbol: str
+    counts: str
+
+    def __post_init__(self) -> None:
+        _key(self.task, "histogram task")
+        _key(self.symbol, "histogram symbol")
+        values = _integers(parse_json(_text(self.counts, "histogram counts"), "histogram counts"), "histogram counts")
+        for value, count in values.items():
+            digits = value.removeprefix("-")
+            if not (digits.isascii() and digits.isdigit() and len(digits) <= 18) or count < 0:
+                raise DatabaseError(
+                    f"histogram counts: wanted integers as text mapped to counts >= 0, found {value!r}: {count}"
+                )
+        object.__setattr__(self, "counts", canonical_json(values))
+
+    @property
+    def by_value(self) -> dict[int, int]:
+        """Value -> count, sorted by value."""
+        counts: dict[str, int] = json.loads(self.counts)
+        return dict(sorted((int(value), count) for value, count in counts.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStats:
+    """What is known on one target: distinct workloads, measurements, the ok and the checked ones among them, ok ones by
+    variant kind, failures by stage (both sorted by name; absent means none)."""
+
+    target: Target
+    workloads: int
+    measurements: int
+    ok: int
+    checked: int
+    kinds: tuple[tuple[str, int], ...]
+    failures: tuple[tuple[str, int], ...]

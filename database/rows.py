@@ -1,0 +1,163 @@
+"""Between domain values and table rows. A row is as little trusted as a file: it is checked on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from relax_tune.database.records import (
+    Environment,
+    Job,
+    Lease,
+    Measurement,
+    Plan,
+    ShapeHistogram,
+    Target,
+    Variant,
+    Workload,
+    canonical_json,
+    parse_json,
+    symbols_text,
+)
+from relax_tune.errors import DatabaseError
+
+Row = Mapping[Any, Any]
+
+
+def _same_key(row: Row, made: str, table: str) -> None:
+    if row["key"] != made:
+        raise DatabaseError(
+            f"{table} row {row['key']!r}: wanted the hash of its content, {made!r}; the row was altered: restore a backup"
+        )
+
+
+def target_values(target: Target) -> dict[str, Any]:
+    return {
+        "key": target.key,
+        "kind": target.kind,
+        "name": target.name,
+        "fingerprint": canonical_json(target.fingerprint),
+    }
+
+
+def target_of(row: Row) -> Target:
+    target = Target(row["kind"], row["name"], parse_json(row["fingerprint"], f"targets row {row['key']!r} fingerprint"))
+    _same_key(row, target.key, "targets")
+    return target
+
+
+def environment_values(environment: Environment) -> dict[str, Any]:
+    return {"key": environment.key, "facts": canonical_json(environment.facts)}
+
+
+def environment_of(row: Row) -> Environment:
+    environment = Environment(parse_json(row["facts"], f"environments row {row['key']!r} facts"))
+    _same_key(row, environment.key, "environments")
+    return environment
+
+
+def workload_values(workload: Workload) -> dict[str, Any]:
+    return {
+        "key": workload.key,
+        "text": workload.text,
+        "format_version": workload.format_version,
+        "hint": workload.hint,
+    }
+
+
+def workload_of(row: Row) -> Workload:
+    return Workload(row["key"], row["text"], row["format_version"], row["hint"])
+
+
+def variant_values(variant: Variant) -> dict[str, Any]:
+    return {
+        "key": variant.key,
+        "kind": variant.kind,
+        "sketch": variant.sketch,
+        "trace": variant.trace,
+        "parameters": variant.parameters,
+    }
+
+
+def variant_of(row: Row) -> Variant:
+    variant = Variant(row["kind"], row["sketch"], row["trace"], row["parameters"])
+    _same_key(row, variant.key, "variants")
+    return variant
+
+
+def measurement_values(measurement: Measurement) -> dict[str, Any]:
+    return {
+        "id": measurement.id,
+        "workload": measurement.workload,
+        "target": measurement.target,
+        "variant": measurement.variant.key,
+        "symbols": symbols_text(measurement.symbols),
+        "status": measurement.status,
+        "stage": measurement.stage,
+        "message": measurement.message,
+        "samples": canonical_json(measurement.samples_secs),
+        "regime": measurement.regime,
+        "checked": measurement.checked,
+        "build_secs": measurement.build_secs,
+        "job": measurement.job,
+        "environment": measurement.environment or None,
+        "measured_at": measurement.measured_at,
+    }
+
+
+def measurement_of(row: Row, variant: Variant) -> Measurement:
+    where = f"measurements row {row['id']!r}"
+    return Measurement(
+        id=row["id"],
+        workload=row["workload"],
+        target=row["target"],
+        variant=variant,
+        symbols=parse_json(row["symbols"], f"{where} symbols"),
+        status=row["status"],
+        stage=row["stage"],
+        message=row["message"],
+        samples_secs=parse_json(row["samples"], f"{where} samples"),
+        regime=row["regime"],
+        checked=row["checked"],
+        build_secs=row["build_secs"],
+        job=row["job"],
+        environment=row["environment"] or "",
+        measured_at=row["measured_at"],
+    )
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    return {"workload": plan.workload, "target": plan.target, "version": plan.version, "entries": plan.entries}
+
+
+def plan_of(row: Row) -> Plan:
+    return Plan(row["workload"], row["target"], row["version"], row["entries"])
+
+
+def job_values(job: Job) -> dict[str, Any]:
+    return {"id": job.id, "settings": job.settings, "state": job.state}
+
+
+def job_of(row: Row) -> Job:
+    return Job(row["id"], row["settings"], row["state"])
+
+
+def lease_values(lease: Lease) -> dict[str, Any]:
+    return {
+        "workload": lease.workload,
+        "target": lease.target,
+        "holder": lease.holder,
+        "expires_at": lease.expires_at,
+    }
+
+
+def lease_of(row: Row) -> Lease:
+    return Lease(row["workload"], row["target"], row["holder"], row["expires_at"])
+
+
+def histogram_values(histogram: ShapeHistogram) -> dict[str, Any]:
+    return {"task": histogram.task, "symbol": histogram.symbol, "counts": histogram.counts}
+
+
+def histogram_of(row: Row) -> ShapeHistogram:
+    return ShapeHistogram(row["task"], row["symbol"], row["counts"])

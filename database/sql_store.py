@@ -1,0 +1,404 @@
+"""`SqlStore`: the `Store` contract over SQLite and PostgreSQL, one code for both.
+
+The store owns transactions, `models` owns queries, `rows` owns conversion. Writes go through bulk Core statements; rows
+are inserted in the order of their keys, so that two PostgreSQL writers can wait for each other but never in a circle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection, delete, func, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from relax_tune.database import rows, schema
+from relax_tune.database.engine import explained, make_engine, parse_url, reader, shown, sqlite_path, writer
+from relax_tune.database.integrity import find_problems
+from relax_tune.database.models import (
+    Base,
+    EnvironmentRow,
+    HistogramRow,
+    JobRow,
+    LeaseRow,
+    MeasurementRow,
+    PlanRow,
+    TargetRow,
+    VariantRow,
+    WorkloadRow,
+)
+from relax_tune.database.records import (
+    Environment,
+    Job,
+    JobState,
+    Lease,
+    Measurement,
+    Plan,
+    Regime,
+    ShapeHistogram,
+    Status,
+    Target,
+    TargetStats,
+    Variant,
+    VariantKind,
+    Workload,
+    symbols_text,
+)
+from relax_tune.database.rules import best_of, prune_cutoff, verify_batch, verify_same_subjects
+from relax_tune.errors import DatabaseError
+
+T = TypeVar("T")
+_CHUNK = 500
+
+
+class SqlStore:
+    """See `relax_tune.database.store.Store` for the promises."""
+
+    def __init__(self, url: str, *, create: bool = True, read_only: bool = False, make_folder: bool = False) -> None:
+        parsed = parse_url(url)
+        self.where = shown(parsed)
+        self.read_only = read_only
+        path = sqlite_path(parsed)
+        create = create and not read_only
+        if path is not None and not path.exists():
+            if not create:
+                raise DatabaseError(f"{self.where}: wanted an existing database, found no file; correct the path")
+            with explained(self.where, "make its folder"):
+                if make_folder:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.is_dir():
+                raise DatabaseError(f"{self.where}: wanted the folder {path.parent}, found none; make it first")
+        self._engine = make_engine(parsed, read_only=read_only)
+        try:
+            with explained(self.where, "open it"):
+                with reader(self._engine).begin() as connection:
+                    empty = schema.current(connection, self.where) is None
+                if empty and create:
+                    with writer(self._engine).begin() as connection:
+                        schema.migrate(connection, self.where)
+                with reader(self._engine).begin() as connection:
+                    schema.verify(connection, self.where)
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    # Transactions
+
+    @contextlib.contextmanager
+    def _read(self, doing: str) -> Iterator[Connection]:
+        with explained(self.where, doing), reader(self._engine).begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _write(self, doing: str) -> Iterator[Connection]:
+        if self.read_only:
+            raise DatabaseError(f"{self.where}: could not {doing}: it was opened read-only; open it for writing")
+        with explained(self.where, doing), writer(self._engine).begin() as connection:
+            yield connection
+
+    def _insert(self, model: type[Base]) -> Any:
+        """An INSERT of this engine that can say what a conflict means."""
+        if self._engine.dialect.name == "postgresql":
+            return postgresql.insert(model.__table__)  # type: ignore[arg-type]
+        return sqlite.insert(model.__table__)  # type: ignore[arg-type]
+
+    def _add(self, connection: Connection, model: type[Base], values: Sequence[Mapping[str, Any]]) -> int:
+        """Insert what is not there yet; how many were new."""
+        if not values:
+            return 0
+        statement = self._insert(model).on_conflict_do_nothing()
+        if connection.dialect.name == "postgresql":  # its driver does not count the rows of many statements
+            keys = connection.execute(statement.returning(*model.__table__.primary_key), list(values))
+            return len(keys.all())
+        return connection.execute(statement, list(values)).rowcount
+
+    def _one(self, model: type[Base], make: Callable[[rows.Row], T], **keys: Any) -> T | None:
+        with self._read(f"read {model.__tablename__}") as connection:
+            row = connection.execute(select(*model.__table__.columns).filter_by(**keys)).mappings().first()
+        return None if row is None else make(row)
+
+    def _all(self, model: type[Base], make: Callable[[rows.Row], T], *conditions: Any) -> list[T]:
+        with self._read(f"read {model.__tablename__}") as connection:
+            found = connection.execute(select(*model.__table__.columns).where(*conditions)).mappings().all()
+        return [make(row) for row in found]
+
+    # Targets, environments, workloads
+
+    def add_target(self, target: Target) -> str:
+        with self._write("add a target") as connection:
+            self._add(connection, TargetRow, [rows.target_values(target)])
+        return target.key
+
+    def add_environment(self, environment: Environment) -> str:
+        with self._write("add an environment") as connection:
+            self._add(connection, EnvironmentRow, [rows.environment_values(environment)])
+        return environment.key
+
+    def add_workload(self, workload: Workload) -> str:
+        with self._write("add a workload") as connection:
+            self._add(connection, WorkloadRow, [rows.workload_values(workload)])
+        return workload.key
+
+    def target(self, key: str) -> Target | None:
+        return self._one(TargetRow, rows.target_of, key=key)
+
+    def targets(self) -> list[Target]:
+        return sorted(self._all(TargetRow, rows.target_of), key=lambda target: target.key)
+
+    def environment(self, key: str) -> Environment | None:
+        return self._one(EnvironmentRow, rows.environment_of, key=key)
+
+    def environments(self) -> list[Environment]:
+        return sorted(self._all(EnvironmentRow, rows.environment_of), key=lambda environment: environment.key)
+
+    def workload(self, key: str) -> Workload | None:
+        return self._one(WorkloadRow, rows.workload_of, key=key)
+
+    def workloads(self, target: str | None) -> list[Workload]:
+        measured = select(MeasurementRow.workload).where(MeasurementRow.target == target).distinct()
+        conditions = [] if target is None else [WorkloadRow.key.in_(measured)]
+        return sorted(self._all(WorkloadRow, rows.workload_of, *conditions), key=lambda workload: workload.key)
+
+    # Measurements
+
+    def add_measurements(self, batch: Iterable[Measurement]) -> int:
+        new = verify_batch(batch)
+        if not new:
+            return 0
+        variants = {measurement.variant.key: measurement.variant for measurement in new.values()}
+        with self._write("add measurements") as connection:
+            self._verify_known(connection, TargetRow, {m.target for m in new.values()})
+            self._verify_known(connection, WorkloadRow, {m.workload for m in new.values()})
+            self._verify_known(connection, EnvironmentRow, {m.environment for m in new.values() if m.environment})
+            self._add(connection, VariantRow, [rows.variant_values(variants[key]) for key in sorted(variants)])
+            added = self._add(connection, MeasurementRow, [rows.measurement_values(new[id]) for id in sorted(new)])
+            if added < len(new):
+                verify_same_subjects(new, self._subjects(connection, new), self.where)
+        return added
+
+    def _verify_known(self, connection: Connection, model: Any, keys: set[str]) -> None:
+        for chunk in _chunks(sorted(keys)):
+            known = set(connection.execute(select(model.key).where(model.key.in_(chunk))).scalars())
+            for key in chunk:
+                if key not in known:
+                    raise DatabaseError(
+                        f"{self.where}: wanted measurements whose {model.__tablename__} were added before, found the unknown "
+                        f"key {key!r}; add it first"
+                    )
+
+    def _subjects(self, connection: Connection, ids: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        row = MeasurementRow
+        columns = (row.id, row.workload, row.target, row.variant, row.symbols, row.regime)
+        for chunk in _chunks(sorted(ids)):
+            for found in connection.execute(select(*columns).where(row.id.in_(chunk))):
+                yield found[0], tuple(found[1:])
+
+    def _select(self, doing: str, conditions: Sequence[Any]) -> list[Measurement]:
+        with self._read(doing) as connection:
+            found = connection.execute(MeasurementRow.select_columns(conditions)).mappings().all()
+            used = connection.execute(MeasurementRow.select_variants(conditions)).mappings().all()
+        variants: dict[str, Variant] = {row["key"]: rows.variant_of(row) for row in used}
+        for row in found:
+            if row["variant"] not in variants:
+                raise DatabaseError(f"{self.where}: measurement {row['id']!r} has lost its variant; restore a backup")
+        return sorted((rows.measurement_of(row, variants[row["variant"]]) for row in found), key=lambda m: m.id)
+
+    def measurements(
+        self,
+        workload: str,
+        target: str,
+        *,
+        status: Status | None = None,
+        kinds: Sequence[VariantKind] | None = None,
+        symbols: Mapping[str, int] | None = None,
+        regime: Regime | None = None,
+    ) -> list[Measurement]:
+        point = None if symbols is None else symbols_text(symbols)
+        conditions = MeasurementRow.matching(
+            target, workload=workload, symbols=point, status=status, kinds=kinds, regime=regime
+        )
+        return self._select("read measurements", conditions)
+
+    def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:
+        conditions = MeasurementRow.matching(target, workload=workload, status=status)
+        with self._read("count measurements") as connection:
+            return connection.execute(select(func.count()).where(*conditions)).scalar_one()
+
+    def best(
+        self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
+    ) -> Measurement | None:
+        return next(iter(self.top(workload, target, symbols, 1, regime)), None)
+
+    def top(
+        self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
+    ) -> list[Measurement]:
+        conditions = MeasurementRow.matching(
+            target, workload=workload, symbols=symbols_text(symbols), regime=regime, winners_only=True
+        )
+        return best_of(self._select("rank measurements", conditions), n)
+
+    def stats(self, target: str) -> TargetStats | None:
+        with self._read("read statistics") as connection:
+            row = connection.execute(select(*TargetRow.__table__.columns).filter_by(key=target)).mappings().first()
+            if row is None:
+                return None
+            totals = connection.execute(MeasurementRow.select_totals(target)).one()
+            failures = [
+                (str(stage), int(count)) for stage, count in connection.execute(MeasurementRow.select_failures(target))
+            ]
+            kinds = [(str(kind), int(count)) for kind, count in connection.execute(MeasurementRow.select_kinds(target))]
+        workloads, measurements, ok, checked = (int(value) for value in totals)
+        return TargetStats(
+            rows.target_of(row), workloads, measurements, ok, checked, tuple(sorted(kinds)), tuple(sorted(failures))
+        )
+
+    # Plans
+
+    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+        first = Plan(workload, target, 1, entries)
+        with self._write("put a plan") as connection:
+            if connection.dialect.name == "postgresql":  # SQLite's writer is alone already
+                connection.execute(text("LOCK TABLE plans IN SHARE ROW EXCLUSIVE MODE"))
+            self._verify_known(connection, TargetRow, {target})
+            self._verify_known(connection, WorkloadRow, {workload})
+            row = connection.execute(PlanRow.select_for(workload, target, None)).mappings().first()
+            if row is None:
+                plan = first
+            elif row["entries"] == entries:
+                return rows.plan_of(row)
+            else:
+                plan = Plan(workload, target, row["version"] + 1, entries)
+            self._add(connection, PlanRow, [rows.plan_values(plan)])
+        return plan
+
+    def add_plans(self, batch: Iterable[Plan]) -> int:
+        plans = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.version))
+        with self._write("add plans") as connection:
+            self._verify_known(connection, TargetRow, {plan.target for plan in plans})
+            self._verify_known(connection, WorkloadRow, {plan.workload for plan in plans})
+            return self._add(connection, PlanRow, [rows.plan_values(plan) for plan in plans])
+
+    def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
+        with self._read("read a plan") as connection:
+            row = connection.execute(PlanRow.select_for(workload, target, version)).mappings().first()
+        return None if row is None else rows.plan_of(row)
+
+    def plans(self, target: str) -> list[Plan]:
+        found = self._all(PlanRow, rows.plan_of, PlanRow.target == target)
+        return sorted(found, key=lambda plan: (plan.workload, plan.version))
+
+    # Leases
+
+    def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
+        lease = Lease(workload, target, holder, now + secs)
+        insert = self._insert(LeaseRow).values(rows.lease_values(lease))
+        statement = insert.on_conflict_do_update(
+            index_elements=["workload", "target"],
+            set_={"holder": holder, "expires_at": lease.expires_at},
+            where=(LeaseRow.holder == holder) | (LeaseRow.expires_at <= now),
+        ).returning(LeaseRow.holder)
+        with self._write("acquire a lease") as connection:
+            self._verify_known(connection, TargetRow, {target})
+            self._verify_known(connection, WorkloadRow, {workload})
+            return lease if connection.execute(statement).first() is not None else None
+
+    def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
+        renewed = Lease(lease.workload, lease.target, lease.holder, now + secs)
+        with self._write("renew a lease") as connection:
+            statement = update(LeaseRow).where(*_held(lease)).values(expires_at=renewed.expires_at)
+            return renewed if connection.execute(statement).rowcount == 1 else None
+
+    def release_lease(self, lease: Lease) -> bool:
+        with self._write("release a lease") as connection:
+            return connection.execute(delete(LeaseRow).where(*_held(lease))).rowcount == 1
+
+    def lease(self, workload: str, target: str) -> Lease | None:
+        return self._one(LeaseRow, rows.lease_of, workload=workload, target=target)
+
+    # Jobs and histograms
+
+    def put_job(self, job: Job) -> None:
+        statement = self._insert(JobRow).values(rows.job_values(job))
+        replaced = {"settings": job.settings, "state": job.state}
+        with self._write("put a job") as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=replaced))
+
+    def job(self, id: str) -> Job | None:
+        return self._one(JobRow, rows.job_of, id=id)
+
+    def jobs(self, state: JobState | None = None) -> list[Job]:
+        conditions = [] if state is None else [JobRow.state == state]
+        return sorted(self._all(JobRow, rows.job_of, *conditions), key=lambda job: job.id)
+
+    def put_histogram(self, histogram: ShapeHistogram) -> None:
+        statement = self._insert(HistogramRow).values(rows.histogram_values(histogram))
+        replaced = {"counts": histogram.counts}
+        with self._write("put a histogram") as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["task", "symbol"], set_=replaced))
+
+    def histograms(self, task: str | None) -> list[ShapeHistogram]:
+        conditions = [] if task is None else [HistogramRow.task == task]
+        found = self._all(HistogramRow, rows.histogram_of, *conditions)
+        return sorted(found, key=lambda histogram: (histogram.task, histogram.symbol))
+
+    # Care
+
+    def prune(
+        self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
+    ) -> int:
+        cutoff = prune_cutoff(older_than, failed)
+        conditions = MeasurementRow.matching(target, status="failed" if failed else None)
+        if cutoff is not None:
+            conditions += [MeasurementRow.measured_at > 0, MeasurementRow.measured_at < cutoff]
+        if dry_run:
+            with self._read("count what to prune") as connection:
+                return connection.execute(select(func.count()).where(*conditions)).scalar_one()
+        with self._write("prune") as connection:
+            if connection.dialect.name == "postgresql":  # no writer may refer to a variant while we call it unused
+                connection.execute(text("LOCK TABLE variants IN SHARE ROW EXCLUSIVE MODE"))
+            removed = connection.execute(delete(MeasurementRow).where(*conditions)).rowcount
+            used = select(MeasurementRow.variant).distinct()
+            connection.execute(delete(VariantRow).where(VariantRow.key.not_in(used)))
+        return removed
+
+    def check(self) -> list[str]:
+        with self._read("check it") as connection:
+            return find_problems(connection)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _held(lease: Lease) -> tuple[Any, ...]:
+    return (LeaseRow.workload == lease.workload, LeaseRow.target == lease.target, LeaseRow.holder == lease.holder)
+
+
+def _chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(keys), _CHUNK):
+        yield keys[start : start + _CHUNK]
+
+
+def upgrade(url: str) -> tuple[str | None, str]:
+    """Bring a database to the newest schema, making it when there is none; (version before or None, version now).
+
+    Raises:
+        DatabaseError: it cannot be reached, is not ours, or is newer than this code.
+    """
+    parsed = parse_url(url)
+    where = shown(parsed)
+    engine = make_engine(parsed, read_only=False)
+    try:
+        with explained(where, "upgrade it"), writer(engine).begin() as connection:
+            return schema.migrate(connection, where)
+    finally:
+        engine.dispose()

@@ -1,0 +1,225 @@
+"""The `Store` contract: what has been measured, for whoever asks by target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from relax_tune.database.engine import default_url
+from relax_tune.database.memory_store import MemoryStore
+from relax_tune.database.records import (
+    Environment,
+    Job,
+    JobState,
+    Lease,
+    Measurement,
+    Plan,
+    Regime,
+    ShapeHistogram,
+    Status,
+    Target,
+    TargetStats,
+    VariantKind,
+    Workload,
+)
+from relax_tune.database.sql_store import SqlStore
+
+__all__ = ["Store", "SqlStore", "MemoryStore", "open_store"]
+
+MEMORY_URL = "memory://"
+
+
+class Store(Protocol):
+    """Owns its connections until `close`; hands out immutable values that stay valid after it.
+
+    Thread safety: every method may be called from several threads, and several processes may each open the same URL. One
+    open store must not be carried across a fork. Every method is one transaction: all of it happened or nothing.
+
+    Order: every list comes in an order of its content (ids, keys, medians), never of arrival, so the same set of records
+    gives the same answers whatever order they came in.
+
+    Append-only: a measurement is never changed; adding an id again changes nothing. Only `prune` removes.
+
+    Targets: every question about measurements names one target key and never sees another target's.
+
+    Errors: `DatabaseError`, always: what was wanted and found, which database, what to do. A read-only store raises it on
+    every method that writes. An unknown key is None or an empty list in a question, and an error in something to add.
+    """
+
+    @property
+    def where(self) -> str:
+        """The URL, without password."""
+        ...
+
+    def add_target(self, target: Target) -> str:
+        """Idempotent; returns the key."""
+        ...
+
+    def add_environment(self, environment: Environment) -> str:
+        """Idempotent; returns the key."""
+        ...
+
+    def add_workload(self, workload: Workload) -> str:
+        """Idempotent by key (the text and hint that came first stay); returns the key."""
+        ...
+
+    def target(self, key: str) -> Target | None:
+        """The target of that key."""
+        ...
+
+    def targets(self) -> list[Target]:
+        """By key."""
+        ...
+
+    def environment(self, key: str) -> Environment | None:
+        """The environment of that key."""
+        ...
+
+    def environments(self) -> list[Environment]:
+        """By key."""
+        ...
+
+    def workload(self, key: str) -> Workload | None:
+        """The workload of that key."""
+        ...
+
+    def workloads(self, target: str | None) -> list[Workload]:
+        """Those measured on `target`, or all for None; by key."""
+        ...
+
+    def add_measurements(self, batch: Iterable[Measurement]) -> int:
+        """Commit all of them at once; returns how many were new.
+
+        Raises:
+            DatabaseError: a workload, target or environment was never added, or an id already stands for another subject
+                (workload, target, variant, point, regime). Nothing of the batch is kept then.
+        """
+        ...
+
+    def measurements(
+        self,
+        workload: str,
+        target: str,
+        *,
+        status: Status | None = None,
+        kinds: Sequence[VariantKind] | None = None,
+        symbols: Mapping[str, int] | None = None,
+        regime: Regime | None = None,
+    ) -> list[Measurement]:
+        """By id; each argument that is given narrows."""
+        ...
+
+    def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:
+        """How many measurements `target` has."""
+        ...
+
+    def best(
+        self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
+    ) -> Measurement | None:
+        """The ok and checked measurement of the smallest median at exactly this point, ties by content; `top` of 1."""
+        ...
+
+    def top(
+        self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
+    ) -> list[Measurement]:
+        """The `n` best variants at this point, each by its best ok and checked measurement, best first."""
+        ...
+
+    def stats(self, target: str) -> TargetStats | None:
+        """What is known on a target."""
+        ...
+
+    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+        """Store `entries` (JSON text) as the next version, or return the newest plan when it says the same already."""
+        ...
+
+    def add_plans(self, batch: Iterable[Plan]) -> int:
+        """Add plans under the versions they have; a version that is there stays. Returns how many were new."""
+        ...
+
+    def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
+        """The plan of that version, or the newest."""
+        ...
+
+    def plans(self, target: str) -> list[Plan]:
+        """All versions, by workload and version."""
+        ...
+
+    def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
+        """The right to tune this task until `now + secs`; None while another holder's lease has not expired.
+
+        Atomic over all processes: of several that ask at once, one gets it. A holder that asks again extends its own, so
+        `holder` must be unique to a process (host, process id and a random part).
+        """
+        ...
+
+    def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
+        """Extend a lease still held to `now + secs`; None when it was released or somebody took it after it expired."""
+        ...
+
+    def release_lease(self, lease: Lease) -> bool:
+        """Give it back; False when it was no longer held."""
+        ...
+
+    def lease(self, workload: str, target: str) -> Lease | None:
+        """Who holds the task, expired or not."""
+        ...
+
+    def put_job(self, job: Job) -> None:
+        """Add or replace."""
+        ...
+
+    def job(self, id: str) -> Job | None:
+        """The job of that id."""
+        ...
+
+    def jobs(self, state: JobState | None = None) -> list[Job]:
+        """By id."""
+        ...
+
+    def put_histogram(self, histogram: ShapeHistogram) -> None:
+        """Add or replace."""
+        ...
+
+    def histograms(self, task: str | None) -> list[ShapeHistogram]:
+        """By task and symbol; all for None."""
+        ...
+
+    def prune(
+        self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
+    ) -> int:
+        """Remove measurements of `target` that meet every condition given (at least one): made before `older_than`
+        (Unix seconds; an unknown time is never older), failed. Variants nobody refers to any more go too. Returns how
+        many measurements went, or would go."""
+        ...
+
+    def check(self) -> list[str]:
+        """A sentence for each thing wrong with the stored data; empty when all is well."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; the store cannot be used afterwards. Closing twice is harmless."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> SqlStore | MemoryStore:
+    """Open a store: None is this user's database on this machine, `memory://` one that is not kept.
+
+    create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema.
+
+    Raises:
+        DatabaseError: the URL is malformed, the database cannot be reached, is not ours, is older (with the command that
+            upgrades it) or newer than this code.
+    """
+    if url == MEMORY_URL:
+        return MemoryStore()
+    if url is None:
+        return SqlStore(default_url(), create=create, read_only=read_only, make_folder=True)
+    return SqlStore(url, create=create, read_only=read_only)

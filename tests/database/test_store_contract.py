@@ -1,0 +1,332 @@
+"""The promises of `Store`, on every implementation."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing, variant
+
+from relax_tune.database.records import (
+    STAGES,
+    Environment,
+    Job,
+    Lease,
+    Measurement,
+    Plan,
+    ShapeHistogram,
+    Target,
+    Variant,
+    Workload,
+)
+from relax_tune.database.store import MemoryStore, Store
+from relax_tune.errors import DatabaseError
+
+
+def test_what_was_added_comes_back_equal(store: Store) -> None:
+    filled(store)
+    environment = Environment((("relax-tune", "0.1.0"), ("numpy", "2")))
+    store.add_environment(environment)
+    full = Measurement(
+        "m1",
+        MATMUL.key,
+        ZEN.key,
+        variant(8),
+        {"n": 2**40, "b": 3},
+        samples_secs=(1.5e-5, 0.1 + 0.2, 1e-300),
+        regime="flushed",
+        checked=True,
+        build_secs=0.25,
+        job="job-1",
+        environment=environment.key,
+        measured_at=1.7e9,
+    )
+    broken = failure("m2", "compile", "строка «ü» 🙂\nline 2")
+    assert store.add_measurements([full, broken]) == 2
+    assert store.measurements(MATMUL.key, ZEN.key) == [full, broken]
+    assert store.target(ZEN.key) == ZEN and store.workload(MATMUL.key) == MATMUL
+    assert store.environment(environment.key) == environment and store.environments() == [environment]
+    assert store.targets() == sorted([ZEN, ZEN_OLD], key=lambda target: target.key)
+    assert store.target("none") is None and store.workload("none") is None and store.environment("none") is None
+    assert store.check() == []
+
+
+def test_adding_again_changes_nothing(store: Store) -> None:
+    filled(filled(store))
+    first, second = timing("a", 1.0), timing("b", 2.0)
+    assert store.add_measurements([first]) == 1
+    assert store.add_measurements([first, second, second]) == 1
+    assert store.add_measurements([timing("a", 9.0)]) == 0, "a retried trial of the same subject is no news"
+    assert store.add_measurements([]) == 0
+    assert store.measurements(MATMUL.key, ZEN.key) == [first, second]
+    assert len(store.targets()) == 2 and len(store.workloads(None)) == 2
+
+
+@pytest.mark.parametrize(
+    "other", [{"n": 9}, {"tile": 2}, {"target": ZEN_OLD}, {"workload": SOFTMAX}, {"regime": "flushed"}]
+)
+def test_one_id_never_stands_for_two_subjects(store: Store, other: dict[str, Any]) -> None:
+    filled(store).add_measurements([timing("a", 1.0)])
+    with pytest.raises(DatabaseError, match="id of its own"):
+        store.add_measurements([timing("b", 1.0), timing("a", 1.0, **other)])
+    with pytest.raises(DatabaseError, match="id of its own"):
+        store.add_measurements([timing("c", 1.0), timing("c", 1.0, **other)])
+    assert store.count(ZEN.key) + store.count(ZEN_OLD.key) == 1, "a refused batch leaves nothing behind"
+
+
+def test_a_batch_is_all_or_nothing(store: Store) -> None:
+    filled(store)
+    for stranger in (
+        {"target": Target("c", "nobody")},
+        {"workload": Workload("w-nobody", "?", 1)},
+        {"environment": "nobody"},
+    ):
+        with pytest.raises(DatabaseError, match="add it first"):
+            store.add_measurements([timing("a", 1.0), timing("b", 1.0, **stranger)])  # type: ignore[arg-type]
+    assert store.count(ZEN.key) == 0
+
+
+def test_a_target_never_sees_anothers_records(store: Store) -> None:
+    filled(store)
+    store.add_measurements(
+        [timing("fast", 1e-6, target=ZEN_OLD), timing("slow", 1.0), failure("bad", "crash", target=ZEN_OLD)]
+    )
+    store.put_plan(MATMUL.key, ZEN_OLD.key, '["old"]')
+    assert [m.id for m in store.measurements(MATMUL.key, ZEN.key)] == ["slow"]
+    best = store.best(MATMUL.key, ZEN.key, {"n": 8})
+    assert best is not None and best.id == "slow"
+    assert store.count(ZEN.key) == 1 and store.count(ZEN_OLD.key) == 2
+    assert store.plan(MATMUL.key, ZEN.key) is None and store.plans(ZEN.key) == []
+    stats = store.stats(ZEN.key)
+    assert stats is not None and stats.failures == () and stats.measurements == 1
+    assert store.prune(ZEN.key, failed=True) == 0 and store.count(ZEN_OLD.key) == 2
+    assert store.workloads(ZEN.key) == [MATMUL] and store.workloads("none") == []
+
+
+def test_only_checked_and_ok_may_win(store: Store) -> None:
+    filled(store)
+    store.add_measurements(
+        [
+            timing("unchecked", 1e-9, tile=1, checked=False),
+            failure("failed", "wrong-result", tile=2),
+            timing("flushed", 1e-9, tile=3, regime="flushed"),
+            timing("elsewhere", 1e-9, tile=4, n=9),
+        ]
+    )
+    assert store.best(MATMUL.key, ZEN.key, {"n": 8}) is None
+    assert store.top(MATMUL.key, ZEN.key, {"n": 8}, 5) == []
+    store.add_measurements([timing("winner", 1.0, tile=5)])
+    best = store.best(MATMUL.key, ZEN.key, {"n": 8})
+    assert best is not None and best.id == "winner" and best.median_secs == 1.0
+    flushed = store.best(MATMUL.key, ZEN.key, {"n": 8}, "flushed")
+    assert flushed is not None and flushed.id == "flushed"
+
+
+def test_top_ranks_variants_by_the_median_of_raw_samples(store: Store) -> None:
+    filled(store)
+    outlier = timing("outlier", 5.0, tile=2, samples_secs=(3.0, 3.0, 900.0))
+    store.add_measurements([timing("a", 4.0, tile=1), outlier, timing("a2", 2.0, tile=1), timing("c", 9.0, tile=3)])
+    assert [m.id for m in store.top(MATMUL.key, ZEN.key, {"n": 8}, 2)] == ["a2", "outlier"]
+    assert [m.id for m in store.top(MATMUL.key, ZEN.key, {"n": 8}, 9)] == ["a2", "outlier", "c"]
+    assert store.top(MATMUL.key, ZEN.key, {"n": 8}, 0) == []
+    with pytest.raises(DatabaseError, match=">= 0"):
+        store.top(MATMUL.key, ZEN.key, {"n": 8}, -1)
+
+
+def test_questions_narrow(store: Store) -> None:
+    filled(store)
+    records = [
+        timing("a", 1.0, kind="library"),
+        timing("b", 1.0, kind="generic", n=9),
+        timing("c", 1.0, regime="flushed"),
+        failure("d", "launch"),
+    ]
+    store.add_measurements(records)
+
+    def ids(**narrow: Any) -> str:
+        return "".join(m.id for m in store.measurements(MATMUL.key, ZEN.key, **narrow))
+
+    assert ids() == "abcd"
+    assert ids(status="ok") == "abc" and ids(status="failed") == "d"
+    assert ids(kinds=["library", "generic"]) == "ab" and ids(kinds=[]) == ""
+    assert ids(symbols={"n": 9}) == "b" and ids(symbols={}) == "d"
+    assert ids(regime="flushed") == "c"
+    assert store.count(ZEN.key, MATMUL.key) == 4 and store.count(ZEN.key, SOFTMAX.key) == 0
+    assert store.count(ZEN.key, MATMUL.key, "failed") == 1
+
+
+@given(order=st.permutations(range(12)), cuts=st.lists(st.integers(0, 12), max_size=3))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_answers_do_not_depend_on_arrival(
+    another: Callable[[], MemoryStore], order: list[int], cuts: list[int]
+) -> None:
+    _order_is_nothing(filled(another()), filled(another()), order, cuts)
+
+
+def test_answers_do_not_depend_on_arrival_anywhere(store: Store, another: Callable[[], MemoryStore]) -> None:
+    order = list(range(12))
+    random.Random(1).shuffle(order)
+    _order_is_nothing(filled(store), filled(another()), order, [3, 7])
+
+
+def _order_is_nothing(shuffled: Store, sorted_store: Store, order: list[int], cuts: list[int]) -> None:
+    records = [timing(f"m{i}-ä" if i % 2 else f"M{i}_", 1.0 + i // 3, tile=i % 4, kind="tuned") for i in range(11)]
+    records.append(failure("z", "timeout"))
+    sorted_store.add_measurements(records)
+    bounds = [0, *sorted(cuts), 12]
+    for start, stop in zip(bounds, bounds[1:]):
+        shuffled.add_measurements([records[i] for i in order[start:stop]])
+    question = (MATMUL.key, ZEN.key)
+    assert shuffled.measurements(*question) == sorted_store.measurements(*question)
+    assert shuffled.top(*question, {"n": 8}, 4) == sorted_store.top(*question, {"n": 8}, 4)
+    assert shuffled.stats(ZEN.key) == sorted_store.stats(ZEN.key)
+
+
+def test_statistics_count_failures_by_stage(store: Store) -> None:
+    filled(store)
+    records = [failure(f"f{i}{stage}", stage) for i, stage in enumerate(STAGES)]
+    store.add_measurements([*records, failure("again", "crash"), timing("ok", 1.0), timing("raw", 1.0, checked=False)])
+    stats = store.stats(ZEN.key)
+    assert stats is not None
+    assert dict(stats.failures) == {**dict.fromkeys(STAGES, 1), "crash": 2}
+    assert (stats.target, stats.workloads, stats.measurements, stats.ok, stats.checked) == (ZEN, 1, 11, 2, 1)
+    assert stats.kinds == (("tuned", 2),)
+    assert store.stats("none") is None
+
+
+def test_plans_have_versions(store: Store) -> None:
+    filled(store)
+    task = (MATMUL.key, ZEN.key)
+    assert store.plan(*task) is None
+    assert store.put_plan(*task, '["a"]') == Plan(*task, 1, '["a"]')
+    assert store.put_plan(*task, '["a"]').version == 1, "the same plan again is no new version"
+    assert store.put_plan(*task, '["b"]').version == 2
+    assert store.plan(*task) == Plan(*task, 2, '["b"]') and store.plan(*task, 1) == Plan(*task, 1, '["a"]')
+    assert store.plan(*task, 3) is None
+    assert store.add_plans([Plan(*task, 2, '["other"]'), Plan(*task, 5, '["e"]')]) == 1
+    assert [(plan.version, plan.entries) for plan in store.plans(ZEN.key)] == [(1, '["a"]'), (2, '["b"]'), (5, '["e"]')]
+    with pytest.raises(DatabaseError, match="JSON"):
+        store.put_plan(*task, "{not json")
+    with pytest.raises(DatabaseError, match="add it first"):
+        store.put_plan("w-nobody", ZEN.key, "[]")
+
+
+def test_a_lease_is_held_by_one(store: Store) -> None:
+    filled(store)
+    task = (MATMUL.key, ZEN.key)
+    held = store.acquire_lease(*task, "job-a", now=100.0, secs=10.0)
+    assert held == Lease(*task, "job-a", 110.0) == store.lease(*task)
+    assert store.acquire_lease(*task, "job-b", now=109.9, secs=10.0) is None
+    assert store.acquire_lease(SOFTMAX.key, ZEN.key, "job-b", now=100.0, secs=10.0) is not None
+    assert store.acquire_lease(MATMUL.key, ZEN_OLD.key, "job-b", now=100.0, secs=10.0) is not None
+    renewed = store.renew_lease(held, now=109.0, secs=10.0)
+    assert renewed == Lease(*task, "job-a", 119.0)
+    assert store.acquire_lease(*task, "job-b", now=115.0, secs=10.0) is None
+    taken = store.acquire_lease(*task, "job-b", now=119.0, secs=10.0)
+    assert taken == Lease(*task, "job-b", 129.0)
+    assert store.renew_lease(renewed, now=120.0, secs=10.0) is None, "lost to another"
+    assert store.release_lease(renewed) is False and store.lease(*task) == taken
+    assert store.release_lease(taken) is True and store.lease(*task) is None
+    assert store.release_lease(taken) is False and store.renew_lease(taken, now=1.0, secs=1.0) is None
+
+
+def test_threads_that_race_for_a_lease_get_it_once(store: Store) -> None:
+    filled(store)
+    start = threading.Barrier(6)
+    won: list[str] = []
+
+    def race(holder: str) -> None:
+        start.wait()
+        if store.acquire_lease(MATMUL.key, ZEN.key, holder, now=1.0, secs=60.0) is not None:
+            won.append(holder)
+
+    threads = [threading.Thread(target=race, args=(f"job-{i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lease = store.lease(MATMUL.key, ZEN.key)
+    assert lease is not None and won == [lease.holder]
+
+
+def test_threads_write_and_read_at_once(store: Store) -> None:
+    filled(store)
+    errors: list[Exception] = []
+
+    def work(worker: int) -> None:
+        try:
+            for step in range(5):
+                store.add_measurements([timing(f"{worker}-{step}-{i}", 1.0, tile=(worker + i) % 3) for i in range(10)])
+                assert store.count(ZEN.key) >= 10
+                store.put_plan(MATMUL.key, ZEN.key, json.dumps([worker, step]))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert store.count(ZEN.key) == 200
+    assert [plan.version for plan in store.plans(ZEN.key)] == list(range(1, 21))
+
+
+def test_jobs_and_histograms_are_replaced(store: Store) -> None:
+    store.put_job(Job("j2", '{"trials":5}', "running"))
+    store.put_job(Job("j1"))
+    store.put_job(Job("j2", '{"trials":5}', "done"))
+    assert store.jobs() == [Job("j1"), Job("j2", '{"trials":5}', "done")]
+    assert store.jobs("done") == [Job("j2", '{"trials":5}', "done")] and store.job("j3") is None
+    store.put_histogram(ShapeHistogram("minilm", "n", '{"128":3}'))
+    store.put_histogram(ShapeHistogram("minilm", "b", '{"1":3}'))
+    store.put_histogram(ShapeHistogram("minilm", "n", '{"64":1,"128":4}'))
+    store.put_histogram(ShapeHistogram("other", "n", "{}"))
+    assert [(h.symbol, h.by_value) for h in store.histograms("minilm")] == [("b", {1: 3}), ("n", {64: 1, 128: 4})]
+    assert len(store.histograms(None)) == 3
+
+
+def test_prune_removes_what_was_asked_and_no_more(store: Store) -> None:
+    filled(store)
+    records = [
+        timing("old", 1.0, tile=1, measured_at=100.0),
+        failure("old-failed", "crash", tile=2, measured_at=100.0),
+        failure("new-failed", "crash", tile=3, measured_at=300.0),
+        timing("undated", 1.0, tile=4),
+    ]
+    store.add_measurements(records)
+    with pytest.raises(DatabaseError, match="older_than or failed"):
+        store.prune(ZEN.key)
+    assert store.prune(ZEN.key, older_than=200.0, failed=True, dry_run=True) == 1 and store.count(ZEN.key) == 4
+    assert store.prune(ZEN.key, older_than=200.0, failed=True) == 1
+    assert [m.id for m in store.measurements(MATMUL.key, ZEN.key)] == ["new-failed", "old", "undated"]
+    assert store.prune(ZEN.key, older_than=200.0) == 1 and store.prune(ZEN.key, failed=True) == 1
+    assert [m.id for m in store.measurements(MATMUL.key, ZEN.key)] == ["undated"]
+    assert store.check() == []
+    assert store.add_measurements(records) == 3, "what was pruned may come back"
+
+
+_texts = st.text(max_size=20).filter(lambda text: "\0" not in text and text.isprintable())
+
+
+@given(
+    text=_texts,
+    parameters=st.dictionaries(st.text("abc_", min_size=1, max_size=5), st.integers(-(2**63), 2**63 - 1), max_size=3),
+    samples=st.lists(st.floats(0, 1e300, allow_nan=False), min_size=1, max_size=4),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_content_comes_back_equal(
+    store: Store, text: str, parameters: dict[str, int], samples: list[float]
+) -> None:
+    filled(store)
+    made = Variant("tuned", text, json.dumps([text]), json.dumps(parameters))
+    id = f"{made.key}{hash(tuple(samples))}"
+    record = Measurement(id, MATMUL.key, ZEN.key, made, parameters, samples_secs=tuple(samples), job=text)
+    store.add_measurements([record])
+    assert record in store.measurements(MATMUL.key, ZEN.key, symbols=parameters)
