@@ -1,0 +1,43 @@
+"""The `Runner` contract: something that measures candidates on one kind of device, here or far away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
+
+
+class Runner(Protocol):
+    """Builds, checks and times candidates on a device it alone uses, in processes it supervises.
+
+    Promises, kept by every implementation (tests/tuner/test_measure_contract.py runs over all of them):
+
+    * The future of `submit` resolves to one result per distinct request id, in the order the ids first appear. A
+      request that hangs, crashes, is wrong or does not build becomes a failed result with its stage; the other requests
+      of its batch are measured all the same. A future raises MeasureError only when nothing can be measured any more:
+      the device or the cluster is gone, or the runner was closed.
+    * An id given twice in a batch is measured once. An id may be submitted again later: measuring has no lasting
+      effect.
+    * Batches are measured one after another in the order of submission; candidates of one batch are timed in
+      interleaved rounds on the same data, so their times may be compared with each other.
+    * No deadline is needed by the caller: every step is bounded by `MeasureRequest.deadline_secs`, so futures resolve.
+    * Requests and results are copied on the way: the runner keeps no reference to the caller's arrays once the future
+      is done.
+    * Methods may be called from any thread. `close` may be called twice; it kills what is under way, and pending
+      futures then raise MeasureError.
+    """
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        """Start measuring; returns at once. An empty batch resolves to an empty list."""
+        ...
+
+    def device_info(self) -> DeviceInfo:
+        """What the measured device is. Raises MeasureError when it cannot be opened within the runner's time limit."""
+        ...
+
+    def close(self) -> None:
+        """Kill the processes this runner owns and release everything."""
+        ...

@@ -1,0 +1,265 @@
+"""Requests and results as JSON text, schema-checked when read.
+
+A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once, as
+base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import MeasureError
+from relax_tune.tuner.measure.messages import (
+    STAGES,
+    CheckCase,
+    MeasureRequest,
+    MeasureResult,
+    ShapeTiming,
+    TimingPolicy,
+)
+
+T = TypeVar("T")
+
+
+class _ArrayTable:
+    """Distinct arrays of one batch; equal contents share an entry."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._by_digest: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+        self._by_identity: dict[int, int] = {}
+        self._alive: list[NDArray[Any]] = []
+
+    def add(self, array: NDArray[Any]) -> int:
+        known = self._by_identity.get(id(array))
+        if known is not None:
+            return known
+        data = np.asarray(array, order="C").tobytes()
+        key = (array.dtype.name, array.shape, hashlib.blake2b(data, digest_size=16).digest())
+        index = self._by_digest.get(key)
+        if index is None:
+            index = self._by_digest[key] = len(self.entries)
+            text = base64.b64encode(data).decode("ascii")
+            self.entries.append({"dtype": array.dtype.name, "shape": list(array.shape), "data": text})
+        self._by_identity[id(array)] = index
+        self._alive.append(array)  # an id is only valid while its array lives
+        return index
+
+
+def _refuse(what: str, wanted: str, found: object) -> MeasureError:
+    return MeasureError(
+        f"wanted {wanted} as {what} of a measuring message, found {str(found)[:80]!r}; "
+        "the two sides must run the same version of relax-tune"
+    )
+
+
+def _field(record: Mapping[str, Any], name: str, check: Callable[[Any], bool], wanted: str) -> Any:
+    value = record.get(name)
+    if not check(value):
+        raise _refuse(name, wanted, value)
+    return value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_int(value) and bool(value >= 0)
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_object, value))
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _seconds_tuple(record: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    values = _field(record, name, lambda v: _is_list(v) and all(map(_is_seconds, v)), "a list of seconds")
+    return tuple(float(value) for value in values)
+
+
+def _symbols(value: Any) -> dict[str, int]:
+    if not _is_object(value) or not all(_is_text(k) and _is_int(v) for k, v in value.items()):
+        raise _refuse("symbols", "an object of integers", value)
+    return dict(value)
+
+
+def _decode_array(entry: Any) -> NDArray[Any]:
+    if not _is_object(entry):
+        raise _refuse("array", "an object", entry)
+    shape = _field(entry, "shape", lambda v: _is_list(v) and all(map(_is_count, v)), "a list of sizes")
+    try:
+        dtype = np.dtype(_field(entry, "dtype", _is_text, "a dtype name"))
+        data = base64.b64decode(_field(entry, "data", _is_text, "base64 text"), validate=True)
+    except (TypeError, binascii.Error) as error:
+        raise _refuse("array", "a numeric dtype and base64 data", error) from error
+    if dtype.hasobject or len(data) != math.prod(shape) * dtype.itemsize:
+        raise _refuse("array", f"{math.prod(shape) * dtype.itemsize} bytes of {dtype}", f"{len(data)} bytes")
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _refuse("text", "JSON", f"{error}: {text[:40]}") from error
+    if not isinstance(record, dict):
+        raise _refuse("text", "a JSON object", record)
+    return record
+
+
+def _unique(ids: Sequence[str], what: str) -> None:
+    if len(set(ids)) != len(ids):
+        raise _refuse(what, "ids that differ", sorted(ids))
+
+
+def encode_batch(requests: Sequence[MeasureRequest]) -> str:
+    """The batch as one JSON text, each distinct expected array once."""
+    table = _ArrayTable()
+    records = []
+    for request in requests:
+        checks = [
+            {
+                "symbols": case.symbols,
+                "seed": case.seed,
+                "expected": [table.add(array) for array in case.expected],
+                "rtol": case.rtol,
+                "atol": case.atol,
+            }
+            for case in request.checks
+        ]
+        records.append(
+            {
+                "id": request.id,
+                "program": request.program_json,
+                "checks": checks,
+                "timings": request.timings,
+                "policy": asdict(request.policy),
+                "deadline_secs": request.deadline_secs,
+                "constant_seed": request.constant_seed,
+            }
+        )
+    return json.dumps({"arrays": table.entries, "requests": records}, separators=(",", ":"))
+
+
+def _decode_policy(record: Mapping[str, Any]) -> TimingPolicy:
+    stops = _field(record, "stop_above", _is_list, "a list of seconds or null")
+    if not all(stop is None or _is_seconds(stop) for stop in stops):
+        raise _refuse("stop_above", "a list of seconds or null", stops)
+    return TimingPolicy(
+        min_repeats=_field(record, "min_repeats", _is_count, "a count"),
+        max_repeats=_field(record, "max_repeats", _is_count, "a count"),
+        budget_secs=_field(record, "budget_secs", _is_seconds, "seconds"),
+        max_single_secs=_field(record, "max_single_secs", _is_seconds, "seconds"),
+        stop_above=tuple(stops),
+        regime=_field(record, "regime", lambda v: v == "warm", "'warm'"),
+    )
+
+
+def decode_batch(text: str) -> list[MeasureRequest]:
+    """The requests of `encode_batch`'s text. Raises MeasureError naming the field that does not fit."""
+    record = _load(text)
+    arrays = [_decode_array(entry) for entry in _field(record, "arrays", _is_list, "a list")]
+
+    def are_indices(value: Any) -> bool:
+        return _is_list(value) and all(_is_count(index) and index < len(arrays) for index in value)
+
+    def expected(case: Mapping[str, Any]) -> tuple[NDArray[Any], ...]:
+        indices = _field(case, "expected", are_indices, f"a list of indices below {len(arrays)}")
+        return tuple(arrays[index] for index in indices)
+
+    requests = []
+    for entry in _field(record, "requests", _is_list, "a list"):
+        checks = tuple(
+            CheckCase(
+                symbols=_symbols(case.get("symbols")),
+                seed=_field(case, "seed", _is_count, "a count"),
+                expected=expected(case),
+                rtol=_seconds_tuple(case, "rtol"),
+                atol=_seconds_tuple(case, "atol"),
+            )
+            for case in _field(entry, "checks", _are_objects, "a list of objects")
+        )
+        requests.append(
+            MeasureRequest(
+                id=_field(entry, "id", _is_text, "text"),
+                program_json=_field(entry, "program", _is_text, "text"),
+                checks=checks,
+                timings=tuple(_symbols(value) for value in _field(entry, "timings", _is_list, "a list")),
+                policy=_decode_policy(_field(entry, "policy", _is_object, "an object")),
+                deadline_secs=_field(entry, "deadline_secs", _is_seconds, "seconds"),
+                constant_seed=_field(entry, "constant_seed", _is_count, "a count"),
+            )
+        )
+    _unique([request.id for request in requests], "requests")
+    return requests
+
+
+def encode_results(results: Sequence[MeasureResult]) -> str:
+    """Results as one JSON text."""
+    return json.dumps({"results": [asdict(result) for result in results]}, separators=(",", ":"))
+
+
+def _decode_timing(record: Any) -> ShapeTiming:
+    if not _is_object(record):
+        raise _refuse("timings", "a list of objects", record)
+    return ShapeTiming(
+        symbols=_symbols(record.get("symbols")),
+        samples_secs=_seconds_tuple(record, "samples_secs"),
+        launches_per_sample=_field(record, "launches_per_sample", lambda v: _is_int(v) and v >= 1, "a positive count"),
+        regime=_field(record, "regime", lambda v: v == "warm", "'warm'"),
+        lost=_field(record, "lost", _is_bool, "true or false"),
+    )
+
+
+def decode_results(text: str) -> list[MeasureResult]:
+    """The results of `encode_results`' text. Raises MeasureError naming the field that does not fit."""
+    results = []
+    for record in _field(_load(text), "results", _are_objects, "a list of objects"):
+        status = _field(record, "status", lambda v: v in ("ok", "failed"), "'ok' or 'failed'")
+        stage = record.get("stage")
+        if (status == "ok") != (stage is None) or (stage is not None and stage not in STAGES):
+            raise _refuse("stage", f"one of {', '.join(STAGES)} for a failure and none for a success", stage)
+        results.append(
+            MeasureResult(
+                id=_field(record, "id", _is_text, "text"),
+                status=status,
+                stage=stage,
+                message=_field(record, "message", _is_text, "text"),
+                timings=tuple(_decode_timing(entry) for entry in _field(record, "timings", _is_list, "a list")),
+                checked=_field(record, "checked", _is_bool, "true or false"),
+                build_secs=_field(record, "build_secs", _is_seconds, "seconds"),
+                run_secs=_field(record, "run_secs", _is_seconds, "seconds"),
+            )
+        )
+    _unique([result.id for result in results], "results")
+    return results

@@ -1,0 +1,38 @@
+"""Whether an output is right, and a sentence that says how it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def difference(name: str, found: NDArray[Any], wanted: NDArray[Any], rtol: float, atol: float) -> str | None:
+    """None when every element passes `abs(found - wanted) <= atol + rtol * abs(wanted)`, where equal NaNs and equal
+    infinities pass; else how many do not, the worst of them, and what was wanted there."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return (
+            f"output {name}: wanted {wanted.dtype} {wanted.shape}, found {found.dtype} {found.shape}; "
+            "reference and program disagree on the signature"
+        )
+    if wanted.dtype.kind in "biu":
+        wrong = found != wanted
+        excess = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            exact, reference = found.astype(np.float64), wanted.astype(np.float64)
+            excess = np.abs(exact - reference) - (atol + rtol * np.abs(reference))
+            same = (exact == reference) | (np.isnan(exact) & np.isnan(reference))
+            wrong = ~same & ~(excess <= 0)
+            excess = np.where(np.isnan(excess), np.inf, excess)
+    if not wrong.any():
+        return None
+    worst = np.unravel_index(int(np.argmax(np.where(wrong, excess, -np.inf))), found.shape)
+    place = tuple(int(index) for index in worst)
+    tolerance = "exactly" if wanted.dtype.kind in "biu" else f"within {atol:g} + {rtol:g} * |wanted|"
+    return (
+        f"output {name}: {int(wrong.sum())} of {wrong.size} elements differ; the worst at {place}: wanted "
+        f"{wanted[place].item()!r} {tolerance}, found {found[place].item()!r}"
+        + ("" if found.dtype.kind in "biu" or not np.isnan(found[place]) else " (perhaps never written)")
+    )

@@ -1,0 +1,247 @@
+"""The local runner: one device process, supervised by one thread, measuring one batch after another."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from relax_tune.errors import MeasureError
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.measure.codec import decode_results, encode_batch
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, Stage, distinct_requests, failed
+from relax_tune.tuner.measure.process import DeviceProcess
+from relax_tune.tuner.measure.protocol import StepStatus
+
+_POLL_SECS = 0.05
+_PREPARE_SECS = 60.0
+
+Results = dict[str, MeasureResult]
+Job = tuple[list[MeasureRequest], "Future[list[MeasureResult]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blame:
+    """Why an attempt ended before its batch did. ids: whose step was under way (none: between requests)."""
+
+    kind: Literal["crash", "timeout", "lost"]
+    ids: tuple[str, ...]
+    message: str
+
+
+class LocalRunner:
+    """Measures on a device of this machine (see `Runner` for the promises).
+
+    The device lives in a spawned child in its own process group. A step over its deadline or a death costs the guilty
+    request a failed result; the rest of its batch goes on in a fresh child. When a child dies during the step of one
+    request among several, that request is tried once more alone, because an earlier neighbour may have damaged the
+    process; only a second death is its failure.
+
+    device_spec: as `relax_tune.runtime.device.registry.open_device` takes it. open_secs: how long opening may take.
+    environment: variables for the child, such as thread settings, on top of the inherited ones.
+
+    Raises MeasureError when the device cannot be opened within `open_secs`.
+    """
+
+    def __init__(
+        self, device_spec: str, *, open_secs: float = 60.0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._spec = device_spec
+        self._open_secs = open_secs
+        self._environment = dict(environment or {})
+        self._folder = tempfile.TemporaryDirectory(prefix="relax-tune-measure-", ignore_cleanup_errors=True)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process: DeviceProcess | None = None
+        opened: Future[DeviceInfo] = Future()
+        # The child asks to die with the thread that started it, so one thread starts every child and outlives them.
+        self._thread = threading.Thread(target=self._serve, args=(opened,), name=f"measure-{device_spec}", daemon=True)
+        self._thread.start()
+        try:
+            self._info = opened.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        """See `Runner.submit`. Raises MeasureError when the runner is closed."""
+        future: Future[list[MeasureResult]] = Future()
+        distinct = distinct_requests(batch)
+        with self._lock:
+            if self._closed:
+                raise MeasureError(f"wanted to measure on {self._spec!r}, found its runner closed; open a new one")
+            self._jobs.put((distinct, future))
+        return future
+
+    def device_info(self) -> DeviceInfo:
+        """See `Runner.device_info`."""
+        return self._info
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._folder.cleanup()
+
+    def __enter__(self) -> LocalRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What follows runs on the supervisor thread.
+
+    def _serve(self, opened: Future[DeviceInfo]) -> None:
+        try:
+            opened.set_result(self._opened_process().info)
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        while (job := self._jobs.get()) is not None:
+            batch, future = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._measure(batch))
+            except BaseException as error:  # goes to the caller; this thread lives for the next batch
+                future.set_exception(error)
+        self._discard_process()
+
+    def _opened_process(self) -> DeviceProcess:
+        if self._process is None:
+            self._refuse_when_closed()
+            process = DeviceProcess(self._spec, Path(self._folder.name), self._open_secs, self._environment)
+            with self._lock:
+                self._process = process
+                closed = self._closed
+            if closed:
+                self._discard_process()
+        self._refuse_when_closed()
+        assert self._process is not None
+        return self._process
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise MeasureError(f"wanted to measure on {self._spec!r}, found its runner closed meanwhile")
+
+    def _discard_process(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _measure(self, batch: list[MeasureRequest]) -> list[MeasureResult]:
+        results: Results = {}
+        work: deque[list[MeasureRequest]] = deque([batch] if batch else [])
+        alone: set[str] = set()
+        while work:
+            group = work.popleft()
+            blame = self._attempt(group, alone, results)
+            if blame is not None:
+                self._discard_process()
+                self._refuse_when_closed()
+            rest = [request for request in group if request.id not in results]
+            if blame is None or not rest:
+                continue
+            guilty = tuple(id for id in blame.ids if id not in results)
+            if len(rest) == 1:
+                guilty = (rest[0].id,)
+            others = [request for request in rest if request.id not in guilty]
+            if blame.kind == "lost" and len(rest) < len(group):
+                work.appendleft(rest)
+            elif not guilty:
+                work.extendleft([rest[len(rest) // 2 :], rest[: len(rest) // 2]])
+            elif len(guilty) > 1:
+                alone.update(guilty)
+                work.appendleft(rest)
+            else:
+                if blame.kind == "crash" and len(group) > 1:
+                    work.append([request for request in rest if request.id in guilty])
+                else:
+                    stage: Stage = "timeout" if blame.kind == "timeout" else "crash"
+                    results[guilty[0]] = failed(guilty[0], stage, blame.message)
+                if others:
+                    work.appendleft(others)
+        return [results[request.id] for request in batch]
+
+    def _attempt(self, group: list[MeasureRequest], alone: set[str], results: Results) -> _Blame | None:
+        """One batch through one child; adds the results that came. None when the batch ended as it should."""
+        try:
+            process = self._opened_process()
+        except MeasureError as error:
+            self._refuse_when_closed()
+            for request in group:
+                results[request.id] = failed(request.id, "device-lost", str(error))
+            return None
+        message = {
+            "kind": "batch",
+            "batch": encode_batch(group),
+            "alone": [index for index, request in enumerate(group) if request.id in alone],
+        }
+        try:
+            process.send(message, _PREPARE_SECS)
+        except OSError as error:
+            return self._death(process, group, f"it did not take the batch ({error})")
+        wanted = {request.id for request in group}
+        while True:
+            try:
+                answer = process.receive(_POLL_SECS)
+            except MeasureError as error:
+                return self._death(process, group, str(error))
+            if answer is None:
+                blame = self._death(process, group, "") if process.ended else self._overdue(process, group)
+                if blame is not None:
+                    return blame
+            elif answer.get("kind") == "results":
+                for result in decode_results(str(answer.get("results"))):
+                    if result.id in wanted:
+                        results.setdefault(result.id, result)
+            elif answer.get("kind") == "lost":
+                return _Blame("lost", (), "")
+            elif answer.get("kind") == "done":
+                for request in group:
+                    if request.id not in results:
+                        message_ = "wanted a result from the device process, found it done without one; report this"
+                        results[request.id] = failed(request.id, "crash", message_)
+                return None
+
+    def _step(self, process: DeviceProcess, group: list[MeasureRequest]) -> tuple[StepStatus | None, tuple[str, ...]]:
+        step = process.step()
+        if step is None:
+            return None, ()
+        return step, tuple(request.id for request in group[step.first : step.first + step.count])
+
+    def _death(self, process: DeviceProcess, group: list[MeasureRequest], detail: str) -> _Blame:
+        step, ids = self._step(process, group)
+        phase = step.phase if step is not None else "idle"
+        end = detail or process.death()
+        return _Blame("crash", ids, f"in phase {phase!r} the device process {end}.{process.tail()}")
+
+    def _overdue(self, process: DeviceProcess, group: list[MeasureRequest]) -> _Blame | None:
+        step, ids = self._step(process, group)
+        if step is None:
+            return None
+        limit = sum(request.deadline_secs for request in group if request.id in ids) or _PREPARE_SECS
+        if time.monotonic() - step.started <= limit:
+            return None
+        again = process.step()
+        if again is None or again.sequence != step.sequence:
+            return None
+        what = f"wanted each step to end within {limit:g} s, found phase {step.phase!r} still running: killed"
+        return _Blame("timeout", ids, f"{what}.{process.tail()}")

@@ -1,0 +1,179 @@
+"""One device process as its supervisor sees it: started in its own process group, listened to, killed with its
+group."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from relax_tune.errors import MeasureError
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.measure.protocol import FrameReader, Progress, StepStatus, write_frame
+
+_TAIL_BYTES = 2000
+_LOG_LIMIT = 1 << 20
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+class DeviceProcess:
+    """A running `python -m relax_tune.tuner.measure.child`, with its device open.
+
+    Constructing waits until the device answered. Raises MeasureError, with the process group killed, when the device
+    cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
+
+    folder: private to the job; holds the progress file, the log of everything printed, and compiler caches, which
+    survive a respawn. environment: variables added to the inherited ones.
+    """
+
+    def __init__(self, device_spec: str, folder: Path, open_secs: float, environment: Mapping[str, str]) -> None:
+        self._spec = device_spec
+        self._lock = threading.Lock()
+        self._log = folder / "device-process.log"
+        self._progress = Progress(folder / "progress", create=True)
+        self._progress.clear()
+        child_reads, self._write_to = os.pipe()
+        read_from, child_writes = os.pipe()
+        self._descriptors = [self._write_to, read_from]
+        os.set_blocking(self._write_to, False)
+        caches = {
+            "POCL_CACHE_DIR": str(folder / "pocl-cache"),
+            "PYOPENCL_NO_CACHE": "1",
+            "RELAX_TUNE_CACHE": str(folder / "cache"),
+            "TMPDIR": str(folder),
+        }
+        for path in (folder / "pocl-cache", folder / "cache"):
+            path.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "relax_tune.tuner.measure.child"]
+        command += [device_spec, str(child_reads), str(child_writes), str(folder / "progress")]
+        with open(self._log, "ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **caches, **environment},
+                pass_fds=(child_reads, child_writes),
+                start_new_session=True,
+            )
+        os.close(child_reads)
+        os.close(child_writes)
+        self._reader = FrameReader(read_from)
+        try:
+            self.info = self._wait_until_open(open_secs)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_until_open(self, open_secs: float) -> DeviceInfo:
+        message = self.receive(open_secs)
+        if message is None and self._reader.ended:
+            raise MeasureError(
+                f"wanted the device {self._spec!r} opened in a process of its own, found that the process "
+                f"{self.death()}; run `relax-tune doctor` to see what is installed.{self.tail()}"
+            )
+        if message is None:
+            raise MeasureError(
+                f"wanted the device {self._spec!r} opened within {open_secs:g} s, found no answer: it is busy or "
+                f"its driver hangs; free it, or allow more time.{self.tail()}"
+            )
+        if message.get("kind") != "ready":
+            raise MeasureError(
+                f"wanted the device {self._spec!r}, found that it cannot be opened: "
+                f"{message.get('message', 'no reason given')}"
+            )
+        info = message["info"]
+        fingerprint = tuple((str(key), str(value)) for key, value in info["fingerprint"])
+        limits = tuple((str(key), int(value)) for key, value in info["limits"])
+        return DeviceInfo(str(info["kind"]), str(info["name"]), fingerprint, limits)
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also its group's."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come from it."""
+        return self._reader.ended
+
+    def send(self, message: Mapping[str, Any], within_secs: float) -> None:
+        """Send one message. Raises OSError (BrokenPipeError, TimeoutError) when the process does not take it."""
+        self._progress.clear()
+        with open(self._log, "ab") as log:
+            if log.tell() > _LOG_LIMIT:
+                log.truncate(0)
+        self._log_start = self._log.stat().st_size
+        write_frame(self._write_to, json.dumps(message, separators=(",", ":")), within_secs)
+
+    def receive(self, within_secs: float) -> dict[str, Any] | None:
+        """The next message, or None when none came in time or the process closed its pipe (`ended`)."""
+        text = self._reader.next(within_secs)
+        if text is None:
+            return None
+        message = json.loads(text)
+        if not isinstance(message, dict):
+            raise MeasureError(
+                f"wanted a JSON object from the device process, found {text[:60]!r}; kill and respawn it"
+            )
+        return message
+
+    def step(self) -> StepStatus | None:
+        """The step it last said it began."""
+        return self._progress.read()
+
+    def death(self) -> str:
+        """How it ended, as words that complete `the process ...`. Waits up to five seconds for the end, and does not
+        reap: until `kill` does, the group's id stays taken and its compilers can still be killed."""
+        give_up = time.monotonic() + 5
+        while time.monotonic() < give_up:
+            try:
+                status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return "was killed"
+            if status is not None and status.si_code == os.CLD_EXITED:
+                return f"exited with status {status.si_status}"
+            if status is not None:
+                return f"died of signal {_signal_name(status.si_status)}"
+            time.sleep(0.005)
+        return "closed its message pipe but goes on running"
+
+    def tail(self) -> str:
+        """The end of what it printed since the last message to it, as a clause to append to an error; else empty."""
+        with open(self._log, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, log.tell() - _TAIL_BYTES))
+            text = log.read().decode(errors="replace").strip()
+        return f" It printed: {text}" if text else ""
+
+    def kill(self) -> None:
+        """SIGKILL the whole group (compilers it started included) and reap it. May be called twice."""
+        with self._lock:
+            if self._process.returncode is not None:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        """Kill, and release the pipes and the map. Only the thread that uses it may close it."""
+        self.kill()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+        self._progress.close()

@@ -1,0 +1,134 @@
+"""How a supervisor and its device process talk: framed JSON over two pipes, and a small mapped file of progress.
+
+Frames are an 8-byte length and UTF-8 text, on file descriptors of their own: compilers may print what they like on
+stdout and stderr. Progress is memory both sides map, because telling it must cost nothing between two timed launches
+and must outlive the process that wrote it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from relax_tune.errors import MeasureError
+
+_LENGTH = struct.Struct("<Q")
+_STEP = struct.Struct("<QqqqdQ")  # sequence, first request, count, phase, start (monotonic seconds), sequence again
+_MAX_FRAME = 1 << 34
+
+PHASES: tuple[str, ...] = ("idle", "prepare", "compile", "check", "time")
+
+
+def write_frame(descriptor: int, text: str, within_secs: float | None = None) -> None:
+    """Write one frame completely.
+
+    Raises BrokenPipeError when the reader is gone, and TimeoutError when it does not read for `within_secs` (which
+    needs a non-blocking descriptor; None waits forever on a blocking one).
+    """
+    data = text.encode()
+    view = memoryview(_LENGTH.pack(len(data)) + data)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    while view:
+        if within_secs is not None and not poll.poll(within_secs * 1000):
+            raise TimeoutError(f"wanted the device process to read its message within {within_secs} s")
+        view = view[os.write(descriptor, view) :]
+
+
+class FrameReader:
+    """Frames from one descriptor, without ever waiting longer than asked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._data = bytearray()
+        self.ended = False
+
+    def next(self, within_secs: float | None) -> str | None:
+        """The next frame; None when none arrived in time (None waits forever) or `ended` became true: the writer closed
+        or died, perhaps in the middle of a frame. Raises MeasureError when the stream cannot be frames."""
+        while True:
+            frame = self._take()
+            if frame is not None or self.ended:
+                return frame
+            if not self._poll.poll(None if within_secs is None else within_secs * 1000):
+                return None
+            part = os.read(self._descriptor, 1 << 20)
+            self.ended = not part
+            self._data += part
+
+    def _take(self) -> str | None:
+        if len(self._data) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(self._data)
+        if size > _MAX_FRAME:
+            raise MeasureError(
+                f"wanted a message of at most {_MAX_FRAME} bytes between supervisor and device process, found a length "
+                f"of {size}; something else wrote to their pipe"
+            )
+        end = _LENGTH.size + size
+        if len(self._data) < end:
+            return None
+        text = self._data[_LENGTH.size : end].decode()
+        del self._data[:end]
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class StepStatus:
+    """What the device process is doing: it works for the `count` requests of the batch that start at index `first`
+    (none between requests); `started` is on `time.monotonic`'s clock, which the processes of one machine share."""
+
+    sequence: int
+    first: int
+    count: int
+    phase: str
+    started: float
+
+
+class Progress:
+    """The mapped progress file; one writer (the device process) and one reader (its supervisor)."""
+
+    def __init__(self, path: Path, create: bool) -> None:
+        if create:
+            path.write_bytes(bytes(_STEP.size))
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _STEP.size)
+        self._sequence = 0
+
+    def tell(self, first: int, count: int, phase: str) -> None:
+        """Say that a step begins (about a microsecond)."""
+        self._sequence += 1
+        now = time.monotonic()
+        _STEP.pack_into(self._map, 0, self._sequence, first, count, PHASES.index(phase), now, self._sequence)
+
+    def read(self) -> StepStatus | None:
+        """The last step told, or None when caught in the middle of a write."""
+        before, first, count, phase, started, after = _STEP.unpack_from(self._map, 0)
+        if before != after or not 0 <= phase < len(PHASES):
+            return None
+        return StepStatus(before, first, count, PHASES[phase], started)
+
+    def clear(self) -> None:
+        """Forget the last step; called by the supervisor while no process is writing."""
+        _STEP.pack_into(self._map, 0, 0, 0, 0, 0, time.monotonic(), 0)
+        self._sequence = 0
+
+    def close(self) -> None:
+        """Unmap; the file belongs to whoever made its folder."""
+        self._map.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

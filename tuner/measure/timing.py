@@ -1,0 +1,126 @@
+"""Timing candidates against each other: rounds over all of them, a few samples a visit, raw samples kept.
+
+Interleaving lets a busy neighbour on the machine hit all candidates alike. Each visit of a short kernel begins with an
+untimed launch (regime `warm`), because the other candidates' packed weights have just evicted this one's.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.vm import Bound
+from relax_tune.tuner.measure.messages import ShapeTiming, Symbols, TimingPolicy
+
+_VISIT_SECS = 0.005  # samples of one visit
+_VISIT_SAMPLES = 5
+_REWARM_BELOW_SECS = 0.02  # a longer launch warms its caches itself
+_QUEUED_BELOW_SECS = 100e-6  # on devices with a queue, shorter launches are timed several at a time
+_QUEUED_SECS = 500e-6
+_QUEUED_LAUNCHES = 64
+
+
+@dataclass(slots=True)
+class Contestant:
+    """One candidate at one shape. `enter` runs before each visit (tells progress, loads inputs); it is not timed."""
+
+    bound: Bound
+    policy: TimingPolicy
+    symbols: Symbols
+    stop_above: float | None
+    enter: Callable[[], None]
+    samples: list[float] = field(default_factory=list)
+    launches: int = 1
+    wanted: int = 0
+    rewarm: bool = True
+    lost: bool = False
+    wall_secs: float = 0.0
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it needs no further visit."""
+        return self.error is not None or self.lost or len(self.samples) >= self.wanted
+
+    def timing(self) -> ShapeTiming:
+        """What was found."""
+        return ShapeTiming(self.symbols, tuple(self.samples), self.launches, self.policy.regime, self.lost)
+
+
+def time_interleaved(device: Device, contestants: Sequence[Contestant], failures: tuple[type[Exception], ...]) -> None:
+    """Fill every contestant's samples. An exception of `failures` ends that contestant alone and is kept in `error`."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for contestant in contestants:
+            _visit(device, contestant, _first_visit, failures)
+        active = [contestant for contestant in contestants if not contestant.done]
+        while active:
+            for contestant in active:
+                _visit(device, contestant, _sample, failures)
+            active = [contestant for contestant in active if not contestant.done]
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _visit(
+    device: Device,
+    contestant: Contestant,
+    what: Callable[[Device, Contestant], None],
+    failures: tuple[type[Exception], ...],
+) -> None:
+    began = time.perf_counter()
+    try:
+        contestant.enter()
+        contestant.bound.prepare()
+        what(device, contestant)
+    except failures as error:
+        contestant.error = error
+    contestant.wall_secs += time.perf_counter() - began
+
+
+def _timed(device: Device, bound: Bound, launches: int) -> float:
+    """Seconds per launch of `launches` launches and one synchronisation."""
+    launch = bound.launch
+    began = time.perf_counter()
+    for _ in range(launches):
+        launch()
+    device.synchronize()
+    return (time.perf_counter() - began) / launches
+
+
+def _first_visit(device: Device, contestant: Contestant) -> None:
+    """Warm up, see how long a launch takes, and decide how many samples fit the budget."""
+    policy = contestant.policy
+    single = _timed(device, contestant.bound, 1)
+    if single > policy.max_single_secs:
+        contestant.samples.append(_timed(device, contestant.bound, 1))
+        contestant.wanted, contestant.rewarm = 2, False
+        return
+    single = _timed(device, contestant.bound, 1)
+    if device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
+        contestant.launches = min(_QUEUED_LAUNCHES, math.ceil(_QUEUED_SECS / max(single, 1e-6)))
+        single = _timed(device, contestant.bound, contestant.launches)
+    sample = max(single * contestant.launches, 1e-7)
+    contestant.wanted = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))
+    contestant.rewarm = single < _REWARM_BELOW_SECS
+
+
+def _sample(device: Device, contestant: Contestant) -> None:
+    """One visit: an untimed launch where that matters, then samples until the visit's share of time is used."""
+    bound, samples = contestant.bound, contestant.samples
+    if contestant.rewarm:
+        _timed(device, bound, 1)
+    give_up = time.perf_counter() + _VISIT_SECS
+    for _ in range(min(_VISIT_SAMPLES, contestant.wanted - len(samples))):
+        samples.append(_timed(device, bound, contestant.launches))
+        if contestant.stop_above is not None and len(samples) >= 2 and min(samples) > contestant.stop_above:
+            contestant.lost = True
+            return
+        if time.perf_counter() > give_up:
+            return
