@@ -11,8 +11,15 @@ Everything that depends on shapes is a *slot*: the index of an instruction in `P
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from relax_tune.errors import ArtifactError
+from relax_tune.runtime import scalars as scalar_list
 
 SCHEMA = 1
 
@@ -54,8 +61,9 @@ class Fill:
 class BufferSpec:
     """A row-major array. `shape` holds one scalar slot per dimension (none: a 0-d array).
 
-    role: `input` and `output` cross the call boundary; `const` is a named constant (a weight); `packed` is written once by
-    `Program.prepare` from constants; `temp` is planned memory and lives in `storage` (an index into `Program.storages`).
+    role: `input` and `output` cross the call boundary; `const` is a named constant (a weight); `packed` is written once
+    by `Program.prepare` from constants; `temp` is planned memory and lives in `storage` (an index into
+    `Program.storages`, each a slot holding its bytes).
     """
 
     name: str
@@ -82,10 +90,10 @@ class KernelSource:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch. `target` names a kernel of the program, or for kind `library` a routine such as `openblas.sgemm`.
+    """One launch. `target` names a kernel of the program; for kind `library` a routine such as `openblas.sgemm`.
 
-    buffers: indices into `Program.buffers`; scalars: slots, passed in order; grid: slots, number of work-groups per axis
-    (OpenCL-like devices; empty on the C device); local: work-group size per axis.
+    buffers: indices into `Program.buffers`; scalars: slots, passed in order; grid: slots, number of work-groups per
+    axis (OpenCL-like devices; empty on the C device); local: work-group size per axis (plain numbers).
     """
 
     kind: Literal["kernel", "library"]
@@ -98,7 +106,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a bucket dispatches: steps in order. `label` is `tuned`, `library` or `generic`; `key` identifies the record."""
+    """What a bucket dispatches: steps in order. `label` is `tuned`, `library` or `generic`; `key` names the record."""
 
     label: str
     steps: tuple[Step, ...]
@@ -107,7 +115,8 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call site. `choice` is the slot whose value is the index of the variant to dispatch; `task` is the workload key."""
+    """One call site. `choice` is the slot whose value is the index of the variant to dispatch; `task` is the workload
+    key."""
 
     name: str
     task: str
@@ -135,3 +144,208 @@ class Program:
     def to_json(self) -> str:
         """Canonical JSON text: the same program gives the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
+LANGUAGES = ("c", "opencl", "cuda")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+_ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
+_PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
+# Flags come with the program: only those that steer code generation pass, nothing that names a file, a plugin or an
+# output, and nothing that changes floating-point semantics for the whole process.
+_FLAG = re.compile(
+    r"-O[0-3s]|-D[A-Za-z_]\w*(=[\w.+-]*)?|-m[a-z0-9.-]+(=[\w.+-]+)?"
+    r"|-f(?!plugin|dump|profile|auto-profile|sanitize|lto|fast-math|unsafe-math)[a-z0-9-]+(=[a-z0-9]+)?"
+    r"|-cl-(?!fast|unsafe)[a-z0-9-]+(=CL\d\.\d)?"
+)
+
+
+def format_message(message: str, values: Sequence[int]) -> str:
+    """Put `values` in for `{0}`, `{1}` ...; any other braces stay as they are."""
+    return _PLACEHOLDER.sub(lambda match: str(values[int(match[1])]), message)
+
+
+def program_from_json(text: str) -> Program:
+    """Read what `Program.to_json` wrote; hostile text is refused, never repaired.
+
+    Raises: ArtifactError saying where (a path such as `calls[3].variants[0].steps[1].target`), wanted and found.
+    """
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"program: wanted JSON text, found something else: {error}") from None
+    found = data.get("schema") if isinstance(data, dict) else None
+    if type(found) is not int or found != SCHEMA:
+        raise ArtifactError(
+            f"program: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
+        )
+    program = _read(Program, data, "program")
+    assert isinstance(program, Program)
+    verify_program(program)
+    return program
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _read(kind: Any, data: Any, where: str) -> Any:
+    """Build a value of a declared field type from JSON data, checking every type on the way."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise _wrong(where, "a list", data)
+        element = arguments[0]
+        if element is int:  # the scalar list can be long: no path text per number
+            for index, number in enumerate(data):
+                if type(number) is not int:
+                    raise _wrong(f"{where}[{index}]", "a whole number", number)
+            return tuple(data)
+        return tuple(_read(element, item, f"{where}[{index}]") for index, item in enumerate(data))
+    if origin is Literal:
+        if not isinstance(data, str) or data not in arguments:
+            raise _wrong(where, "one of " + ", ".join(arguments), data)
+        return data
+    if origin in (Union, UnionType):
+        return None if data is None else _read(next(a for a in arguments if a is not type(None)), data, where)
+    if kind is float:
+        if type(data) not in (int, float):
+            raise _wrong(where, "a number", data)
+        return data
+    if kind in (int, str):
+        if type(data) is not kind:
+            raise _wrong(where, "a whole number" if kind is int else "text", data)
+        return data
+    if not isinstance(data, dict):
+        raise _wrong(where, f"an object ({kind.__name__})", data)
+    hints = _hints(kind)
+    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    missing, unknown = [name for name in required if name not in data], sorted(set(data) - set(hints))
+    if missing or unknown:
+        raise ArtifactError(
+            f"{where}: wanted the fields of {kind.__name__}; missing {missing}, unknown {unknown!r:.200}"
+        )
+    return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _wrong(where: str, wanted: str, found: object) -> ArtifactError:
+    return ArtifactError(f"{where}: wanted {wanted}, found {found!r:.60}")
+
+
+def _index(number: int, size: int, where: str, what: str) -> None:
+    if not 0 <= number < size:
+        raise _wrong(where, f"the index of a {what} (0..{size - 1})", number)
+
+
+def _indices(numbers: Iterable[int], size: int, where: str, what: str) -> None:
+    for position, number in enumerate(numbers):
+        _index(number, size, f"{where}[{position}]", what)
+
+
+def _unique(names: Iterable[str], where: str) -> None:
+    seen: set[str] = set()
+    for position, name in enumerate(names):
+        if not _NAME.fullmatch(name.replace(".", "_").replace("/", "_")):
+            raise _wrong(f"{where}[{position}].name", "a name of letters, digits, _ . /", name)
+        if name in seen:
+            raise _wrong(f"{where}[{position}].name", "a name used once", name)
+        seen.add(name)
+
+
+def verify_program(program: Program) -> None:
+    """Check every index, name and reference, so that executing can trust them. Raises ArtifactError saying where."""
+    if program.schema != SCHEMA:
+        raise ArtifactError(f"program: wanted schema {SCHEMA}, found {program.schema}")
+    _unique((s.name for s in program.symbols), "symbols")
+    for position, symbol in enumerate(program.symbols):
+        top = scalar_list.INT64_MAX if symbol.upper is None else symbol.upper
+        if not scalar_list.INT64_MIN <= symbol.lower <= top <= scalar_list.INT64_MAX:
+            raise _wrong(f"symbols[{position}]", "int64 lower <= upper", (symbol.lower, symbol.upper))
+    scalar_list.verify(program.scalars, len(program.symbols))
+    slots = len(program.scalars) // scalar_list.WIDTH
+    for position, check in enumerate(program.checks):
+        _index(check.slot, slots, f"checks[{position}].slot", "scalar slot")
+        _indices(check.values, slots, f"checks[{position}].values", "scalar slot")
+        for match in _PLACEHOLDER.finditer(check.message):
+            _index(int(match[1]), len(check.values), f"checks[{position}].message", "value")
+    _indices(program.storages, slots, "storages", "scalar slot")
+    _unique((b.name for b in program.buffers), "buffers")
+    for position, buffer in enumerate(program.buffers):
+        where = f"buffers[{position}]"
+        if buffer.dtype not in DTYPES:
+            raise _wrong(f"{where}.dtype", "one of " + ", ".join(DTYPES), buffer.dtype)
+        if buffer.role not in get_args(Role):
+            raise _wrong(f"{where}.role", "one of " + ", ".join(get_args(Role)), buffer.role)
+        _indices(buffer.shape, slots, f"{where}.shape", "scalar slot")
+        if (buffer.storage is not None) != (buffer.role == "temp"):
+            raise _wrong(f"{where}.storage", "a storage for a temp and for nothing else", (buffer.role, buffer.storage))
+        if buffer.storage is not None:
+            _index(buffer.storage, len(program.storages), f"{where}.storage", "storage")
+    _unique((k.name for k in program.kernels), "kernels")
+    for position, kernel in enumerate(program.kernels):
+        where = f"kernels[{position}]"
+        if not _NAME.fullmatch(kernel.name):
+            raise _wrong(f"{where}.name", "a C identifier", kernel.name)
+        if kernel.language not in LANGUAGES:
+            raise _wrong(f"{where}.language", "one of " + ", ".join(LANGUAGES), kernel.language)
+        if "\0" in kernel.source:
+            raise _wrong(f"{where}.source", "text without NUL characters", kernel.source)
+        for flag in kernel.flags:
+            if not _FLAG.fullmatch(flag):
+                raise _wrong(f"{where}.flags", "code generation flags only", flag)
+    kernels = {k.name for k in program.kernels}
+    for position, step in enumerate(program.prepare):
+        _verify_step(step, program, kernels, slots, f"prepare[{position}]")
+        for index in step.buffers:
+            if program.buffers[index].role not in ("const", "packed"):
+                raise _wrong(
+                    f"prepare[{position}].buffers", "constants and packed buffers", program.buffers[index].name
+                )
+    for position, call in enumerate(program.calls):
+        where = f"calls[{position}]"
+        _index(call.choice, slots, f"{where}.choice", "scalar slot")
+        if not call.variants:
+            raise _wrong(f"{where}.variants", "at least one variant", ())
+        for number, variant in enumerate(call.variants):
+            for at, step in enumerate(variant.steps):
+                _verify_step(step, program, kernels, slots, f"{where}.variants[{number}].steps[{at}]")
+    _verify_boundary(program)
+
+
+def _verify_step(step: Step, program: Program, kernels: set[str], slots: int, where: str) -> None:
+    if step.kind == "kernel":
+        if step.target not in kernels:
+            raise _wrong(f"{where}.target", "a kernel of the program", step.target)
+    elif step.kind != "library" or not _ROUTINE.fullmatch(step.target):
+        raise _wrong(f"{where}.target", "kind library and a routine such as openblas.sgemm", (step.kind, step.target))
+    _indices(step.buffers, len(program.buffers), f"{where}.buffers", "buffer")
+    _indices(step.scalars, slots, f"{where}.scalars", "scalar slot")
+    _indices(step.grid, slots, f"{where}.grid", "scalar slot")
+    if len(step.grid) != len(step.local) or len(step.grid) > 3:
+        raise _wrong(f"{where}.grid", "as many axes as local, at most 3", (step.grid, step.local))
+    if any(not 1 <= size <= 2**31 for size in step.local):
+        raise _wrong(f"{where}.local", "work-group sizes >= 1", step.local)
+
+
+def _verify_boundary(program: Program) -> None:
+    for side, indices, roles in (
+        ("inputs", program.inputs, ("input",)),
+        ("outputs", program.outputs, ("output", "input", "const")),
+    ):
+        _indices(indices, len(program.buffers), side, "buffer")
+        for position, index in enumerate(indices):
+            if program.buffers[index].role not in roles:
+                raise _wrong(
+                    f"{side}[{position}]", f"a buffer of role {' or '.join(roles)}", program.buffers[index].role
+                )
+    if len(set(program.inputs)) != len(program.inputs):
+        raise _wrong("inputs", "each buffer once", program.inputs)
+    listed = set(program.inputs)
+    for position, buffer in enumerate(program.buffers):
+        if buffer.role == "input" and position not in listed:
+            raise _wrong(f"buffers[{position}]", "every input buffer in `inputs`", buffer.name)

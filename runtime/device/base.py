@@ -1,4 +1,4 @@
-"""The `Device` contract: what a machine that runs kernels promises. One contract test suite runs over every implementation."""
+"""The `Device` contract: what a machine that runs kernels promises. One contract suite tests every implementation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Launch = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What is known of a device. `fingerprint` (text to text, sorted) identifies device, driver and compiler well enough
-    to reuse a timing; `limits` (text to int) holds what rules and constraints read: `workers`, `vector_bits`,
+    """What is known of a device. `fingerprint` (text to text, sorted) identifies device, driver and compiler well
+    enough to reuse a timing; `limits` (text to int) holds what rules and constraints read: `workers`, `vector_bits`,
     `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`."""
 
     kind: str
@@ -29,8 +29,10 @@ class DeviceInfo:
 class Device(Protocol):
     """Owns its memory and compiled kernels until `close`. Not thread-safe: one thread uses a device.
 
-    Errors: `compile` raises `BuildError` with the compiler's log; every other method raises `MeasureError` when the device
-    is lost or a request exceeds its limits (asked, allowed).
+    Errors: `compile` raises `BuildError` with the compiler's log; every other method raises `MeasureError` when the
+    device is lost or a request exceeds its limits (asked, allowed).
+
+    Buffers are opaque but for `nbytes`, the size they were allocated with.
     """
 
     info: DeviceInfo
@@ -63,8 +65,8 @@ class Device(Protocol):
         ...
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[Any]) -> Launch | None:
-        """A closure that runs `function` on byte views of the buffers in launch order, or None where host code cannot reach
-        device memory without copies. This is how host libraries join a CPU device."""
+        """A closure that runs `function` on byte views of the buffers in launch order, or None where host code cannot
+        reach device memory without copies. This is how host libraries join a CPU device."""
         ...
 
     def synchronize(self) -> None:

@@ -1,0 +1,291 @@
+"""A built model as one file.
+
+The file (suffix `.rta`) is an uncompressed zip, so any tool can look inside, of three members: `manifest.json` (schema,
+tool version, device kind, target fingerprint, hashes), `program.json` and `constants.safetensors`. One file rather than
+a folder, because replacing a file is atomic. The zip's comment is the BLAKE2 hash of every byte before it: a truncated or
+altered file is refused before anything in it is read. There are no timestamps: the same model gives the same bytes.
+
+Loading executes nothing. A program holds kernels, which are native code: `Artifact.open` compiles and can run them, so
+open artifacts only from people you would take a program from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from relax_tune.errors import ArtifactError
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.program import Program, program_from_json, verify_program
+from relax_tune.runtime.scalars import constant_values
+from relax_tune.runtime.vm import Executor
+
+FORMAT = "relax-tune artifact"
+ARTIFACT_SCHEMA = 1
+SUFFIX = ".rta"
+_MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "program.json", "constants.safetensors"
+_MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+_COMMENT = b"blake2b:"
+_COMMENT_BYTES = len(_COMMENT) + 64
+
+
+def _hash(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def tool_version() -> str:
+    """The installed version of relax-tune; `0` when run from a folder that is not installed."""
+    try:
+        return version("relax-tune")
+    except PackageNotFoundError:
+        return "0"
+
+
+def device_kind(program: Program) -> str:
+    """The kind of device that runs the program: the language of its kernels. `c` when there are none.
+
+    Raises: ArtifactError when kernels of several languages are mixed.
+    """
+    languages = sorted({kernel.language for kernel in program.kernels}) or ["c"]
+    if len(languages) > 1:
+        raise ArtifactError(f"{program.name}: wanted kernels in one language, found {', '.join(languages)}")
+    return languages[0]
+
+
+def save_artifact(
+    path: str | os.PathLike[str],
+    program: Program,
+    constants: Mapping[str, NDArray[Any]],
+    manifest_extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
+
+    manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
+    the plans were measured on, which `Artifact.open` compares.
+
+    Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
+    """
+    verify_program(program)
+    check_constants(program, constants)
+    packed = {name: np.ascontiguousarray(constants[name]).reshape(constants[name].shape) for name in sorted(constants)}
+    members = {_PROGRAM: program.to_json().encode(), _CONSTANTS: safetensors.numpy.save(packed)}
+    manifest = {
+        "format": FORMAT,
+        "schema": ARTIFACT_SCHEMA,
+        "tool_version": tool_version(),
+        "device_kind": device_kind(program),
+        "members": {name: {"bytes": len(data), "blake2b": _hash(data)} for name, data in members.items()},
+        "extra": dict(manifest_extra or {}),
+    }
+    try:
+        members[_MANIFEST] = _json(manifest)
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(f"artifact {path}: wanted JSON values in manifest_extra, found others: {error}") from None
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name in _MEMBERS:
+            entry = zipfile.ZipInfo(name, _ZIP_DATE)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            archive.writestr(entry, members[name])
+        archive.comment = _COMMENT + b"0" * 64
+    view = stream.getbuffer()
+    view[-64:] = _hash(view[:-_COMMENT_BYTES]).encode()
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(view)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ArtifactError(f"artifact {target}: wanted to write it, found {error}") from None
+    return target
+
+
+def load_artifact(path: str | os.PathLike[str]) -> Artifact:
+    """Read and verify an artifact. Executes nothing.
+
+    Raises: ArtifactError for a file that is missing, truncated, altered, not an artifact, of a newer schema, or whose
+    parts do not belong together.
+    """
+    where = f"artifact {path}"
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{where}: wanted a readable file, found {error}") from None
+    if not data.startswith(b"PK\x03\x04"):
+        raise ArtifactError(f"{where}: wanted a {FORMAT} ({SUFFIX}), found another kind of file")
+    comment = data[-_COMMENT_BYTES:]
+    if not comment.startswith(_COMMENT):
+        raise ArtifactError(f"{where}: wanted a content hash at its end, found none: truncated, or another kind of zip")
+    if _hash(memoryview(data)[:-_COMMENT_BYTES]).encode() != comment[len(_COMMENT) :]:
+        raise ArtifactError(f"{where}: the content hash does not fit: altered or damaged; build or copy it again")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if [entry.filename for entry in entries] != list(_MEMBERS):
+                raise ArtifactError(
+                    f"{where}: wanted the members {_MEMBERS}, found {[e.filename for e in entries]!r:.300}"
+                )
+            if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
+                raise ArtifactError(f"{where}: wanted stored members, found compressed or encrypted ones")
+            members = {name: archive.read(name) for name in _MEMBERS}
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError) as error:
+        raise ArtifactError(f"{where}: wanted a zip file, found a damaged one: {error}") from None
+    manifest = _read_manifest(where, members)
+    try:
+        text = members[_PROGRAM].decode()
+    except UnicodeDecodeError:
+        raise ArtifactError(f"{where}: {_PROGRAM}: wanted UTF-8 text, found something else") from None
+    program = program_from_json(text)
+    try:
+        constants = safetensors.numpy.load(members[_CONSTANTS])
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ArtifactError(f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}") from None
+    check_constants(program, constants)
+    if manifest["device_kind"] != device_kind(program):
+        raise ArtifactError(f"{where}: its manifest says device {manifest['device_kind']}, its kernels another")
+    return Artifact(program, constants, manifest, str(path))
+
+
+def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        manifest = json.loads(members[_MANIFEST])
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{where}: {_MANIFEST}: wanted JSON, found something else: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ArtifactError(f"{where}: {_MANIFEST}: wanted format {FORMAT!r}, found another")
+    schema = manifest.get("schema")
+    if type(schema) is not int or schema != ARTIFACT_SCHEMA:
+        raise ArtifactError(
+            f"{where}: wanted schema {ARTIFACT_SCHEMA} (relax-tune {tool_version()}), found {schema!r:.40} "
+            f"(written by {manifest.get('tool_version')!r:.40}); update relax-tune or build again"
+        )
+    listed, extra = manifest.get("members"), manifest.get("extra")
+    if not isinstance(listed, dict) or set(listed) != {_PROGRAM, _CONSTANTS} or not isinstance(extra, dict):
+        raise ArtifactError(f"{where}: {_MANIFEST}: wanted hashes of {_PROGRAM} and {_CONSTANTS}, and `extra`")
+    for name, facts in listed.items():
+        if facts != {"bytes": len(members[name]), "blake2b": _hash(members[name])}:
+            raise ArtifactError(f"{where}: {name}: its hash differs from the manifest's: altered; build it again")
+    if not isinstance(manifest.get("device_kind"), str):
+        raise ArtifactError(f"{where}: {_MANIFEST}: wanted a device kind, found {manifest.get('device_kind')!r:.40}")
+    return manifest
+
+
+def check_constants(program: Program, constants: Mapping[str, NDArray[Any]]) -> None:
+    """Raises ArtifactError unless `constants` are exactly the program's, in dtype and shape."""
+    values = constant_values(program.scalars, len(program.symbols))
+    specs = {spec.name: spec for spec in program.buffers if spec.role == "const"}
+    missing, unknown = sorted(set(specs) - set(constants)), sorted(set(constants) - set(specs))
+    if missing or unknown:
+        raise ArtifactError(f"{program.name}: wanted its constants; missing {missing!r:.300}, unknown {unknown!r:.300}")
+    for name, spec in specs.items():
+        shape = tuple(values[slot] for slot in spec.shape)
+        array = constants[name]
+        if array.shape != shape or array.dtype != np.dtype(spec.dtype):
+            raise ArtifactError(
+                f"{program.name}: constant {name}: wanted {spec.dtype} {shape}, found {array.dtype} {array.shape}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A verified artifact in memory. `manifest["extra"]` is what the build put there."""
+
+    program: Program
+    constants: Mapping[str, NDArray[Any]]
+    manifest: Mapping[str, Any]
+    path: str = ""
+
+    @property
+    def device_kind(self) -> str:
+        """The kind of device its kernels are for."""
+        return str(self.manifest["device_kind"])
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of all constants."""
+        return sum(math.prod(array.shape) * array.dtype.itemsize for array in self.constants.values())
+
+    def open(self, device: Device | str | None = None, libraries: Mapping[str, Library] | None = None) -> Model:
+        """Compile and upload. `device`: an open device (stays the caller's), a name for `open_device`, or None for the
+        default device of the artifact's kind. Warns (UserWarning) when the plans were measured on another device.
+
+        Raises: ArtifactError when the device is of another kind; UserError, BuildError as opening and compiling do.
+        """
+        owned = device is None or isinstance(device, str)
+        opened = open_device(device or self.device_kind) if device is None or isinstance(device, str) else device
+        try:
+            if opened.info.kind != self.device_kind:
+                raise ArtifactError(
+                    f"artifact {self.path or self.program.name}: wanted a device of kind {self.device_kind}, found "
+                    f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
+                )
+            measured = self.manifest["extra"].get("fingerprint")
+            if isinstance(measured, dict) and measured != dict(opened.info.fingerprint):
+                found = dict(opened.info.fingerprint)
+                differing = sorted(key for key in set(measured) | set(found) if measured.get(key) != found.get(key))
+                warnings.warn(
+                    f"artifact {self.path or self.program.name} was tuned elsewhere ({', '.join(differing)} differ): "
+                    "results are right, the choice of kernels may not be the fastest here",
+                    stacklevel=2,
+                )
+            executor = Executor(self.program, opened, self.constants, libraries)
+        except BaseException:
+            if owned:
+                opened.close()
+            raise
+        return Model(executor, opened if owned else None)
+
+
+class Model:
+    """A program ready to run. Use as a context manager, or call `close`."""
+
+    def __init__(self, executor: Executor, owned_device: Device | None) -> None:
+        self.executor, self._owned_device = executor, owned_device
+
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
+        """See `Executor.run`."""
+        return self.executor.run(inputs)
+
+    def close(self) -> None:
+        """Give back memory, and the device when this opened it."""
+        self.executor.close()
+        if self._owned_device is not None:
+            self._owned_device.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

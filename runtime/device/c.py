@@ -1,0 +1,245 @@
+"""The C device: kernels compiled by the system's gcc, loaded with ctypes, run in this process.
+
+Threads are libgomp's, with its default settings: kernels are parallel inside. Compiled libraries are kept in a cache
+folder (`$RELAX_TUNE_CACHE`, else `$XDG_CACHE_HOME/relax-tune`, else `~/.cache/relax-tune`) under a hash of everything
+that went in: text, flags, compiler, and what `-march=native` means here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.device import host
+from relax_tune.runtime.device.base import DeviceInfo, Launch
+from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
+from relax_tune.runtime.device.source import group_by_flags, join_sources
+from relax_tune.runtime.program import KernelSource
+
+BASE_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+)
+_UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
+_COMPILE_SECONDS = 300
+
+
+class CBuffer:
+    """Host memory of a C device: `array` is a byte view, 64-byte aligned; `address` its first byte."""
+
+    __slots__ = ("address", "array", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.array: NDArray[np.uint8] | None = aligned_bytes(nbytes)
+        self.address = int(self.array.__array_interface__["data"][0])
+        self.nbytes = nbytes
+
+    def live(self) -> NDArray[np.uint8]:
+        if self.array is None:
+            raise MeasureError("C device: wanted a live buffer, found one that was freed")
+        return self.array
+
+
+class _Pointer(ctypes.c_void_p):
+    """A pointer argument that keeps the memory it points at alive."""
+
+    def __init__(self, buffer: CBuffer) -> None:
+        super().__init__(buffer.address)
+        self.array = buffer.live()
+
+
+class CDevice:
+    """The `Device` contract on the processor itself. `launch` runs the kernel at once, so order is kept trivially."""
+
+    def __init__(self) -> None:
+        self._compiler = find_compiler()
+        self._version, self._isa = _identity(self._compiler)
+        workers = _openmp_threads()
+        self.info = DeviceInfo(
+            kind="c",
+            name=host.cpu_model(),
+            fingerprint=(
+                ("compiler", self._version),
+                ("cpu", host.cpu_model()),
+                ("isa", self._isa),
+                ("kind", "c"),
+                ("threads", str(workers)),
+            ),
+            limits=tuple(
+                sorted(
+                    {
+                        "workers": workers,
+                        "vector_bits": host.vector_bits(),
+                        "max_vector_lanes": host.vector_bits() // 32,
+                        "registers": host.vector_registers(),
+                        "max_local_bytes": 0,
+                        "max_group_size": 1,
+                        **host.cache_bytes(),
+                    }.items()
+                )
+            ),
+        )
+        self._libraries: list[ctypes.CDLL] = []
+
+    def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
+        """Compile all kernels. Raises BuildError with gcc's messages, which name the kernel as the file."""
+        for kernel in kernels:
+            if kernel.language != "c":
+                raise BuildError(f"C device: wanted kernels in c, found {kernel.name} in {kernel.language}")
+        units: list[tuple[list[KernelSource], tuple[str, ...]]] = []
+        for flags, group in group_by_flags(kernels).items():
+            units += [(group[at : at + _UNIT_KERNELS], flags) for at in range(0, len(group), _UNIT_KERNELS)]
+        with ThreadPoolExecutor(max_workers=max(1, host.usable_cpus())) as pool:
+            paths = list(pool.map(lambda unit: self._build(join_sources(unit[0]), unit[1]), units))
+        handles: dict[str, Any] = {}
+        for path, (group, _) in zip(paths, units):
+            try:
+                library = ctypes.CDLL(str(path))
+            except OSError as error:
+                raise BuildError(f"C device: {path} cannot be loaded ({error}); delete it and run again") from None
+            self._libraries.append(library)
+            for kernel in group:
+                try:
+                    function = getattr(library, kernel.name)
+                except AttributeError:
+                    raise BuildError(f"C device: the source of kernel {kernel.name} defines no such function") from None
+                function.restype = None
+                handles[kernel.name] = function
+        return handles
+
+    def _build(self, source: str, flags: tuple[str, ...]) -> Path:
+        """The shared library of one translation unit, from the cache when it is there."""
+        folder = cache_folder() / "c"
+        command = [*BASE_FLAGS, *flags]
+        key = hashlib.blake2b(digest_size=20)
+        for part in (self._version, self._isa, "\0".join(command), source):
+            key.update(f"{len(part)}:{part}".encode())
+        target = folder / f"{key.hexdigest()}.so"
+        if target.exists():
+            return target
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
+                text, output = Path(work, "unit.c"), Path(work, "unit.so")
+                text.write_text(source, encoding="utf-8")
+                run = [self._compiler, *command, str(text), "-o", str(output), "-lm"]
+                done = subprocess.run(run, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+                if done.returncode:
+                    raise BuildError(
+                        f"{self._compiler} refused the source ({' '.join(command)}):\n{done.stderr[:8000]}"
+                    )
+                os.replace(output, target)  # atomic: another process sees all of it or nothing
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{self._compiler}: wanted an answer within {_COMPILE_SECONDS} s, found none") from None
+        except OSError as error:
+            raise BuildError(f"compile cache {folder}: {error}; point RELAX_TUNE_CACHE at a writable folder") from None
+        return target
+
+    def alloc(self, nbytes: int) -> CBuffer:
+        return CBuffer(nbytes)
+
+    def upload(self, buffer: CBuffer, array: NDArray[Any]) -> None:
+        check_transfer("C device upload", array.nbytes, buffer.nbytes)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        buffer.live()[: data.nbytes] = data
+
+    def download(self, buffer: CBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        result = np.empty(shape, dtype)
+        check_transfer("C device download", result.nbytes, buffer.nbytes)
+        result.reshape(-1).view(np.uint8)[:] = buffer.live()[: result.nbytes]
+        return result
+
+    def free(self, buffer: CBuffer) -> None:
+        buffer.array = None
+
+    def bind(
+        self, kernel: Any, buffers: Sequence[CBuffer], scalars: Sequence[int], grid: Sequence[int], local: Sequence[int]
+    ) -> Launch:
+        if grid or local:
+            raise MeasureError(f"C device: wanted no grid (kernels loop inside), found grid {grid} local {local}")
+        pointers = [_Pointer(buffer) for buffer in buffers]
+        numbers = [ctypes.c_int64(value) for value in scalars]
+        return partial(kernel, *pointers, *numbers)
+
+    def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
+        views: list[NDArray[Any]] = [buffer.live()[: buffer.nbytes] for buffer in buffers]
+        return partial(function, views)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: launches return when they are done."""
+
+    def close(self) -> None:
+        self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
+
+
+def cache_folder() -> Path:
+    """Where compiled binaries are kept; see the module docstring."""
+    explicit = os.environ.get("RELAX_TUNE_CACHE")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "relax-tune"
+
+
+def find_compiler() -> str:
+    """The C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or `$CC` is clang (whose binaries
+    silently run one thread with gcc's libgomp)."""
+    wanted = os.environ.get("CC")
+    for name in (wanted,) if wanted else ("gcc", "cc"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        if "clang" not in _ask([path, "--version"]):
+            return path
+        if wanted:
+            raise BuildError(f"C device: wanted gcc (with libgomp), found clang in CC={wanted}; set CC=gcc or unset it")
+    raise BuildError(
+        f"C device: wanted gcc, found no {f'CC={wanted}' if wanted else 'gcc or cc'} on PATH; "
+        "install one (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc)"
+    )
+
+
+def _ask(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"C device: {' '.join(command)} gave no answer: {error}") from None
+    return done.stdout
+
+
+def _identity(compiler: str) -> tuple[str, str]:
+    """(version line, hash of every target option that -march=native resolves to here)."""
+    version = (_ask([compiler, "--version"]).splitlines() or ["unknown"])[0].strip()
+    options = _ask([compiler, "-march=native", "-Q", "--help=target"])
+    return version, host.short_hash(options)
+
+
+def _openmp_threads() -> int:
+    """Threads a parallel region of libgomp gets in this process."""
+    try:
+        library = ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        raise BuildError(
+            "C device: wanted gcc's OpenMP library libgomp.so.1, found none; install it (Debian, Ubuntu: libgomp1)"
+        ) from None
+    return int(library.omp_get_max_threads())

@@ -1,0 +1,85 @@
+"""What the operating system says about the processor this runs on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_DEFAULT_CACHE_BYTES = {1: 32 * 1024, 2: 512 * 1024, 3: 8 * 1024 * 1024}
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo; empty where there is no such file."""
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    facts: dict[str, str] = {}
+    for line in text.split("\n\n", 1)[0].splitlines():
+        key, _, value = line.partition(":")
+        facts[key.strip()] = value.strip()
+    return facts
+
+
+def cpu_model() -> str:
+    """The processor's name with family and model numbers, which tell generations apart where the name does not."""
+    facts = _cpuinfo()
+    name = facts.get("model name") or facts.get("CPU part") or platform.processor() or "unknown"
+    numbers = [facts[key] for key in ("cpu family", "model", "stepping") if key in facts]
+    return f"{platform.machine()} {name}" + (f" ({'.'.join(numbers)})" if numbers else "")
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction set flags as Linux names them (`avx2`, `avx512f`, `asimd` ...)."""
+    facts = _cpuinfo()
+    return frozenset((facts.get("flags") or facts.get("Features") or "").split())
+
+
+def short_hash(text: str) -> str:
+    """Sixteen hex digits of a BLAKE2 hash, for fingerprints."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def vector_bits() -> int:
+    """Width of the widest vector register."""
+    flags = cpu_flags()
+    if "avx512f" in flags:
+        return 512
+    return 256 if "avx2" in flags or "avx" in flags else 128
+
+
+def vector_registers() -> int:
+    """How many vector registers the instruction set names."""
+    return 32 if "avx512f" in cpu_flags() or platform.machine() in ("aarch64", "arm64", "ppc64le") else 16
+
+
+def usable_cpus() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cache_bytes() -> dict[str, int]:
+    """`l1_bytes`, `l2_bytes`, `l3_bytes` of the first processor's data caches (plain guesses where unknown)."""
+    sizes = dict(_DEFAULT_CACHE_BYTES)
+    for index in sorted(_CACHES.glob("index*")):
+        try:
+            kind, level = (index / "type").read_text().strip(), int((index / "level").read_text())
+            size = (index / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and level in sizes and size[:-1].isdigit():
+            sizes[level] = int(size[:-1]) * {"K": 1024, "M": 1024**2, "G": 1024**3}.get(size[-1], 1)
+    return {f"l{level}_bytes": size for level, size in sizes.items()}
+
+
+def worker_threads() -> int:
+    """Threads a parallel kernel or library should use: `$OMP_NUM_THREADS` when it is a number, else every processor
+    this process may run on. The same rule libgomp follows."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else usable_cpus()

@@ -1,0 +1,310 @@
+"""The OpenCL device, through pyopencl (extra `opencl`, whose PoCL wheel gives every Linux machine a device).
+
+On a CPU device buffers live in aligned host memory that the driver uses in place, so host libraries reach them without
+copies. The queue is in order. A kernel object per binding holds that binding's arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.device import host
+from relax_tune.runtime.device.base import DeviceInfo, Launch
+from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
+from relax_tune.runtime.device.pocl import repair_target
+from relax_tune.runtime.device.source import group_by_flags, join_sources
+from relax_tune.runtime.program import KernelSource
+
+BASE_FLAGS = ("-cl-mad-enable", "-cl-std=CL1.2")
+PREFERRED_PLATFORM = "Portable Computing Language"
+_SIMULATORS = ("oclgrind",)
+
+
+def load_pyopencl() -> Any:
+    """The pyopencl module. Raises BuildError naming the extra to install."""
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise BuildError(
+            f"OpenCL device: wanted the package pyopencl, found {error}; pip install 'relax-tune[opencl]'"
+        ) from None
+    return pyopencl
+
+
+def all_devices() -> list[tuple[str, Any]]:
+    """Every (label, pyopencl device), sorted; the label is `platform name | platform version | device name`."""
+    cl = load_pyopencl()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:  # the loader reports "no platform" as an error
+        return []
+    found: list[tuple[str, Any]] = []
+    for platform in platforms:
+        try:
+            devices = platform.get_devices()
+        except cl.Error:
+            continue
+        found += [(f"{platform.name} | {platform.version} | {d.name}", d) for d in devices]
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def choose_device(substring: str | None) -> tuple[str, Any]:
+    """The one device whose label contains `substring` (any case). Without one: PoCL, oldest version first (the wheel
+    ships 3.0; a system's newer one adds to it), else the only device that is not a simulator.
+
+    Raises: MeasureError naming the devices there are, when none or several match.
+    """
+    everything = all_devices()
+    if substring is None:
+        real = [entry for entry in everything if not entry[0].lower().startswith(_SIMULATORS)]
+        pocl = [entry for entry in real if entry[0].startswith(PREFERRED_PLATFORM)]
+        matching = pocl[:1] or real
+        wanted = "the default device"
+    else:
+        matching = [entry for entry in everything if substring.lower() in entry[0].lower()]
+        wanted = f"one device matching {substring!r}"
+    if len(matching) == 1:
+        return matching[0]
+    names = "; ".join(label for label, _ in (matching or everything)) or "none"
+    what = "several match" if matching else "there are"
+    raise MeasureError(f"OpenCL: wanted {wanted}, {what}: {names}; choose with opencl:<part of that text>")
+
+
+class OpenCLBuffer:
+    """Device memory; `array` is the host memory behind it on a CPU device, else None."""
+
+    __slots__ = ("array", "memory", "nbytes")
+
+    def __init__(self, memory: Any, array: NDArray[np.uint8] | None, nbytes: int) -> None:
+        self.memory, self.array, self.nbytes = memory, array, nbytes
+
+    def live(self) -> Any:
+        if self.memory is None:
+            raise MeasureError("OpenCL device: wanted a live buffer, found one that was freed")
+        return self.memory
+
+
+class _Handle:
+    """A compiled kernel: its program (to make one kernel object per binding) and what the compiler says it needs."""
+
+    __slots__ = ("group_size", "name", "program")
+
+    def __init__(self, program: Any, name: str, group_size: int) -> None:
+        self.program, self.name, self.group_size = program, name, group_size
+
+
+class OpenCLDevice:
+    """The `Device` contract over one OpenCL device and one in-order queue."""
+
+    def __init__(self, substring: str | None = None) -> None:
+        self._cl = load_pyopencl()
+        label, self._device = choose_device(substring)
+        try:
+            self._context = self._cl.Context([self._device])
+            self._queue = self._cl.CommandQueue(self._context)
+        except self._cl.Error as error:
+            raise MeasureError(f"OpenCL: {label} is there but cannot be opened: {error}") from None
+        self._is_cpu = bool(self._device.type & self._cl.device_type.CPU)
+        self.info = _describe(self._device, self._is_cpu, repair_target(self._device))
+        limits = dict(self.info.limits)
+        self._max_local, self._max_group = limits["max_local_bytes"], limits["max_group_size"]
+        self._max_items = tuple(self._device.max_work_item_sizes)
+
+    def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
+        cl = self._cl
+        handles: dict[str, Any] = {}
+        for kernel in kernels:
+            if kernel.language != "opencl":
+                raise BuildError(f"OpenCL device: wanted kernels in opencl, found {kernel.name} in {kernel.language}")
+        for flags, group in group_by_flags(kernels).items():
+            options = [*BASE_FLAGS, *flags]
+            try:
+                program = cl.Program(self._context, join_sources(group)).build(options=options, cache_dir=False)
+            except cl.Error as error:
+                names = ", ".join(kernel.name for kernel in group)
+                raise BuildError(
+                    f"OpenCL refused kernels {names} ({' '.join(options)}):\n{str(error)[:8000]}"
+                ) from None
+            for kernel in group:
+                handles[kernel.name] = self._inspect(program, kernel.name)
+        return handles
+
+    def _inspect(self, program: Any, name: str) -> _Handle:
+        cl = self._cl
+        try:
+            kernel = cl.Kernel(program, name)
+            local = kernel.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, self._device)
+            group = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self._device)
+        except cl.Error as error:
+            raise BuildError(f"OpenCL: the source of kernel {name} gives no such kernel: {error}") from None
+        if local > self._max_local:
+            raise BuildError(f"OpenCL kernel {name}: wanted {local} bytes of local memory, allowed {self._max_local}")
+        return _Handle(program, name, min(group, self._max_group))
+
+    def alloc(self, nbytes: int) -> OpenCLBuffer:
+        flags = self._cl.mem_flags
+        try:
+            if self._is_cpu:
+                array = aligned_bytes(nbytes)
+                memory = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=array)
+                return OpenCLBuffer(memory, array, nbytes)
+            if nbytes < 0:
+                raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
+            return OpenCLBuffer(self._cl.Buffer(self._context, flags.READ_WRITE, size=max(nbytes, 64)), None, nbytes)
+        except self._cl.Error as error:
+            limit = self._device.max_mem_alloc_size
+            raise MeasureError(f"OpenCL: wanted {nbytes} bytes in one buffer, allowed {limit}: {error}") from None
+
+    def upload(self, buffer: OpenCLBuffer, array: NDArray[Any]) -> None:
+        check_transfer("OpenCL upload", array.nbytes, buffer.nbytes)
+        if array.nbytes:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            self._guard(lambda: self._cl.enqueue_copy(self._queue, buffer.live(), data, is_blocking=True))
+
+    def download(self, buffer: OpenCLBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        result = np.empty(shape, dtype)
+        check_transfer("OpenCL download", result.nbytes, buffer.nbytes)
+        if result.nbytes:
+            data = result.reshape(-1).view(np.uint8)
+            self._guard(lambda: self._cl.enqueue_copy(self._queue, data, buffer.live(), is_blocking=True))
+        return result
+
+    def free(self, buffer: OpenCLBuffer) -> None:
+        if buffer.memory is not None:
+            buffer.memory.release()
+            buffer.memory = None
+            buffer.array = None
+
+    def bind(
+        self,
+        kernel: _Handle,
+        buffers: Sequence[OpenCLBuffer],
+        scalars: Sequence[int],
+        grid: Sequence[int],
+        local: Sequence[int],
+    ) -> Launch:
+        cl = self._cl
+        memory = [buffer.live() for buffer in buffers]
+        self._check_group(kernel, grid, local)
+        if 0 in grid:
+            return _nothing
+        try:
+            bound = cl.Kernel(kernel.program, kernel.name)
+            bound.set_args(*memory, *(np.int64(value) for value in scalars))
+        except (cl.Error, TypeError) as error:
+            raise MeasureError(
+                f"OpenCL kernel {kernel.name}: {len(memory)} buffers and {len(scalars)} scalars do not fit it: {error}"
+            ) from None
+        enqueue, queue, error_kind = cl.enqueue_nd_range_kernel, self._queue, cl.Error
+        work, group = tuple(g * size for g, size in zip(grid, local)), tuple(local)
+        keep = [buffer.array for buffer in buffers]
+
+        def launch() -> None:
+            try:
+                enqueue(queue, bound, work, group)
+            except error_kind as error:
+                raise MeasureError(
+                    f"OpenCL kernel {kernel.name}: launch of {work} by {group} failed: {error}"
+                ) from None
+
+        launch.__dict__["keep"] = keep  # the driver uses this host memory in place
+        return launch
+
+    def _check_group(self, kernel: _Handle, grid: Sequence[int], local: Sequence[int]) -> None:
+        what = f"OpenCL kernel {kernel.name}"
+        if not 1 <= len(grid) <= 3 or len(grid) != len(local):
+            raise MeasureError(f"{what}: wanted a grid of 1 to 3 axes and as many local sizes, found {grid}, {local}")
+        if any(extent < 0 or extent * size > 2**62 for extent, size in zip(grid, local)):
+            raise MeasureError(f"{what}: wanted grid extents of 0 or more, found {tuple(grid)}")
+        threads = 1
+        for axis, size in enumerate(local):
+            if not 1 <= size <= self._max_items[axis]:
+                raise MeasureError(f"{what}: local size {size} on axis {axis}, allowed 1..{self._max_items[axis]}")
+            threads *= size
+        if threads > kernel.group_size:
+            raise MeasureError(f"{what}: {threads} work-items in a group, allowed {kernel.group_size}")
+
+    def bind_host(
+        self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[OpenCLBuffer]
+    ) -> Launch | None:
+        if not self._is_cpu:
+            return None
+        cl, queue = self._cl, self._queue
+        flags = cl.map_flags.READ | cl.map_flags.WRITE
+        memory = [(buffer.live(), buffer.nbytes) for buffer in buffers]
+        keep = [buffer.array for buffer in buffers]
+
+        def launch() -> None:
+            try:
+                mapped: list[Any] = [
+                    cl.enqueue_map_buffer(queue, m, flags, 0, (size,), np.uint8, is_blocking=False)[0]
+                    if size
+                    else np.empty(0, np.uint8)
+                    for m, size in memory
+                ]
+                queue.finish()
+                try:
+                    function(mapped)
+                finally:
+                    for array, (_, size) in zip(mapped, memory):
+                        if size:
+                            array.base.release(queue)
+            except cl.Error as error:
+                raise MeasureError(f"OpenCL: mapping buffers for host code failed: {error}") from None
+
+        launch.__dict__["keep"] = keep
+        return launch
+
+    def synchronize(self) -> None:
+        self._guard(self._queue.finish)
+
+    def close(self) -> None:
+        self._guard(self._queue.finish)
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except self._cl.Error as error:
+            raise MeasureError(f"OpenCL device {self.info.name}: {error}") from None
+
+
+def _nothing() -> None:
+    """The launch of an empty grid."""
+
+
+def _describe(device: Any, is_cpu: bool, target: str) -> DeviceInfo:
+    platform = device.platform
+    pocl = re.search(r"PoCL (\d+)\.(\d+)", platform.version)
+    lanes = max(1, int(device.native_vector_width_float))
+    if pocl and (int(pocl[1]), int(pocl[2])) <= (3, 0):
+        lanes = min(lanes, 8)  # wider vectors make this version's compiler abort or loop
+    limits = {
+        "workers": int(device.max_compute_units),
+        "vector_bits": host.vector_bits() if is_cpu else lanes * 32,
+        "max_vector_lanes": lanes,
+        "registers": host.vector_registers() if is_cpu else 255,
+        "max_local_bytes": int(device.local_mem_size),
+        "max_group_size": int(device.max_work_group_size),
+        **(
+            host.cache_bytes()
+            if is_cpu
+            else {"l1_bytes": 0, "l2_bytes": int(device.global_mem_cache_size), "l3_bytes": 0}
+        ),
+    }
+    fingerprint = {
+        "cpu": host.cpu_model(),
+        "device": device.name,
+        "device_version": device.version,
+        "driver": device.driver_version,
+        "kind": "opencl",
+        "platform": f"{platform.name} {platform.version}",
+        "target": target,
+        "units": str(device.max_compute_units),
+    }
+    return DeviceInfo("opencl", device.name, tuple(sorted(fingerprint.items())), tuple(sorted(limits.items())))

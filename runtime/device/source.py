@@ -1,0 +1,38 @@
+"""Putting several kernels into one translation unit.
+
+Each `KernelSource.source` can be compiled on its own. Text its printer repeats in every kernel (types, polynomial
+functions) stands between the lines `/*prelude*/` and `/*end prelude*/`; here each distinct prelude is kept once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from relax_tune.runtime.program import KernelSource
+
+PRELUDE, END_PRELUDE = "/*prelude*/", "/*end prelude*/"
+_PRELUDE = re.compile(
+    rf"^[ \t]*{re.escape(PRELUDE)}[ \t]*\n(.*?)^[ \t]*{re.escape(END_PRELUDE)}[ \t]*$\n?", re.DOTALL | re.MULTILINE
+)
+
+
+def join_sources(kernels: Iterable[KernelSource]) -> str:
+    """One translation unit: every distinct prelude once, in order of first use, then each kernel's own text under a
+    `#line` directive, so that a compiler's messages name the kernel."""
+    preludes: dict[str, None] = {}
+    bodies: list[str] = []
+    for kernel in kernels:
+        for match in _PRELUDE.finditer(kernel.source):
+            preludes[match[1]] = None
+        body = _PRELUDE.sub("", kernel.source).strip("\n")
+        bodies.append(f'#line 1 "{kernel.name}"\n{body}\n')
+    return "".join(preludes) + "".join(bodies)
+
+
+def group_by_flags(kernels: Iterable[KernelSource]) -> dict[tuple[str, ...], list[KernelSource]]:
+    """Kernels that may share a translation unit: those with the same flags, in the order given."""
+    groups: dict[tuple[str, ...], list[KernelSource]] = {}
+    for kernel in kernels:
+        groups.setdefault(kernel.flags, []).append(kernel)
+    return groups

@@ -1,0 +1,31 @@
+"""The `Library` contract: tuned routines somebody else wrote, called on device buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from relax_tune.runtime.device.base import Device, Launch
+
+
+class Library(Protocol):
+    """Routines over a device's buffers, in launch order with its kernels. Not thread-safe: one thread uses a library.
+
+    `name` is the part of a routine before the dot; `routines` maps each routine to the names of its int64 scalars, in
+    order. Buffers are those of the step, outputs last.
+    """
+
+    name: str
+    routines: dict[str, tuple[str, ...]]
+
+    def fingerprint(self) -> tuple[tuple[str, str], ...]:
+        """Sorted (text, text) that identifies version and settings well enough to reuse a timing."""
+        ...
+
+    def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
+        """A closure that runs the routine. Sizes of 0 do what the mathematics says (an empty sum is 0).
+
+        Raises: ArtifactError for an unknown routine or a wrong number of buffers or scalars; MeasureError when sizes
+        exceed the buffers or the library, or when host code cannot reach this device's memory.
+        """
+        ...

@@ -1,0 +1,187 @@
+"""OpenBLAS through the `scipy-openblas32` wheel (extra `openblas`): single-precision matrix products."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ArtifactError, BuildError, MeasureError
+from relax_tune.runtime.device import host
+from relax_tune.runtime.device.base import Device, Launch
+
+_ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
+_PREFIX = "scipy_"
+_INT32_MAX = 2**31 - 1
+_FLOAT = 4
+
+Views = list[NDArray[Any]]
+
+
+def _load() -> Any:
+    try:
+        import scipy_openblas32
+    except ImportError as error:
+        raise BuildError(
+            f"OpenBLAS: wanted the package scipy-openblas32, found {error}; pip install 'relax-tune[openblas]'"
+        ) from None
+    folder = Path(scipy_openblas32.get_lib_dir())
+    for path in sorted(folder.glob("*scipy_openblas*")):
+        if path.suffix in (".so", ".dylib", ".dll"):
+            return ctypes.CDLL(str(path))
+    raise BuildError(f"OpenBLAS: wanted a shared library in {folder}, found none; reinstall scipy-openblas32")
+
+
+class OpenBlas:
+    """`sgemm` and `sgemm_batched`: C = op(A) op(B), row-major f32, op is transposition where `trans_*` is non-zero.
+
+    Buffers A, B, C. op(A) is (m, k), op(B) (k, n), C (m, n); `ld*` are the row lengths in memory, in floats; in the
+    batched form `stride_*` is the distance between matrices, in floats.
+
+    Threads: OpenBLAS has a pool of its own beside libgomp's (C device) or the OpenCL driver's. Its size is set to that
+    of the device's workers when this object is made.
+    """
+
+    name = "openblas"
+    routines: dict[str, tuple[str, ...]] = {  # noqa: RUF012 - the Protocol declares an instance attribute
+        "openblas.sgemm": ("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
+        "openblas.sgemm_batched": (
+            *("batch", "m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
+            *("stride_a", "stride_b", "stride_c"),
+        ),
+    }
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._dll = _load()
+        self.threads = threads or host.worker_threads()
+        self._symbol("openblas_set_num_threads")(ctypes.c_int(self.threads))
+        self._gemm = self._symbol("cblas_sgemm")
+        self._gemm.restype = None
+        try:
+            self._batched: Any = self._symbol("cblas_sgemm_batch_strided")
+            self._batched.restype = None
+        except BuildError:  # older wheels: a loop of single products
+            self._batched = None
+
+    def _symbol(self, name: str) -> Any:
+        for prefix in (_PREFIX, ""):
+            function = getattr(self._dll, prefix + name, None)
+            if function is not None:
+                return function
+        raise BuildError(f"OpenBLAS: wanted the function {name}, found none in the wheel; update scipy-openblas32")
+
+    def fingerprint(self) -> tuple[tuple[str, str], ...]:
+        texts = {}
+        for key in ("config", "corename"):
+            function = self._symbol(f"openblas_get_{key}")
+            function.restype = ctypes.c_char_p
+            texts[key] = function().decode(errors="replace").strip()
+        return (("config", texts["config"]), ("core", texts["corename"]), ("threads", str(self.threads)))
+
+    def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
+        names = self.routines.get(routine)
+        if names is None:
+            raise ArtifactError(f"OpenBLAS: wanted one of {', '.join(self.routines)}, found {routine}")
+        if len(buffers) != 3 or len(scalars) != len(names):
+            raise ArtifactError(
+                f"{routine}: wanted 3 buffers and the scalars {', '.join(names)}, "
+                f"found {len(buffers)} buffers and {len(scalars)} scalars"
+            )
+        sizes = dict(zip(names, (int(value) for value in scalars)))
+        sizes = {"batch": 1, "stride_a": 0, "stride_b": 0, "stride_c": 0} | sizes
+        needs = _check_sizes(routine, sizes)
+        if sizes["batch"] == 0 or sizes["m"] == 0 or sizes["n"] == 0:
+            return _nothing
+        if sizes["k"] == 0:
+            function: Callable[[Views], None] = partial(_clear, routine, sizes, needs)
+        else:
+            function = self._multiply(routine, sizes, needs)
+        launch = device.bind_host(function, buffers)
+        if launch is None:
+            raise MeasureError(f"{routine}: wanted a device that shares memory with the host, found {device.info.name}")
+        return launch
+
+    def _multiply(self, routine: str, sizes: dict[str, int], needs: tuple[int, int, int]) -> Callable[[Views], None]:
+        make = partial(self._calls, sizes)
+        known: Views | None = None
+        calls: list[Callable[[], object]] = []
+
+        def multiply(views: Views) -> None:
+            nonlocal known, calls
+            if views is not known:  # a C device passes the same list every time
+                _check_views(routine, needs, views)
+                calls, known = make([int(view.__array_interface__["data"][0]) for view in views]), views
+            for call in calls:
+                call()
+
+        return multiply
+
+    def _calls(self, sizes: dict[str, int], addresses: Sequence[int]) -> list[Callable[[], object]]:
+        c_int, pointer = ctypes.c_int, ctypes.c_void_p
+        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        a, b, c = addresses
+        head = [
+            *(c_int(_ROW_MAJOR), c_int(_TRANSPOSED if sizes["trans_a"] else _PLAIN)),
+            c_int(_TRANSPOSED if sizes["trans_b"] else _PLAIN),
+            *(c_int(sizes["m"]), c_int(sizes["n"]), c_int(sizes["k"]), one),
+        ]
+        lda, ldb, ldc = (c_int(sizes[key]) for key in ("lda", "ldb", "ldc"))
+        strides = [sizes[key] for key in ("stride_a", "stride_b", "stride_c")]
+        if sizes["batch"] > 1 and self._batched is not None and max(strides) <= _INT32_MAX:
+            sa, sb, sc = (c_int(stride) for stride in strides)
+            tail = [pointer(a), lda, sa, pointer(b), ldb, sb, zero, pointer(c), ldc, sc, c_int(sizes["batch"])]
+            return [partial(self._batched, *head, *tail)]
+        calls: list[Callable[[], object]] = []
+        for index in range(sizes["batch"]):
+            at_a, at_b, at_c = (base + index * s * _FLOAT for base, s in zip(addresses, strides))
+            calls.append(partial(self._gemm, *head, pointer(at_a), lda, pointer(at_b), ldb, zero, pointer(at_c), ldc))
+        return calls
+
+
+def _nothing() -> None:
+    """The product with no elements."""
+
+
+def _check_sizes(routine: str, sizes: dict[str, int]) -> tuple[int, int, int]:
+    """Check every scalar; returns the bytes that A, B and C must have."""
+    for name, value in sizes.items():
+        limit = 2**40 if name.startswith("stride") else _INT32_MAX
+        if not 0 <= value <= limit:
+            raise MeasureError(f"{routine}: scalar {name}: wanted 0..{limit}, found {value}")
+    needs = []
+    for which, rows, columns, transposed in (
+        ("a", sizes["m"], sizes["k"], sizes["trans_a"]),
+        ("b", sizes["k"], sizes["n"], sizes["trans_b"]),
+        ("c", sizes["m"], sizes["n"], 0),
+    ):
+        if transposed:
+            rows, columns = columns, rows
+        if rows == 0 or columns == 0 or sizes["batch"] == 0:
+            needs.append(0)
+            continue
+        row_length = sizes[f"ld{which}"]
+        if row_length < columns:
+            raise MeasureError(f"{routine}: scalar ld{which}: wanted at least {columns}, found {row_length}")
+        needs.append(((sizes["batch"] - 1) * sizes[f"stride_{which}"] + (rows - 1) * row_length + columns) * _FLOAT)
+    return needs[0], needs[1], needs[2]
+
+
+def _check_views(routine: str, needs: Sequence[int], views: Views) -> None:
+    for which, wanted, view in zip("ABC", needs, views):
+        if view.nbytes < wanted:
+            raise MeasureError(f"{routine}: buffer {which}: wanted {wanted} bytes, found {view.nbytes}")
+
+
+def _clear(routine: str, sizes: dict[str, int], needs: Sequence[int], views: Views) -> None:
+    """k = 0: every element of C is an empty sum."""
+    _check_views(routine, needs, views)
+    floats = views[2][: needs[2]].view(np.float32)
+    for index in range(sizes["batch"]):
+        for row in range(sizes["m"]):
+            start = index * sizes["stride_c"] + row * sizes["ldc"]
+            floats[start : start + sizes["n"]] = 0.0

@@ -1,0 +1,374 @@
+"""Executing a `Program` on a device: binding symbols once per shape, then launching.
+
+An `Executor` compiles everything up front, uploads constants and runs `prepare` once. `bind` turns symbol values into a
+`Bound`: one evaluation of the scalar list gives sizes, grids, checks and the variant of every call, and each step
+becomes a closure. Bindings are kept (least recently used go first), so a shape that comes again only launches.
+
+Memory is a pool that only grows, shared by all bindings: one slab per storage, input and output. When a slab has to
+grow, closures of other bindings point at the old one; they are made again when they are next used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ArtifactError, BuildError, UserError
+from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.library.registry import open_libraries
+from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
+from relax_tune.runtime.scalars import WIDTH, Op, compile_scalars, constant_values
+
+MAX_BINDINGS = 64
+
+
+class Bound:
+    """A program with its symbols bound. `choices`: (call name, variant label) in call order; `values`: every slot."""
+
+    def __init__(self, executor: Executor, symbols: tuple[int, ...], values: list[int]) -> None:
+        self._executor = executor
+        self.symbols, self.values = symbols, values
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        program = executor.program
+        for spec in program.buffers:
+            shape = tuple(values[slot] for slot in spec.shape)
+            if any(dim < 0 for dim in shape):
+                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
+            self.shapes[spec.name] = shape
+        self._steps: list[Step] = []
+        labels: list[tuple[str, str]] = []
+        for call in program.calls:
+            choice = values[call.choice]
+            if not 0 <= choice < len(call.variants):
+                raise ArtifactError(
+                    f"{program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
+                )
+            variant = call.variants[choice]
+            labels.append((call.name, variant.label))
+            self._steps += variant.steps
+        self.choices = tuple(labels)
+        self._launches: list[Launch] = []
+        self._generation = -1
+
+    def prepare(self) -> None:
+        """Make memory large enough and the closures current. `launch` does this itself; calling it early keeps the
+        cost out of a timing."""
+        self._executor._grow(self)
+        if self._generation != self._executor._generation:
+            self._launches = [self._executor._launch_of(step, self.values) for step in self._steps]
+            self._generation = self._executor._generation
+
+    def launch(self) -> None:
+        """Enqueue every step, in order. The device's `synchronize` waits for them."""
+        if self._generation != self._executor._generation:
+            self.prepare()
+        for launch in self._launches:
+            launch()
+
+
+class Executor:
+    """Runs one program on one device. Not thread-safe. The device stays its caller's; `close` gives the memory back.
+
+    constants: a C-contiguous array for every buffer of role `const`, of its dtype and shape.
+    libraries: what library steps may use; None opens those installed, when the program needs any.
+    shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
+
+    Raises: ArtifactError for a program that cannot run (foreign kernels, a symbol no input binds, prepare steps that
+    depend on symbols, missing constants); BuildError when compiling fails or a library is missing.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        device: Device,
+        constants: Mapping[str, NDArray[Any]],
+        libraries: Mapping[str, Library] | None = None,
+        shared: Mapping[str, Any] | None = None,
+    ) -> None:
+        verify_program(program)
+        self.program, self.device = program, device
+        self._evaluate = compile_scalars(program.scalars, len(program.symbols))
+        self._binders = _find_binders(program)
+        self._libraries = _needed_libraries(program, libraries)
+        self._bindings: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
+        self._generation = 0
+        self._storages: list[Any] = [None] * len(program.storages)
+        self._own: dict[int, Any] = {}
+        names = {spec.name: index for index, spec in enumerate(program.buffers)}
+        unknown = sorted(set(shared or {}) - set(names))
+        if unknown:
+            raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
+        self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
+        if any(program.buffers[index].role in ("temp", "packed") for index in self._shared):
+            raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
+        self._kernels = device.compile(program.kernels) if program.kernels else {}
+        self._load_constants(constants)
+
+    def _load_constants(self, constants: Mapping[str, NDArray[Any]]) -> None:
+        program = self.program
+        values = constant_values(program.scalars, len(program.symbols))
+        for index, spec in enumerate(program.buffers):
+            if spec.role not in ("const", "packed"):
+                continue
+            shape = _fixed(program, values, spec.shape, f"buffer {spec.name}")
+            if any(dim < 0 for dim in shape):
+                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
+            if index in self._shared:
+                self._check_size(index, math.prod(shape) * np.dtype(spec.dtype).itemsize)
+                continue
+            array = constants.get(spec.name)
+            if spec.role == "const" and array is None:
+                raise ArtifactError(f"{program.name}: wanted the constant {spec.name}, found none of that name")
+            dtype = np.dtype(spec.dtype)
+            self._own[index] = self.device.alloc(math.prod(shape) * dtype.itemsize)
+            if spec.role == "const" and array is not None:
+                if array.dtype != dtype or array.shape != shape:
+                    raise ArtifactError(
+                        f"{program.name}: constant {spec.name}: wanted {spec.dtype} {shape}, "
+                        f"found {array.dtype} {array.shape}"
+                    )
+                self.device.upload(self._own[index], np.ascontiguousarray(array))
+        for position, step in enumerate(program.prepare):
+            where = f"prepare step {position} ({step.target})"
+            _fixed(program, values, (*step.scalars, *step.grid), where)
+            self._launch_of(step, [0 if value is None else value for value in values])()
+        self.device.synchronize()
+
+    def bind(self, symbols: Mapping[str, int]) -> Bound:
+        """The binding for these symbol values, made or remembered.
+
+        Raises: UserError for missing or unknown symbols, values outside declared bounds and failing run-time checks;
+        MeasureError when memory runs out.
+        """
+        program = self.program
+        names = [symbol.name for symbol in program.symbols]
+        if set(symbols) != set(names):
+            raise UserError(f"{program.name}: wanted values for the symbols {names}, found {sorted(symbols)}")
+        key = tuple(int(symbols[name]) for name in names)
+        return self._bind(key, self._values(key, {}))
+
+    def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
+        """Every slot for these symbol values, remembered or after checking the declared bounds."""
+        bound = self._bindings.get(key)
+        if bound is not None:
+            return bound.values
+        program = self.program
+        for index, (symbol, value) in enumerate(zip(program.symbols, key)):
+            source = f" (from {origin[index]})" if index in origin else ""
+            if value < symbol.lower:
+                raise UserError(f"{program.name}: wanted {symbol.name} >= {symbol.lower}, found {value}{source}")
+            if symbol.upper is not None and value > symbol.upper:
+                raise UserError(f"{program.name}: wanted {symbol.name} <= {symbol.upper}, found {value}{source}")
+        try:
+            return self._evaluate(key)
+        except UserError as error:
+            raise UserError(f"{program.name}: {dict(zip((s.name for s in program.symbols), key))}: {error}") from None
+
+    def _bind(self, key: tuple[int, ...], values: list[int]) -> Bound:
+        bound = self._bindings.get(key)
+        if bound is not None:
+            self._bindings.move_to_end(key)
+            return bound
+        program = self.program
+        for check in program.checks:
+            if not values[check.slot]:
+                message = format_message(check.message, [values[slot] for slot in check.values])
+                raise UserError(f"{program.name}: {message}")
+        bound = Bound(self, key, values)
+        bound.prepare()
+        self._bindings[key] = bound
+        if len(self._bindings) > MAX_BINDINGS:
+            self._bindings.popitem(last=False)
+        return bound
+
+    def buffer(self, name: str) -> Any:
+        """The device buffer behind a named buffer now; it may change when a larger shape is bound.
+
+        Raises: UserError when there is no such buffer, or no memory for it yet.
+        """
+        for index, spec in enumerate(self.program.buffers):
+            if spec.name == name:
+                found = self._device_buffer(index)
+                if found is None:
+                    raise UserError(f"{self.program.name}: buffer {name} has no memory before the first bind")
+                return found
+        raise UserError(f"{self.program.name}: wanted a buffer of the program, found {name!r}")
+
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
+        """Call the program: inputs by name or in order, outputs in order, as fresh arrays.
+
+        Raises: UserError naming the function, the parameter, what was wanted and what was found.
+        """
+        arrays = self._check_inputs(inputs)
+        bound = self._bind(*self._match(arrays))
+        if bound._generation != self._generation:
+            bound.prepare()
+        program, device = self.program, self.device
+        for index, array in zip(program.inputs, arrays):
+            device.upload(self._device_buffer(index), np.ascontiguousarray(array))
+        bound.launch()
+        results = []
+        for index in program.outputs:
+            spec = program.buffers[index]
+            results.append(device.download(self._device_buffer(index), np.dtype(spec.dtype), bound.shapes[spec.name]))
+        return results
+
+    def close(self) -> None:
+        """Give back all memory this executor allocated."""
+        self.device.synchronize()
+        for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
+            self.device.free(buffer)
+        self._own.clear()
+        self._storages = [None] * len(self.program.storages)
+        self._bindings.clear()
+        self._generation += 1
+
+    def _check_inputs(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
+        program = self.program
+        specs = [program.buffers[index] for index in program.inputs]
+        names = [spec.name for spec in specs]
+        if isinstance(inputs, Mapping):
+            for name in names:
+                if name not in inputs:
+                    raise UserError(f"{program.name}: wanted an argument for parameter {name}, found {sorted(inputs)}")
+            unknown = sorted(set(inputs) - set(names))
+            if unknown:
+                raise UserError(f"{program.name}: wanted the parameters {names}, found unknown {unknown}")
+            given = [inputs[name] for name in names]
+        else:
+            given = list(inputs)
+            if len(given) != len(names):
+                missing = f", missing {', '.join(names[len(given) :])}" if len(given) < len(names) else ""
+                raise UserError(
+                    f"{program.name}: wanted {len(names)} arguments ({', '.join(names)}), found {len(given)}{missing}"
+                )
+        for spec, array in zip(specs, given):
+            if not isinstance(array, np.ndarray):
+                raise UserError(f"{program.name}: parameter {spec.name}: wanted an array, found {type(array).__name__}")
+            if array.ndim != len(spec.shape):
+                raise UserError(
+                    f"{program.name}: parameter {spec.name}: wanted {len(spec.shape)} dimensions, "
+                    f"found {array.ndim} {array.shape}"
+                )
+            if array.dtype != np.dtype(spec.dtype):
+                raise UserError(
+                    f"{program.name}: parameter {spec.name}: wanted dtype {spec.dtype}, found {array.dtype}"
+                )
+        return given
+
+    def _match(self, arrays: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], list[int]]:
+        """Symbol values from the dims of the inputs; every other dim is checked against its expression."""
+        program = self.program
+        symbols = [0] * len(program.symbols)
+        origin: dict[int, str] = {}
+        for index, (position, dim) in enumerate(self._binders):
+            symbols[index] = arrays[position].shape[dim]
+            origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
+        key = tuple(symbols)
+        values = self._values(key, origin)
+        for index, array in zip(program.inputs, arrays):
+            spec = program.buffers[index]
+            for dim, slot in enumerate(spec.shape):
+                if array.shape[dim] != values[slot]:
+                    known = [f"{s.name} = {symbols[i]} from {origin[i]}" for i, s in enumerate(program.symbols)]
+                    raise UserError(
+                        f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
+                        f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])})"
+                    )
+        return key, values
+
+    def _device_buffer(self, index: int) -> Any:
+        if index in self._shared:
+            return self._shared[index]
+        storage = self.program.buffers[index].storage
+        return self._own.get(index) if storage is None else self._storages[storage]
+
+    def _check_size(self, index: int, nbytes: int) -> None:
+        size = getattr(self._shared[index], "nbytes", None)
+        if size is not None and size < nbytes:
+            name = self.program.buffers[index].name
+            raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
+
+    def _grow(self, bound: Bound) -> None:
+        """Make every slab as large as this binding needs."""
+        program, values = self.program, bound.values
+        for number, slot in enumerate(program.storages):
+            self._storages[number] = self._slab(self._storages[number], values[slot])
+        for index, spec in enumerate(program.buffers):
+            nbytes = math.prod(bound.shapes[spec.name]) * np.dtype(spec.dtype).itemsize
+            if spec.storage is not None:
+                if nbytes > values[program.storages[spec.storage]]:
+                    raise ArtifactError(
+                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, "
+                        f"its storage has {values[program.storages[spec.storage]]}"
+                    )
+            elif index in self._shared:
+                self._check_size(index, nbytes)
+            elif spec.role in ("input", "output"):
+                self._own[index] = self._slab(self._own.get(index), nbytes)
+
+    def _slab(self, slab: Any, nbytes: int) -> Any:
+        if slab is not None and slab.nbytes >= nbytes:
+            return slab
+        if slab is not None:
+            nbytes = max(nbytes, slab.nbytes + slab.nbytes // 2)
+            self.device.synchronize()
+        larger = self.device.alloc(nbytes)
+        if slab is not None:
+            self.device.free(slab)
+            self._generation += 1
+        return larger
+
+    def _launch_of(self, step: Step, values: Sequence[int]) -> Launch:
+        buffers = [self._device_buffer(index) for index in step.buffers]
+        numbers = [values[slot] for slot in step.scalars]
+        if step.kind == "library":
+            return self._libraries[step.target.split(".")[0]].bind(step.target, self.device, buffers, numbers)
+        grid = [values[slot] for slot in step.grid]
+        return self.device.bind(self._kernels[step.target], buffers, numbers, grid, step.local)
+
+
+def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
+    """Values of slots that must not depend on symbols."""
+    found = [values[slot] for slot in slots]
+    if any(value is None for value in found):
+        raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
+    return tuple(value for value in found if value is not None)
+
+
+def _find_binders(program: Program) -> list[tuple[int, int]]:
+    """For each symbol, the (input position, dim) whose slot is that symbol itself; the first one binds it."""
+    found: dict[int, tuple[int, int]] = {}
+    for position, index in enumerate(program.inputs):
+        spec: BufferSpec = program.buffers[index]
+        for dim, slot in enumerate(spec.shape):
+            if program.scalars[slot * WIDTH] == Op.SYMBOL:
+                found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
+    missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
+    if missing:
+        raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")
+    return [found[index] for index in range(len(program.symbols))]
+
+
+def _needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:
+    steps = [*program.prepare, *(s for call in program.calls for variant in call.variants for s in variant.steps)]
+    routines = sorted({step.target for step in steps if step.kind == "library"})
+    if not routines:
+        return {}
+    libraries = open_libraries() if given is None else given
+    for routine in routines:
+        name = routine.split(".")[0]
+        if name not in libraries:
+            raise BuildError(
+                f"{program.name}: wanted the library {name}, found {sorted(libraries) or 'none'}; "
+                f"pip install 'relax-tune[{name}]'"
+            )
+        if routine not in libraries[name].routines:
+            raise ArtifactError(f"{program.name}: wanted a routine of {name}, found {routine}")
+    return libraries
