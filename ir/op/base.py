@@ -1,0 +1,186 @@
+"""What an operator declares, in one place: deduction, legalisation and its meaning in NumPy.
+
+An operator is a frozen dataclass whose fields are its attributes (paper section 3.3: operators are functions of annotations).
+`infer` never guesses: what cannot be decided gives a coarser annotation or a run-time check.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.dtype import DType
+from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, mul, substitute
+from relax_tune.ir.function import Bound, PrimFunc
+from relax_tune.ir.graph import Operator
+from relax_tune.ir.struct_info import StructInfo, TensorInfo
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeCheck:
+    """What deduction could not decide: `cond` must hold for every symbol binding.
+
+    message: a complete sentence; `{0}`, `{1}` ... stand for the run-time values of `values`.
+    """
+
+    cond: Expr
+    message: str
+    values: tuple[Expr, ...] = ()
+
+
+@dataclass(slots=True)
+class Deduction:
+    """The facts one deduction may use, and the run-time checks it asks for in return."""
+
+    env: Env = field(default_factory=Env)
+    checks: list[RuntimeCheck] = field(default_factory=list)
+
+    def simplify(self, e: ExprLike) -> Expr:
+        return simplify(expr(e), self.env)
+
+    def equal(self, a: ExprLike, b: ExprLike) -> Proof:
+        """Is `a == b` for every admissible symbol value?"""
+        x, y = expr(a), expr(b)
+        return Proof.YES if x is y else prove(eq(x, y), self.env)
+
+    def proves(self, cond: Expr) -> Proof:
+        return prove(cond, self.env)
+
+    def require_equal(self, a: ExprLike, b: ExprLike, what: str) -> None:
+        """`a == b` must hold. `what` names the place. Raises DeduceError when it never does; unknown becomes a check."""
+        x, y = expr(a), expr(b)
+        proof = self.equal(x, y)
+        if proof is Proof.NO:
+            raise DeduceError(f"{what}: wanted equal dims, found {x!r} and {y!r}")
+        if proof is Proof.UNKNOWN:
+            self.require(eq(x, y), f"{what}: wanted {x!r} == {y!r}, found {{0}} and {{1}}", x, y)
+
+    def require(self, cond: Expr, message: str, *values: Expr) -> None:
+        check = RuntimeCheck(cond, message, values)
+        if check not in self.checks:
+            self.checks.append(check)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSpec(Operator):
+    """Base of every operator. Subclasses set `name` and `arity`, and declare their attributes as fields."""
+
+    name: ClassVar[str]
+    arity: ClassVar[int] = 1
+
+    @abstractmethod
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        """The result's annotation. Raises DeduceError for arguments that can never fit."""
+
+    @abstractmethod
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        """A tensor function called `name` for arguments of fully known annotations, over the same symbols as `infos`.
+
+        consts: which arguments hold the same values at every call; ctx: what is known of the symbols.
+        """
+
+    @abstractmethod
+    def evaluate(self, arrays: Sequence[Array]) -> Array | tuple[Array, ...]:
+        """The meaning in NumPy, with attributes that hold no symbols. Sums and transcendental functions run in float64;
+        the result has the declared dtype, or float64 when a floating argument came as float64."""
+
+    def substituted(self, mapping: Mapping[Var, Expr]) -> OperatorSpec:
+        """This operator with symbols in its attributes replaced."""
+        changed: dict[str, Any] = {}
+        for f in fields(self):
+            old = getattr(self, f.name)
+            new = _substitute_attribute(old, mapping)
+            if new != old:
+                changed[f.name] = new
+        return replace(self, **changed) if changed else self
+
+    def tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
+        """The arguments, which must be `arity` tensors."""
+        if len(infos) != self.arity:
+            raise DeduceError(f"{self.name}: wanted {self.arity} arguments, found {len(infos)}")
+        for position, info in enumerate(infos):
+            if not isinstance(info, TensorInfo):
+                raise DeduceError(f"{self.name}: wanted a tensor as argument {position}, found {info!r}")
+        return tuple(info for info in infos if isinstance(info, TensorInfo))
+
+    def same_dtype(self, infos: Sequence[TensorInfo]) -> DType | None:
+        """The one element type of all arguments; None when one is unknown. Raises DeduceError when they differ."""
+        known = [i.dtype for i in infos if i.dtype is not None]
+        for d in known[1:]:
+            if d is not known[0]:
+                raise DeduceError(f"{self.name}: wanted one dtype, found {known[0]} and {d}; cast one of them first")
+        return known[0] if len(known) == len(infos) else None
+
+
+def env_of(bounds: Sequence[Bound]) -> Env:
+    """Declared bounds as facts for proofs."""
+    return Env({b.var: (b.lower, b.upper) for b in bounds})
+
+
+def _substitute_attribute(value: Any, mapping: Mapping[Var, Expr]) -> Any:
+    if isinstance(value, Expr):
+        return substitute(value, mapping)
+    if isinstance(value, tuple):
+        return tuple(_substitute_attribute(v, mapping) for v in value)
+    return value
+
+
+def shape_of(info: TensorInfo) -> tuple[Expr, ...]:
+    """The dims of a fully known annotation."""
+    if info.shape is None:
+        raise DeduceError(
+            f"wanted a tensor of known dims to make a loop nest, found {info!r}; add a match_cast before it"
+        )
+    return info.shape
+
+
+def dtype_of(info: TensorInfo) -> DType:
+    if info.dtype is None:
+        raise DeduceError(
+            f"wanted a tensor of known dtype to make a loop nest, found {info!r}; add a match_cast before it"
+        )
+    return info.dtype
+
+
+def product(dims: Sequence[ExprLike]) -> Expr:
+    """The product of dims, left to right; 1 for none."""
+    result = expr(1)
+    for d in dims:
+        result = mul(result, d)
+    return result
+
+
+def is_const(consts: Sequence[bool], position: int) -> bool:
+    return position < len(consts) and consts[position]
+
+
+def float_result(value: Array, arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
+    """`value` as `dtype`, or as float64 when an argument came as float64 (references stay in double precision)."""
+    if any(a.dtype == np.float64 for a in arrays) and np.issubdtype(dtype, np.floating):
+        return np.asarray(value, np.float64)
+    return np.asarray(value).astype(dtype, copy=False)
+
+
+def wide(a: Array) -> Array:
+    """Floats as float64; everything else as it is."""
+    return a.astype(np.float64, copy=False) if np.issubdtype(a.dtype, np.floating) else a
+
+
+def axis_index(name: str, axis: int, ndim: int) -> int:
+    """A possibly negative axis as 0 .. ndim-1. Raises DeduceError."""
+    if not -ndim <= axis < ndim:
+        raise DeduceError(f"{name}: wanted an axis in {-ndim}..{ndim - 1}, found {axis}")
+    return axis % ndim

@@ -1,0 +1,429 @@
+"""Operators that move values without computing: gathers, views, permutations, joins and cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.dtype import i32, i64
+from relax_tune.ir.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, lt, maximum, minimum, mul, select, sub
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    OperatorSpec,
+    axis_index,
+    dtype_of,
+    is_const,
+    product,
+    shape_of,
+)
+from relax_tune.ir.op.elementwise import broadcast_index
+from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
+
+
+def _integers(dims: Sequence[Expr], what: str) -> tuple[int, ...]:
+    """Dims without symbols as numbers."""
+    found: list[int] = []
+    for d in dims:
+        n = as_int(d)
+        if n is None:
+            raise DeduceError(f"{what}: wanted numbers to evaluate with, found {d!r}; bind its symbols first")
+        found.append(n)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Take(OperatorSpec):
+    """Rows of a table: table (v, ...), indices (...) of int32 or int64, each in [0, v) -> indices' dims + table's other dims."""
+
+    name: ClassVar[str] = "take"
+    arity: ClassVar[int] = 2
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        table, indices = self.tensors(infos)
+        if indices.dtype not in (None, i32, i64):
+            raise DeduceError(f"take: wanted int32 or int64 indices, found {indices!r}; cast them first")
+        if table.ndim == 0:
+            raise DeduceError(f"take: wanted a table of at least 1 dim, found {table!r}")
+        if table.shape is None or indices.shape is None:
+            known = table.ndim is not None and indices.ndim is not None
+            return TensorInfo(None, table.dtype, (table.ndim or 0) - 1 + (indices.ndim or 0) if known else None)
+        return TensorInfo((*indices.shape, *table.shape[1:]), table.dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        rows, where = shape_of(infos[0]), shape_of(infos[1])
+        table = b.input("table", rows, dtype_of(infos[0]), is_const(consts, 0))
+        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
+        y = b.output("y", (*where, *rows[1:]), dtype_of(infos[0]))
+        n = len(where)
+        b.compute(y, lambda *i: table[(indices[i[:n]], *i[n:])], "take")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.asarray(np.take(arrays[0], arrays[1], axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape(OperatorSpec):
+    """The same elements in row-major order under other dims; a view, never a kernel."""
+
+    shape: tuple[Expr, ...]
+    name: ClassVar[str] = "reshape"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.shape is None:
+            return TensorInfo(self.shape, x.dtype)
+        old, new = ctx.simplify(product(x.shape)), ctx.simplify(product(self.shape))
+        what = f"reshape of ({', '.join(map(repr, x.shape))}) to ({', '.join(map(repr, self.shape))})"
+        proof = ctx.equal(old, new)
+        if proof is Proof.NO:
+            raise DeduceError(f"{what}: wanted equal products of dims, found {old!r} and {new!r}")
+        if proof is Proof.UNKNOWN:
+            ctx.require(eq(old, new), f"{what}: wanted equal products of dims, found {{0}} and {{1}}", old, new)
+        return TensorInfo(self.shape, x.dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        y = b.output("y", self.shape, dtype)
+
+        def value(*i: Expr) -> Expr:
+            flat: Expr = const(0)
+            for v, d in zip(i, self.shape, strict=True):
+                flat = add(mul(flat, d), v)
+            where: list[Expr] = []
+            for p in range(len(shape) - 1, -1, -1):
+                where.insert(0, flat if p == 0 else flat % shape[p])
+                flat = flat // shape[p]
+            return x[tuple(where)]
+
+        b.compute(y, value, "reshape")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        wanted = _integers(self.shape, "reshape")
+        if int(np.prod(wanted, dtype=np.int64)) != arrays[0].size:
+            raise DeduceError(f"reshape: wanted {arrays[0].size} elements, found dims {wanted}")
+        return arrays[0].reshape(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten(OperatorSpec):
+    """All elements in row-major order in one dim; a view, never a kernel."""
+
+    name: ClassVar[str] = "flatten"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        return (
+            TensorInfo(None, x.dtype, 1) if x.shape is None else TensorInfo((ctx.simplify(product(x.shape)),), x.dtype)
+        )
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        return Reshape((product(shape_of(infos[0])),)).legalize(name, infos, consts, ctx)
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return arrays[0].reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandDims(OperatorSpec):
+    """New dims of 1 at `axes` of the result; a view, never a kernel."""
+
+    axes: tuple[int, ...]
+    name: ClassVar[str] = "expand_dims"
+    arity: ClassVar[int] = 1
+
+    def _shape(self, shape: Sequence[Expr]) -> tuple[Expr, ...]:
+        n = len(shape) + len(self.axes)
+        at = {axis_index(self.name, a, n) for a in self.axes}
+        if len(at) != len(self.axes):
+            raise DeduceError(f"expand_dims: wanted distinct axes, found {self.axes}")
+        rest = iter(shape)
+        return tuple(const(1) if p in at else next(rest) for p in range(n))
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.shape is None:
+            return TensorInfo(None, x.dtype, None if x.ndim is None else x.ndim + len(self.axes))
+        return TensorInfo(self._shape(x.shape), x.dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        return Reshape(self._shape(shape_of(infos[0]))).legalize(name, infos, consts, ctx)
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.expand_dims(arrays[0], self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Permute(OperatorSpec):
+    """`y` with axis `p` of the result taken from axis `axes[p]` of the argument."""
+
+    axes: tuple[int, ...]
+    name: ClassVar[str] = "permute"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.ndim is not None and sorted(self.axes) != list(range(x.ndim)):
+            raise DeduceError(f"permute: wanted a permutation of 0..{x.ndim - 1}, found {self.axes}")
+        shape = None if x.shape is None else tuple(x.shape[a] for a in self.axes)
+        return TensorInfo(shape, x.dtype, len(self.axes))
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        y = b.output("y", tuple(shape[a] for a in self.axes), dtype)
+        inverse = [self.axes.index(p) for p in range(len(shape))]
+        b.compute(y, lambda *i: x[tuple(i[p] for p in inverse)], "permute")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.transpose(arrays[0], self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastTo(OperatorSpec):
+    """The argument repeated along new leading dims and dims of 1."""
+
+    shape: tuple[Expr, ...]
+    name: ClassVar[str] = "broadcast_to"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.ndim is not None and x.ndim > len(self.shape):
+            raise DeduceError(f"broadcast_to: wanted at most {len(self.shape)} dims, found {x!r}")
+        if x.shape is not None:
+            offset = len(self.shape) - len(x.shape)
+            for p, d in enumerate(x.shape):
+                if as_int(d) != 1:
+                    ctx.require_equal(d, self.shape[offset + p], f"broadcast_to: dim {offset + p}")
+        return TensorInfo(self.shape, x.dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dtype = dtype_of(infos[0])
+        x = b.input("x", shape_of(infos[0]), dtype, is_const(consts, 0))
+        y = b.output("y", self.shape, dtype)
+        b.compute(y, lambda *i: broadcast_index(x, i, self.shape), "broadcast_to")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.broadcast_to(arrays[0], _integers(self.shape, "broadcast_to"))
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(OperatorSpec):
+    """Arguments one after the other along `axis`; other dims equal."""
+
+    axis: int = 0
+    name: ClassVar[str] = "concat"
+
+    def _tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
+        found = tuple(i for i in infos if isinstance(i, TensorInfo))
+        if not found or len(found) != len(infos):
+            raise DeduceError(f"concat: wanted at least one tensor and only tensors, found {list(infos)!r}")
+        return found
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        parts = self._tensors(infos)
+        dtype = self.same_dtype(parts)
+        ndims = {p.ndim for p in parts if p.ndim is not None}
+        if len(ndims) > 1:
+            raise DeduceError(f"concat: wanted one number of dims, found {sorted(ndims)}")
+        shapes = [p.shape for p in parts if p.shape is not None]
+        if len(shapes) != len(parts):
+            return TensorInfo(None, dtype, next(iter(ndims), None))
+        axis = axis_index(self.name, self.axis, len(shapes[0]))
+        total: Expr = const(0)
+        for number, s in enumerate(shapes):
+            for p, d in enumerate(s):
+                if p != axis:
+                    ctx.require_equal(shapes[0][p], d, f"concat: dim {p} of arguments 0 and {number}")
+            total = add(total, s[axis])
+        dims = (*shapes[0][:axis], ctx.simplify(total), *shapes[0][axis + 1 :])
+        return TensorInfo(dims, dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dtype = dtype_of(infos[0])
+        shapes = [shape_of(i) for i in infos]
+        axis = axis_index(self.name, self.axis, len(shapes[0]))
+        xs = [b.input(f"x{p}", s, dtype, is_const(consts, p)) for p, s in enumerate(shapes)]
+        ends: list[Expr] = []
+        for s in shapes:
+            ends.append(s[axis] if not ends else add(ends[-1], s[axis]))
+        y = b.output("y", (*shapes[0][:axis], (ctx or Deduction()).simplify(ends[-1]), *shapes[0][axis + 1 :]), dtype)
+
+        def part(position: int, i: tuple[Expr, ...]) -> Expr:
+            """Element of one argument; clamped into it, because a select evaluates both sides."""
+            extent = shapes[position][axis]
+            at = i[axis] if position == 0 else sub(i[axis], ends[position - 1])
+            at = maximum(minimum(at, sub(extent, 1)), 0)
+            return xs[position][(*i[:axis], at, *i[axis + 1 :])]
+
+        def value(*i: Expr) -> Expr:
+            result = part(len(xs) - 1, i)
+            for p in range(len(xs) - 2, -1, -1):
+                result = select(lt(i[axis], ends[p]), part(p, i), result)
+            return result
+
+        b.compute(y, value, "concat")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.concatenate(list(arrays), axis=self.axis)
+
+
+def _cut(b: TensorBuilder, x: Tensor, y: Tensor, axis: int, start: Expr, name: str) -> None:
+    b.compute(y, lambda *i: x[(*i[:axis], add(i[axis], start), *i[axis + 1 :])], name)
+
+
+@dataclass(frozen=True, slots=True)
+class Split(OperatorSpec):
+    """`parts` pieces along `axis`, each of ceil(n / parts) but the last ones, which may be shorter or empty."""
+
+    parts: int
+    axis: int = 0
+    name: ClassVar[str] = "split"
+    arity: ClassVar[int] = 1
+
+    def pieces(self, n: Expr, ctx: Deduction) -> tuple[tuple[Expr, Expr], ...]:
+        """(start, size) of every piece of a dim of size `n`."""
+        size = ctx.simplify(ceildiv(n, self.parts))
+        if ctx.equal(mul(size, self.parts), n) is Proof.YES:
+            return tuple((ctx.simplify(mul(size, i)), size) for i in range(self.parts))
+        exact = ctx.simplify(n // self.parts)
+        if ctx.equal(mul(exact, self.parts), n) is Proof.YES:
+            return tuple((ctx.simplify(mul(exact, i)), exact) for i in range(self.parts))
+        return tuple(
+            (
+                ctx.simplify(minimum(mul(size, i), n)),
+                ctx.simplify(maximum(minimum(size, sub(n, mul(size, i))), 0)),
+            )
+            for i in range(self.parts)
+        )
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if self.parts < 1:
+            raise DeduceError(f"split: wanted at least 1 part, found {self.parts}")
+        if x.shape is None:
+            return TupleInfo((TensorInfo(None, x.dtype, x.ndim),) * self.parts)
+        axis = axis_index(self.name, self.axis, len(x.shape))
+        return TupleInfo(
+            tuple(
+                TensorInfo((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
+                for _, size in self.pieces(x.shape[axis], ctx)
+            )
+        )
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        axis = axis_index(self.name, self.axis, len(shape))
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        pieces = self.pieces(shape[axis], ctx or Deduction())
+        outs = [b.output(f"y{p}", (*shape[:axis], s, *shape[axis + 1 :]), dtype) for p, (_, s) in enumerate(pieces)]
+        for p, (y, (start, _)) in enumerate(zip(outs, pieces, strict=True)):
+            _cut(b, x, y, axis, start, f"split_{p}")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        (x,) = arrays
+        n = x.shape[self.axis]
+        size = -(-n // self.parts)
+        edges = [min(size * i, n) for i in range(self.parts + 1)]
+        axis = self.axis % x.ndim
+        cut = (slice(None),) * axis
+        return tuple(x[(*cut, slice(a, e))] for a, e in zip(edges, edges[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(OperatorSpec):
+    """`x[..., begin:end, ...]` along `axis`, with both ends clamped into [0, size] as Python does; never negative."""
+
+    axis: int
+    begin: Expr
+    end: Expr
+    name: ClassVar[str] = "slice"
+    arity: ClassVar[int] = 1
+
+    def _window(self, n: Expr, ctx: Deduction) -> tuple[Expr, Expr]:
+        """(start, size) within a dim of size `n`."""
+        stop = _least(self.end, n, ctx)
+        start = _least(self.begin, n, ctx)
+        size = ctx.simplify(sub(stop, start))
+        if ctx.proves(ge(size, 0)) is not Proof.YES:
+            # min(begin, n) may be replaced by begin under max(.., 0): when begin > n both give an empty slice
+            size = maximum(ctx.simplify(sub(stop, self.begin)), 0)
+        return start, size
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        for what, e in (("begin", self.begin), ("end", self.end)):
+            if ctx.proves(ge(e, 0)) is Proof.NO:
+                raise DeduceError(f"slice: wanted {what} >= 0, found {e!r}")
+        if x.shape is None:
+            return TensorInfo(None, x.dtype, x.ndim)
+        axis = axis_index(self.name, self.axis, len(x.shape))
+        _, size = self._window(x.shape[axis], ctx)
+        return TensorInfo((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        axis = axis_index(self.name, self.axis, len(shape))
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        start, size = self._window(shape[axis], ctx or Deduction())
+        y = b.output("y", (*shape[:axis], size, *shape[axis + 1 :]), dtype)
+        _cut(b, x, y, axis, start, "slice")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        begin, end = _integers((self.begin, self.end), "slice")
+        axis = self.axis % arrays[0].ndim
+        return np.asarray(arrays[0][(*(slice(None),) * axis, slice(begin, end))])
+
+
+def _least(a: Expr, b: Expr, ctx: Deduction) -> Expr:
+    """min(a, b), decided when it can be."""
+    if ctx.proves(le(a, b)) is Proof.YES:
+        return a
+    return b if ctx.proves(le(b, a)) is Proof.YES else ctx.simplify(minimum(a, b))
+
+
+VIEWS: tuple[type[OperatorSpec], ...] = (Reshape, Flatten, ExpandDims)
+"""Operators whose result is the argument's memory under other dims."""

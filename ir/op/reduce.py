@@ -1,0 +1,342 @@
+"""Reductions: sums, means, maxima, and the row operators built on them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.dtype import DType
+from relax_tune.ir.expr import Expr, add, call, cast, const, div, maximum, mul, sub
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    OperatorSpec,
+    axis_index,
+    dtype_of,
+    float_result,
+    is_const,
+    product,
+    shape_of,
+    wide,
+)
+from relax_tune.ir.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(OperatorSpec):
+    """A reduction over `axes` (all when None); reduced dims are dropped, or kept as 1."""
+
+    axes: tuple[int, ...] | None = None
+    keepdims: bool = False
+    arity: ClassVar[int] = 1
+
+    @abstractmethod
+    def start(self, dtype: DType) -> Expr:
+        """The neutral element."""
+
+    @abstractmethod
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        """One step."""
+
+    @abstractmethod
+    def array(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """The whole reduction, `keepdims` applied."""
+
+    def positions(self, ndim: int) -> tuple[int, ...]:
+        axes = tuple(range(ndim)) if self.axes is None else self.axes
+        found = tuple(sorted(axis_index(self.name, a, ndim) for a in axes))
+        if len(set(found)) != len(found):
+            raise DeduceError(f"{self.name}: wanted distinct axes, found {self.axes}")
+        return found
+
+    def kept(self, shape: Sequence[Expr]) -> tuple[Expr, ...]:
+        axes = self.positions(len(shape))
+        if self.keepdims:
+            return tuple(const(1) if p in axes else d for p, d in enumerate(shape))
+        return tuple(d for p, d in enumerate(shape) if p not in axes)
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.shape is not None:
+            return TensorInfo(self.kept(x.shape), x.dtype)
+        if x.ndim is None:
+            return TensorInfo(None, x.dtype, 0 if self.axes is None and not self.keepdims else None)
+        axes = self.positions(x.ndim)
+        return TensorInfo(None, x.dtype, x.ndim if self.keepdims else x.ndim - len(axes))
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        y = b.output("y", self.kept(shape), dtype)
+        self.emit(b, x, y)
+        return b.finish()
+
+    def emit(self, b: TensorBuilder, x: Tensor, y: Tensor) -> None:
+        """The blocks that reduce `x` into `y`."""
+        shape = x.buffer.shape
+        axes = self.positions(len(shape))
+        n = len(y.buffer.shape)
+
+        def step(old: Expr, *indices: Expr) -> Expr:
+            s, r = list(indices[:n]), list(indices[n:])
+            if self.keepdims:
+                s = [v for p, v in enumerate(s) if p not in axes]
+            where = tuple(r.pop(0) if p in axes else s.pop(0) for p in range(len(shape)))
+            return self.combine(old, x[where])
+
+        b.reduce(y, tuple(shape[a] for a in axes), self.start(x.buffer.dtype), step, self.name)
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        (x,) = arrays
+        return float_result(self.array(wide(x), self.positions(x.ndim)), arrays, x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Reduce):
+    name: ClassVar[str] = "sum"
+
+    def start(self, dtype: DType) -> Expr:
+        return const(0, dtype)
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        return add(old, x)
+
+    def array(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return np.asarray(x.sum(axis=axes, keepdims=self.keepdims))
+
+
+@dataclass(frozen=True, slots=True)
+class Max(Reduce):
+    """The largest element; the dtype's smallest value over nothing."""
+
+    name: ClassVar[str] = "max"
+
+    def start(self, dtype: DType) -> Expr:
+        return lowest(dtype)
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        return maximum(old, x)
+
+    def array(self, x: Array, axes: tuple[int, ...]) -> Array:
+        low: Any = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
+        return np.asarray(x.max(axis=axes, keepdims=self.keepdims, initial=low))
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(Reduce):
+    """The arithmetic mean of floats (not a number over nothing)."""
+
+    name: ClassVar[str] = "mean"
+
+    def start(self, dtype: DType) -> Expr:
+        return const(0, dtype)
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        return add(old, x)
+
+    def array(self, x: Array, axes: tuple[int, ...]) -> Array:
+        count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
+        with np.errstate(invalid="ignore"):
+            return np.asarray(x.sum(axis=axes, keepdims=self.keepdims) / np.float64(count))
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.dtype is not None and not x.dtype.is_float:
+            raise DeduceError(f"mean: wanted a floating-point tensor, found {x!r}; cast it first")
+        return Reduce.infer(self, infos, ctx)
+
+    def emit(self, b: TensorBuilder, x: Tensor, y: Tensor) -> None:
+        shape, dtype = x.buffer.shape, x.buffer.dtype
+        total = b.alloc("total", y.buffer.shape, dtype)
+        Reduce.emit(self, b, x, total)
+        count = cast(product([shape[a] for a in self.positions(len(shape))]), dtype)
+        b.compute(y, lambda *i: div(total[i], count), "mean_divide")
+
+
+def lowest(dtype: DType) -> Expr:
+    """The neutral element of maximum."""
+    return const(-np.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOperator(OperatorSpec):
+    """Floats in, the same shape out, each row of the last axis on its own."""
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        tensors = self.tensors(infos)
+        x = tensors[0]
+        if x.dtype is not None and not x.dtype.is_float:
+            raise DeduceError(f"{self.name}: wanted a floating-point tensor, found {x!r}; cast it first")
+        if x.ndim == 0:
+            raise DeduceError(f"{self.name}: wanted at least 1 dim, found {x!r}")
+        dtype = self.same_dtype(tensors)
+        for position, t in enumerate(tensors[1:], 1):
+            if t.ndim is not None and t.ndim != 1:
+                raise DeduceError(f"{self.name}: wanted 1 dim in argument {position}, found {t!r}")
+            if t.shape is not None and x.shape is not None:
+                ctx.require_equal(
+                    t.shape[0], x.shape[-1], f"{self.name}: argument {position} and the last dim of {x!r}"
+                )
+        return TensorInfo(x.shape, dtype, x.ndim)
+
+
+def _row_sum(
+    b: TensorBuilder, out: Tensor, width: Expr, value: Callable[[tuple[Expr, ...], Expr], Expr], name: str
+) -> None:
+    """`out[row] = sum of value(row, k)`."""
+    b.reduce(out, (width,), const(0, out.buffer.dtype), lambda old, *i: add(old, value(i[:-1], i[-1])), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax(RowOperator):
+    """`exp(x - max) / sum(exp(x - max))` over the last axis."""
+
+    name: ClassVar[str] = "softmax"
+    arity: ClassVar[int] = 1
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        y = b.output("y", shape, dtype)
+        top, total = b.alloc("top", shape[:-1], dtype), b.alloc("total", shape[:-1], dtype)
+        power = b.alloc("power", shape, dtype)
+        b.reduce(top, shape[-1:], lowest(dtype), lambda old, *i: maximum(old, x[i]), "softmax_max")
+        b.compute(power, lambda *i: call("exp", sub(x[i], top[i[:-1]])), "softmax_exp")
+        _row_sum(b, total, shape[-1], lambda row, k: power[(*row, k)], "softmax_sum")
+        b.compute(y, lambda *i: div(power[i], total[i[:-1]]), "softmax")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x = wide(arrays[0])
+        if x.shape[-1] == 0:
+            return float_result(x, arrays, arrays[0].dtype)
+        e = np.exp(x - x.max(axis=-1, keepdims=True))
+        return float_result(e / e.sum(axis=-1, keepdims=True), arrays, arrays[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(RowOperator):
+    """`(x - mean) / sqrt(var + eps) * gamma + beta` over the last axis: x (..., c), gamma (c,), beta (c,).
+
+    The variance is the mean of squared differences (two passes), not the difference of mean squares, which cancels."""
+
+    eps: float = 1e-5
+    name: ClassVar[str] = "layer_norm"
+    arity: ClassVar[int] = 3
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        width = shape[-1]
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        gamma, beta = (b.input(n, (width,), dtype, is_const(consts, p)) for p, n in ((1, "gamma"), (2, "beta")))
+        y = b.output("y", shape, dtype)
+        mean, var = b.alloc("mean", shape[:-1], dtype), b.alloc("var", shape[:-1], dtype)
+        count = cast(width, dtype)
+
+        def centred(row: tuple[Expr, ...], k: Expr) -> Expr:
+            return sub(x[(*row, k)], div(mean[row], count))
+
+        _row_sum(b, mean, width, lambda row, k: x[(*row, k)], "norm_mean")
+        _row_sum(b, var, width, lambda row, k: mul(centred(row, k), centred(row, k)), "norm_var")
+        b.compute(
+            y,
+            lambda *i: add(
+                mul(mul(centred(i[:-1], i[-1]), call("rsqrt", add(div(var[i[:-1]], count), self.eps))), gamma[i[-1]]),
+                beta[i[-1]],
+            ),
+            "norm_scale",
+        )
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, gamma, beta = map(wide, arrays)
+        with np.errstate(invalid="ignore"):
+            d = x - x.sum(axis=-1, keepdims=True) / np.float64(x.shape[-1])
+            var = (d * d).sum(axis=-1, keepdims=True) / np.float64(x.shape[-1])
+        return float_result(d / np.sqrt(var + self.eps) * gamma + beta, arrays, arrays[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class L2Normalize(RowOperator):
+    """`x / max(sqrt(sum(x * x)), eps)` over the last axis."""
+
+    eps: float = 1e-12
+    name: ClassVar[str] = "l2_normalize"
+    arity: ClassVar[int] = 1
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        y = b.output("y", shape, dtype)
+        square = b.alloc("square", shape[:-1], dtype)
+        _row_sum(b, square, shape[-1], lambda row, k: mul(x[(*row, k)], x[(*row, k)]), "l2_sum")
+        b.compute(y, lambda *i: div(x[i], maximum(call("sqrt", square[i[:-1]]), self.eps)), "l2_scale")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x = wide(arrays[0])
+        norm = np.sqrt((x * x).sum(axis=-1, keepdims=True))
+        return float_result(x / np.maximum(norm, self.eps), arrays, arrays[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanPool(OperatorSpec):
+    """The mean over positions that a mask admits: x (b, n, c) f, mask (b, n) f of 0 and 1 -> (b, c).
+
+    `sum(x * mask) / max(sum(mask), eps)`, so a row without any position gives zeros."""
+
+    eps: float = 1e-9
+    name: ClassVar[str] = "mean_pool"
+    arity: ClassVar[int] = 2
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, mask = self.tensors(infos)
+        dtype = self.same_dtype((x, mask))
+        for wanted, what, t in ((3, "x", x), (2, "mask", mask)):
+            if t.ndim is not None and t.ndim != wanted:
+                raise DeduceError(f"mean_pool: wanted {wanted} dims in {what}, found {t!r}")
+        if x.shape is None or mask.shape is None:
+            return TensorInfo(None, dtype, 2)
+        for position in (0, 1):
+            ctx.require_equal(x.shape[position], mask.shape[position], f"mean_pool: dim {position} of x and mask")
+        return TensorInfo((x.shape[0], x.shape[2]), dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        rows, length, width = shape_of(infos[0])
+        dtype = dtype_of(infos[0])
+        x = b.input("x", (rows, length, width), dtype, is_const(consts, 0))
+        mask = b.input("mask", (rows, length), dtype, is_const(consts, 1))
+        y = b.output("y", (rows, width), dtype)
+        count, total = b.alloc("count", (rows,), dtype), b.alloc("total", (rows, width), dtype)
+        zero = const(0, dtype)
+        b.reduce(count, (length,), zero, lambda old, i, k: add(old, mask[i, k]), "pool_count")
+        b.reduce(total, (length,), zero, lambda old, i, j, k: add(old, mul(x[i, k, j], mask[i, k])), "pool_sum")
+        b.compute(y, lambda i, j: div(total[i, j], maximum(count[i], self.eps)), "pool_divide")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, mask = map(wide, arrays)
+        total = np.einsum("bnc,bn->bc", x, mask)
+        return float_result(total / np.maximum(mask.sum(axis=1), self.eps)[:, None], arrays, arrays[0].dtype)

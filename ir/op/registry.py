@@ -1,0 +1,62 @@
+"""Every operator, by the name it prints with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    Div,
+    Erf,
+    Exp,
+    Gelu,
+    Maximum,
+    MaximumScalar,
+    Minimum,
+    Mul,
+    MulScalar,
+    Relu,
+    Rsqrt,
+    Sigmoid,
+    Sqrt,
+    Sub,
+    Tanh,
+)
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import (
+    BroadcastTo,
+    Concat,
+    ExpandDims,
+    Flatten,
+    Permute,
+    Reshape,
+    Slice,
+    Split,
+    Take,
+)
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Softmax, Sum
+
+
+def registry(operators: Iterable[type[OperatorSpec]]) -> Mapping[str, type[OperatorSpec]]:
+    """Operators by name. Raises ValueError for a name used twice."""
+    found: dict[str, type[OperatorSpec]] = {}
+    for operator in operators:
+        if operator.name in found:
+            raise ValueError(
+                f"wanted one operator called {operator.name!r}, found {found[operator.name]} and {operator}"
+            )
+        found[operator.name] = operator
+    return found
+
+
+OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
+    (
+        Add, Sub, Mul, Div, Maximum, Minimum, AddScalar, MulScalar, MaximumScalar,
+        Exp, Erf, Tanh, Sqrt, Rsqrt, Sigmoid, Gelu, Relu, Cast,
+        Matmul, Softmax, LayerNorm, L2Normalize, MeanPool, Sum, Mean, Max,
+        Take, Reshape, Flatten, ExpandDims, Permute, BroadcastTo, Concat, Split, Slice,
+    )
+)  # fmt: skip
