@@ -41,7 +41,7 @@ def random_array(name: str, dtype: str, shape: tuple[int, ...], fill: Fill, seed
         values = values > 0
     elif wanted.kind in "iu" and values.dtype.kind == "f":
         values = np.rint(values)
-    return np.ascontiguousarray(values.astype(wanted, copy=False).reshape(shape))
+    return values.astype(wanted, copy=False).reshape(shape)
 
 
 def symbol_values(program: Program, symbols: Mapping[str, int]) -> tuple[int, ...]:
