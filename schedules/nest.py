@@ -1,0 +1,162 @@
+"""Finding and replacing loops and blocks in a tensor function; the vocabulary every primitive is written in.
+
+Loops and blocks are named by their (unique) names, so that a trace can be replayed on another copy of the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import Expr, Load, Var, conjuncts, loads, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks, children, loops, rewrite, seq
+
+EMPTY = Seq(())
+
+
+def find_loop(func: PrimFunc, name: str) -> For:
+    """The loop whose variable is called `name`. Raises ScheduleError listing the loops there are."""
+    for loop in loops(func.body):
+        if loop.var.name == name:
+            return loop
+    known = ", ".join(loop.var.name for loop in loops(func.body))
+    raise ScheduleError(f"{func.name}: wanted a loop called {name!r}; the function has {known or 'none'}")
+
+
+def find_block(func: PrimFunc, name: str) -> Block:
+    """The block called `name`. Raises ScheduleError listing the blocks there are."""
+    for block in blocks(func.body):
+        if block.name == name:
+            return block
+    known = ", ".join(b.name for b in blocks(func.body))
+    raise ScheduleError(f"{func.name}: wanted a block called {name!r}; the function has {known or 'none'}")
+
+
+def find_alloc(func: PrimFunc, name: str) -> Buffer:
+    """The intermediate buffer called `name`."""
+    for buffer in func.allocs:
+        if buffer.name == name:
+            return buffer
+    known = ", ".join(b.name for b in func.allocs)
+    raise ScheduleError(f"{func.name}: wanted an intermediate buffer called {name!r}; there are {known or 'none'}")
+
+
+def enclosing(func: PrimFunc, target: Stmt) -> tuple[For, ...]:
+    """The loops around `target` (an object of this function), outermost first, without `target` itself."""
+    stack: list[tuple[Stmt, tuple[For, ...]]] = [(func.body, ())]
+    while stack:
+        node, path = stack.pop()
+        if node is target:
+            return path
+        inner = (*path, node) if isinstance(node, For) else path
+        stack.extend((c, inner) for c in children(node))
+    raise ScheduleError(f"{func.name}: the statement is not part of this function")
+
+
+def replace_node(body: Stmt, old: Stmt, new: Stmt) -> Stmt:
+    """`body` with one node (by identity) replaced; loops left without a body disappear."""
+
+    def down(node: Stmt) -> Stmt:
+        if node is old:
+            return new
+        if isinstance(node, For):
+            inner = down(node.body)
+            if inner is node.body:
+                return node
+            return EMPTY if isinstance(inner, Seq) and not inner.stmts else replace(node, body=inner)
+        if isinstance(node, Seq):
+            parts = [down(c) for c in node.stmts]
+            return node if all(a is b for a, b in zip(parts, node.stmts)) else seq(*parts)
+        return node
+
+    return down(body)
+
+
+def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
+    return func if body is func.body else replace(func, body=body)
+
+
+def used_names(func: PrimFunc) -> set[str]:
+    """Names of loops, blocks and buffers."""
+    names = {loop.var.name for loop in loops(func.body)} | {b.name for b in blocks(func.body)}
+    return names | {b.name for b in (*func.buffers, *func.allocs)}
+
+
+def fresh(func: PrimFunc, wanted: str, taken: Iterable[str] = ()) -> str:
+    """`wanted`, or the first `wanted_N` that is free."""
+    names = used_names(func) | set(taken)
+    candidate, i = wanted, 0
+    while candidate in names:
+        i += 1
+        candidate = f"{wanted}_{i}"
+    return candidate
+
+
+def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
+    """Bounds of the loops' variables."""
+    out = env or Env()
+    for loop in path:
+        out = out.with_loop(loop.var, loop.extent)
+    return out
+
+
+def block_value(block: Block, e: Expr) -> Expr:
+    """`e` over block iterators as an expression over loop variables."""
+    return substitute(e, {i.var: b for i, b in zip(block.iters, block.bindings, strict=True)})
+
+
+def block_loads(block: Block) -> tuple[Load, ...]:
+    """Reads of a block, its own accumulator excluded, in order of appearance."""
+    found = loads(block.body.value, *block.body.indices)
+    if block.init is None:
+        return found
+    return tuple(x for x in found if x.buffer is not block.body.buffer)
+
+
+def readers(func: PrimFunc, buffer: Buffer) -> tuple[Block, ...]:
+    return tuple(b for b in blocks(func.body) if any(x.buffer is buffer for x in block_loads(b)))
+
+
+def writer(func: PrimFunc, buffer: Buffer) -> Block | None:
+    """The one block that writes `buffer`, None for inputs."""
+    return next((b for b in blocks(func.body) if b.body.buffer is buffer), None)
+
+
+def trivial_loops(func: PrimFunc, block: Block) -> tuple[For, ...]:
+    """The block's own nest when every iterator is bound to its own loop and the nest holds nothing else; else ScheduleError."""
+    path = enclosing(func, block)
+    if tuple(block.bindings) != tuple(loop.var for loop in path):
+        shown = ", ".join(f"{i.var.name}={b!r}" for i, b in zip(block.iters, block.bindings))
+        raise ScheduleError(
+            f"{func.name}: block {block.name!r} must still have one loop per iterator; found {shown} "
+            f"under loops {', '.join(loop.var.name for loop in path)}. Move the block before splitting its loops."
+        )
+    for loop in path:
+        if isinstance(loop.body, Seq):
+            raise ScheduleError(f"{func.name}: the nest of block {block.name!r} holds other statements too")
+    return path
+
+
+def map_blocks(s: Stmt, fn: Callable[[Block], Block]) -> Stmt:
+    return rewrite(s, lambda n: fn(n) if isinstance(n, Block) else None)
+
+
+def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
+    """Replace loop variables in bindings and predicates of the blocks under `s`."""
+
+    def fix(b: Block) -> Block:
+        return replace(
+            b,
+            bindings=tuple(substitute(e, mapping) for e in b.bindings),
+            predicate=substitute(b.predicate, mapping),
+        )
+
+    return map_blocks(s, fix)
+
+
+def has_conjunct(predicate: Expr, part: Expr) -> bool:
+    return part in conjuncts(predicate)

@@ -1,0 +1,250 @@
+"""Primitives that move or remove blocks: compute_at, reverse_compute_at, compute_inline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import extent_of, is_dense, linear
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import (
+    Expr,
+    Load,
+    Tunable,
+    Var,
+    and_,
+    conjuncts,
+    const,
+    free_vars,
+    le,
+    lt,
+    substitute,
+    transform,
+)
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, Stmt, blocks, map_exprs, seq
+from relax_tune.schedules.nest import (
+    EMPTY,
+    block_loads,
+    block_value,
+    enclosing,
+    find_block,
+    find_loop,
+    fresh,
+    loop_env,
+    readers,
+    replace_node,
+    trivial_loops,
+    with_body,
+    writer,
+)
+
+
+def _covered(
+    indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env
+) -> list[tuple[Expr, Expr]] | None:
+    """Per dimension (start, extent) of what `indices` cover while the loops inside `loop` run. None: not expressible."""
+    inner = {p.var: p.extent for p in path[path.index(loop) + 1 :]}
+    box: list[tuple[Expr, Expr]] = []
+    for e, dim in zip(indices, buffer.shape):
+        relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
+        parts = linear(e, tuple(relaxed))
+        if parts is None:
+            # not affine in the relaxed loops: the whole dimension is a safe answer for a producer
+            box.append((const(0), dim))
+            continue
+        start = simplify(parts[1], env)
+        extent = extent_of(e, relaxed)
+        if prove(le(dim, extent), env) is Proof.YES and start is const(0):
+            extent = dim
+        box.append((start, extent))
+    return box
+
+
+def _union(boxes: Sequence[Sequence[tuple[Expr, Expr]]], buffer: Buffer, env: Env) -> list[tuple[Expr, Expr]]:
+    result: list[tuple[Expr, Expr]] = []
+    for d, dim in enumerate(buffer.shape):
+        options = {b[d] for b in boxes}
+        if len(options) == 1:
+            result.append(next(iter(options)))
+            continue
+        widest = None
+        for start, extent in options:
+            if all(s is start and prove(le(x, extent), env) is Proof.YES for s, x in options):
+                widest = (start, extent)
+        result.append(widest or (const(0), dim))
+    return result
+
+
+def _spatial_of(block: Block) -> list[Var]:
+    """The iterators that address the output, in order; they must be plain and distinct."""
+    found: list[Var] = []
+    for e in block.body.indices:
+        if not isinstance(e, Var) or e in found or e not in {i.var for i in block.iters if i.kind == "spatial"}:
+            raise ScheduleError(
+                f"block {block.name!r}: wanted distinct spatial iterators as store indices, found {e!r}"
+            )
+        found.append(e)
+    return found
+
+
+def _outer_guards(others: Sequence[Block], path: Sequence[For]) -> list[Expr]:
+    """The conditions on the loops of `path` alone under which any of the other blocks runs."""
+    known = {p.var for p in path}
+    sets = [[c for c in conjuncts(b.predicate) if set(free_vars(c)) <= known | _not_loops(c, path)] for b in others]
+    return [c for c in sets[0] if all(c in rest for rest in sets[1:])] if sets else []
+
+
+def _not_loops(e: Expr, path: Sequence[For]) -> set[Var]:
+    """Variables of `e` that no loop of `path` binds but its extents mention: shape symbols and tunables."""
+    mentioned = {v for p in path for v in free_vars(p.extent)} | {v for v in free_vars(e) if isinstance(v, Tunable)}
+    return mentioned - {p.var for p in path}
+
+
+def _place(func: PrimFunc, block: Block, box: Sequence[tuple[Expr, Expr]], inherited: Sequence[Expr], env: Env) -> Stmt:
+    """The block with a fresh nest that covers `box` of its output (and all of its reductions).
+
+    A dimension of extent 1 is addressed by the loops around alone; it is in range whenever the blocks that need it (or made
+    it) run, which the `inherited` conditions say.
+    """
+    where = dict(zip(_spatial_of(block), box))
+    names: list[str] = []
+    made: list[tuple[Var, Expr]] = []
+    bindings: list[Expr] = []
+    guards: list[Expr] = []
+    inner_env = env
+    for it in block.iters:
+        start, extent = where.get(it.var, (const(0), it.extent))
+        if extent is const(1):
+            bindings.append(start)
+            continue
+        name = fresh(func, f"{block.name}_{it.var.name.removeprefix('v')}", names)
+        names.append(name)
+        var = Var(name)
+        made.append((var, extent))
+        inner_env = inner_env.with_loop(var, extent)
+        bindings.append(start + var)
+        guards.append(lt(start + var, it.extent))
+    needed = [*inherited, *(g for g in guards if prove(g, inner_env) is not Proof.YES)]
+    body: Stmt = replace(block, bindings=tuple(bindings), predicate=and_(*needed))
+    for var, extent in reversed(made):
+        body = For(var, extent, body)
+    return body
+
+
+def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
+    """Move a producer to the start of a consumer's loop, computing there just the region that iteration needs.
+
+    Before: `for p: B[p] = f(p)` then `for i: for j: C[i, j] = g(B[i])`
+    After: `for i: B[i] = f(i); for j: C[i, j] = g(B[i])`
+    Checks: every reader of the block's output is inside `loop`; the block still has its own trivial nest, before `loop`;
+    its output is an intermediate.
+    """
+    node, target = find_block(func, block), find_loop(func, loop)
+    buffer = node.body.buffer
+    if buffer not in func.allocs:
+        raise ScheduleError(f"{func.name}: compute_at moves producers of intermediates; {buffer.name!r} is an output")
+    old = trivial_loops(func, node)
+    inside = set(blocks(target.body))
+    consumers = readers(func, buffer)
+    outside = [b.name for b in consumers if b not in inside and b is not node]
+    if node in inside or outside or not consumers:
+        raise ScheduleError(
+            f"{func.name}: compute_at({block!r}, {loop!r}) wants every reader of {buffer.name!r} inside the loop; "
+            f"outside it: {', '.join(outside) or 'the block itself' if node in inside else ', '.join(outside) or 'no reader'}"
+        )
+    path = (*enclosing(func, target), target)
+    env = loop_env(path)
+    boxes = []
+    for reader in consumers:
+        full_path = enclosing(func, reader)
+        for access in block_loads(reader):
+            if access.buffer is buffer:
+                where = tuple(block_value(reader, i) for i in access.indices)
+                boxes.append(_covered(where, full_path, target, buffer, env))
+    box = _union([b for b in boxes if b is not None], buffer, env)
+    nest = _place(func, node, box, _outer_guards(consumers, path), env)
+    moved = replace(target, body=seq(nest, target.body))
+    body = replace_node(func.body, target, moved)
+    return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
+
+
+def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
+    """Move a consumer to the end of its producer's loop, consuming there what that iteration produced.
+
+    Before: `for i: for j: B[i, j] = f(i, j)` then `for p, q: C[p, q] = g(B[p, q])`
+    After: `for i: (for j: B[i, j] = f(i, j)); (for q: C[i, q] = g(B[i, q]))`
+    Checks: the consumer is spatial with its own trivial nest and reads the producer's output at its own iterators; the
+    regions of different iterations tile the output without overlap; the region is complete (no reduction outside `loop`).
+    """
+    node, target = find_block(func, block), find_loop(func, loop)
+    old = trivial_loops(func, node)
+    if node.is_reduction:
+        raise ScheduleError(f"{func.name}: reverse_compute_at wants a spatial block, {block!r} is a reduction")
+    inside = blocks(target.body)
+    sources = [(p, x) for x in block_loads(node) if (p := writer(func, x.buffer)) in inside and p is not None]
+    if not sources:
+        raise ScheduleError(f"{func.name}: {block!r} reads nothing that is produced inside {loop!r}")
+    path = (*enclosing(func, target), target)
+    env = loop_env(path)
+    producer, access = sources[0]
+    if any(p is not producer or x.indices != access.indices for p, x in sources):
+        raise ScheduleError(f"{func.name}: {block!r} reads several regions produced inside {loop!r}; one is supported")
+    for it, bound in zip(producer.iters, producer.bindings):
+        if it.kind == "reduce" and any(v in {p.var for p in path} for v in free_vars(bound)):
+            raise ScheduleError(
+                f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
+            )
+    full_path = enclosing(func, producer)
+    written = tuple(block_value(producer, i) for i in producer.body.indices)
+    for e in written:
+        ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
+        if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
+            raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
+    box = _covered(written, full_path, target, producer.body.buffer, env)
+    assert box is not None
+    own: dict[Var, tuple[Expr, Expr]] = {}
+    for e, span in zip(access.indices, box):
+        if not isinstance(e, Var) or e in own:
+            raise ScheduleError(
+                f"{func.name}: {block!r} must read {access.buffer.name!r} at distinct iterators, found {e!r}"
+            )
+        own[e] = span
+    order = [own.get(v, (const(0), next(i.extent for i in node.iters if i.var is v))) for v in _spatial_of(node)]
+    nest = _place(func, node, order, _outer_guards((producer,), path), env)
+    moved = replace(target, body=seq(target.body, nest))
+    body = replace_node(func.body, target, moved)
+    return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
+
+
+def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
+    """Put a spatial block's expression where its output is read and drop the block and its buffer.
+
+    Before: `B[i] = f(i)` then `C[j] = g(B[h(j)])`
+    After: `C[j] = g(f(h(j)))`
+    Checks: spatial, writes an intermediate at distinct iterators, has no predicate that could skip elements.
+    """
+    node = find_block(func, block)
+    buffer = node.body.buffer
+    if node.is_reduction or node.init is not None:
+        raise ScheduleError(f"{func.name}: compute_inline wants a spatial block, {block!r} is a reduction")
+    if buffer not in func.allocs:
+        raise ScheduleError(f"{func.name}: compute_inline wants an intermediate, {buffer.name!r} is an output")
+    own = _spatial_of(node)
+    old = trivial_loops(func, node)
+    value = node.body.value
+
+    def inline(e: Expr) -> Expr:
+        def leaf(n: Expr) -> Expr | None:
+            if isinstance(n, Load) and n.buffer is buffer:
+                return substitute(value, dict(zip(own, n.indices)))
+            return None
+
+        return transform(e, leaf)
+
+    body = replace_node(func.body, old[0] if old else node, EMPTY)
+    return replace(func, body=map_exprs(body, inline), allocs=tuple(a for a in func.allocs if a is not buffer))

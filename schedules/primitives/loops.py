@@ -1,0 +1,280 @@
+"""Primitives that reshape loop nests: split, fuse, reorder, merge_loops, set_kind, set_tail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import (
+    Expr,
+    ExprLike,
+    Var,
+    and_,
+    as_int,
+    ceildiv,
+    const,
+    eq,
+    expr,
+    floormod,
+    free_vars,
+    le,
+    lt,
+    mul,
+)
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
+from relax_tune.schedules.nest import (
+    block_loads,
+    block_value,
+    enclosing,
+    find_loop,
+    fresh,
+    loop_env,
+    map_blocks,
+    rebind,
+    replace_node,
+    with_body,
+)
+
+
+def _require_serial(func: PrimFunc, loop: For, step: str) -> None:
+    if loop.kind != "serial":
+        raise ScheduleError(f"{func.name}: {step} wants a serial loop, found {loop.var.name!r} marked {loop.kind}")
+
+
+def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> PrimFunc:
+    """Split a loop into a nest; the one `None` factor is ceil-divided from the extent.
+
+    Before: `for i in range(N): S(i)`
+    After: `for i_0 in range(ceil(N / f)): for i_1 in range(f): if i_0 * f + i_1 < N: S(i_0 * f + i_1)`
+    Checks: the loop is serial; exactly one factor is None. The guard is left out when provably true, or when `divides`
+    promises that the product of the factors divides the extent (the caller records that as a constraint).
+    """
+    node = find_loop(func, loop)
+    _require_serial(func, node, "split")
+    if sum(f is None for f in factors) != 1:
+        raise ScheduleError(
+            f"{func.name}: split({loop!r}) wants exactly one None among its factors, found {list(factors)}"
+        )
+    for f in factors:
+        if f is not None and (as_int(f) or 1) < 1:
+            raise ScheduleError(f"{func.name}: split({loop!r}) wants positive factors, found {list(factors)}")
+    inner: Expr = const(1)
+    for f in factors:
+        if f is not None:
+            inner = mul(inner, f)
+    inner = simplify(inner)
+    whole = simplify(ceildiv(node.extent, inner))
+    extents = [whole if f is None else expr(f) for f in factors]
+    names: list[str] = []
+    for a in range(len(factors)):
+        names.append(fresh(func, f"{loop}_{a}", names))
+    parts = [Var(n) for n in names]
+    index: Expr = const(0)
+    for var, extent in zip(parts, extents):
+        index = index * extent + var
+    body = rebind(node.body, {node.var: index})
+    env = loop_env(enclosing(func, node))
+    for var, extent in zip(parts, extents):
+        env = env.with_loop(var, extent)
+    guard = lt(index, node.extent)
+    if divides:
+        env = env.with_fact(eq(floormod(node.extent, inner), 0))
+    if not divides and prove(guard, env) is not Proof.YES:
+        body = map_blocks(body, lambda b: replace(b, predicate=and_(b.predicate, guard)))
+    for var, extent in reversed(list(zip(parts, extents))):
+        body = For(var, extent, body)
+    return with_body(func, replace_node(func.body, node, body))
+
+
+def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
+    """Fuse perfectly nested serial loops, outermost first, into one.
+
+    Before: `for i in range(N): for j in range(M): S(i, j)`
+    After: `for i_j in range(N * M): S(i_j // M, i_j % M)`
+    Checks: serial, directly nested, extents independent of the fused loops.
+    """
+    nest = [find_loop(func, n) for n in names]
+    if len(nest) < 2:
+        return func
+    for outer, inner in zip(nest, nest[1:]):
+        _require_serial(func, outer, "fuse")
+        _require_serial(func, inner, "fuse")
+        if outer.body is not inner:
+            raise ScheduleError(
+                f"{func.name}: fuse wants {inner.var.name!r} directly inside {outer.var.name!r} and nothing beside it"
+            )
+    var = Var(fresh(func, "_".join(names) + "_fused"))
+    total: Expr = const(1)
+    for loop in nest:
+        total = mul(total, loop.extent)
+    mapping: dict[Var, Expr] = {}
+    rest: Expr = var
+    for loop in reversed(nest[1:]):
+        mapping[loop.var] = floormod(rest, loop.extent)
+        rest = rest // loop.extent
+    mapping[nest[0].var] = rest
+    fused = For(var, simplify(total), rebind(nest[-1].body, mapping))
+    return with_body(func, replace_node(func.body, nest[0], fused))
+
+
+def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
+    """Put loops of one perfect nest into the given order, outermost first; other loops of the nest keep their places.
+
+    Checks: all on one path with a single block under it (iterations of a block commute: spatial points are independent,
+    reductions are associative up to rounding), and serial.
+    """
+    nodes = [find_loop(func, n) for n in names]
+    if len(set(names)) != len(names):
+        raise ScheduleError(f"{func.name}: reorder wants distinct loops, found {list(names)}")
+    chain = max(((*enclosing(func, n), n) for n in nodes), key=len)
+    top = min(chain.index(n) if n in chain else -1 for n in nodes)
+    if top < 0:
+        raise ScheduleError(f"{func.name}: reorder wants loops of one nest, found {list(names)}")
+    nest = list(chain[top:])
+    for a, b in zip(nest, nest[1:]):
+        if a.body is not b:
+            raise ScheduleError(
+                f"{func.name}: reorder wants a perfect nest; {a.var.name!r} holds more than {b.var.name!r}"
+            )
+    inside = nest[-1].body
+    if len(blocks(inside)) != 1:
+        found = ", ".join(b.name for b in blocks(inside))
+        raise ScheduleError(f"{func.name}: reorder wants one block inside the nest, found {found}")
+    for n in nodes:
+        _require_serial(func, n, "reorder")
+    order = iter(nodes)
+    arranged = [next(order) if loop in nodes else loop for loop in nest]
+    body = inside
+    for loop in reversed(arranged):
+        body = replace(loop, body=body)
+    return with_body(func, replace_node(func.body, nest[0], body))
+
+
+def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFunc:
+    """Mark a loop `parallel`, `vectorized`, `unrolled`, or bind it to a `group`/`item` grid axis.
+
+    Checks: every iteration is independent, i.e. the variable feeds no reduction iterator of a block below (an `unrolled`
+    loop may), and every global buffer written below is addressed through the variable.
+    """
+    node = find_loop(func, loop)
+    _require_serial(func, node, kind)
+    if kind != "unrolled":
+        for block in blocks(node.body):
+            for it, bound in zip(block.iters, block.bindings):
+                if it.kind == "reduce" and _mentions(bound, node.var):
+                    raise ScheduleError(
+                        f"{func.name}: {kind} wants independent iterations, but {loop!r} feeds the reduction iterator "
+                        f"{it.var.name!r} of block {block.name!r}; use rfactor first"
+                    )
+            target = block.body.buffer
+            where = [block_value(block, i) for i in block.body.indices]
+            if target.scope == "global" and not any(_mentions(i, node.var) for i in where):
+                raise ScheduleError(
+                    f"{func.name}: {kind} wants iterations that write different elements, but every iteration of {loop!r} "
+                    f"writes the same element of {target.name!r} in block {block.name!r}"
+                )
+    if kind in ("group", "item"):
+        for other in (*enclosing(func, node), *loops(node.body)):
+            if other.kind == kind and other.axis == axis:
+                raise ScheduleError(f"{func.name}: {kind} axis {axis} is already bound to {other.var.name!r}")
+    if kind == "parallel":
+        for other in (*enclosing(func, node), *loops(node.body)):
+            if other.kind == "parallel":
+                raise ScheduleError(f"{func.name}: {loop!r} and {other.var.name!r} would be nested parallel loops")
+    return with_body(func, replace_node(func.body, node, replace(node, kind=kind, axis=axis)))
+
+
+def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
+    """Choose how the last, incomplete tile of a split's outer loop is lowered; meaning does not change (DESIGN 6)."""
+    node = find_loop(func, loop)
+    return with_body(func, replace_node(func.body, node, replace(node, tail=tail)))
+
+
+def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
+    """Make one loop of two adjacent loops of equal extent.
+
+    Before: `for a in range(N): P(a)` followed by `for b in range(N): Q(b)`
+    After: `for a in range(N): P(a); Q(a)`
+    Checks: adjacent siblings, serial, extents provably equal, and whatever Q reads of P's writes (or writes of P's reads)
+    it touches only at the same iteration.
+    """
+    a, b = find_loop(func, first), find_loop(func, second)
+    _require_serial(func, a, "merge_loops")
+    _require_serial(func, b, "merge_loops")
+    parent = _sibling_sequence(func, a, b)
+    if parent is None:
+        raise ScheduleError(f"{func.name}: merge_loops wants {second!r} to follow {first!r} directly in the same body")
+    env = loop_env(enclosing(func, a))
+    if prove(eq(a.extent, b.extent), env) is not Proof.YES:
+        raise ScheduleError(f"{func.name}: merge_loops wants equal extents, found {a.extent!r} and {b.extent!r}")
+    body_b = rebind(b.body, {b.var: a.var})
+    _check_same_iteration(func, a, body_b)
+    tail: Tail = a.tail if a.tail == b.tail else "predicate"
+    merged = replace(a, body=seq(a.body, body_b), tail=tail)
+    stmts: list[Stmt] = [merged if s is a else s for s in parent.stmts if s is not b]
+    return with_body(func, replace_node(func.body, parent, seq(*stmts)))
+
+
+def _sibling_sequence(func: PrimFunc, a: For, b: For) -> Seq | None:
+    for node in walk(func.body):
+        if isinstance(node, Seq):
+            for x, y in zip(node.stmts, node.stmts[1:]):
+                if x is a and y is b:
+                    return node
+    return None
+
+
+def _check_same_iteration(func: PrimFunc, a: For, body_b: Stmt) -> None:
+    """Every buffer shared between the two bodies (with a write on one side) has a dimension that all accesses step through
+    alike with the merged variable, by at least what they cover within one iteration."""
+    bodies = (a.body, body_b)
+    written = [{b.body.buffer for b in blocks(s)} for s in bodies]
+    touched = [{x.buffer for b in blocks(s) for x in block_loads(b)} | w for s, w in zip(bodies, written)]
+    shared = (written[0] & touched[1]) | (written[1] & touched[0])
+    ranges = {loop.var: loop.extent for s in bodies for loop in loops(s)}
+    env = loop_env((*enclosing(func, a), a))
+    for buffer in sorted(shared, key=lambda x: x.name):
+        accesses = [
+            tuple(block_value(block, i) for i in where)
+            for s in bodies
+            for block in blocks(s)
+            for target, where in _touches(block)
+            if target is buffer
+        ]
+        if not any(
+            _steps_alike([where[d] for where in accesses], a.var, ranges, env) for d in range(len(buffer.shape))
+        ):
+            raise ScheduleError(
+                f"{func.name}: merge_loops would let an iteration of {a.var.name!r} see elements of {buffer.name!r} "
+                "that another iteration writes"
+            )
+
+
+def _touches(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
+    return [(block.body.buffer, block.body.indices), *((x.buffer, x.indices) for x in block_loads(block))]
+
+
+def _steps_alike(indices: Sequence[Expr], var: Var, ranges: Mapping[Var, Expr], env: Env) -> bool:
+    steps: set[tuple[Expr, Expr]] = set()
+    for e in indices:
+        inner = [v for v in free_vars(e) if v in ranges]
+        parts = linear(e, (var, *inner))
+        if parts is None or var not in parts[0]:
+            return False
+        step = parts[0][var]
+        covered = extent_of(e, {v: ranges[v] for v in inner})
+        if prove(le(covered, step), env) is not Proof.YES:
+            return False
+        steps.add((step, parts[1]))
+    return len(steps) == 1
+
+
+def _mentions(e: Expr, var: Var) -> bool:
+    return var in free_vars(e)

@@ -1,0 +1,195 @@
+"""Primitives for reductions: decompose_reduction, rfactor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import Const, Expr, Op, Var, and_, as_int, conjuncts, const, free_vars, load, op, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, seq
+from relax_tune.schedules.nest import EMPTY, enclosing, find_block, find_loop, fresh, replace_node, with_body
+
+ASSOCIATIVE = frozenset({"add", "max", "min", "mul"})
+
+
+def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
+    """Separate a reduction's initial value from its updates.
+
+    Before: `for i: for k: (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
+    After: `for i: C[i] = 0; for k: C[i] = C[i] + A[i, k]`
+    Checks: `loop` encloses the block, and no reduction iterator depends on a loop outside `loop`.
+    """
+    node, target = find_block(func, block), find_loop(func, loop)
+    if node.init is None:
+        raise ScheduleError(f"{func.name}: block {block!r} has no initial value to separate")
+    path = enclosing(func, node)
+    if target not in path:
+        raise ScheduleError(f"{func.name}: {loop!r} is not around block {block!r}")
+    outer, inner = path[: path.index(target)], path[path.index(target) :]
+    for it, bound in zip(node.iters, node.bindings):
+        if it.kind == "reduce" and any(p.var in free_vars(bound) for p in outer):
+            raise ScheduleError(f"{func.name}: the reduction over {it.var.name!r} starts outside {loop!r}")
+    spatial = [(i, b) for i, b in zip(node.iters, node.bindings) if i.kind == "spatial"]
+    wanted = {v for _, b in spatial for v in free_vars(b)}
+    copies: dict[Var, Expr] = {}
+    nest: list[For] = []
+    names: list[str] = []
+    for p in inner:
+        if p.var in wanted:
+            names.append(fresh(func, f"{p.var.name}_init", names))
+            var = Var(names[-1])
+            copies[p.var] = var
+            nest.append(replace(p, var=var, body=EMPTY, tail="predicate"))
+    reduce_vars = {v for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
+    kept = [c for c in conjuncts(node.predicate) if not reduce_vars & set(free_vars(c))]
+    vars_ = {i.var: Var(i.var.name) for i, _ in spatial}
+    as_expr: dict[Var, Expr] = dict(vars_)
+    init: Stmt = Block(
+        fresh(func, f"{block}_init"),
+        tuple(replace(i, var=vars_[i.var]) for i, _ in spatial),
+        tuple(substitute(b, copies) for _, b in spatial),
+        Store(
+            node.init.buffer,
+            tuple(substitute(e, as_expr) for e in node.init.indices),
+            substitute(node.init.value, as_expr),
+        ),
+        predicate=and_(*(substitute(c, copies) for c in kept)),
+    )
+    for p in reversed(nest):
+        init = replace(p, body=init)
+    body = replace_node(target, node, replace(node, init=None))
+    return with_body(func, replace_node(func.body, target, seq(init, body)))
+
+
+def combiner(block: Block) -> tuple[str, Expr]:
+    """(operation, what is combined) of `C = op(C, x)`. Raises ScheduleError for any other form."""
+    value = block.body.value
+    own = load(block.body.buffer, block.body.indices)
+    if isinstance(value, Op) and value.op in ASSOCIATIVE and value.args[0] is own:
+        return value.op, value.args[1]
+    raise ScheduleError(
+        f"block {block.name!r}: wanted `C = op(C, x)` with op one of {sorted(ASSOCIATIVE)}, found {value!r}"
+    )
+
+
+def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> PrimFunc:
+    """Give every iteration of a reduction loop its own accumulator, and combine those afterwards.
+
+    Before: `for i: for k0: for k1: B[i] += A[i, k0 * F + k1]`
+    After: `for i: (for k0: for k1: R[i, k1] += A[i, k0 * F + k1]); (for r: B[i] += R[i, r])`
+    Checks: `loop` feeds exactly one reduction iterator, linearly, and the block combines with an associative operation.
+    The final combination is placed after the outermost reduction loop of the block.
+    """
+    node, target = find_block(func, block), find_loop(func, loop)
+    operation, term = combiner(node)
+    if node.init is None:
+        raise ScheduleError(f"{func.name}: rfactor wants block {block!r} with its initial value (before decomposition)")
+    path = enclosing(func, node)
+    fed = [(i, b) for i, b in zip(node.iters, node.bindings) if target.var in free_vars(b)]
+    if target not in path or len(fed) != 1 or fed[0][0].kind != "reduce":
+        raise ScheduleError(f"{func.name}: rfactor wants {loop!r} to feed one reduction iterator of {block!r}")
+    it, bound = fed[0]
+    reduce_loops = [
+        p for p in path if any(p.var in free_vars(b) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce")
+    ]
+    others = [p for p in reduce_loops if p is not target and p.var in free_vars(bound)]
+    if linear(bound, tuple(p.var for p in (*others, target))) is None:
+        raise ScheduleError(f"{func.name}: rfactor wants {it.var.name!r} linear in its loops, found {bound!r}")
+    old = node.body.buffer
+    partial = Buffer(
+        fresh(func, f"{old.name}_rf"), (*old.shape, target.extent), old.dtype, "local" if scope == "local" else "global"
+    )
+    lane = Var(f"v{target.var.name}")
+    rest = [(IterVar(Var(f"v{p.var.name}"), p.extent, "reduce"), p.var) for p in others]
+    inside: dict[Var, Expr] = {target.var: lane, **{v: i.var for i, v in rest}}
+    index = substitute(bound, inside)
+    where = (*node.body.indices, lane)
+    kept = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
+    factored = Block(
+        fresh(func, f"{block}_rf"),
+        (*(i for i, _ in kept), IterVar(lane, target.extent), *(i for i, _ in rest)),
+        (*(b for _, b in kept), target.var, *(v for _, v in rest)),
+        Store(partial, where, _combine(operation, load(partial, where), substitute(term, {it.var: index}))),
+        Store(partial, where, node.init.value),
+        node.predicate,
+    )
+    r = Var(fresh(func, f"{block}_r", (factored.name,)))
+    fresh_vars = {i.var: Var(i.var.name) for i, _ in kept}
+    as_expr: dict[Var, Expr] = dict(fresh_vars)
+    v_r = Var("vr")
+    spot = tuple(substitute(e, as_expr) for e in node.body.indices)
+    spatial = [(replace(i, var=fresh_vars[i.var]), b) for i, b in kept if i.kind == "spatial"]
+    reduce_vars = {p.var for p in reduce_loops}
+    guard = and_(*(c for c in conjuncts(node.predicate) if not reduce_vars & set(free_vars(c))))
+    final = Block(
+        block,
+        (*(i for i, _ in spatial), IterVar(v_r, target.extent, "reduce")),
+        (*(b for _, b in spatial), r),
+        Store(old, spot, _combine(operation, load(old, spot), load(partial, (*spot, v_r)))),
+        Store(old, spot, substitute(node.init.value, as_expr)),
+        guard,
+    )
+    top = reduce_loops[0]
+    between = [p for p in path[path.index(top) :] if p not in reduce_loops]
+    if between:
+        raise ScheduleError(
+            f"{func.name}: rfactor wants the reduction loops innermost; {between[0].var.name!r} is among them"
+        )
+    body = seq(replace_node(top, node, factored), For(r, target.extent, final))
+    return replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
+
+
+def _combine(operation: str, a: Expr, b: Expr) -> Expr:
+    return op(operation, (a, b), a.dtype)
+
+
+def tree_reduce(func: PrimFunc, block: str) -> PrimFunc:
+    """Combine a small constant number of elements in one expression, as a balanced tree.
+
+    Before: `for r in range(4): B[i] = B[i] + R[i, r]` (from an initial value that is neutral)
+    After: `B[i] = (R[i, 0] + R[i, 1]) + (R[i, 2] + R[i, 3])`
+    Checks: one reduction iterator, of constant extent at most 64, with its own loop; the initial value is neutral for the
+    operation; no predicate depends on the loop.
+    """
+    node = find_block(func, block)
+    operation, term = combiner(node)
+    reduce = [(i, b) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce"]
+    if len(reduce) != 1 or node.init is None:
+        raise ScheduleError(
+            f"{func.name}: tree_reduce wants block {block!r} with one reduction iterator and its initial value"
+        )
+    it, bound = reduce[0]
+    count = as_int(it.extent)
+    loop = next((p for p in enclosing(func, node) if p.var is bound), None)
+    if count is None or not 1 <= count <= 64 or loop is None or loop.body is not node:
+        raise ScheduleError(
+            f"{func.name}: tree_reduce wants a reduction over a small constant extent innermost, found {it.extent!r}"
+        )
+    if not _is_neutral(operation, node.init.value):
+        raise ScheduleError(f"{func.name}: {node.init.value!r} is not neutral for {operation!r}")
+    if loop.var in free_vars(node.predicate):
+        raise ScheduleError(f"{func.name}: block {block!r} skips some elements of the reduction")
+    level = [substitute(term, {it.var: const(a)}) for a in range(count)]
+    while len(level) > 1:
+        pairs = [_combine(operation, a, b) for a, b in zip(level[::2], level[1::2])]
+        level = pairs + level[2 * len(pairs) :]
+    kept = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
+    combined = replace(
+        node,
+        iters=tuple(i for i, _ in kept),
+        bindings=tuple(b for _, b in kept),
+        body=replace(node.body, value=level[0]),
+        init=None,
+    )
+    return with_body(func, replace_node(func.body, loop, combined))
+
+
+def _is_neutral(operation: str, value: Expr) -> bool:
+    if not isinstance(value, Const):
+        return False
+    neutral = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}[operation]
+    return value.value == neutral

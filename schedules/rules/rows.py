@@ -1,0 +1,151 @@
+"""Row-wise functions: softmax, normalisations, row reductions with what is fused around them.
+
+A thread (or work-group) takes a chunk of rows; every stage runs on the row while it is in cache, in vector loops with one
+accumulator per lane; stages that step through the row alike share one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.expr import Tunable, const, eq, free_vars
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, blocks
+from relax_tune.schedules.analysis import final_block, inlinable, is_expensive, reductions
+from relax_tune.schedules.nest import block_loads, find_block, find_loop, loop_env
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+Keep = Literal["expensive", "all", "none"]
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a row-wise function; nothing when the function is none."""
+    if not reductions(func):
+        return
+    seen: set[str] = set()
+    for parallel in (True, False):
+        if machine.groups and not parallel:
+            continue
+        keeps: tuple[Keep, ...] = ("expensive", "all", "none")
+        for keep in keeps:
+            try:
+                schedule = build(func, machine, parallel, keep)
+            except ScheduleError:
+                continue
+            text = schedule.trace.to_json()
+            if text not in seen:
+                seen.add(text)
+                yield f"rows.{'parallel' if parallel else 'serial'}.keep_{keep}", schedule
+
+
+def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep) -> Schedule:
+    """Apply one structural choice: which spatial stages are kept rather than computed again where they are read."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        current = find_block(s.func, block.name)
+        if inlinable(s.func, current) and (keep == "none" or (keep == "expensive" and not is_expensive(current))):
+            s.compute_inline(block.name)
+    last = final_block(s.func)
+    for block in reductions(s.func):
+        _require_rowwise(block)
+    rows = min(len(b.body.indices) for b in reductions(s.func))
+    if last.is_reduction:
+        rows = min(rows, len(last.body.indices))
+    if rows == 0 or tuple(last.body.indices[:rows]) != tuple(i.var for i in last.iters[:rows]):
+        raise ScheduleError(f"{func.name}: rows are not the leading dimensions of the output")
+    others = [b for b in blocks(s.func.body) if b.name != last.name]
+    row_loops = s.loops_of(last.name)[:rows]
+    per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
+    f_0, f_1 = s.split(s.fuse(row_loops), [None, per_thread])
+    s.set_tail(f_0, "peel")
+    for block in reversed(others):
+        s.compute_at(block.name, f_1)
+    for block in others:
+        buffer = find_block(s.func, block.name).body.buffer
+        if len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
+            s.apply("set_scope", buffer=buffer.name, scope="local")
+        else:
+            _keep_in_output(s, buffer.name, last)
+    width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
+    stages = [_vectorise(s, block.name, f_1, width, machine) for block in blocks(s.func.body)]
+    _merge(s, [loop for loop in stages if loop is not None])
+    for block in blocks(s.func.body):
+        if block.init is not None:
+            _decompose(s, block.name, f_1)
+    if machine.groups:
+        s.set_kind(f_0, "group", axis=0)
+    elif parallel:
+        s.set_kind(f_0, "parallel")
+    return s
+
+
+def _require_rowwise(block: Block) -> None:
+    """Reduction steps must walk along memory: vectors along another dimension would gather."""
+    steps = {i.var for i in block.iters if i.kind == "reduce"}
+    for access in block_loads(block):
+        if steps & set(free_vars(*access.indices[:-1])):
+            raise ScheduleError(f"block {block.name!r} does not reduce along the rows of {access.buffer.name!r}")
+
+
+def _is_one(e: object) -> bool:
+    return e is const(1)
+
+
+def _keep_in_output(s: Schedule, buffer: str, last: Block) -> None:
+    try:
+        s.apply("reuse_output", buffer=buffer, output=last.body.buffer.name)
+    except ScheduleError:
+        return  # stays in global scratch memory
+
+
+def _vectorise(s: Schedule, block: str, row: str, width: Tunable, machine: Machine) -> str | None:
+    """Vector loops for one stage; reductions get one accumulator per lane. Returns the stage's loop over vectors."""
+    inner = s.inner_loops(block, row)
+    if not inner:
+        return None
+    node = find_block(s.func, block)
+    column = inner[-1]
+    c_0, c_1 = s.split(column, [None, width])
+    s.set_tail(c_0, "peel")
+    if node.is_reduction:
+        s.apply("rfactor", block=block, loop=c_1)
+        lanes_loop = s.inner_loops(block, row)[-1]
+        _combine_lanes(s, block, lanes_loop, machine)
+    s.set_kind(c_1, "vectorized")
+    return c_0
+
+
+def _combine_lanes(s: Schedule, block: str, lanes: str, machine: Machine) -> None:
+    """Add the accumulators vector by vector, then the lanes of the one that is left as a tree."""
+    r_0, r_1 = s.split(lanes, [None, machine.lanes], divides=True)
+    s.apply("rfactor", block=block, loop=r_1)
+    s.set_kind(r_0, "unrolled")
+    s.set_kind(r_1, "vectorized")
+    s.apply("tree_reduce", block=block)
+
+
+def _merge(s: Schedule, stages: list[str]) -> None:
+    """Let neighbouring stages share their loop where no iteration would see another's elements."""
+    current = stages[0] if stages else None
+    for following in stages[1:]:
+        assert current is not None
+        a, b = find_loop(s.func, current), find_loop(s.func, following)
+        try:
+            if prove(eq(a.extent, b.extent), loop_env(())) is Proof.YES:
+                s.merge_loops(current, following)
+                continue
+        except ScheduleError:
+            pass
+        current = following
+
+
+def _decompose(s: Schedule, block: str, row: str) -> None:
+    node = find_block(s.func, block)
+    fed = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
+    first = next((n for n in s.inner_loops(block, row) if n in fed), None)
+    if first is not None:
+        s.apply("decompose_reduction", block=block, loop=first)

@@ -1,0 +1,181 @@
+"""A schedule: a tensor function under transformation, with the trace of what was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, ceildiv, const, eq, floormod, mul, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import For, LoopKind, Tail, loops
+from relax_tune.schedules.nest import enclosing, find_block, find_loop
+from relax_tune.schedules.primitives import blocks as on_blocks
+from relax_tune.schedules.primitives import buffers as on_buffers
+from relax_tune.schedules.primitives import loops as on_loops
+from relax_tune.schedules.primitives import reductions as on_reductions
+from relax_tune.schedules.trace import Step, Trace
+
+# Every primitive by the name traces use. A new primitive is added here, and nowhere else.
+PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
+    f.__name__: f
+    for f in (
+        on_loops.split,
+        on_loops.fuse,
+        on_loops.reorder,
+        on_loops.set_kind,
+        on_loops.set_tail,
+        on_loops.merge_loops,
+        on_blocks.compute_at,
+        on_blocks.reverse_compute_at,
+        on_blocks.compute_inline,
+        on_reductions.decompose_reduction,
+        on_reductions.rfactor,
+        on_reductions.tree_reduce,
+        on_buffers.cache_read,
+        on_buffers.cache_write,
+        on_buffers.set_scope,
+        on_buffers.tile_layout,
+        on_buffers.permute_layout,
+        on_buffers.reuse_output,
+        on_buffers.mark_prepare,
+    )
+}
+
+
+class Schedule:
+    """Applies primitives and records them. `constraints` are facts over tunables that a candidate must satisfy."""
+
+    def __init__(self, func: PrimFunc) -> None:
+        self.func = func
+        self.steps: list[Step] = []
+        self.tunables: dict[str, Tunable] = {}
+        self.constraints: list[Expr] = []
+
+    @property
+    def trace(self) -> Trace:
+        return Trace(tuple(self.steps), tuple(self.tunables.values()))
+
+    def tunable(self, name: str, domain: Sequence[int]) -> Tunable:
+        """Declare a schedule symbol."""
+        if name in self.tunables:
+            raise ScheduleError(f"{self.func.name}: tunable {name!r} is declared twice")
+        self.tunables[name] = Tunable(name, domain)
+        return self.tunables[name]
+
+    def require(self, fact: Expr) -> None:
+        """Candidates must satisfy `fact`."""
+        fact = simplify(fact)
+        if fact is not TRUE and fact not in self.constraints:
+            self.constraints.append(fact)
+
+    def apply(self, primitive: str, **args: Any) -> None:
+        """Apply a primitive by name and record it. Raises ScheduleError when it refuses."""
+        known = PRIMITIVES.get(primitive)
+        if known is None:
+            raise ScheduleError(f"wanted a primitive, one of {', '.join(PRIMITIVES)}; found {primitive!r}")
+        for value in args.values():
+            for v in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(v, Tunable):
+                    self.tunables.setdefault(v.name, v)
+        self.func = known(self.func, **args)
+        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in args.items())
+        self.steps.append(Step(primitive, frozen))
+
+    # -- the primitives that name new loops return those names -------------------------------------------------------
+
+    def _new_loops(self, before: set[str]) -> list[str]:
+        return [x.var.name for x in loops(self.func.body) if x.var.name not in before]
+
+    def _names(self) -> set[str]:
+        return {x.var.name for x in loops(self.func.body)}
+
+    def split(self, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> list[str]:
+        """See `primitives.loops.split`; with `divides`, the divisibility becomes a constraint. Returns the new loops."""
+        before = self._names()
+        if divides:
+            extent = find_loop(self.func, loop).extent
+            product: Expr = const(1)
+            for f in factors:
+                if f is not None:
+                    product = mul(product, f)
+            self.require(eq(floormod(extent, product), 0))
+        self.apply("split", loop=loop, factors=list(factors), divides=divides)
+        return self._new_loops(before)
+
+    def fuse(self, names: Sequence[str]) -> str:
+        """See `primitives.loops.fuse`. Returns the one loop."""
+        if len(names) == 1:
+            return names[0]
+        before = self._names()
+        self.apply("fuse", names=list(names))
+        return self._new_loops(before)[0]
+
+    def reorder(self, names: Sequence[str]) -> None:
+        self.apply("reorder", names=list(names))
+
+    def set_kind(self, loop: str, kind: LoopKind, axis: int = 0) -> None:
+        self.apply("set_kind", loop=loop, kind=kind, axis=axis)
+
+    def set_tail(self, loop: str, tail: Tail) -> None:
+        self.apply("set_tail", loop=loop, tail=tail)
+
+    def merge_loops(self, first: str, second: str) -> None:
+        self.apply("merge_loops", first=first, second=second)
+
+    def compute_at(self, block: str, loop: str) -> list[str]:
+        """Returns the loops of the block's new nest."""
+        self.apply("compute_at", block=block, loop=loop)
+        return self.inner_loops(block, loop)
+
+    def reverse_compute_at(self, block: str, loop: str) -> list[str]:
+        self.apply("reverse_compute_at", block=block, loop=loop)
+        return self.inner_loops(block, loop)
+
+    def compute_inline(self, block: str) -> None:
+        self.apply("compute_inline", block=block)
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def loops_of(self, block: str) -> list[str]:
+        """Loops around a block, outermost first."""
+        return [x.var.name for x in self.nest_of(block)]
+
+    def nest_of(self, block: str) -> tuple[For, ...]:
+        return enclosing(self.func, find_block(self.func, block))
+
+    def inner_loops(self, block: str, loop: str) -> list[str]:
+        """Loops around a block, inside `loop`."""
+        names = self.loops_of(block)
+        return names[names.index(loop) + 1 :]
+
+    def extent(self, loop: str) -> Expr:
+        return find_loop(self.func, loop).extent
+
+
+def replay(trace: Trace, func: PrimFunc) -> Schedule:
+    """Apply a trace to a function. Raises ScheduleError naming the step that does not apply."""
+    schedule = Schedule(func)
+    for t in trace.tunables:
+        schedule.tunables[t.name] = t
+    for number, step in enumerate(trace.steps, 1):
+        try:
+            schedule.apply(step.primitive, **dict(step.args))
+        except (ScheduleError, TypeError) as error:
+            args = ", ".join(f"{k}={v!r}" for k, v in step.args)
+            raise ScheduleError(
+                f"step {number} of the trace, {step.primitive}({args}), does not apply: {error}"
+            ) from None
+    return schedule
+
+
+def blocks_needed(extent: ExprLike, tile: ExprLike) -> Expr:
+    """How many tiles cover an extent."""
+    return simplify(ceildiv(extent, tile))
+
+
+def holds(constraint: Expr, values: Mapping[Tunable, int]) -> bool:
+    """Whether a constraint over tunables alone is true for these values."""
+    result = simplify(substitute(constraint, {t: const(v) for t, v in values.items()}))
+    return result is TRUE or as_int(result) == 1

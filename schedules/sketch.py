@@ -1,0 +1,108 @@
+"""Sketches: schedules applied once, with free tunables; and their instances (DESIGN 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.expr import Expr, Tunable, Var, const, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
+from relax_tune.schedules.rules import fallback, injective, matmul, rows
+from relax_tune.schedules.schedule import Schedule, replay
+from relax_tune.schedules.target import Machine
+from relax_tune.schedules.trace import Trace
+
+Rule = Callable[[PrimFunc, Machine], Iterator[tuple[str, Schedule]]]
+
+# Every rule, in the order its sketches are listed. A new rule is added here, and nowhere else.
+RULES: Mapping[str, Rule] = {
+    "matmul": matmul.sketches,
+    "rows": rows.sketches,
+    "injective": injective.sketches,
+    "fallback": fallback.sketches,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A scheduled function with free tunables, how it was made, and what its tunables must satisfy."""
+
+    name: str
+    func: PrimFunc
+    trace: Trace
+    constraints: tuple[Expr, ...]
+
+    @property
+    def tunables(self) -> tuple[Tunable, ...]:
+        return self.trace.tunables
+
+
+def generate_sketches(func: PrimFunc, machine: Machine, rules: Mapping[str, Rule] = RULES) -> tuple[Sketch, ...]:
+    """All sketches of a function. The last one is always the fallback, which fits every function."""
+    found = []
+    for rule in rules.values():
+        for name, s in rule(func, machine):
+            found.append(Sketch(name, s.func, s.trace, tuple(s.constraints)))
+    return tuple(found)
+
+
+def instantiate(sketch: Sketch, values: Mapping[str, int]) -> PrimFunc:
+    """The sketch with its tunables replaced by values: a function without tunables, simplified.
+
+    Raises ScheduleError for a missing tunable or a value outside its domain.
+    """
+    mapping: dict[Var, Expr] = {}
+    for t in sketch.tunables:
+        value = values.get(t.name)
+        if value not in t.domain:
+            raise ScheduleError(f"{sketch.name}: tunable {t.name!r} wants one of {list(t.domain)}, found {value!r}")
+        mapping[t] = const(value)
+    return simplify_func(_substitute(sketch.func, mapping))
+
+
+def replay_with(trace: Trace, func: PrimFunc, values: Mapping[str, int]) -> PrimFunc:
+    """The trace replayed with numbers in place of tunables; means the same as `instantiate` of its sketch."""
+    return simplify_func(replay(trace.with_values(values), func).func)
+
+
+def _substitute(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
+    body = substitute_stmt(func.body, mapping)
+    swaps = {}
+    for a in func.allocs:
+        shape = tuple(substitute(d, mapping) for d in a.shape)
+        if shape != a.shape:
+            swaps[a] = replace(a, shape=shape)
+    return replace(func, body=replace_buffers(body, swaps), allocs=tuple(swaps.get(a, a) for a in func.allocs))
+
+
+def simplify_func(func: PrimFunc) -> PrimFunc:
+    """Extents, bindings and predicates simplified under the bounds of the loops around them; single-trip loops removed."""
+    shapes = {a: replace(a, shape=tuple(simplify(d) for d in a.shape)) for a in func.allocs}
+    shapes = {a: b for a, b in shapes.items() if a.shape != b.shape}
+    body = replace_buffers(_simplify_stmt(func.body, Env(), {}), shapes)
+    return replace(func, body=body, allocs=tuple(shapes.get(a, a) for a in func.allocs))
+
+
+def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
+    def fix(e: Expr) -> Expr:
+        return simplify(substitute(e, known), env)
+
+    if isinstance(s, For):
+        extent = fix(s.extent)
+        if extent is const(1):
+            return _simplify_stmt(s.body, env, {**known, s.var: const(0)})
+        return replace(s, extent=extent, body=_simplify_stmt(s.body, env.with_loop(s.var, extent), known))
+    if isinstance(s, Seq):
+        return seq(*(_simplify_stmt(c, env, known) for c in s.stmts))
+    if isinstance(s, If):
+        orelse = None if s.orelse is None else _simplify_stmt(s.orelse, env, known)
+        return If(fix(s.cond), _simplify_stmt(s.then, env, known), orelse)
+    if isinstance(s, Block):
+        iters = tuple(replace(i, extent=simplify(i.extent)) for i in s.iters)
+        return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), predicate=fix(s.predicate))
+    assert isinstance(s, Store)
+    return Store(s.buffer, tuple(fix(i) for i in s.indices), fix(s.value))

@@ -1,0 +1,251 @@
+"""From scheduled functions to the runtime's `Program`: the one place where live IR becomes numbers and text.
+
+A candidate under measurement and a whole built model are put together by the same `ProgramBuilder` (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
+from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, mul, postorder
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import blocks
+from relax_tune.runtime.program import (
+    BufferSpec,
+    Call,
+    Check,
+    Fill,
+    KernelSource,
+    Program,
+    Role,
+    Step,
+    Symbol,
+    Variant,
+)
+from relax_tune.runtime.scalars import Op as ScalarOp
+from relax_tune.runtime.scalars import ScalarBuilder
+
+_SCALAR_OPS: Mapping[str, ScalarOp] = {
+    "add": ScalarOp.ADD, "sub": ScalarOp.SUB, "mul": ScalarOp.MUL, "floordiv": ScalarOp.FLOORDIV,
+    "floormod": ScalarOp.FLOORMOD, "min": ScalarOp.MIN, "max": ScalarOp.MAX, "lt": ScalarOp.LT, "le": ScalarOp.LE,
+    "eq": ScalarOp.EQ, "ne": ScalarOp.NE, "and": ScalarOp.AND, "or": ScalarOp.OR, "not": ScalarOp.NOT,
+    "select": ScalarOp.SELECT,
+}  # fmt: skip
+
+SlotOf = Mapping[Var, int]
+
+
+def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf) -> int:
+    """The slot of an integer or boolean expression over `symbols`. Raises BuildError for anything else in it."""
+    slots: dict[Expr, int] = {}
+    for node in postorder((e,)):
+        if isinstance(node, Const):
+            slots[node] = builder.const(int(node.value))
+        elif isinstance(node, Var):
+            if node not in symbols:
+                raise BuildError(f"the expression {e!r} mentions {node.name!r}, which no symbol of the call defines")
+            slots[node] = symbols[node]
+        elif isinstance(node, Op) and node.op in _SCALAR_OPS:
+            slots[node] = builder.op(_SCALAR_OPS[node.op], *(slots[a] for a in node.args))
+        elif isinstance(node, Op) and node.op == "cast":
+            slots[node] = slots[node.args[0]]
+        else:
+            raise BuildError(f"wanted an integer expression over shape symbols, found {node!r}")
+    return slots[e]
+
+
+@dataclass(frozen=True)
+class LibraryStep:
+    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols."""
+
+    routine: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+
+
+Stage = PrimFunc | LibraryStep
+
+
+@dataclass
+class ProgramBuilder:
+    """Collects the parts of one `Program`. Kernels and scalar expressions that are equal are kept once."""
+
+    name: str
+    target: CodeTarget
+    scalars: ScalarBuilder = field(default_factory=ScalarBuilder)
+    symbols: list[Symbol] = field(default_factory=list)
+    buffers: list[BufferSpec] = field(default_factory=list)
+    storages: list[int] = field(default_factory=list)
+    kernels: dict[str, KernelSource] = field(default_factory=dict)
+    prepare: list[Step] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
+    _scratch: dict[int, int] = field(default_factory=dict)
+
+    def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> int:
+        """Declare a program symbol; returns its slot."""
+        self.symbols.append(Symbol(name, lower, upper))
+        return self.scalars.symbol(len(self.symbols) - 1)
+
+    def slot(self, e: Expr, symbols: SlotOf) -> int:
+        return lower_scalar(self.scalars, e, symbols)
+
+    def buffer(
+        self,
+        name: str,
+        buffer: Buffer,
+        role: Role,
+        symbols: SlotOf,
+        storage: int | None = None,
+        fill: Fill | None = None,
+    ) -> int:
+        """Declare an array; returns its index."""
+        shape = tuple(self.slot(d, symbols) for d in buffer.shape)
+        self.buffers.append(BufferSpec(name, buffer.dtype.name, shape, role, storage, fill or Fill()))
+        return len(self.buffers) - 1
+
+    def storage(self, nbytes: Expr, symbols: SlotOf) -> int:
+        """A planned piece of memory; returns its index."""
+        self.storages.append(self.slot(nbytes, symbols))
+        return len(self.storages) - 1
+
+    def scratch(self, position: int, nbytes: Expr, symbols: SlotOf) -> int:
+        """The `position`-th scratch storage, shared by all calls (they run one after another) and grown to the largest."""
+        slot = self.slot(nbytes, symbols)
+        if position in self._scratch:
+            index = self._scratch[position]
+            self.storages[index] = self.scalars.op(ScalarOp.MAX, self.storages[index], slot)
+            return index
+        self.storages.append(slot)
+        self._scratch[position] = len(self.storages) - 1
+        return self._scratch[position]
+
+    def variant(
+        self, label: str, key: str, stages: Sequence[Stage], arguments: Mapping[Buffer, int], symbols: SlotOf
+    ) -> Variant:
+        """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; buffers the stages
+        share beyond those become scratch memory; `prepare` blocks become packed arrays written once."""
+        known = dict(arguments)
+        steps: list[Step] = []
+        used_scratch = 0
+        for stage in stages:
+            if isinstance(stage, LibraryStep):
+                used_scratch = self._declare(stage.buffers, known, used_scratch, symbols)
+                scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
+                steps.append(Step("library", stage.routine, tuple(known[b] for b in stage.buffers), scalars))
+                continue
+            for part in split_kernels(stage):
+                if blocks(part.body) and all(b.role == "prepare" for b in blocks(part.body)):
+                    self._prepare(part, known, symbols)
+                    continue
+                used_scratch = self._declare(part.buffers, known, used_scratch, symbols)
+                steps.append(self._step(part, known, symbols))
+        return Variant(label, tuple(steps), key)
+
+    def _declare(self, wanted: Sequence[Buffer], known: dict[Buffer, int], used: int, symbols: SlotOf) -> int:
+        for b in wanted:
+            if b not in known:
+                storage = self.scratch(used, nbytes(b), symbols)
+                known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, storage)
+                used += 1
+        return used
+
+    def _prepare(self, part: PrimFunc, known: dict[Buffer, int], symbols: SlotOf) -> None:
+        target = next(b for b in part.buffers if any(x.body.buffer is b for x in blocks(part.body)))
+        name = self._kernel(part).name
+        sources = tuple(known[b] for b in part.buffers if b is not target)
+        found = self._packed.get((name, sources))
+        if found is None:
+            found = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
+            self._packed[(name, sources)] = found
+            known[target] = found
+            self.prepare.append(self._step(part, known, symbols))
+        known[target] = found
+
+    def _kernel(self, func: PrimFunc) -> GeneratedKernel:
+        """Generated once per function; named by its text, so that equal kernels are one."""
+        made = self._generated.get(func)
+        if made is None:
+            made = generate(func, self.target)
+            digest = hashlib.blake2b(made.source.replace(made.name, "@").encode(), digest_size=8).hexdigest()
+            made = replace(made, name=f"k{digest}", source=made.source.replace(made.name, f"k{digest}"))
+            self.kernels.setdefault(made.name, KernelSource(made.name, self.target.language, made.source))
+            self._generated[func] = made
+        return made
+
+    def _step(self, func: PrimFunc, known: Mapping[Buffer, int], symbols: SlotOf) -> Step:
+        made = self._kernel(func)
+        return Step(
+            "kernel",
+            made.name,
+            tuple(known[b] for b in made.buffers),
+            tuple(self.slot(e, symbols) for e in made.scalars),
+            tuple(self.slot(e, symbols) for e in made.grid),
+            tuple(made.local),
+        )
+
+    def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+        used = {s.target for c in self.calls for v in c.variants for s in v.steps} | {s.target for s in self.prepare}
+        return Program(
+            symbols=tuple(self.symbols),
+            scalars=self.scalars.code,
+            checks=tuple(self.checks),
+            buffers=tuple(self.buffers),
+            storages=tuple(self.storages),
+            kernels=tuple(k for n, k in sorted(self.kernels.items()) if n in used),
+            prepare=tuple(self.prepare),
+            calls=tuple(self.calls),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            name=self.name,
+        )
+
+
+def nbytes(buffer: Buffer) -> Expr:
+    """Bytes of a buffer, over the symbols of its shape."""
+    total: Expr = const(buffer.dtype.bytes)
+    for d in buffer.shape:
+        total = mul(total, d)
+    return total
+
+
+def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
+    """Random contents that keep an integer input inside the dimension it indexes."""
+    if not buffer.dtype.is_int:
+        return Fill()
+    limit = None
+    for block in blocks(func.body):
+        for node in postorder((block.body.value,)):
+            if isinstance(node, Load):
+                for e, dim in zip(node.indices, node.buffer.shape):
+                    if any(isinstance(x, Load) and x.buffer is buffer for x in postorder((e,))) and isinstance(dim, Const):
+                        size = int(dim.value)
+                        limit = size if limit is None else min(limit, size)
+    return Fill("integers", 0, limit if limit is not None else 2)
+
+
+def candidate_program(
+    func: PrimFunc, label: str, stages: Sequence[Stage], target: CodeTarget, symbol_names: Mapping[Var, str]
+) -> Program:
+    """The program that measures one variant of a task: one call, one variant. Symbols carry the task's names."""
+    builder = ProgramBuilder(func.name, target)
+    symbols: dict[Var, int] = {v: builder.symbol(symbol_names[v]) for v in func.symbols}
+    arguments: dict[Buffer, int] = {}
+    inputs, outputs = [], []
+    for number, b in enumerate(func.buffers):
+        role: Role = "const" if b in func.consts else "output" if b in func.output_buffers else "input"
+        arguments[b] = builder.buffer(f"p{number}", b, role, symbols, fill=input_fill(func, b))
+        if role == "input":
+            inputs.append(arguments[b])
+        elif role == "output":
+            outputs.append(arguments[b])
+    variant = builder.variant(label, "", stages, arguments, symbols)
+    builder.calls.append(Call(func.name, "", builder.scalars.const(0), (variant,)))
+    return builder.finish(inputs, outputs)

@@ -1,0 +1,183 @@
+"""Tasks: a workload on a target, with its domain; and the space of everything that can be tried for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.errors import BuildError, ScheduleError
+from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.expr import Expr, Var
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.passes.library import LibraryForm, library_form
+from relax_tune.runtime.program import Program
+from relax_tune.schedules.constraints import ConstraintFunction
+from relax_tune.schedules.features import FeatureFunction
+from relax_tune.schedules.rules import fallback, injective
+from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate, replay_with
+from relax_tune.schedules.target import Machine
+from relax_tune.schedules.trace import Trace
+from relax_tune.tuner.domain import Domain
+from relax_tune.tuner.emit import LibraryStep, Stage, candidate_program
+from relax_tune.tuner.search import space as search_space
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
+
+    `sites`: for every call site, the task's symbols as expressions over the model's symbols.
+    """
+
+    key: str
+    text: str
+    func: PrimFunc
+    sites: tuple[tuple[Expr, ...], ...]
+    domain: Domain
+
+    @property
+    def name(self) -> str:
+        return self.func.name
+
+    @property
+    def symbol_names(self) -> Mapping[Var, str]:
+        return {v: f"s{a}" for a, v in enumerate(self.func.symbols)}
+
+    def bindings(self) -> tuple[dict[str, int], ...]:
+        """The anchors as symbol bindings."""
+        return tuple({f"s{a}": x for a, x in enumerate(p)} for p in self.domain.points)
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Everything that can be tried for a task on a machine: sketches, library form, generic form."""
+
+    task: Task
+    machine: Machine
+    target: CodeTarget
+    libraries: frozenset[str] = frozenset()
+    _programs: dict[str, Program] = field(default_factory=dict)
+
+    @cached_property
+    def sketches(self) -> tuple[Sketch, ...]:
+        """Tunable sketches (the fallback is the generic variant and not searched when anything else fits)."""
+        found = generate_sketches(self.task.func, self.machine)
+        tunable = tuple(s for s in found if s.name != "fallback")
+        return tunable or found
+
+    @cached_property
+    def space(self) -> search_space.ParameterSpace:
+        """The union of the sketches as integers, with vectorised constraints and features."""
+        return search_space.ParameterSpace([self._sketch_space(s) for s in self.sketches])
+
+    def _sketch_space(self, sketch: Sketch) -> search_space.Sketch:
+        names = [t.name for t in sketch.tunables]
+        valid, features = ConstraintFunction(sketch), FeatureFunction(sketch, self.machine)
+        symbols = [v.name for v in self.task.func.symbols]
+
+        def constraint(rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+            return valid(dict(zip(names, rows.T))) if names else np.ones(len(rows), np.bool_)
+
+        def describe(rows: NDArray[np.int64], shapes: NDArray[np.int64]) -> NDArray[np.float32]:
+            return features(dict(zip(names, rows.T)), dict(zip(symbols, shapes.T)))
+
+        parameters = tuple(search_space.Parameter(t.name, t.domain) for t in sketch.tunables)
+        return search_space.Sketch(sketch.name, parameters, constraint, describe)
+
+    # -- records and programs -----------------------------------------------------------------------------------------
+
+    def tuned(self, candidate: search_space.Candidate) -> VariantRecord:
+        """The record identity of a candidate of the space."""
+        sketch = self.sketches[candidate.sketch]
+        values = {t.name: v for t, v in zip(sketch.tunables, candidate.values, strict=True)}
+        return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(values))
+
+    def candidate_of(self, record: VariantRecord) -> search_space.Candidate | None:
+        """The point of the space a tuned record stands for; None when this version has no such sketch or value."""
+        for number, sketch in enumerate(self.sketches):
+            if sketch.name == record.sketch and sketch.trace.to_json() == record.trace:
+                values = tuple(record.values.get(t.name, -1) for t in sketch.tunables)
+                found = search_space.Candidate(number, values)
+                return found if self.space.contains(found) else None
+        return None
+
+    def generic(self) -> VariantRecord:
+        """The always-correct schedule."""
+        ((_, schedule),) = fallback.sketches(self.task.func, self.machine)
+        return VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
+
+    @cached_property
+    def library(self) -> LibraryForm | None:
+        """The unfused form around a library call, when there is one and the library is at hand."""
+        form = library_form(self.task.func)
+        return form if form is not None and form.routine.split(".")[0] in self.libraries else None
+
+    def library_variants(self) -> tuple[VariantRecord, ...]:
+        """The library call with a few settings of its epilogue's schedule (one when it has none)."""
+        form = self.library
+        if form is None:
+            return ()
+        if form.after is None:
+            return (VariantRecord("library", form.routine, "[]", "{}"),)
+        found = []
+        for name, schedule in injective.sketches(form.after, self.machine):
+            trace = schedule.trace
+            sizes = [(d.domain[len(d.domain) // 2] if d.name == "RB" else d.domain[-1]) for d in trace.tunables]
+            values = dict(zip((t.name for t in trace.tunables), sizes))
+            found.append(VariantRecord("library", f"{form.routine}+{name}", trace.to_json(), json.dumps(values)))
+        return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
+
+    def stages(self, record: VariantRecord) -> tuple[Stage, ...]:
+        """The scheduled functions and library calls of a variant, replayed from its record.
+
+        Raises BuildError when the record does not apply to this task with this version of the tool.
+        """
+        try:
+            if record.kind == "library":
+                return self._library_stages(record)
+            sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
+            if sketch is not None:
+                return (instantiate(sketch, record.values),)
+            return (replay_with(Trace.from_json(record.trace), self.task.func, record.values),)
+        except ScheduleError as error:
+            raise BuildError(f"the record {record.key} of task {self.task.name!r} does not apply: {error}") from None
+
+    def _library_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
+        form = self.library
+        if form is None or form.routine != record.sketch.split("+")[0]:
+            raise BuildError(
+                f"task {self.task.name!r}: wanted the library routine {record.sketch.split('+')[0]!r}, which is not at hand; "
+                "install it (extra `openblas`) or build with another policy"
+            )
+        stages: list[Stage] = [self._plain(f) for f in form.before]
+        stages.append(LibraryStep(form.routine, form.buffers, form.scalars))
+        if form.after is not None:
+            if record.trace == "[]":
+                stages.append(self._plain(form.after))
+            else:
+                stages.append(replay_with(Trace.from_json(record.trace), form.after, record.values))
+        return tuple(stages)
+
+    def _plain(self, func: PrimFunc) -> PrimFunc:
+        ((_, schedule),) = fallback.sketches(func, self.machine)
+        return replay_with(schedule.trace, func, {})
+
+    def program(self, record: VariantRecord) -> Program:
+        """The program that measures a variant."""
+        found = self._programs.get(record.key)
+        if found is None:
+            stages = self.stages(record)
+            found = candidate_program(self.task.func, record.kind, stages, self.target, self.task.symbol_names)
+            self._programs[record.key] = found
+        return found
+
+
+def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Anchors as an (S, D) array."""
+    return np.asarray(points, dtype=np.int64).reshape(len(points), -1)
