@@ -25,8 +25,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import best_of, prune_cutoff, verify_batch, verify_same_subjects
-from relax_tune.errors import DatabaseError
+from relax_tune.database.rules import RefusedRecord, best_of, prune_cutoff, verify_batch, verify_same_subjects
 
 
 class MemoryStore:
@@ -88,7 +87,7 @@ class MemoryStore:
     def _verify_known(self, table: str, known: Mapping[str, object], keys: Iterable[str]) -> None:
         for key in sorted(set(keys)):
             if key not in known:
-                raise DatabaseError(
+                raise RefusedRecord(
                     f"{self.where}: wanted {table} that were added before, found the unknown key {key!r}; add it first"
                 )
 

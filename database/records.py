@@ -71,7 +71,10 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested or long beyond what Python prints
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -104,9 +107,11 @@ def _choice(value: Any, allowed: Sequence[str], where: str) -> None:
 
 def _number(value: Any, where: str) -> float:
     """A finite number >= 0 as a float."""
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+    if type(value) is int and value <= INT64_MAX:
+        value = float(value)
+    if type(value) is not float or not math.isfinite(value) or value < 0:
         raise DatabaseError(f"{where}: wanted a finite number >= 0, found {_shown(value)}")
-    return float(value)
+    return value
 
 
 def _integer(value: Any, where: str, lower: int = -INT64_MAX - 1) -> int:

@@ -9,6 +9,10 @@ from relax_tune.database.records import Measurement
 from relax_tune.errors import DatabaseError
 
 
+class RefusedRecord(DatabaseError):
+    """A record that breaks a rule of the store; the store itself is well."""
+
+
 def winner_order(measurement: Measurement) -> tuple[float, str, str]:
     """Sort key of ok measurements, best first: median, then content, so that ties never depend on arrival."""
     return (measurement.median_secs, measurement.variant.key, measurement.id)
@@ -18,7 +22,7 @@ def verify_batch(batch: Iterable[Measurement]) -> dict[str, Measurement]:
     """A batch by id; of an id that comes twice, the first stays.
 
     Raises:
-        DatabaseError: one id stands for two subjects within the batch.
+        RefusedRecord: one id stands for two subjects within the batch.
     """
     by_id: dict[str, Measurement] = {}
     for measurement in batch:
@@ -34,15 +38,15 @@ def verify_same_subjects(
     """Check that each stored (id, subject) is the subject of the new measurement of that id.
 
     Raises:
-        DatabaseError: an id stands for two subjects: the caller's ids are not unique.
+        RefusedRecord: an id stands for two subjects: the caller's ids are not unique.
     """
     for id, subject in stored:
         if new[id].subject != subject:
             raise _two_subjects(new[id], subject, where)
 
 
-def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str) -> DatabaseError:
-    return DatabaseError(
+def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str) -> RefusedRecord:
+    return RefusedRecord(
         f"measurement {measurement.id!r}: wanted an id that stands for one workload, target, variant, point and regime, found "
         f"{subject} in {where} and {measurement.subject} to add; give each measurement an id of its own"
     )

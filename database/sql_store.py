@@ -46,7 +46,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import best_of, prune_cutoff, verify_batch, verify_same_subjects
+from relax_tune.database.rules import RefusedRecord, best_of, prune_cutoff, verify_batch, verify_same_subjects
 from relax_tune.errors import DatabaseError
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ class SqlStore:
             known = set(connection.execute(select(model.key).where(model.key.in_(chunk))).scalars())
             for key in chunk:
                 if key not in known:
-                    raise DatabaseError(
+                    raise RefusedRecord(
                         f"{self.where}: wanted measurements whose {model.__tablename__} were added before, found the unknown "
                         f"key {key!r}; add it first"
                     )

@@ -1,0 +1,117 @@
+"""T4: our results as others read them, others' results as ours."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.database.records_made import MATMUL, ZEN, ZEN_OLD, failure, filled, timing
+
+from relax_tune.database.exchange.t4 import export_t4, import_t4
+from relax_tune.database.records import STAGES
+from relax_tune.database.store import MemoryStore
+from relax_tune.errors import DatabaseError
+
+
+def kernel_tuner(**changes: Any) -> str:
+    """A results file in the shape Kernel Tuner 1.x writes (schema 1.0.0, milliseconds, no metadata)."""
+    result = {
+        "timestamp": "2026-01-02T03:04:05",
+        "configuration": {"block_size_x": 128, "layout": "NCHW", "scale": 0.5, "use_padding": True},
+        "times": {"compilation": 120.0, "benchmark": 3.0, "framework": 1.0, "runtimes": [2.0, 1.0, 4.0]},
+        "invalidity": "correct",
+        "correctness": 1,
+        "measurements": [{"name": "time", "value": 2.3, "unit": "ms"}],
+        "objectives": ["time"],
+    }
+    return json.dumps({"schema_version": "1.0.0", "results": [{**result, **changes}]})
+
+
+def test_our_results_come_back() -> None:
+    records = [timing("a", 1.5e-5, tile=16, n=512), *(failure(f"f-{stage}", stage, tile=3) for stage in STAGES)]
+    text = export_t4(ZEN, records, "0.1.0")
+    found = {m.id: m for m in import_t4(text, MATMUL.key, ZEN.key)}
+    assert found == {m.id: replace(m, checked=False) for m in records}, "a file's word is no output check"
+    trusted = {m.id: m for m in import_t4(text, MATMUL.key, ZEN.key, trust_checks=True)}
+    assert trusted == {m.id: m for m in records}
+    assert export_t4(ZEN, records[::-1], "0.1.0") == text
+
+
+def test_our_file_says_what_the_schema_asks_for() -> None:
+    opencl = replace(ZEN, kind="opencl")
+    records = [
+        replace(timing("a", 2.0), target=opencl.key, measured_at=1e9),
+        replace(failure("b", "crash"), target=opencl.key),
+    ]
+    document = json.loads(export_t4(opencl, records, "0.1.0"))
+    assert document["schema_version"] == "1.1.0"
+    assert document["metadata"]["timeunit"] == "seconds" and document["metadata"]["compute_api"] == "OpenCL"
+    ok, failed = document["results"]
+    assert ok["configuration"] == {"t": 1, "symbol.n": 8} and ok["times"]["runtimes"] == [2.0, 1.0, 4.0]
+    assert (ok["invalidity"], ok["correctness"]) == ("correct", 1)
+    assert ok["measurements"][0] == {"name": "time", "value": 2.0, "unit": "seconds"}
+    assert ok["timestamp"] == "2001-09-09T01:46:40+00:00"
+    assert (failed["invalidity"], failed["correctness"], failed["times"]["runtimes"]) == ("runtime", 0, [])
+    assert "compute_api" not in json.loads(export_t4(ZEN, [], "0.1.0"))["metadata"], "the schema has no word for C"
+    with pytest.raises(DatabaseError, match="each target"):
+        export_t4(ZEN_OLD, [timing("a", 1.0)], "0.1.0")
+
+
+def test_anothers_results_are_read_in_their_unit_and_never_win_unchecked() -> None:
+    found = import_t4(kernel_tuner(), MATMUL.key, ZEN.key)
+    assert found == import_t4(kernel_tuner(), MATMUL.key, ZEN.key)
+    (result,) = found
+    assert result.samples_secs == pytest.approx((2e-3, 1e-3, 4e-3)) and result.build_secs == pytest.approx(0.12)
+    assert result.variant.values == {"block_size_x": 128}
+    assert json.loads(result.variant.trace) == {
+        "block_size_x": 128,
+        "layout": "NCHW",
+        "scale": 0.5,
+        "use_padding": True,
+    }
+    store = filled(MemoryStore())
+    assert store.add_measurements(found) == 1 and store.add_measurements(found) == 0
+    assert store.best(MATMUL.key, ZEN.key, {}) is None
+
+
+@pytest.mark.parametrize("word", ["timeout", "compile", "runtime", "correctness", "constraints"])
+def test_anothers_failures_keep_their_stage(word: str) -> None:
+    (result,) = import_t4(kernel_tuner(invalidity=word, times={}), MATMUL.key, ZEN.key)
+    assert result.status == "failed" and result.samples_secs == () and word in result.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"results":{}}',
+        '{"results":[3]}',
+        '{"results":[{}]}',
+        '{"schema_version":"2.0.0","results":[]}',
+        '{"schema_version":[1],"results":[]}',
+        '{"metadata":{"timeunit":"fortnights"},"results":[]}',
+        '{"metadata":3,"results":[]}',
+        kernel_tuner(invalidity="sad"),
+        kernel_tuner(invalidity=["compile"]),
+        kernel_tuner(times={"runtimes": []}),
+        kernel_tuner(times={"runtimes": ["fast"]}),
+        kernel_tuner(times={"runtimes": [True]}),
+        kernel_tuner(times={"runtimes": [10**400]}),
+        kernel_tuner(times={"runtimes": [-1.0]}),
+        kernel_tuner(times=[]),
+        kernel_tuner(configuration=[]),
+        kernel_tuner(configuration={"symbol.n": "many"}),
+        kernel_tuner(measurements={}),
+        kernel_tuner(measurements=[{"name": "relax_tune.kind", "value": {"a": 1}}]),
+        kernel_tuner(measurements=[{"name": "relax_tune.id", "value": 7}]),
+        kernel_tuner(measurements=[{"name": "relax_tune.trace", "value": "["}]),
+        kernel_tuner().replace("2.0", "NaN"),
+    ],
+)
+def test_what_is_not_t4_is_refused(text: str) -> None:
+    with pytest.raises(DatabaseError):
+        import_t4(text, MATMUL.key, ZEN.key)

@@ -1,0 +1,231 @@
+"""What can go wrong with a database is one `DatabaseError` that says where, what and what to do."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event, text
+from tests.database.records_made import MATMUL, ZEN, ZEN_OLD, failure, filled, timing
+
+from relax_tune.database.engine import parse_url, shown
+from relax_tune.database.records import Measurement
+from relax_tune.database.sql_store import SqlStore
+from relax_tune.database.store import MemoryStore, open_store
+from relax_tune.errors import DatabaseError
+
+
+def explained(error: pytest.ExceptionInfo[DatabaseError]) -> str:
+    """The message, after checking that it is one short paragraph with no driver's wall of text behind it."""
+    message = str(error.value)
+    assert len(message) < 700 and "sqlalche.me" not in message and "[SQL" not in message
+    assert error.value.__cause__ is None and (error.value.__context__ is None or error.value.__suppress_context__)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        ("nonsense", "malformed"),
+        ("", "malformed"),
+        ("http://[", "unsupported kind"),
+        ("postgresql://host:port/x", "malformed"),
+        ("sqlite:///", "file"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite://folder/records.db", "three slashes"),
+        ("mysql://root@localhost/x", "unsupported kind 'mysql'"),
+        ("postgresql+asyncpg://localhost/x", "unsupported kind"),
+        ("oracle://scott:tiger@localhost/x", "unsupported kind"),
+    ],
+)
+def test_a_url_we_cannot_use(url: str, part: str) -> None:
+    with pytest.raises(DatabaseError) as error:
+        open_store(url)
+    assert part in explained(error) and "tiger" not in str(error.value)
+
+
+def test_passwords_are_never_shown() -> None:
+    assert shown(parse_url("postgresql://me:secret@host:1/db")) == "postgresql://me:***@host:1/db"
+    with pytest.raises(DatabaseError) as error:
+        open_store("postgresql://me:secret@127.0.0.1:1/db")
+    assert "refused" in explained(error) and "server runs" in str(error.value) and "secret" not in str(error.value)
+
+
+def test_a_path_is_a_url_and_memory_is_a_store(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "plain.db")) as store:
+        assert store.where == f"sqlite:///{tmp_path}/plain.db"
+    assert isinstance(open_store("memory://"), MemoryStore)
+
+
+def test_the_default_is_in_the_user_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with open_store() as store:
+        assert isinstance(store, SqlStore) and str(tmp_path) in store.where and "relax-tune" in store.where
+
+
+def test_sqlite_is_opened_as_promised(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'a b%20?#.db'}") as store:
+        assert isinstance(store, SqlStore)
+        with store._engine.connect() as connection:
+            found = [
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                for name in ("journal_mode", "synchronous", "foreign_keys")
+            ]
+            assert found == ["wal", 1, 1]
+            assert int(connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()) >= 1000
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError) as error:
+        open_store(f"sqlite:///{tmp_path}/no/records.db")
+    assert "make it first" in explained(error) and not (tmp_path / "no").exists()
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "text.db"
+    path.write_bytes(b"this is only a text, and long enough to be seen as one\n" * 100)
+    with pytest.raises(DatabaseError) as error:
+        open_store(f"sqlite:///{path}")
+    assert "not a database" in explained(error) and "another path" in str(error.value)
+    with pytest.raises(DatabaseError) as error:
+        open_store(f"sqlite:///{tmp_path}")
+    assert "unable to open" in explained(error)
+
+
+def test_read_only_reads_and_refuses_to_write(sql_url: str) -> None:
+    with open_store(sql_url) as store:
+        filled(store).add_measurements([timing("a", 1.0)])
+    with open_store(sql_url, read_only=True) as store:
+        assert store.count(ZEN.key) == 1
+        with pytest.raises(DatabaseError) as error:
+            store.add_measurements([timing("b", 1.0)])
+        assert "read-only" in explained(error)
+        assert isinstance(store, SqlStore)
+        with pytest.raises(Exception, match=r"readonly|read-only"), store._engine.begin() as connection:
+            connection.execute(text("DELETE FROM measurements"))
+
+
+def test_a_read_only_file_on_disk(tmp_path: Path) -> None:
+    """As a user who may not write; root may write everything, so it steps down."""
+    path = tmp_path / "shared" / "records.db"
+    path.parent.mkdir()
+    with open_store(f"sqlite:///{path}") as store:
+        filled(store).add_measurements([timing("a", 1.0)])
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    code = (
+        "import os, sys\n"
+        "from relax_tune.database.store import open_store\n"
+        "from relax_tune.errors import DatabaseError\n"
+        "os.getuid() or os.setuid(65534)\n"
+        f"print(open_store('sqlite:///{path}', read_only=True).count('{ZEN.key}'))\n"
+        "try:\n"
+        f"    open_store('sqlite:///{path}')\n"
+        "except DatabaseError as error:\n"
+        "    print(error)\n"
+    )
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o111)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd="/")
+    finally:
+        path.parent.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    counted, refused = done.stdout.splitlines()
+    assert counted == "1" and "read-only" in refused and "permissions" in refused
+
+
+def test_a_full_disk_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'small.db'}"
+    with open_store(url) as store:
+        assert isinstance(store, SqlStore)
+        filled(store).add_measurements([timing("first", 1.0)])
+
+        @event.listens_for(store._engine, "begin")
+        def limit(connection: object) -> None:
+            connection.exec_driver_sql("PRAGMA max_page_count=40")  # type: ignore[attr-defined]
+
+        batch = [failure(f"f{i}", "compile", "x" * 5000, tile=i) for i in range(100)]
+        with pytest.raises(DatabaseError) as error:
+            store.add_measurements(batch)
+        assert "full" in explained(error) and "free some space" in str(error.value)
+        assert store.count(ZEN.key) == 1
+        assert store.add_measurements([timing("second", 1.0)]) == 1
+    with open_store(url) as store:
+        assert store.count(ZEN.key) == 2 and store.check() == []
+
+
+def test_altered_rows_are_found_and_never_believed(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    url = f"sqlite:///{path}"
+    with open_store(url) as store:
+        filled(store).add_measurements([timing("a", 1.0), timing("b", 2.0), failure("c", "crash", tile=7)])
+    raw = sqlite3.connect(path)
+    raw.execute("PRAGMA foreign_keys=OFF")
+    for change in (
+        "UPDATE measurements SET samples = '[NaN]' WHERE id = 'a'",
+        """UPDATE variants SET parameters = '{"t":2}' WHERE parameters = '{"t":1}'""",
+        f"DELETE FROM targets WHERE key = '{ZEN_OLD.key}'",
+        "UPDATE measurements SET target = 'nobody' WHERE id = 'c'",
+        "UPDATE workloads SET text = '' WHERE key = 'w-softmax'",
+    ):
+        raw.execute(change)
+    raw.commit()
+    raw.close()
+    with open_store(url) as store:
+        problems = "\n".join(store.check())
+        for part in ("variants row", "refers to a row of targets", "workload text"):
+            assert part in problems
+        with pytest.raises(DatabaseError, match="was altered"):
+            store.measurements(MATMUL.key, ZEN.key)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "part"),
+    [
+        ("samples_secs", (), "at least one sample"),
+        ("samples_secs", (float("inf"),), "finite"),
+        ("samples_secs", (10**400,), "finite"),
+        ("samples_secs", (-1.0,), "finite"),
+        ("samples_secs", ("1",), "finite"),
+        ("status", "great", "ok, failed"),
+        ("stage", "crash", "no stage"),
+        ("regime", "cold", "warm, flushed"),
+        ("checked", 1, "true or false"),
+        ("symbols", {"n": True}, "integer"),
+        ("symbols", {"n": 2**63}, "integer"),
+        ("symbols", {3: 4}, "text as names"),
+        ("symbols", {"n" * 150 + str(i): i for i in range(9)}, "characters in all"),
+        ("id", "", "1 to 200"),
+        ("id", "x" * 201, "at most 200"),
+        ("id", "a\0b", "NUL"),
+        ("job", "\ud800", "surrogate"),
+        ("variant", "tuned", "Variant"),
+    ],
+)
+def test_a_malformed_measurement_cannot_be_made(field: str, value: object, part: str) -> None:
+    good = timing("id", 1.0)
+    values = {name: getattr(good, name) for name in ("id", "workload", "target", "variant", "symbols", "samples_secs")}
+    with pytest.raises(DatabaseError, match=part):
+        Measurement(**{**values, field: value})  # type: ignore[arg-type]
+
+
+def test_a_failure_has_a_stage_and_a_message_and_no_time() -> None:
+    with pytest.raises(DatabaseError, match="message"):
+        failure("f", "crash", "")
+    with pytest.raises(DatabaseError, match="stage"):
+        failure("f", "tired", "slept")  # type: ignore[arg-type]
+    with pytest.raises(DatabaseError, match="no samples"):
+        Measurement(
+            "f", "w", "t", timing("a", 1.0).variant, status="failed", stage="crash", message="m", samples_secs=(1e9,)
+        )
+    with pytest.raises(DatabaseError, match="no time"):
+        _ = failure("f", "crash").median_secs
+    logged = failure("f", "compile", "a\0\ud800" + "x" * 100_000 + "end")
+    assert "\0" not in logged.message and logged.message.endswith("end") and len(logged.message) <= 16_000
