@@ -1,0 +1,89 @@
+"""Affine structure of index expressions: coefficients, strides, extents, density."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.normal import Normalizer
+from relax_tune.ir.arith.poly import Poly
+from relax_tune.ir.arith.prove import EMPTY, Proof, prove, prove_equal
+from relax_tune.ir.arith.render import Renderer
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, mul, sub
+
+
+def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[dict[Var, Expr], Expr] | None:
+    """`e` as sum(coefficient[v] * v) + rest, coefficients and rest free of `vars`; None when it is not of that form.
+
+    Coefficients may be symbolic (products of tunables). Variables with coefficient zero are left out; the others come in the
+    order of `vars`.
+    """
+    e, wanted = expr(e), tuple(dict.fromkeys(vars))
+    ctx = Normalizer(env or EMPTY)
+    # variables of extent 1 would fold to constants, so they are numbered before any range is read
+    p = ctx.poly(e)
+    numbers = {v: number for v in wanted if (number := ctx.number_of(v)) is not None}
+    found: dict[Var, Poly] = {}
+    for v, number in numbers.items():
+        factor, p = P.extract(p, (number,))
+        if factor:
+            found[v] = factor
+    renderer = Renderer(ctx, {})
+    taboo = set(wanted)
+    parts = [renderer.render(q, e.dtype) for q in (*found.values(), p)]
+    if any(v in taboo for part in parts for v in free_vars(part)):
+        return None
+    return dict(zip(found, parts, strict=False)), parts[-1]
+
+
+def stride_of(e: ExprLike, var: Var, env: Env | None = None) -> Expr | None:
+    """The amount `e` grows by when `var` grows by one; zero when free of it, None when it is not linear in it."""
+    parts = linear(e, (var,), env)
+    return None if parts is None else parts[0].get(var, const(0))
+
+
+def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> Expr:
+    """How many values lie between the least and the greatest of `e` when each variable v runs over range(ranges[v]) with at
+    least one value: 1 + sum(|coefficient| * (extent - 1)).
+
+    Raises: ScheduleError when `e` is not linear in the variables or the sign of a coefficient is unknown.
+    """
+    e, env = expr(e), env or EMPTY
+    parts = linear(e, ranges, env)
+    if parts is None:
+        raise ScheduleError(
+            f"region inference: wanted an index that is linear in {', '.join(v.name for v in ranges)}, found {e}; "
+            "split or fuse by simpler loops, or compute at an outer loop"
+        )
+    size: Expr = const(1, e.dtype)
+    for v, k in parts[0].items():
+        low, high = interval(k, env)
+        if low is None or low < 0:
+            if high is None or high > 0:
+                raise ScheduleError(f"region inference: the sign of {k}, the stride of {v.name} in {e}, is not known")
+            k = simplify(mul(k, -1), env)
+        size = add(size, mul(k, sub(expr(ranges[v]), 1)))
+    return simplify(size, env)
+
+
+def is_dense(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:
+    """Whether `e` provably takes each value of an interval exactly once (a mixed-radix sum): some order of the variables has
+    strides 1, x1, x1 * x2, ... for extents x1, x2, ... Variables of extent 1 do not count."""
+    env = env or EMPTY
+    parts = linear(e, ranges, env)
+    if parts is None:
+        return False
+    left = {v: k for v, k in parts[0].items() if prove(le(expr(ranges[v]), 1), env) is not Proof.YES}
+    if any(v not in parts[0] and prove(le(expr(x), 1), env) is not Proof.YES for v, x in ranges.items()):
+        return False
+    step: Expr = const(1)
+    while left:
+        found = next((v for v, k in left.items() if prove_equal(k, step, env) is Proof.YES), None)
+        if found is None:
+            return False
+        del left[found]
+        step = simplify(mul(step, expr(ranges[found])), env)
+    return True

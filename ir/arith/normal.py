@@ -1,0 +1,427 @@
+"""The normal form: integer expressions as polynomials over atoms.
+
+Atoms are variables, floor quotients, minima and maxima, and whatever else has no algebra (loads, selects, casts). A remainder
+is not an atom: `x % c` is `x - c * (x // c)`, so that `x % c + x // c * c` is `x` by arithmetic alone. Atoms with equal arguments
+are one atom, so equal expressions mostly have equal polynomials. The form serves decisions; code is printed from `render`.
+
+A `Normalizer` lives for one question. Atoms are numbered by first appearance in it, so nothing depends on names, ids or history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith import search
+from relax_tune.ir.arith.bounds import (
+    UNBOUNDED,
+    Env,
+    Interval,
+    div_intervals,
+    dtype_interval,
+    hull,
+    interval,
+    mod_intervals,
+    mul_intervals,
+    scale_interval,
+)
+from relax_tune.ir.arith.poly import Mono, Poly
+from relax_tune.ir.dtype import DType
+from relax_tune.ir.expr import Const, Expr, Load, Op, Tunable, Var, postorder
+
+ALGEBRA = frozenset({"add", "sub", "mul", "floordiv", "floormod", "min", "max"})
+
+
+@dataclass(slots=True)
+class Atom:
+    """kind: `var`, `div`, `mod` (for printing only), `min`, `max`, `select` or `other`; `args` are polynomials; `source` is the
+    expression it was first read from, when there is one."""
+
+    kind: str
+    args: tuple[Poly, ...]
+    source: Expr | None
+    range: Interval | None = None
+
+
+@dataclass(slots=True)
+class Bound:
+    """Of an atom a: scale * a <= limit (upper) or scale * a >= limit (lower), scale > 0."""
+
+    scale: Poly
+    limit: Poly
+    upper: bool
+
+
+@dataclass(slots=True, eq=False)
+class Normalizer:
+    """Normal forms and proofs under one env, for one question about expressions of one dtype."""
+
+    env: Env
+    atoms: list[Atom] = field(default_factory=list)
+    _index: dict[object, int] = field(default_factory=dict)
+    _polys: dict[Expr, Poly] = field(default_factory=dict)
+    _bounds: dict[int, list[Bound]] = field(default_factory=dict)
+    _rewrites: list[tuple[Mono, int, Poly]] = field(default_factory=list)
+    _divisible: list[tuple[Poly, Poly]] = field(default_factory=list)
+    inequalities: list[Poly] = field(default_factory=list)
+    _facts_read: bool = False
+    levels: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
+
+    # -- expressions to polynomials
+
+    def poly(self, e: Expr) -> Poly:
+        """The normal form of an integer expression."""
+        if not self._facts_read:
+            self._facts_read = True
+            self._read_facts()
+        return self._poly(e)
+
+    def _poly(self, e: Expr) -> Poly:
+        found = self._polys.get(e)
+        if found is not None:
+            return found
+        for n in postorder((e,)):
+            if n not in self._polys and n.dtype.is_int:
+                self._polys[n] = self._read(n)
+        return self._polys[e]
+
+    def _read(self, n: Expr) -> Poly:
+        if isinstance(n, Const):
+            return P.constant(int(n.value))
+        if isinstance(n, Var):
+            lo, hi = self.env.range_of(n)
+            if lo is not None and lo == hi:
+                return P.constant(lo)
+            return self.reduced({(self.atom("var", (), n, n),): 1})
+        if isinstance(n, Op) and algebraic(n):
+            a, b = (self._polys[x] for x in n.args)
+            if n.op == "add" or n.op == "sub":
+                out = P.combine(a, b, 1 if n.op == "add" else -1)
+                return out if len(out) <= P.MAX_TERMS else self.opaque(n)
+            if n.op == "mul":
+                return self.mul(a, b) if len(a) * len(b) <= 4 * P.MAX_TERMS else self.opaque(n)
+            if n.op == "floordiv":
+                return self.div(a, b, n)
+            if n.op == "floormod":
+                if not b:
+                    return self.opaque(n)
+                back = self.mul(b, self.div(a, b, None))
+                return P.combine(a, back, -1)
+            return self.extreme(n.op, a, b, n)
+        return self.opaque(n)
+
+    def mul(self, a: Poly, b: Poly) -> Poly:
+        return self.reduced(P.product(a, b))
+
+    def opaque(self, n: Expr) -> Poly:
+        """An atom that stands for `n`; equal children give the same atom."""
+        parts = tuple(
+            ("p", P.key(self._polys[c])) if c.dtype.is_int and c in self._polys else ("e", c) for c in n.children
+        )
+        what: object = n.buffer if isinstance(n, Load) else n.op if isinstance(n, Op) else n
+        kind: str = "other"
+        args: tuple[Poly, ...] = ()
+        if isinstance(n, Op) and n.op == "select" and wide(n.dtype):
+            kind, args = "select", (self._polys[n.args[1]], self._polys[n.args[2]])
+        return {(self.atom(kind, args, n, (what, n.dtype, parts)),): 1}
+
+    def atom(self, kind: str, args: tuple[Poly, ...], source: Expr | None, identity: object = None) -> int:
+        """The number of this atom; a new one is numbered next."""
+        key = (kind, *(P.key(a) for a in args)) if identity is None else identity
+        number = self._index.get(key)
+        if number is None:
+            number = self._index[key] = len(self.atoms)
+            self.atoms.append(Atom(kind, args, source))
+        return number
+
+    def number_of(self, v: Var) -> int | None:
+        """The number of a variable that was met."""
+        return self._index.get(v)
+
+    # -- floor division, minima
+
+    def div(self, x: Poly, c: Poly, source: Expr | None) -> Poly:
+        """x // c, where c is not zero."""
+        if not c:
+            return {(self.atom("div", (x, c), source),): 1}
+        number = P.value_of(c)
+        if number is not None and number < 0:  # x // -c == -x // c
+            x, c, number, source = P.scaled(x, -1), P.constant(-number), -number, None
+        if number == 1:
+            return x
+        # (c * A + B) // c == A + B // c
+        whole, rest = P.divide(x, c)
+        if whole:
+            source = None
+        if not rest:
+            return whole
+        positive = number is not None or self.positive_divisor(c)
+        if positive:
+            inner = self._div_small(rest, c, source)
+        else:
+            inner = {(self.atom("div", (rest, c), source),): 1}
+        return P.combine(whole, inner) if whole else inner
+
+    def positive_divisor(self, c: Poly) -> bool:
+        """c > 0, given that it is not zero."""
+        lo = self.interval(c)[0]
+        return (lo is not None and lo >= 0) or self.nonneg(c)
+
+    def _div_small(self, x: Poly, c: Poly, source: Expr | None) -> Poly:
+        """x // c for c > 0, x already reduced by c."""
+        number = P.value_of(c)
+        lo, hi = self.interval(x)
+        if number is not None and lo is not None and hi is not None and lo // number == hi // number:
+            return P.constant(lo // number)
+        if number is None or len(x) > 1 or P.ONE not in x:
+            # x // c == 0 when 0 <= x < c, and -1 when -c <= x < 0
+            if (lo is not None and lo >= 0) or self.nonneg(x):
+                if self.nonneg(self.minus_one(P.combine(c, x, -1))):
+                    return {}
+            elif ((hi is not None and hi < 0) or self.nonneg(self.minus_one(P.scaled(x, -1)))) and self.nonneg(
+                P.combine(c, x)
+            ):
+                return P.constant(-1)
+        for dividend, divisor in self._divisible:
+            # (k * D + B) // c == k * (D // c) + B // c when c divides D
+            if divisor == c:
+                head = P.lead(dividend)
+                k = (x.get(head, 0) + dividend[head] // 2) // dividend[head] if head in x else 0
+                if k and not (k == 1 and x == dividend):
+                    q: Poly = {(self.atom("div", (dividend, c), None),): k}
+                    return P.combine(self.reduced(q), self.div(P.combine(x, dividend, -k), c, None))
+        # (g * x + r) // (g * c) == x // c for 0 <= r < g
+        shorter = self._cancel(x, c)
+        if shorter is not None:
+            return self.div(*shorter, None)
+        # (x // a + k) // c == (x + k * a) // (a * c)
+        if len(x) - (P.ONE in x) == 1:
+            ((mono, k),) = ((m, k) for m, k in x.items() if m)
+            if k == 1 and len(mono) == 1 and self.atoms[mono[0]].kind == "div":
+                inner, a = self.atoms[mono[0]].args
+                if a and self.positive_divisor(a):
+                    offset = P.scaled(a, x.get(P.ONE, 0))
+                    return self.div(P.combine(inner, offset), self.mul(a, c), None)
+        return self.reduced({(self.atom("div", (x, c), source),): 1})
+
+    def _cancel(self, x: Poly, c: Poly) -> tuple[Poly, Poly] | None:
+        """(x', c') with x // c == x' // c' by a common factor g: x == g * x' + r, 0 <= r < g, c == g * c'."""
+        size = P.content(c)
+        sizes = {P.content({m: k, P.ONE: size}) for m, k in x.items() if m} - {1}
+        shared = P.common_mono(c)
+        factors: list[tuple[Mono, int]] = []
+        if shared:
+            for m in x:
+                common = P.common_mono((m, shared))
+                if common:
+                    factors.append((common, P.content({P.ONE: size, m: x[m]})))
+        factors += [((), g) for g in sorted(sizes, reverse=True)]
+        for mono, g in dict.fromkeys(factors):
+            quotient: Poly = {}
+            rest: Poly = {}
+            for m, k in x.items():
+                left = P.divide_mono(m, mono)
+                if left is None or (k % g and m):
+                    rest[m] = k
+                else:
+                    quotient[left] = k // g
+                    if k % g:
+                        rest[m] = k % g
+            if not {m for m in quotient if m} and mono == ():
+                continue
+            quotient = {m: k for m, k in quotient.items() if k}
+            factor = {mono: g}
+            if rest:
+                lo = self.interval(rest)[0]
+                if not ((lo is not None and lo >= 0) or self.nonneg(rest)):
+                    continue
+                if not self.nonneg(self.minus_one(P.combine(factor, rest, -1))):
+                    continue
+            elif mono and not self.positive_divisor(factor):
+                continue
+            return quotient, P.divide(c, factor)[0]
+        return None
+
+    def extreme(self, kind: str, a: Poly, b: Poly, source: Expr | None) -> Poly:
+        """min or max: flattened, dominated arguments dropped, what all arguments share pulled out."""
+        args: list[Poly] = []
+        for p in (a, b):
+            ((mono, k),) = p.items() if len(p) == 1 else (((), 0),)
+            same = k == 1 and len(mono) == 1 and self.atoms[mono[0]].kind == kind
+            args.extend(self.atoms[mono[0]].args if same else (p,))
+        kept: list[Poly] = []
+        for p in args:
+            if any(self._beats(kind, q, p) for q in kept):
+                source = None
+                continue
+            kept = [q for q in kept if not self._beats(kind, p, q)]
+            kept.append(p)
+        if len(kept) == 1:
+            return kept[0]
+        shared = {m: k for m, k in kept[0].items() if m and all(p.get(m) == k for p in kept[1:])}
+        base = min(p.get(P.ONE, 0) for p in kept)
+        if base:
+            shared[P.ONE] = base
+        if shared:
+            kept = [P.combine(p, shared, -1) for p in kept]
+            source = None
+        identity = (kind, frozenset(P.key(p) for p in kept))
+        inner: Poly = {(self.atom(kind, tuple(kept), source, identity),): 1}
+        return P.combine(shared, inner) if shared else inner
+
+    def _beats(self, kind: str, winner: Poly, loser: Poly) -> bool:
+        return self.nonneg(P.combine(loser, winner, -1) if kind == "min" else P.combine(winner, loser, -1))
+
+    # -- intervals and bounds
+
+    def minus_one(self, p: Poly) -> Poly:
+        return P.combine(p, {P.ONE: 1}, -1)
+
+    def interval(self, p: Poly) -> Interval:
+        """A constant interval of a polynomial."""
+        lo: int | None = 0
+        hi: int | None = 0
+        for mono, k in p.items():
+            part: Interval = (1, 1)
+            for a in mono:
+                part = mul_intervals(part, self.atom_interval(a)) if part != (1, 1) else self.atom_interval(a)
+            least, most = scale_interval(part, k)
+            lo = None if lo is None or least is None else lo + least
+            hi = None if hi is None or most is None else hi + most
+            if lo is None and hi is None:
+                return UNBOUNDED
+        return lo, hi
+
+    def atom_interval(self, number: int) -> Interval:
+        atom = self.atoms[number]
+        if atom.range is None:
+            atom.range = self._atom_interval(atom)
+        return atom.range
+
+    def _atom_interval(self, atom: Atom) -> Interval:
+        if atom.kind == "var":
+            assert isinstance(atom.source, Var)
+            return self.env.range_of(atom.source)
+        if atom.kind == "other":
+            assert atom.source is not None
+            return interval(atom.source, self.env)
+        parts = [self.interval(a) for a in atom.args]
+        if atom.kind == "select":
+            return hull(parts[0], parts[1])
+        if atom.kind == "div":
+            return div_intervals(parts[0], parts[1])
+        if atom.kind == "mod":
+            return mod_intervals(parts[0], parts[1])
+        lows, highs = [p[0] for p in parts], [p[1] for p in parts]
+        known_lo, known_hi = [x for x in lows if x is not None], [x for x in highs if x is not None]
+        if atom.kind == "min":
+            return (min(known_lo) if len(known_lo) == len(parts) else None, min(known_hi, default=None))
+        return (max(known_lo, default=None), max(known_hi) if len(known_hi) == len(parts) else None)
+
+    def bounds(self, number: int) -> list[Bound]:
+        """The symbolic bounds of this atom."""
+        found = self._bounds.get(number)
+        if found is None:
+            found = self._bounds[number] = []
+            found.extend(self._bounds_of(number))
+        return found
+
+    def _bounds_of(self, number: int) -> list[Bound]:
+        atom = self.atoms[number]
+        one = P.constant(1)
+        out: list[Bound] = []
+        if atom.kind == "div":
+            x, c = atom.args
+            if c and self.positive_divisor(c):  # x - c + 1 <= c * (x // c) <= x
+                out.append(Bound(c, self._increment(P.combine(x, c, -1)), False))
+                out.append(Bound(c, x, True))
+        source = atom.source
+        if atom.kind == "var" and isinstance(source, Var):
+            lo, hi = self.env.bounds.get(source, (None, None))
+            if lo is not None and not isinstance(lo, Const):
+                out.append(Bound(one, self._poly(lo), False))
+            if hi is not None and not isinstance(hi, Const):
+                out.append(Bound(one, self._poly(hi), True))
+        return out
+
+    def _increment(self, p: Poly) -> Poly:
+        return P.combine(p, {P.ONE: 1})
+
+    def nonneg(self, p: Poly) -> bool:
+        """p >= 0 for every assignment the env allows: proved, or False."""
+        return search.nonneg(self, p)
+
+    # -- facts
+
+    def reduced(self, p: Poly) -> Poly:
+        """p with the equations among the facts applied, left side to right side."""
+        if not self._rewrites:
+            return p
+        for _ in range(50):
+            for mono, k, rest in self._rewrites:
+                inside, outside = P.extract(p, mono)
+                if inside and all(v % k == 0 for v in inside.values()):
+                    p = P.combine(outside, P.product({m: v // k for m, v in inside.items()}, rest))
+                    break
+            else:
+                return p
+        return p
+
+    def _read_facts(self) -> None:
+        for fact in self.env.facts:
+            if not isinstance(fact, Op) or fact.op not in ("lt", "le", "eq"):
+                continue
+            a, b = fact.args
+            if not (a.dtype.is_int and b.dtype.is_int):
+                continue
+            difference = P.combine(self._poly(b), self._poly(a), -1)
+            if fact.op == "eq":
+                self._divides(a, b)
+                self._equation(P.combine(self._poly(a), self._poly(b), -1))
+            else:
+                self._inequality(self.minus_one(difference) if fact.op == "lt" else difference)
+            # what was read before the fact was known may be reducible now
+            if fact.op == "eq":
+                self._polys.clear()
+
+    def _divides(self, a: Expr, b: Expr) -> None:
+        """Note D % c == 0."""
+        if isinstance(b, Const) and b.value == 0 and isinstance(a, Op) and a.op == "floormod" and algebraic(a):
+            dividend, divisor = self._poly(a.args[0]), self._poly(a.args[1])
+            if dividend and divisor:
+                self._divisible.append((dividend, divisor))
+
+    def _equation(self, p: Poly) -> None:
+        """Orient p == 0 as k * mono -> rest; the monomial of highest degree whose coefficient is a unit goes left."""
+        units = [m for m, k in p.items() if m and abs(k) == 1 and not any(_contains(o, m) for o in p if o != m)]
+        if units:
+            mono = min(units, key=lambda m: (-len(m), m))
+            rest = {m: -k * p[mono] for m, k in p.items() if m != mono}
+            self._rewrites.append((mono, 1, rest))
+        self._inequality(p)
+        self._inequality(P.scaled(p, -1))
+
+    def _inequality(self, p: Poly) -> None:
+        """Note p >= 0, unless intervals say as much."""
+        if len(p) - (P.ONE in p) < 2 and all(len(m) < 2 for m in p):
+            return  # a constant limit of one atom: variables have theirs in the env
+        lo = self.interval(p)[0]
+        if lo is None or lo < 0:
+            self.inequalities.append(p)
+
+
+def _contains(m: Mono, d: Mono) -> bool:
+    return P.divide_mono(m, d) is not None
+
+
+def algebraic(n: Op) -> bool:
+    """Integer arithmetic the normal form understands: 32- and 64-bit, which by contract does not overflow."""
+    return n.op in ALGEBRA and n.dtype.short in ("i64", "i32") and all(a.dtype is n.dtype for a in n.args)
+
+
+def wide(dtype: DType) -> bool:
+    return dtype_interval(dtype) is UNBOUNDED and dtype.is_int
+
+
+__all__ = ["ALGEBRA", "Atom", "Bound", "Normalizer", "Tunable", "algebraic", "wide"]

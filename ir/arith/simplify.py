@@ -1,0 +1,106 @@
+"""Simplification of scalar expressions: same value for every assignment the env allows, less work to compute."""
+
+from __future__ import annotations
+
+from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.bounds import Env, remember
+from relax_tune.ir.arith.normal import Normalizer, algebraic
+from relax_tune.ir.arith.poly import Poly
+from relax_tune.ir.arith.prove import EMPTY, Proof, decide
+from relax_tune.ir.arith.render import Renderer, cost
+from relax_tune.ir.expr import FALSE, TRUE, Const, Expr, Op, Var, postorder, rebuild
+
+
+def simplify(e: Expr, env: Env | None = None) -> Expr:
+    """The cheapest form found of `e` under `env`.
+
+    Integer arithmetic (i32, i64) is decided in polynomial normal form and written back factored, unless the expression as it
+    stands is no more work. Conditions that `prove` decides become literals, and choices they decide disappear. Floating-point
+    operations keep their order; only what is inside them is simplified. Depends on `e` and `env` alone.
+    """
+    env = env or EMPTY
+    if isinstance(e, Const):
+        return e
+    found = env.simplified.get(e)
+    if found is None:
+        found = _Simplifier(env).run(e)
+        remember(env.simplified, e, found)
+    return found
+
+
+class _Simplifier:
+    def __init__(self, env: Env) -> None:
+        self.ctx = Normalizer(env)
+        self.done: dict[Expr, Expr] = {}
+        self.renderer = Renderer(self.ctx, self.done)
+        self.dirty: set[Expr] = set()
+
+    def run(self, root: Expr) -> Expr:
+        for n in postorder((root,)):
+            self.done[n] = self.visit(n)
+        if root in self.dirty:
+            return self.settle(root)
+        return self.done[root]
+
+    def visit(self, n: Expr) -> Expr:
+        if isinstance(n, Const):
+            return n
+        if isinstance(n, Var):
+            return self.known(self.ctx.poly(n), n) if n.dtype.is_int else n
+        inside = isinstance(n, Op) and n.op in ("add", "sub", "mul") and algebraic(n)
+        args = tuple(self.done[c] if inside else self.settle(c) for c in n.children)
+        new = n if args == n.children else rebuild(n, args)
+        if n.dtype.is_int:
+            p = self.ctx.poly(n)
+            if len(p) <= 1:
+                return self.known(p, new, n)
+            if isinstance(n, Op) and algebraic(n):
+                return self.arithmetic(n, new, p)
+            return new
+        return self.condition(n, new) if n.dtype.short == "bool" and isinstance(new, Op) else new
+
+    def known(self, p: Poly, new: Expr, n: Expr | None = None) -> Expr:
+        """A constant or a single term is its own best form."""
+        value = P.value_of(p)
+        if value is not None:
+            return self.renderer.render(p, new.dtype)
+        if isinstance(new, Var):
+            return new
+        assert n is not None
+        ((mono, _),) = p.items()
+        if len(mono) == 1 and self.ctx.atoms[mono[0]].source is n:
+            return new
+        return self.cheaper(new, self.renderer.render(p, new.dtype))
+
+    def arithmetic(self, n: Op, new: Expr, p: Poly) -> Expr:
+        """Write the normal form out where terms merged or a quotient came apart; sums wait for their root."""
+        if n.op in ("add", "sub", "mul"):
+            a, b = (self.ctx.poly(x) for x in n.args)
+            whole = len(a) * len(b) if n.op == "mul" else len(a) + len(b)
+            if len(p) < whole or not self.dirty.isdisjoint(n.args) or (n.op == "mul" and _scales(n)):
+                self.dirty.add(n)
+            return new
+        return self.cheaper(new, self.renderer.render(p, n.dtype))
+
+    def settle(self, n: Expr) -> Expr:
+        """The final form of the root of a sum or product."""
+        if n in self.dirty:
+            self.dirty.discard(n)
+            self.done[n] = self.cheaper(self.done[n], self.renderer.render(self.ctx.poly(n), n.dtype))
+        return self.done[n]
+
+    def cheaper(self, a: Expr, b: Expr) -> Expr:
+        return b if a is not b and cost(b) < cost(a) else a
+
+    def condition(self, n: Expr, new: Op) -> Expr:
+        if new.op in ("and", "or", "not"):
+            return new
+        answer = decide(n, self.ctx)
+        if answer is not Proof.UNKNOWN:
+            return TRUE if answer is Proof.YES else FALSE
+        return new
+
+
+def _scales(n: Op) -> bool:
+    """A product with a literal of something that has a literal inside."""
+    return any(isinstance(a, Const) and isinstance(b, Op) for a, b in (n.args, n.args[::-1]))
