@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -108,8 +108,8 @@ class MemoryStore:
             verify_same_subjects(new, ((id, self._measurements[id].subject) for id in old), self.where)
             for id, measurement in new.items():
                 if id not in self._measurements:
-                    self._measurements[id] = measurement
-                    self._by_task.setdefault((measurement.workload, measurement.target), {})[id] = measurement
+                    self._measurements[id] = kept = _copy(measurement)
+                    self._by_task.setdefault((kept.workload, kept.target), {})[id] = kept
             return len(new) - len(old)
 
     def measurements(
@@ -122,17 +122,28 @@ class MemoryStore:
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
     ) -> list[Measurement]:
-        point = None if symbols is None else symbols_text(symbols)
         with self._lock:
-            found = self._by_task.get((workload, target), {})
-            return [
-                replace(found[id], symbols=dict(found[id].symbols))
-                for id in sorted(found)
-                if (status is None or found[id].status == status)
-                and (kinds is None or found[id].variant.kind in kinds)
-                and (point is None or symbols_text(found[id].symbols) == point)
-                and (regime is None or found[id].regime == regime)
-            ]
+            found = sorted(self._matching(workload, target, status, kinds, symbols, regime), key=lambda m: m.id)
+        return [_copy(measurement) for measurement in found]
+
+    def _matching(
+        self,
+        workload: str,
+        target: str,
+        status: Status | None,
+        kinds: Sequence[VariantKind] | None,
+        symbols: Mapping[str, int] | None,
+        regime: Regime | None,
+    ) -> Iterator[Measurement]:
+        point = None if symbols is None else symbols_text(symbols)
+        for m in self._by_task.get((workload, target), {}).values():
+            if (
+                (status is None or m.status == status)
+                and (kinds is None or m.variant.kind in kinds)
+                and (regime is None or m.regime == regime)
+                and (point is None or symbols_text(m.symbols) == point)
+            ):
+                yield m
 
     def _of_target(self, target: str) -> list[Measurement]:
         return [m for task, found in self._by_task.items() if task[1] == target for m in found.values()]
@@ -152,7 +163,8 @@ class MemoryStore:
     def top(
         self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
     ) -> list[Measurement]:
-        return best_of(self.measurements(workload, target, symbols=symbols, regime=regime), n)
+        with self._lock:
+            return [_copy(m) for m in best_of(self._matching(workload, target, "ok", None, symbols, regime), n)]
 
     def stats(self, target: str) -> TargetStats | None:
         with self._lock:
@@ -291,3 +303,8 @@ class MemoryStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _copy(measurement: Measurement) -> Measurement:
+    """Whoever changes the point they gave or were given changes nobody else's."""
+    return replace(measurement, symbols=dict(measurement.symbols))

@@ -134,6 +134,11 @@ class MeasurementRow(Base):
         return select(*VariantRow.__table__.columns).where(VariantRow.key.in_(select(cls.variant).where(*conditions)))
 
     @classmethod
+    def select_ranking(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
+        """(id, variant, samples): all that ranking needs."""
+        return select(cls.id, cls.variant, cls.samples).where(*conditions)
+
+    @classmethod
     def select_totals(cls, target: str) -> Select[*tuple[Any, ...]]:
         """One row: workloads, measurements, ok, checked and ok."""
         ok = cls.status == "ok"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 
-from relax_tune.database.records import Measurement
+from relax_tune.database.records import Measurement, parse_json
 from relax_tune.errors import DatabaseError
 
 
 class RefusedRecord(DatabaseError):
     """A record that breaks a rule of the store; the store itself is well."""
-
-
-def winner_order(measurement: Measurement) -> tuple[float, str, str]:
-    """Sort key of ok measurements, best first: median, then content, so that ties never depend on arrival."""
-    return (measurement.median_secs, measurement.variant.key, measurement.id)
 
 
 def verify_batch(batch: Iterable[Measurement]) -> dict[str, Measurement]:
@@ -54,16 +50,33 @@ def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str
 
 def best_of(measurements: Iterable[Measurement], n: int) -> list[Measurement]:
     """The `n` best variants, each by its best ok and checked measurement, best first."""
+    able = {m.id: m for m in measurements if m.status == "ok" and m.checked}
+    return [able[id] for id in _rank([(m.median_secs, m.variant.key, m.id) for m in able.values()], n)]
+
+
+def rank(stored: Iterable[tuple[str, str, str]], n: int) -> list[str]:
+    """`best_of` for (id, variant key, samples as JSON text) of measurements that may win: their ids.
+
+    Raises:
+        DatabaseError: samples that are not a list of numbers.
+    """
+    scored = []
+    for id, variant, samples in stored:
+        values = parse_json(samples, f"measurements row {id!r} samples")
+        if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
+            raise DatabaseError(f"measurements row {id!r} samples: wanted a list of seconds, found something else")
+        scored.append((statistics.median(values), variant, id))
+    return _rank(scored, n)
+
+
+def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
+    """Ids of the best of each variant, best first: by median, then content, so that ties never depend on arrival."""
     if n < 0:
         raise DatabaseError(f"wanted a number of variants >= 0, found {n}")
-    best: dict[str, Measurement] = {}
-    for measurement in measurements:
-        if measurement.status != "ok" or not measurement.checked:
-            continue
-        other = best.get(measurement.variant.key)
-        if other is None or winner_order(measurement) < winner_order(other):
-            best[measurement.variant.key] = measurement
-    return sorted(best.values(), key=winner_order)[:n]
+    best: dict[str, str] = {}
+    for _, variant, id in sorted(scored):
+        best.setdefault(variant, id)
+    return list(best.values())[:n]
 
 
 def prune_cutoff(older_than: float | None, failed: bool) -> float | None:

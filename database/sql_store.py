@@ -46,7 +46,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import RefusedRecord, best_of, prune_cutoff, verify_batch, verify_same_subjects
+from relax_tune.database.rules import RefusedRecord, prune_cutoff, rank, verify_batch, verify_same_subjects
 from relax_tune.errors import DatabaseError
 
 T = TypeVar("T")
@@ -237,7 +237,13 @@ class SqlStore:
         conditions = MeasurementRow.matching(
             target, workload=workload, symbols=symbols_text(symbols), regime=regime, winners_only=True
         )
-        return best_of(self._select("rank measurements", conditions), n)
+        with self._read("rank measurements") as connection:
+            stored = connection.execute(MeasurementRow.select_ranking(conditions)).all()
+        ranking = rank(((row[0], row[1], row[2]) for row in stored), n)
+        found = {}
+        for chunk in _chunks(ranking):
+            found.update({m.id: m for m in self._select("read the best", [*conditions, MeasurementRow.id.in_(chunk)])})
+        return [found[id] for id in ranking if id in found]  # one pruned in between is gone
 
     def stats(self, target: str) -> TargetStats | None:
         with self._read("read statistics") as connection:

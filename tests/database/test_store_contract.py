@@ -80,6 +80,15 @@ def test_one_id_never_stands_for_two_subjects(store: Store, other: dict[str, Any
     assert store.count(ZEN.key) + store.count(ZEN_OLD.key) == 1, "a refused batch leaves nothing behind"
 
 
+def test_what_a_caller_does_to_a_point_changes_nothing_stored(store: Store) -> None:
+    given = timing("a", 1.0)
+    filled(store).add_measurements([given])
+    given.symbols["n"] = 77
+    store.measurements(MATMUL.key, ZEN.key)[0].symbols["n"] = 78
+    store.top(MATMUL.key, ZEN.key, {"n": 8}, 1)[0].symbols["n"] = 79
+    assert [m.symbols for m in store.measurements(MATMUL.key, ZEN.key)] == [{"n": 8}]
+
+
 def test_a_batch_is_all_or_nothing(store: Store) -> None:
     filled(store)
     for stranger in (
