@@ -104,9 +104,10 @@ def bind_symbols(func: PrimFunc, args: Sequence[Array], scalars: Sequence[int] =
             )
         for axis, dim in enumerate(b.shape):
             if isinstance(dim, Var) and not isinstance(dim, Tunable):
-                bound: int = env.setdefault(dim, a.shape[axis])
-                if bound != a.shape[axis]:
-                    raise _dim_error(func, b, axis, bound, a)
+                if dim not in env:
+                    env[dim] = a.shape[axis]
+                elif env[dim] != a.shape[axis]:
+                    raise _dim_error(func, b, axis, env[dim], a)
             else:
                 later.append((b, axis, a.shape[axis]))
     by_buffer = dict(zip(buffers, args, strict=True))

@@ -105,6 +105,8 @@ class Printer:
             self.stmt(x)
         else:
             self.emit(self.info(x))
+        if self.header and self.lines[:1] != [""]:
+            self.header.append("")
         return "\n".join(self.header + self.lines)
 
     def emit(self, text: str, node: object = None) -> None:
@@ -245,9 +247,10 @@ class Printer:
                 self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}):", s)
                 self.nested(s.body)
         elif isinstance(s, Seq):
-            for child in s.stmts:
+            parts = flattened(s)
+            for child in parts:
                 self.stmt(child)
-            if not s.stmts:
+            if not parts:
                 self.emit("pass", s)
         elif isinstance(s, If):
             self.emit(f"if {self.expr(s.cond)}:", s)
@@ -429,6 +432,19 @@ class Printer:
             return f"Callable({params}, {self.info(info.ret)})"
         assert isinstance(info, ObjectInfo)
         return "Object()"
+
+
+def flattened(s: Seq) -> tuple[Stmt, ...]:
+    """The statements of `s` and of the sequences in it, in order; how they nest means nothing."""
+    parts: list[Stmt] = []
+    stack: list[Stmt] = [s]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, Seq):
+            stack.extend(reversed(top.stmts))
+        else:
+            parts.append(top)
+    return tuple(parts)
 
 
 def operator_name(op: Operator) -> str:

@@ -21,7 +21,7 @@ from relax_tune.ir.dtype import DType
 from relax_tune.ir.expr import Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import Function, GVar, MatchCast
-from relax_tune.ir.printer import FORMAT_VERSION, print_text
+from relax_tune.ir.printer import FORMAT_VERSION, flattened, print_text
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store
 
 Node = Union[IRModule, PrimFunc, Function, ExternFunc, Stmt, Expr]
@@ -232,8 +232,12 @@ class _Encoder:
                 self.bind(s.var)
                 self.stmt(s.body, path + ".body")
         elif isinstance(s, Seq):
-            self.emit(path, "seq", len(s.stmts))
-            for i, child in enumerate(s.stmts):
+            parts = flattened(s)
+            if len(parts) == 1:
+                self.stmt(parts[0], path)
+                return
+            self.emit(path, "seq", len(parts))
+            for i, child in enumerate(parts):
                 self.stmt(child, f"{path}.stmts[{i}]")
         elif isinstance(s, If):
             self.emit(path, "if", s.orelse is not None)

@@ -1,0 +1,186 @@
+"""Reading graph functions: annotations, values and dataflow blocks."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+
+from relax_tune.ir.expr import Expr
+from relax_tune.ir.graph import (
+    AnyBinding,
+    Binding,
+    Call,
+    CallDPSLibrary,
+    CallTIR,
+    Constant,
+    DataflowBlock,
+    Function,
+    GVar,
+    MatchCast,
+    Operator,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+)
+from relax_tune.ir.parse_tensor import Reader
+from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, StructInfo, TensorInfo, TupleInfo
+
+_INFOS = ("Tensor", "Shape", "Prim", "Tuple", "Callable", "Object")
+
+
+class GraphReader(Reader):
+    """A reader that also knows the graph level; `operators` maps names to operator classes."""
+
+    def __init__(self, text: str, operators: Mapping[str, type[Operator]]) -> None:
+        super().__init__(text)
+        self.operators = operators
+
+    # annotations
+
+    def annotation(self, node: ast.expr) -> StructInfo:
+        """An annotation; unknown names in its dims declare symbols."""
+        with self.declaring():
+            return self.info(node)
+
+    def info(self, node: ast.expr) -> StructInfo:
+        kind, args, options = self.call(node, _INFOS)
+        self.only(node, options, ("ndim",) if kind in ("Tensor", "Shape") else ())
+        ndim = self.integer(options["ndim"], "a number of dims") if "ndim" in options else None
+        if kind == "Object" and not args:
+            return ObjectInfo()
+        if kind == "Tuple":
+            return TupleInfo(tuple(self.info(a) for a in args))
+        if kind == "Tensor" and len(args) == 2:
+            dtype = None if _is_none(args[1]) else self.dtype(args[1])
+            return TensorInfo(None, dtype, ndim) if _is_none(args[0]) else TensorInfo(self.dims(args[0]), dtype)
+        if kind == "Shape" and len(args) == 1:
+            return ShapeInfo(None, ndim) if _is_none(args[0]) else ShapeInfo(self.dims(args[0]))
+        if kind == "Prim" and len(args) in (1, 2):
+            return PrimInfo(self.dtype(args[0]), self.expr(args[1]) if len(args) == 2 else None)
+        if kind == "Callable" and len(args) == 2:
+            items = None if _is_none(args[0]) else self.items(args[0], "a tuple of annotations or None")
+            params = None if items is None else tuple(self.info(i) for i in items)
+            return CallableInfo(params, self.info(args[1]))
+        raise self.error(node, f"{kind}(...) does not take {len(args)} arguments")
+
+    def tensor(self, node: ast.expr) -> TensorInfo:
+        info = self.annotation(node)
+        if not isinstance(info, TensorInfo):
+            raise self.error(node, "wanted Tensor(...)")
+        return info
+
+    # values
+
+    def value(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Name):
+            found = self.names.get(node.id)
+            if not isinstance(found, GVar):
+                raise self.error(node, f"nothing is called {node.id!r} here, wanted a value defined before")
+            return found
+        if isinstance(node, ast.Tuple):
+            return TupleValue(tuple(self.value(e) for e in node.elts))
+        if isinstance(node, ast.Subscript):
+            return TupleItem(self.value(node.value), self.integer(node.slice, "the number of a tuple's field"))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return self._operator(node, node.func)
+        kind, args, options = self.call(node, ("const", "shape", "call_tir", "call_dps_library"))
+        if kind == "const":
+            if len(args) != 2 or options:
+                raise self.error(node, 'wanted const("name", Tensor(dims, dtype))')
+            return Constant(self.constant(args[0], str, "the weight's name in quotes"), self.tensor(args[1]))
+        if kind == "shape":
+            return ShapeValue(tuple(self.expr(a) for a in args))
+        self.only(node, options, ("out", "scalars"))
+        if len(args) != 2 or "out" not in options:
+            raise self.error(node, f'wanted {kind}("callee", (arguments,), out=Tensor(dims, dtype))')
+        callee = args[0].id if isinstance(args[0], ast.Name) else self.constant(args[0], str, "the callee's name")
+        values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
+        outs = options["out"].elts if isinstance(options["out"], ast.Tuple) else [options["out"]]
+        infos = tuple(self.tensor(o) for o in outs)
+        scalars = [self.expr(s) for s in self.items(options["scalars"], "a list")] if "scalars" in options else []
+        make = CallTIR if kind == "call_tir" else CallDPSLibrary
+        return make(callee, values, infos, tuple(scalars))
+
+    def _operator(self, node: ast.Call, func: ast.Attribute) -> Value:
+        name = ast.unparse(func)
+        if not name.startswith("op."):
+            raise self.error(node, f"wanted an operator such as op.add(x, y), found {name}")
+        operator = self.operators.get(name[3:])
+        if operator is None:
+            known = ", ".join(sorted(self.operators)) or "none, since no operators were passed to the parser"
+            raise self.error(node, f"unknown operator {name[3:]!r}; known: {known}")
+        args = tuple(self.value(a) for a in node.args)
+        attributes = {k: self.attribute(v) for k, v in self.keywords(node).items()}
+        try:
+            return Call(operator(**attributes), args)
+        except TypeError as e:
+            raise self.error(node, f"operator {name[3:]} refuses its attributes: {e}") from None
+
+    def attribute(self, node: ast.expr) -> object:
+        """An operator's attribute: a plain value, a dtype, a tuple of attributes, or an expression; a list is a tuple of
+        expressions."""
+        sign = 1
+        inner = node
+        if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub):
+            sign, inner = -1, inner.operand
+        if isinstance(inner, ast.Constant) and type(inner.value) in (int, float):
+            return sign * inner.value  # type: ignore[operator]
+        if isinstance(inner, ast.Name) and inner.id in ("inf", "nan"):
+            return sign * (math.inf if inner.id == "inf" else math.nan)
+        if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, str))):
+            return node.value
+        if isinstance(node, ast.Tuple):
+            return tuple(self.attribute(e) for e in node.elts)
+        if isinstance(node, ast.List):
+            return tuple(self.expr(e) for e in node.elts)
+        if isinstance(node, ast.Name) and node.id not in self.names:
+            return self.dtype(node)
+        found: Expr = self.expr(node)
+        return found
+
+    # functions
+
+    def function(self, node: ast.FunctionDef, name: str) -> Function:
+        with self.scope():
+            params: list[GVar] = []
+            for arg in node.args.args:
+                if arg.annotation is None:
+                    raise self.error(arg, f"parameter {arg.arg}: wanted an annotation such as Tensor((n, 4), f32)")
+                params.append(GVar(arg.arg, self.annotation(arg.annotation)))
+                self.names[arg.arg] = params[-1]
+            *body, last = node.body
+            blocks: list[DataflowBlock] = []
+            for part in body:
+                if not isinstance(part, ast.With) or len(part.items) != 1:
+                    raise self.error(part, "wanted `with dataflow():` or the final return")
+                self.call(part.items[0].context_expr, ("dataflow",))
+                bindings = [self.binding(b) for b in part.body if not isinstance(b, ast.Pass)]
+                blocks.append(DataflowBlock(tuple(bindings)))
+            if not isinstance(last, ast.Return) or last.value is None:
+                raise self.error(last, "wanted a graph function to end in `return value`")
+            ret = self.value(last.value)
+            if node.returns is None:
+                raise self.error(node, "wanted the result's annotation, `-> Tensor(...)`")
+            return Function(name, tuple(params), tuple(blocks), ret, self.annotation(node.returns))
+
+    def binding(self, node: ast.stmt) -> AnyBinding:
+        if not isinstance(node, ast.AnnAssign) or node.value is None:
+            raise self.error(node, "wanted a binding such as y: Tensor((n,), f32) = op.exp(x)")
+        name = self.one_name(node.target, "a binding")
+        var = GVar(name, self.annotation(node.annotation))
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == "match_cast":
+            _, args, options = self.call(node.value, ("match_cast",))
+            if len(args) != 2 or options:
+                raise self.error(node.value, "wanted match_cast(value, annotation)")
+            result: AnyBinding = MatchCast(var, self.value(args[0]), self.annotation(args[1]))
+        else:
+            result = Binding(var, self.value(node.value))
+        self.names[name] = var
+        return result
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
