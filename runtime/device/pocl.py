@@ -5,10 +5,10 @@ target CPU 'generic'", https://github.com/pocl/pocl/issues/1049): no kernel comp
 3.0 changes the name. So the name is replaced where PoCL keeps it, in the device record of this process, by a generic name
 LLVM 14 does know and whose instructions this processor has (`x86-64-v4`, `x86-64-v3` or `x86-64`).
 
-The record's layout is private, hence the care: only PoCL 3.0, only when its device says `-generic`, only on Linux on
-x86-64, only when exactly one field of the record points at the text `generic`. Anything else is left alone, and
-compiling then fails with PoCL's own message. Memory is read through /proc/self/mem, where a wrong address is an error
-and not a crash.
+The record's layout is private, hence the care: only the wheel's exact build (3.0-rc2), only when its device says
+`-generic`, only on Linux on x86-64, and only when the fields for driver version, target and processor name all point at
+the texts they must. Anything else is left alone, and compiling then fails with PoCL's own message. Memory is read
+through /proc/self/mem, where a wrong address is an error and not a crash.
 """
 
 from __future__ import annotations
@@ -17,35 +17,59 @@ import ctypes
 import platform
 import struct
 import sys
-from typing import Any
+from typing import Any, BinaryIO
 
 from relax_tune.runtime.device import host
 
-_RECORD_BYTES = 2048
+_VERSION = "3.0-rc2"
+# Byte offsets of three neighbouring text fields in the device record of that build.
+_DRIVER_FIELD, _TRIPLE_FIELD, _CPU_FIELD = 568, 632, 640
+_TRIPLE = "x86_64-unknown-linux-gnu"
+_UNKNOWN = "generic"
 _V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# The texts PoCL's records point at from now on; they must live as long as the process.
+# The text PoCL's record points at from now on; it must live as long as the process.
 _names: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
 
 def repair_target(device: Any) -> str:
     """The processor name PoCL compiles for on this pyopencl device, repaired where it must be; empty when unknown."""
-    version = str(device.platform.version)
-    reported = str(device.version).rpartition("gnu-")[2]
-    if "PoCL" not in version:
+    if "PoCL" not in str(device.platform.version):
         return ""
-    if not reported.startswith("generic") or "PoCL 3.0" not in version:
+    reported = str(device.version).rpartition("gnu-")[2].strip()
+    if reported != _UNKNOWN or str(device.driver_version) != _VERSION:
         return reported
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return reported
     wanted = _known_name()
     record = int(device.int_ptr)
-    pointers = _pointers_to(record, {b"generic\0", *(name.encode() + b"\0" for name in _names)})
-    if len(pointers) != 1:
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            if not _points_at(memory, record + _DRIVER_FIELD, _VERSION):
+                return reported
+            if not _points_at(memory, record + _TRIPLE_FIELD, _TRIPLE):
+                return reported
+            if _points_at(memory, record + _CPU_FIELD, wanted):
+                return wanted  # repaired when the device was opened before
+            if not _points_at(memory, record + _CPU_FIELD, _UNKNOWN):
+                return reported
+    except OSError:
         return reported
     text = _names.setdefault(wanted, ctypes.create_string_buffer(wanted.encode()))
-    ctypes.c_void_p.from_address(pointers[0]).value = ctypes.addressof(text)
+    ctypes.c_void_p.from_address(record + _CPU_FIELD).value = ctypes.addressof(text)
     return wanted
+
+
+def _points_at(memory: BinaryIO, field: int, text: str) -> bool:
+    """Whether the pointer stored at address `field` points at this NUL-terminated text. Raises OSError for addresses
+    that are not mapped."""
+    memory.seek(field)
+    (address,) = struct.unpack("<Q", memory.read(8))
+    if not 4096 <= address < 2**47:
+        return False
+    wanted = text.encode() + b"\0"
+    memory.seek(address)
+    return memory.read(len(wanted)) == wanted
 
 
 def _known_name() -> str:
@@ -53,27 +77,3 @@ def _known_name() -> str:
     if flags >= _V4:
         return "x86-64-v4"
     return "x86-64-v3" if flags >= _V3 else "x86-64"
-
-
-def _pointers_to(record: int, texts: set[bytes]) -> list[int]:
-    """Addresses of the record's fields that point at one of these texts."""
-    longest = max(len(text) for text in texts)
-    found: list[int] = []
-    try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            memory.seek(record)
-            fields = memory.read(_RECORD_BYTES)
-            for offset in range(0, len(fields) - 7, 8):
-                (address,) = struct.unpack_from("<Q", fields, offset)
-                if not 4096 <= address < 2**47:
-                    continue
-                try:
-                    memory.seek(address)
-                    text = memory.read(longest)
-                except OSError:
-                    continue
-                if any(text.startswith(wanted) for wanted in texts):
-                    found.append(record + offset)
-    except OSError:
-        return []
-    return found

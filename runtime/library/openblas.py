@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.program import KernelSource
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
 _PREFIX = "scipy_"
@@ -21,6 +22,25 @@ _INT32_MAX = 2**31 - 1
 _FLOAT = 4
 
 Views = list[NDArray[Any]]
+
+# Runs OpenBLAS's jobs on libgomp's team. Every job must have a thread of its own, because jobs wait for one another:
+# `team` says how many a region really gets.
+_TEAM_SOURCE = """#include <stddef.h>
+#include <stdint.h>
+#include <omp.h>
+void relax_tune_blas_team(int32_t* restrict size, int64_t wanted) {
+  #pragma omp parallel num_threads((int)wanted)
+  {
+    #pragma omp single
+    *size = omp_get_num_threads();
+  }
+}
+void relax_tune_blas_jobs(int sync, void (*job)(int, void*, int), int jobs, size_t bytes, void* data, int argument) {
+  (void)sync;
+  #pragma omp parallel for schedule(static, 1) num_threads(jobs)
+  for (int i = 0; i < jobs; ++i) job(i, (char*)data + bytes * (size_t)i, argument);
+}
+"""
 
 
 def _load() -> Any:
@@ -43,11 +63,14 @@ class OpenBlas:
     Buffers A, B, C. op(A) is (m, k), op(B) (k, n), C (m, n); `ld*` are the row lengths in memory, in floats; in the
     batched form `stride_*` is the distance between matrices, in floats.
 
-    Threads: OpenBLAS has a pool of its own beside libgomp's (C device) or the OpenCL driver's. Its size is set to that
-    of the device's workers when this object is made.
+    Threads: two pools that both spin while idle take the processors from each other (a product followed by an OpenMP
+    kernel was seen 100 times slower on two busy cores). So on the C device OpenBLAS runs its jobs on libgomp's threads,
+    through its threads callback, and its own pool stays asleep. On an OpenCL device it uses its own pool, of as many
+    threads as the device has workers. The choice is the process's; each launch makes it its own device's.
     """
 
     name = "openblas"
+    _shared_with: ClassVar[str] = ""  # the kind of device whose threads OpenBLAS uses; one per process, like its pool
     routines: dict[str, tuple[str, ...]] = {  # noqa: RUF012 - the Protocol declares an instance attribute
         "openblas.sgemm": ("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
         "openblas.sgemm_batched": (
@@ -100,19 +123,45 @@ class OpenBlas:
         if sizes["k"] == 0:
             function: Callable[[Views], None] = partial(_clear, routine, sizes, needs)
         else:
-            function = self._multiply(routine, sizes, needs)
+            self._share_threads(device)
+            function = self._multiply(routine, sizes, needs, device)
         launch = device.bind_host(function, buffers)
         if launch is None:
             raise MeasureError(f"{routine}: wanted a device that shares memory with the host, found {device.info.name}")
         return launch
 
-    def _multiply(self, routine: str, sizes: dict[str, int], needs: tuple[int, int, int]) -> Callable[[Views], None]:
+    def _share_threads(self, device: Device) -> None:
+        """Let OpenBLAS's jobs run on the threads this device uses."""
+        if OpenBlas._shared_with == device.info.kind:
+            return
+        register = getattr(self._dll, _PREFIX + "openblas_set_threads_callback_function", None)
+        threads = self.threads
+        if register is not None and device.info.kind == "c":
+            names = ("relax_tune_blas_team", "relax_tune_blas_jobs")
+            sources = [KernelSource(names[0], "c", _TEAM_SOURCE), KernelSource(names[1], "c", "")]
+            handles = device.compile(sources)
+            size = device.alloc(4)
+            device.bind(handles[names[0]], [size], [threads], (), ())()
+            threads = int(device.download(size, np.dtype(np.int32), (1,))[0])
+            device.free(size)
+            register(ctypes.cast(handles[names[1]], ctypes.c_void_p))
+        elif register is not None:
+            register(ctypes.c_void_p(None))
+        self._symbol("openblas_set_num_threads")(ctypes.c_int(threads))
+        OpenBlas._shared_with = device.info.kind
+
+    def _multiply(
+        self, routine: str, sizes: dict[str, int], needs: tuple[int, int, int], device: Device
+    ) -> Callable[[Views], None]:
         make = partial(self._calls, sizes)
+        kind = device.info.kind
         known: Views | None = None
         calls: list[Callable[[], object]] = []
 
         def multiply(views: Views) -> None:
             nonlocal known, calls
+            if OpenBlas._shared_with != kind:
+                self._share_threads(device)
             if views is not known:  # a C device passes the same list every time
                 _check_views(routine, needs, views)
                 calls, known = make([int(view.__array_interface__["data"][0]) for view in views]), views

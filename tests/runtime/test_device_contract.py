@@ -1,0 +1,306 @@
+"""One contract, every device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_tune.errors import BuildError, MeasureError, UserError
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.c import CDevice
+from relax_tune.runtime.device.host import short_hash
+from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
+from relax_tune.runtime.device.source import join_sources
+from relax_tune.runtime.program import KernelSource
+
+LIMITS = {
+    *("workers", "vector_bits", "max_vector_lanes", "registers", "l1_bytes", "l2_bytes", "l3_bytes"),
+    *("max_local_bytes", "max_group_size"),
+}
+F32 = np.dtype(np.float32)
+ADD = {
+    "c": """#include <stdint.h>
+void add(float* restrict a, int64_t n, int64_t by) { for (int64_t i = 0; i < n; ++i) a[i] += (float)by; }
+""",
+    "opencl": """kernel void add(global float* restrict a, long n, long by) {
+  long i = get_global_id(0); if (i < n) a[i] += (float)by;
+}
+""",
+}
+DOUBLE = {
+    "c": """#include <stdint.h>
+void twice(float* restrict a, int64_t n) {
+  #pragma omp parallel for
+  for (int64_t i = 0; i < n; ++i) a[i] *= 2.0f;
+}
+""",
+    "opencl": """kernel void twice(global float* restrict a, long n) {
+  long i = get_global_id(0); if (i < n) a[i] *= 2.0f;
+}
+""",
+}
+
+
+def grid(device: Device, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return ((), ()) if device.info.kind == "c" else (((n + 31) // 32,), (32,))
+
+
+@pytest.fixture(scope="module")
+def kernels(device: Device) -> dict[str, Any]:
+    kind = device.info.kind
+    return device.compile([KernelSource("add", kind, ADD[kind]), KernelSource("twice", kind, DOUBLE[kind])])
+
+
+def filled(device: Device, values: Any) -> Any:
+    array = np.asarray(values, np.float32)
+    buffer = device.alloc(array.nbytes)
+    device.upload(buffer, array)
+    return buffer
+
+
+def test_info_says_what_rules_need(device: Device) -> None:
+    info = device.info
+    assert set(dict(info.limits)) == LIMITS and all(type(v) is int for _, v in info.limits)
+    assert dict(info.limits)["workers"] >= 1
+    assert list(info.fingerprint) == sorted(info.fingerprint) and dict(info.fingerprint)["kind"] == info.kind
+    assert all(type(k) is str and type(v) is str for k, v in info.fingerprint)
+    again = open_device(info.kind)
+    assert again.info == info, "the fingerprint does not change from one opening to the next"
+    again.close()
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (0, 4), (), (1000, 7)])
+def test_upload_then_download(device: Device, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    buffer = device.alloc(array.nbytes)
+    device.upload(buffer, np.ascontiguousarray(array).reshape(shape))
+    back = device.download(buffer, F32, shape)
+    assert back.shape == shape and back.dtype == F32
+    np.testing.assert_array_equal(back, array)
+    device.free(buffer)
+
+
+def test_download_is_a_copy(device: Device) -> None:
+    buffer = filled(device, [1, 2])
+    first = device.download(buffer, F32, (2,))
+    device.upload(buffer, np.array([5, 6], np.float32))
+    assert first.tolist() == [1, 2]
+
+
+def test_launches_are_in_order(device: Device, kernels: dict[str, Any]) -> None:
+    n = 1000
+    buffer = filled(device, np.arange(n))
+    add = device.bind(kernels["add"], [buffer], [n, 3], *grid(device, n))
+    twice = device.bind(kernels["twice"], [buffer], [n], *grid(device, n))
+    for launch in (add, twice, add, twice):  # the same closure may be launched again
+        launch()
+    device.synchronize()
+    np.testing.assert_array_equal(device.download(buffer, F32, (n,)), ((np.arange(n) + 3) * 2 + 3) * 2)
+
+
+def test_bindings_do_not_share_arguments(device: Device, kernels: dict[str, Any]) -> None:
+    first, second = filled(device, np.zeros(8)), filled(device, np.zeros(8))
+    one = device.bind(kernels["add"], [first], [8, 1], *grid(device, 8))
+    two = device.bind(kernels["add"], [second], [8, -2], *grid(device, 8))
+    one()
+    two()
+    one()
+    assert device.download(first, F32, (8,)).tolist() == [2] * 8
+    assert device.download(second, F32, (8,)).tolist() == [-2] * 8
+
+
+def test_scalars_are_int64(device: Device) -> None:
+    kind = device.info.kind
+    body = "{ a[0] = (s >> 40) == 3 ? 1.0f : 0.0f; }"
+    source = {
+        "c": f"#include <stdint.h>\nvoid wide(float* a, int64_t s) {body}",
+        "opencl": f"kernel void wide(global float* a, long s) {body}",
+    }
+    handle = device.compile([KernelSource("wide", kind, source[kind])])["wide"]
+    buffer = filled(device, [7])
+    device.bind(handle, [buffer], [3 << 40], *grid(device, 1))()
+    assert device.download(buffer, F32, (1,)).tolist() == [1]
+
+
+def test_host_code_joins_in_order(device: Device, kernels: dict[str, Any]) -> None:
+    buffer, empty = filled(device, np.ones(64)), device.alloc(0)
+
+    def host(views: list[Any]) -> None:
+        assert [view.nbytes for view in views] == [256, 0]
+        views[0].view(np.float32)[:] *= 10
+
+    join = device.bind_host(host, [buffer, empty])
+    assert join is not None, "both devices here are processors"
+    add = device.bind(kernels["add"], [buffer], [64, 1], *grid(device, 64))
+    for launch in (add, join, add, join):
+        launch()
+    assert device.download(buffer, F32, (64,)).tolist() == [210] * 64
+
+
+def test_memory_is_aligned(device: Device) -> None:
+    for nbytes in (1, 100, 4096):
+        addresses: list[int] = []
+        buffer = device.alloc(nbytes)
+        join = device.bind_host(lambda views: addresses.append(views[0].ctypes.data), [buffer])  # noqa: B023
+        assert join is not None and buffer.nbytes == nbytes
+        join()
+        assert addresses[0] % 64 == 0
+
+
+def test_transfers_that_do_not_fit(device: Device) -> None:
+    buffer = device.alloc(8)
+    with pytest.raises(MeasureError, match="wanted 12 bytes, found a buffer of 8"):
+        device.upload(buffer, np.zeros(3, np.float32))
+    with pytest.raises(MeasureError, match="wanted 12 bytes, found a buffer of 8"):
+        device.download(buffer, F32, (3,))
+    with pytest.raises(MeasureError, match="-1"):
+        device.alloc(-1)
+    with pytest.raises(MeasureError, match=r"wanted 4611686018427387904 bytes"):
+        device.alloc(2**62)
+
+
+def test_a_freed_buffer_is_refused(device: Device, kernels: dict[str, Any]) -> None:
+    buffer = filled(device, [1.0])
+    device.free(buffer)
+    for use in (
+        lambda: device.upload(buffer, np.zeros(1, np.float32)),
+        lambda: device.download(buffer, F32, (1,)),
+        lambda: device.bind(kernels["add"], [buffer], [1, 1], *grid(device, 1)),
+    ):
+        with pytest.raises(MeasureError, match="freed"):
+            use()
+    device.free(buffer)
+
+
+def test_source_that_does_not_compile(device: Device) -> None:
+    kind = device.info.kind
+    with pytest.raises(BuildError, match="nonsense"):
+        device.compile([KernelSource("broken", kind, "void broken(void) { nonsense; }")])
+    with pytest.raises(BuildError, match="missing"):
+        device.compile([KernelSource("missing", kind, ADD[kind])])
+    other = "opencl" if kind == "c" else "c"
+    with pytest.raises(BuildError, match=f"wanted kernels in {kind}, found add in {other}"):
+        device.compile([KernelSource("add", other, ADD[other])])
+
+
+def test_flags_reach_the_compiler(device: Device) -> None:
+    kind = device.info.kind
+    head = "void" if kind == "c" else "kernel void"
+    space = "" if kind == "c" else "global "
+    kernels = [
+        KernelSource(f"value_{v}", kind, f"{head} value_{v}({space}float* a) {{ a[0] = VALUE; }}", (f"-DVALUE={v}",))
+        for v in (3, 4)
+    ]
+    handles = device.compile(kernels)
+    buffer = filled(device, [0])
+    for value in (3, 4):
+        device.bind(handles[f"value_{value}"], [buffer], [], *grid(device, 1))()
+        assert device.download(buffer, F32, (1,)).tolist() == [value]
+
+
+def test_many_kernels_with_one_prelude(device: Device) -> None:
+    kind = device.info.kind
+    head, space = ("static inline", "") if kind == "c" else ("", "global ")
+    void = "void" if kind == "c" else "kernel void"
+    prelude = f"/*prelude*/\n{head} float third(float x) {{ return x / 3.0f; }}\n/*end prelude*/\n"
+    sources = [
+        KernelSource(f"k{i}", kind, f"{prelude}{void} k{i}({space}float* a) {{ a[0] = third(a[0]) + {i}; }}\n")
+        for i in range(30)
+    ]
+    handles = device.compile(sources)
+    buffer = filled(device, [9])
+    one = ((), ()) if kind == "c" else ((1,), (1,))
+    device.bind(handles["k29"], [buffer], [], *one)()
+    assert device.download(buffer, F32, (1,)).tolist() == [32]
+
+
+def test_joined_sources_keep_each_prelude_once() -> None:
+    kernels = [
+        KernelSource("a", "c", "/*prelude*/\nint p;\n/*end prelude*/\nvoid a(void) {}\n"),
+        KernelSource("b", "c", "/*prelude*/\nint p;\n/*end prelude*/\nvoid b(void) {}\n"),
+        KernelSource("c", "c", "/*prelude*/\nint q;\n/*end prelude*/\nvoid c(void) {}\n"),
+    ]
+    text = join_sources(kernels)
+    assert text.count("int p;") == 1 and text.count("int q;") == 1
+    assert text.index("int q;") < text.index("void a") < text.index("void b") < text.index("void c")
+
+
+@pytest.mark.ccompiler
+def test_compiled_libraries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
+    kernel = KernelSource("add", "c", ADD["c"])
+    device = CDevice()
+    device.compile([kernel])
+    (kept,) = tmp_path.rglob("*.so")
+    before = kept.stat().st_mtime_ns
+    CDevice().compile([kernel])
+    assert [path.stat().st_mtime_ns for path in tmp_path.rglob("*.so")] == [before]
+    device.compile([KernelSource("add", "c", ADD["c"] + "// another text\n")])
+    assert len(list(tmp_path.rglob("*.so"))) == 2
+    assert not list(tmp_path.rglob(".build-*")), "nothing temporary stays"
+
+
+@pytest.mark.ccompiler
+def test_no_compiler_is_said_plainly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(BuildError, match="found no CC=no-such-compiler"):
+        CDevice()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="apt-get install gcc"):
+        CDevice()
+    assert any(isinstance(entry, DeviceFailure) and entry.spec == "c" for entry in list_devices())
+    clang = tmp_path / "clang"
+    clang.write_text("#!/bin/sh\necho clang version 19\n")
+    clang.chmod(0o755)
+    monkeypatch.setenv("CC", str(clang))
+    with pytest.raises(BuildError, match="found clang"):
+        CDevice()
+
+
+@pytest.mark.ccompiler
+def test_the_c_device_has_no_grid(tmp_path: Path) -> None:
+    device = CDevice()
+    handle = device.compile([KernelSource("add", "c", ADD["c"])])["add"]
+    with pytest.raises(MeasureError, match="no grid"):
+        device.bind(handle, [device.alloc(4)], [1, 1], (1,), (1,))
+
+
+@pytest.mark.opencl
+def test_limits_are_checked_before_the_driver() -> None:
+    device = open_device("opencl")
+    most = dict(device.info.limits)["max_group_size"]
+    handle = device.compile([KernelSource("add", "opencl", ADD["opencl"])])["add"]
+    buffer = filled(device, [0])
+    with pytest.raises(MeasureError, match=f"allowed .*{most}"):
+        device.bind(handle, [buffer], [1, 1], (1,), (2 * most,))
+    with pytest.raises(MeasureError, match=r"wanted a grid of 1 to 3 axes"):
+        device.bind(handle, [buffer], [1, 1], (), ())
+    with pytest.raises(MeasureError, match="0 or more"):
+        device.bind(handle, [buffer], [1, 1], (-1,), (1,))
+    with pytest.raises(MeasureError, match="do not fit"):
+        device.bind(handle, [buffer], [1], (1,), (1,))
+    device.bind(handle, [buffer], [1, 1], (0,), (1,))()
+    assert device.download(buffer, F32, (1,)).tolist() == [0]
+    local = dict(device.info.limits)["max_local_bytes"]
+    source = f"kernel void big(global float* a) {{ local float t[{local // 4 + 64}]; t[get_local_id(0)] = a[0]; \
+        barrier(CLK_LOCAL_MEM_FENCE); a[0] = t[0]; }}"
+    with pytest.raises((BuildError, MeasureError), match=r"local memory|allowed"):
+        device.bind(device.compile([KernelSource("big", "opencl", source)])["big"], [buffer], [], (1,), (1,))()
+    device.close()
+
+
+@pytest.mark.parametrize("spec", ["cuda", "", "opencl:", "c:0", "opencl:no such thing"])
+def test_a_device_that_does_not_exist_names_those_that_do(spec: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_device(spec)
+    names = [entry.name for entry in list_devices() if not isinstance(entry, DeviceFailure) and entry.kind == "opencl"]
+    assert spec in str(caught.value)
+    assert all(name.split("-")[0] in str(caught.value) or "Portable" in str(caught.value) for name in names)
+
+
+def test_hashes_are_stable() -> None:
+    assert short_hash("a") == short_hash("a") != short_hash("b")
