@@ -1,0 +1,218 @@
+"""What the C target says differently: GCC vector extensions, OpenMP loops, plain pointers.
+
+Meant for `gcc -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp`; no header is included.
+"""
+
+from __future__ import annotations
+
+from math import isinf, isnan
+
+import numpy as np
+
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen import math
+from relax_tune.ir.codegen.affine import Poly
+from relax_tune.ir.codegen.cfamily import Grid, Printer
+from relax_tune.ir.codegen.lowered import Loop, Node, accesses
+from relax_tune.ir.codegen.prelude import Prelude
+from relax_tune.ir.codegen.values import Lane
+from relax_tune.ir.dtype import DType, f32, i32
+
+SCALARS = {
+    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
+    "f16": "_Float16", "f32": "float", "f64": "double",
+}  # fmt: skip
+
+
+class CPrelude(Prelude):
+    inline = "static inline __attribute__((always_inline))"
+    scalars = SCALARS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("type_i64", "typedef __INT64_TYPE__ i64;")
+
+    def vector_types(self, dtype: DType, width: int, name: str) -> str:
+        size, one = dtype.bytes * width, self.scalar(dtype)
+        return (
+            f"typedef {one} {name} __attribute__((vector_size({size})));\n"
+            f"typedef {one} {name}u __attribute__((vector_size({size}), aligned({dtype.bytes}), may_alias));"
+        )
+
+    def literal(self, vector: str, parts: list[str]) -> str:
+        return f"({vector}){{{', '.join(parts)}}}"
+
+    def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        f = "f" if dtype is f32 else ""
+        if name == "bits":
+            return (), "STATIC $I $N($V a) { $I r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
+        if name == "unbits":
+            return (), "STATIC $V $N($I a) { $V r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
+        if name == "pow":
+            return (), f"STATIC $V $N($V a, $V b) {{ return __builtin_pow{f}(a, b); }}"
+        c = {"abs": "fabs"}.get(name, name)
+        return (), f"STATIC $V $N($V a) {{ return __builtin_{c}{f}(a); }}"
+
+    def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        if width == 1:
+            return super().define(name, dtype, width)
+        fixed = {
+            "bits": "STATIC $I $N($V a) { return ($I)a; }",
+            "unbits": "STATIC $V $N($I a) { return ($V)a; }",
+            "sel": "STATIC $V $N($I m, $V a, $V b) { return ($V)((($I)a & m) | (($I)b & ~m)); }",
+            "tofloat": "STATIC $V $N($I a) { return __builtin_convertvector(a, $V); }",
+        }
+        if name in fixed:
+            return (), fixed[name]
+        if name == "splat":
+            parts = self.literal("$V", ["a"] * width)
+            return (), f"STATIC $V $N($E a) {{ return {parts}; }}"
+        if name in ("loadm", "storem"):
+            return (), self._masked(name, dtype, width)
+        wide = dtype is f32 and width == 16
+        if name == "widen":
+            return (), self._widen(dtype, width)
+        if name == "exp" and wide:
+            needs, body = math.BODIES["exp"]
+            return needs, (f"STATIC $V $N($V x) {{\n#ifdef __AVX512F__{math.EXP_AVX512}\n#else{body}\n#endif\n}}")
+        needs, text = super().define(name, dtype, width)
+        if wide and name in ("max", "min", "sqrt"):
+            return needs, self._avx512(name, text)
+        return needs, text
+
+    def _avx512(self, name: str, portable: str) -> str:
+        """One-instruction forms. The machine's max(a, b) is b when either is NaN, so only NaN in `a` is put back."""
+        if name == "sqrt":
+            fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
+        else:
+            fast = (
+                f"STATIC $V $N($V a, $V b) {{ $V m = __builtin_ia32_{name}ps512_mask(a, b, a, (unsigned short)-1, 4);\n"
+                "  return rt_sel_$S(a != a, a, m); }"
+            )
+        return f"#ifdef __AVX512F__\n{fast}\n#else\n{portable}\n#endif"
+
+    def _masked(self, name: str, dtype: DType, width: int) -> str:
+        """The first n lanes only; lanes beyond are 0 and their memory is not touched."""
+        builtin = {
+            ("f32", 16): ("ups512_mask", "float", "__AVX512F__", "unsigned short"),
+            ("f64", 8): ("upd512_mask", "double", "__AVX512F__", "unsigned char"),
+            ("i32", 16): ("dqusi512_mask", "int", "__AVX512F__", "unsigned short"),
+            ("f32", 8): ("ups256_mask", "float", "__AVX512VL__", "unsigned char"),
+            ("f32", 4): ("ups128_mask", "float", "__AVX512VL__", "unsigned char"),
+        }.get((dtype.short, width))
+        if name == "loadm":
+            head = "STATIC $V $N(const $E *p, i64 n)"
+            loop = f"{{ $V r = {{0}}; for (int k = 0; k < {width}; k++) if (k < n) r[k] = p[k]; return r; }}"
+        else:
+            head = "STATIC void $N($E *p, $V v, i64 n)"
+            loop = f"{{ for (int k = 0; k < {width}; k++) if (k < n) p[k] = v[k]; }}"
+        if builtin is None:
+            return f"{head} {loop}"
+        stem, element, macro, mask = builtin
+        bits = f"({mask})((1u << n) - 1u)"
+        if name == "loadm":
+            fast = f"{{ return ($V)__builtin_ia32_load{stem}((const {element} *)p, ($V){{0}}, {bits}); }}"
+        else:
+            fast = f"{{ __builtin_ia32_store{stem}(({element} *)p, v, {bits}); }}"
+        return f"#ifdef {macro}\n{head} {fast}\n#else\n{head} {loop}\n#endif"
+
+    def _widen(self, dtype: DType, width: int) -> str:
+        """8-bit integers to int32: the general conversion of gcc 12 is an order of magnitude slower."""
+        target = self.vector(i32, width)
+        plain = f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
+        if width != 16:
+            return plain
+        signed = dtype.short == "i8"
+        sx = "s" if signed else "z"
+        self.add("type_qi16", "typedef char rt_qi16 __attribute__((vector_size(16)));")
+        fast = (
+            f"STATIC {target} $N($V a) {{ return ({target})__builtin_ia32_pmov{sx}xbd512_mask("
+            f"(rt_qi16)a, ({target}){{0}}, (unsigned short)-1); }}"
+        )
+        return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
+
+
+class CPrinter(Printer):
+    """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
+
+    def space(self, buffer: Buffer) -> str:
+        return ""
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        return float_literal(value, dtype, "__builtin_inff()", '__builtin_nanf("")')
+
+    def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
+        name = self.prelude.vector(b.dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper('loadm', b.dtype, lane.width)}({address}, {lane.count})"
+        return f"(*(const {name}u *)({address}))"
+
+    def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+        name = self.prelude.vector(b.dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper('storem', b.dtype, lane.width)}({address}, {value}, {lane.count});"
+        return f"*({name}u *)({address}) = {value};"
+
+    def declare_array(self, b: Buffer, name: str, size: int) -> None:
+        self.line(f"{self.prelude.scalar(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")
+
+    def pointer(self, b: Buffer) -> str:
+        return f"{'' if b in self.written else 'const '}{self.prelude.scalar(b.dtype)} *restrict "
+
+    def thread_loop(self, f: Loop, extent: Poly) -> None:
+        if f.kind == "item" or self.in_threads:
+            self.serial_loop(f, extent)
+            return
+        self.in_threads = True
+        inner = f.body
+        nested = isinstance(inner, Loop) and inner.kind in ("parallel", "group")
+        nested = nested and isinstance(inner, Loop) and f.var not in self.algebra.free(inner.extent)
+        pragma = "#pragma omp parallel for schedule(static)" + (" collapse(2)" if nested else "")
+        self.lines.append(pragma)
+        name, text = self.name(f.var), self.poly_text(extent)
+        with self.indented(f"for ({self.int_type} {name} = 0; {name} < {text}; {name}++) {{"):
+            if nested:
+                assert isinstance(inner, Loop)
+                again, more = self.name(inner.var), self.poly_text(self.algebra.poly(inner.extent))
+                with self.indented(f"for ({self.int_type} {again} = 0; {again} < {more}; {again}++) {{"):
+                    self.thread_body(inner.body)
+            else:
+                self.thread_body(inner)
+        self.in_threads = False
+
+    def thread_body(self, body: Node) -> None:
+        """The body with pointers of its own: the compiler forgets `restrict` when it moves the loop into a function."""
+        outer = dict(self.buffers)
+        for b in dict.fromkeys(b for b, _i, _w in accesses(body)):
+            if b in outer:
+                self.buffers[b] = self.fresh(b.name)
+                self.line(f"{self.pointer(b)}{self.buffers[b]} = {outer[b]};")
+        self.statement(body)
+        self.buffers.update(outer)
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        self.written = written
+        for b in buffers:
+            self.buffers[b] = self.fresh(b.name)
+        parameters = [self.pointer(b) + self.buffers[b] for b in buffers]
+        self.statement(body)
+        parameters += [f"i64 {self.names[v]}" for v in self.symbols]
+        return self.finish(f"void {name}({', '.join(parameters) or 'void'})"), Grid()
+
+
+def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
+    """A floating literal that reads back as the same number of `dtype`."""
+    if isnan(value):
+        return f"({nan})"
+    if isinf(value):
+        return infinity if value > 0 else f"(-{infinity})"
+    if dtype is f32:
+        rounded = np.float32(value)
+        if np.isinf(rounded):
+            return infinity if value > 0 else f"(-{infinity})"
+        text = f"{float(str(rounded))!r}f"
+    else:
+        text = repr(value)
+    return f"({text})" if text[0] == "-" else text

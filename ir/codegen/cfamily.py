@@ -1,0 +1,277 @@
+"""The one printer of the C family: statements of the lowered tree to text. Expressions are in `values.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lowered import Cond, Declare, Let, Loop, Node, Steps
+from relax_tune.ir.codegen.prelude import Prelude
+from relax_tune.ir.codegen.registers import Layout
+from relax_tune.ir.codegen.values import Lane, Values
+from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
+from relax_tune.ir.dtype import i32, i64
+from relax_tune.ir.expr import Expr, Op, Var, and_, as_int, conjuncts
+from relax_tune.ir.stmt import Store
+
+RESERVED = frozenset(
+    """
+    auto bool break case char const constant continue default do double else enum extern float for global goto half i64 if
+    inline int kernel local long main private register restrict return short signed sizeof static struct switch typedef
+    uchar uint ulong union unsigned ushort void volatile while abs erf exp floor log max min pow sqrt tanh
+    """.split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The launch of an OpenCL-like kernel: work-groups per axis and work-items per group."""
+
+    groups: tuple[Expr, ...] = ()
+    items: tuple[int, ...] = ()
+
+
+class Printer(Values):
+    """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look."""
+
+    def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
+        super().__init__(prelude, algebra, layouts)
+        self.lanes = lanes
+        self.in_threads = False
+        self.written: frozenset[Buffer] = frozenset()
+        self._taken: dict[str, int] = dict.fromkeys(RESERVED, 0)
+
+    # names
+
+    def fresh(self, hint: str) -> str:
+        """An identifier nobody else has."""
+        base = re.sub(r"\W", "_", hint)
+        if not base or base[0].isdigit() or base.startswith(("rt_", "__")):
+            base = f"v{base}"
+        if base not in self._taken:
+            self._taken[base] = 0
+            return base
+        k = self._taken[base]
+        while True:
+            k += 1
+            name = f"{base}_{k}"
+            if name not in self._taken:
+                break
+        self._taken[base] = k
+        self._taken[name] = 0
+        return name
+
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        self.line(head)
+        self.indent += "  "
+        yield
+        self.indent = self.indent[:-2]
+        self.line("}")
+
+    # statements
+
+    def statement(self, n: Node) -> None:
+        if isinstance(n, Store):
+            self.store(n)
+        elif isinstance(n, Steps):
+            for k, s in enumerate(n.stmts):
+                if k:
+                    self.between(n.stmts[k - 1], s)
+                self.statement(s)
+        elif isinstance(n, Loop):
+            self.loop(n)
+        elif isinstance(n, Cond):
+            self.branch(n)
+        elif isinstance(n, Let):
+            self.bind(n)
+        else:
+            assert isinstance(n, Declare)
+            self.declare(n)
+
+    def between(self, _before: Node, _after: Node) -> None:
+        """What separates two statements of a sequence (a barrier where the language needs one)."""
+
+    def bind(self, n: Let) -> None:
+        value = self.algebra.poly(n.value)
+        small = all(len(m) <= 1 and isinstance(a, Var) for m in value for a in m) and len(value) <= 1
+        if small:
+            # a constant or a plain variable: put in, so that what depends on it folds
+            with self.known(n.var, value):
+                self.statement(n.body)
+            return
+        with self.indented("{"):
+            text = self.poly_text(value)
+            name = self.name(n.var)
+            self.line(f"const {self.int_type} {name} = {text};")
+            self.statement(n.body)
+
+    def branch(self, n: Cond) -> None:
+        """Conditions the ranges settle vanish; those on the lane make a masked region; the rest are plain ifs."""
+        uniform: list[Expr] = []
+        lanes: list[Expr] = []
+        for c in conjuncts(n.cond):
+            decided = self.algebra.decide(c)
+            if decided is False:
+                if n.orelse is not None:
+                    self.statement(n.orelse)
+                return
+            if decided is None:
+                (lanes if self.moves(c) else uniform).append(c)
+        if uniform:
+            with self.indented(f"if ({self.condition(and_(*uniform))}) {{"):
+                self.masked(lanes, n.then)
+            if n.orelse is not None:
+                with self.indented("else {"):
+                    self.statement(n.orelse)
+            return
+        self.masked(lanes, n.then)
+
+    def masked(self, conds: list[Expr], body: Node) -> None:
+        """`body` for the lanes below every bound."""
+        if not conds:
+            self.statement(body)
+            return
+        lane = self.lane
+        assert lane is not None
+        count = lane.count
+        parts = [] if count is None else [count]
+        for c in conds:
+            assert isinstance(c, Op)
+            room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
+            room = plus(room, constant(1)) if c.op == "le" else room
+            room = {m: k for m, k in room.items() if m != (lane.symbol,)}
+            parts.append(self.poly_text(room))
+        smallest = parts[0]
+        for p in parts[1:]:
+            smallest = f"{self.prelude.helper('min', i64, 1)}({smallest}, {p})"
+        name, mask = self.fresh("n"), self.fresh("m")
+        with self.indented("{"):
+            low = self.prelude.helper("min", i64, 1)
+            self.line(f"const {self.int_type} {name} = {low}({smallest}, {lane.width});")
+            with self.indented(f"if ({name} > 0) {{"):
+                iota = self.prelude.helper("iota", i32, lane.width)
+                splat = self.prelude.helper("splat", i32, lane.width)
+                kind = self.prelude.vector(i32, lane.width)
+                self.line(f"const {kind} {mask} = {iota}() < {splat}((int){name});")
+                with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask)):
+                    self.statement(body)
+
+    def declare(self, n: Declare) -> None:
+        with self.indented("{"):
+            for b in n.buffers:
+                self.declare_buffer(b)
+            self.statement(n.body)
+
+    def declare_buffer(self, b: Buffer) -> None:
+        layout = self.layouts.get(b)
+        base = self.buffers[b] = self.fresh(b.name)
+        if layout is None:
+            size = 1
+            for d in b.shape:
+                size *= as_int(d) or 0
+            self.declare_array(b, base, size)
+            return
+        for register, width in self.registers(b, layout):
+            self.line(f"{self.prelude.vector(b.dtype, width)} {register};")
+
+    def declare_array(self, b: Buffer, name: str, size: int) -> None:
+        raise NotImplementedError
+
+    # loops
+
+    def loop(self, f: Loop) -> None:
+        extent = self.algebra.poly(f.extent)
+        size = as_int(self.algebra.expr(extent))
+        if size is not None and size <= 0:
+            return
+        if f.kind in ("parallel", "group", "item"):
+            self.thread_loop(f, extent)
+        elif size == 1 and f.kind != "vectorized":
+            with self.known(f.var, {}):
+                self.statement(f.body)
+        elif f.kind == "vectorized" and size is not None:
+            self.vector_loop(f, size)
+        elif f.kind == "unrolled" and size is not None and is_expanded(f, self.lanes):
+            for k in range(size):
+                with self.known(f.var, constant(k)):
+                    self.statement(f.body)
+        else:
+            self.serial_loop(f, extent)
+
+    def thread_loop(self, f: Loop, extent: Poly) -> None:
+        """A loop over threads, work-groups or work-items."""
+        raise NotImplementedError
+
+    def serial_loop(self, f: Loop, extent: Poly, head: str = "") -> None:
+        if head:
+            self.line(head)
+        text = self.poly_text(extent)
+        name = self.name(f.var)
+        with self.indented(f"for ({self.int_type} {name} = 0; {name} < {text}; {name}++) {{"):
+            self.statement(f.body)
+            self.after_iteration(f)
+
+    def after_iteration(self, _f: Loop) -> None:
+        """What ends a serial iteration (a barrier where the language needs one)."""
+
+    def vector_loop(self, f: Loop, size: int) -> None:
+        lanes = loop_lanes(f, self.lanes)
+        pieces = chunks(size, lanes)
+        if not is_expanded(f, self.lanes):
+            full = sum(1 for _at, w in pieces if w == lanes)
+            outer = Var(f"{f.var.name}_o")
+            self.algebra.ranges[outer] = (0, full - 1)
+            name = self.name(outer)
+            with self.indented(f"for ({self.int_type} {name} = 0; {name} < {full}; {name}++) {{"):
+                self.vector(f, {(outer,): lanes}, lanes)
+            pieces = pieces[full:]
+        for at, width in pieces:
+            self.vector(f, constant(at), width)
+
+    def vector(self, f: Loop, start: Poly, width: int) -> None:
+        """One vector of a vectorised loop."""
+        if width == 1:
+            with self.known(f.var, start):
+                self.statement(f.body)
+            return
+        symbol = self.lane_symbol
+        self.algebra.ranges[symbol] = (0, width - 1)
+        with (
+            self.known(f.var, plus(start, {(symbol,): 1})),
+            self.lanes_of(Lane(f.var, start, width, symbol, None, None)),
+        ):
+            self.statement(f.body)
+
+    @contextmanager
+    def known(self, var: Var, value: Poly) -> Iterator[None]:
+        """`var` has this value in the block."""
+        env = self.algebra.env
+        old = env.get(var)
+        env[var] = value
+        yield
+        if old is None:
+            del env[var]
+        else:
+            env[var] = old
+
+    @contextmanager
+    def lanes_of(self, lane: Lane) -> Iterator[None]:
+        old, self.lane = self.lane, lane
+        yield
+        self.lane = old
+
+    # the kernel
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        raise NotImplementedError
+
+    def finish(self, head: str) -> str:
+        """The whole text: prelude, signature, body."""
+        return f"{self.prelude.text()}{head} {{\n" + "\n".join(self.lines) + "\n}\n"

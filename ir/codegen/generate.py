@@ -1,0 +1,212 @@
+"""Scheduled tensor functions to source text: the pipeline and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.affine import Algebra
+from relax_tune.ir.codegen.c import CPrelude, CPrinter
+from relax_tune.ir.codegen.cfamily import Printer
+from relax_tune.ir.codegen.compact import compact
+from relax_tune.ir.codegen.lowered import (
+    Loop,
+    Node,
+    accesses,
+    expressions,
+    lower_blocks,
+    note_ranges,
+    rewrite,
+    substitute_node,
+    walk,
+)
+from relax_tune.ir.codegen.opencl import OpenCLPrelude, OpenCLPrinter
+from relax_tune.ir.codegen.registers import register_layouts
+from relax_tune.ir.codegen.tails import lower_tails
+from relax_tune.ir.codegen.vectors import choose_vectors
+from relax_tune.ir.expr import Expr, Tunable, Var, free_vars
+from relax_tune.ir.function import Param, PrimFunc
+from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, seq
+from relax_tune.ir.stmt import walk as walk_stmt
+
+THREAD_KINDS = {"c": frozenset({"parallel", "group"}), "opencl": frozenset({"group", "item"})}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTarget:
+    """What the text is for. lanes: f32 elements a vector holds (C: AVX-512 16, AVX2 8; PoCL's wheel 8)."""
+
+    language: Literal["c", "opencl"]
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedKernel:
+    """One kernel's text and how to launch it.
+
+    buffers: pointer arguments in order (parameters, then global intermediates of the function); scalars: int64 arguments
+    after them; grid: work-groups per axis (empty for C); local: work-items per group and axis (empty for C).
+    """
+
+    name: str
+    source: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+    grid: tuple[Expr, ...]
+    local: tuple[int, ...]
+
+
+def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
+    """The source of one scheduled function without free tunables.
+
+    Raises:
+        BuildError: free tunables, local buffers without constant extents, float scalar parameters, work-item loops of
+            symbolic extent, an operation the target cannot express.
+    """
+    _check(func, target)
+    algebra = Algebra()
+    body = lower_blocks(func.body)
+    if target.language == "opencl":
+        body = _one_index_per_axis(body)
+    note_ranges(algebra, body)
+    body = lower_tails(body, algebra)
+    note_ranges(algebra, body)
+    body = choose_vectors(body, algebra)
+    body = compact(body, algebra, THREAD_KINDS[target.language])
+    layouts = register_layouts(body, algebra, target.lanes)
+    printer: Printer
+    if target.language == "c":
+        printer = CPrinter(CPrelude(), algebra, target.lanes, layouts)
+    else:
+        printer = OpenCLPrinter(OpenCLPrelude(), algebra, target.lanes, layouts)
+    buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
+    written = frozenset(m.buffer for m in walk(body) if isinstance(m, Store))
+    source, grid = printer.kernel(func.name, buffers, written, body)
+    return GeneratedKernel(func.name, source, buffers, tuple(printer.symbols), grid.groups, grid.items)
+
+
+def _check(func: PrimFunc, target: CodeTarget) -> None:
+    for b in func.buffers:
+        if b.scope != "global":
+            raise BuildError(
+                f"wanted parameters of {func.name} in global memory, found {b!r} in {b.scope} memory; give it global scope"
+            )
+    for v in func.scalar_params:
+        if not v.dtype.is_int:
+            raise BuildError(
+                f"wanted int64 scalar parameters in {func.name}, found {v.name} of {v.dtype}; pass a 0-d buffer instead"
+            )
+    for s in walk_stmt(func.body):
+        for e in _expressions(s):
+            for v in free_vars(e):
+                if isinstance(v, Tunable):
+                    raise BuildError(
+                        f"wanted a function without free tunables, found {v.name} in {func.name}; instantiate the sketch first"
+                    )
+        if target.language == "c" and isinstance(s, For) and s.kind == "item":
+            raise BuildError(
+                f"wanted loops a CPU can run in {func.name}, found work-item loop {s.var.name}; bind it to `parallel`, "
+                "or generate OpenCL"
+            )
+
+
+def _expressions(s: Stmt) -> tuple[Expr, ...]:
+    if isinstance(s, For):
+        return (s.extent,)
+    if isinstance(s, If):
+        return (s.cond,)
+    if isinstance(s, Block):
+        return (*s.bindings, s.predicate, s.body.value)
+    return (s.value,) if isinstance(s, Store) else ()
+
+
+def _one_index_per_axis(n: Node) -> Node:
+    """Group and item loops over the same axis share one variable: they are the same index of the launch."""
+    first: dict[tuple[str, int], Var] = {}
+    same: dict[Var, Expr] = {}
+    for m in walk(n):
+        if isinstance(m, Loop) and m.kind in ("group", "item"):
+            one = first.setdefault((m.kind, m.axis), m.var)
+            if one is not m.var:
+                same[m.var] = one
+    if not same:
+        return n
+
+    def visit(m: Node) -> Node:
+        return replace(m, var=first[m.kind, m.axis]) if isinstance(m, Loop) and m.var in same else m
+
+    return rewrite(substitute_node(n, same), visit)
+
+
+def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
+    """One function per top-level statement, `prepare` ones first: between them lies a device-wide barrier.
+
+    Each keeps the parameters it uses; global intermediates that more than one of them uses become parameters (workspaces),
+    read-only ones among the inputs and written ones among the outputs. Buffers keep their identity.
+
+    Raises:
+        BuildError: a local or shared buffer used by two statements, or a statement that mixes roles.
+    """
+    parts = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+    users: dict[Buffer, int] = {}
+    uses: list[dict[Buffer, bool]] = []
+    for p in parts:
+        found: dict[Buffer, bool] = {}
+        for b, _i, written in accesses(lower_blocks(p)):
+            found[b] = found.get(b, False) or written
+        uses.append(found)
+        for b in found:
+            users[b] = users.get(b, 0) + 1
+    for b, count in users.items():
+        if b.scope != "global" and count > 1:
+            raise BuildError(
+                f"wanted {b.scope} buffer {b.name} of {func.name} inside one kernel, found it in {count} top-level "
+                "statements; compute it under their common loop or give it global scope"
+            )
+    prepare = [k for k, p in enumerate(parts) if _role(func, p) == "prepare"]
+    compute = [k for k in range(len(parts)) if k not in prepare]
+    if len(parts) == 1 and not prepare:
+        return (func,)
+    made: list[PrimFunc] = []
+    for label, group in (("prepare", prepare), ("part", compute)):
+        for at, k in enumerate(group):
+            name = func.name if label == "part" and len(group) == 1 else f"{func.name}_{label}{at}"
+            made.append(_part(func, name, parts[k], uses[k], users))
+    return tuple(made)
+
+
+def _role(func: PrimFunc, part: Stmt) -> str:
+    roles = {b.role for b in blocks(part)}
+    if len(roles) > 1:
+        raise BuildError(
+            f"wanted each top-level statement of {func.name} to hold blocks of one role, found {sorted(roles)} together; "
+            "move the prepare block to the top level"
+        )
+    return next(iter(roles), "compute")
+
+
+def _part(func: PrimFunc, name: str, body: Stmt, used: dict[Buffer, bool], users: dict[Buffer, int]) -> PrimFunc:
+    shared = [b for b in func.allocs if b.scope == "global" and users.get(b, 0) > 1]
+    candidates = [b for b in (*func.buffers, *shared) if b in used]
+    reads = [b for b in candidates if not used[b]]
+    writes = [b for b in candidates if used[b]]
+    bare = {d for b in candidates for d in b.shape if isinstance(d, Var)}
+    needed = _symbols(body, [*candidates, *(b for b in func.allocs if b in used)])
+    params: tuple[Param, ...] = (*reads, *writes, *(v for v in needed if v not in bare))
+    allocs = tuple(b for b in func.allocs if b in used and b not in candidates)
+    return PrimFunc(name, params, len(writes), seq(body), allocs, tuple(b for b in func.consts if b in used))
+
+
+def _symbols(body: Stmt, buffers: list[Buffer]) -> list[Var]:
+    """The free variables of a statement and of the shapes of its buffers."""
+    bound: set[Var] = {s.var for s in walk_stmt(body) if isinstance(s, For)}
+    found: dict[Var, None] = {}
+    lowered = lower_blocks(body)
+    for m in walk(lowered):
+        for e in expressions(m):
+            found.update(dict.fromkeys(free_vars(e)))
+    for b in buffers:
+        found.update(dict.fromkeys(free_vars(*b.shape)))
+    return [v for v in found if v not in bound]

@@ -1,0 +1,198 @@
+"""What the OpenCL target says differently: address spaces, group and item indices, barriers, clang's extended vectors.
+
+No builtin is called in hot code: with PoCL they are real calls. Meant for `-cl-mad-enable`.
+"""
+
+from __future__ import annotations
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.affine import Poly
+from relax_tune.ir.codegen.c import float_literal
+from relax_tune.ir.codegen.cfamily import Grid, Printer
+from relax_tune.ir.codegen.lowered import Loop, Node, accesses, walk
+from relax_tune.ir.codegen.prelude import Prelude
+from relax_tune.ir.codegen.values import Lane
+from relax_tune.ir.dtype import DType, f32, f64, i32
+from relax_tune.ir.expr import Expr, as_int, const, maximum
+
+SCALARS = {
+    "bool": "uchar", "i8": "char", "u8": "uchar", "i32": "int", "i64": "long",
+    "f16": "half", "f32": "float", "f64": "double",
+}  # fmt: skip
+
+
+class OpenCLPrelude(Prelude):
+    inline = "static inline __attribute__((always_inline))"
+    scalars = SCALARS
+
+    def scalar(self, dtype: DType) -> str:
+        if dtype is f64:
+            self.add("fp64", "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
+        return super().scalar(dtype)
+
+    def vector_types(self, dtype: DType, width: int, name: str) -> str:
+        one = self.scalar(dtype)
+        return (
+            f"typedef {one} {name} __attribute__((ext_vector_type({width})));\n"
+            f"typedef {one} {name}u __attribute__((ext_vector_type({width}), aligned({dtype.bytes})));"
+        )
+
+    def literal(self, vector: str, parts: list[str]) -> str:
+        return f"({vector})({', '.join(parts)})"
+
+    def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        if name == "bits":
+            return (), f"STATIC $I $N($V a) {{ return as_{'int' if dtype is f32 else 'long'}(a); }}"
+        if name == "unbits":
+            return (), f"STATIC $V $N($I a) {{ return as_{'float' if dtype is f32 else 'double'}(a); }}"
+        if name == "pow":
+            return (), "STATIC $V $N($V a, $V b) { return pow(a, b); }"
+        c = {"abs": "fabs"}.get(name, name)
+        return (), f"STATIC $V $N($V a) {{ return {c}(a); }}"
+
+    def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        if width == 1:
+            return super().define(name, dtype, width)
+        fixed = {
+            "bits": "STATIC $I $N($V a) { union { $V v; $I i; } u; u.v = a; return u.i; }",
+            "unbits": "STATIC $V $N($I a) { union { $V v; $I i; } u; u.i = a; return u.v; }",
+            "sel": "STATIC $V $N($I m, $V a, $V b) { return m ? a : b; }",
+            "tofloat": "STATIC $V $N($I a) { return __builtin_convertvector(a, $V); }",
+            "splat": "STATIC $V $N($E a) { return ($V)(a); }",
+        }
+        if name in fixed:
+            return (), fixed[name]
+        if name == "widen":
+            target = self.vector(i32, width)
+            return (), f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
+        if name == "sqrt":
+            return (), "STATIC $V $N($V x) { return sqrt(x); }"
+        if name.startswith(("loadm", "storem")):
+            return (), self._masked(name, width)
+        return super().define(name, dtype, width)
+
+    def _masked(self, name: str, width: int) -> str:
+        """The first n lanes only; lanes beyond are 0 and their memory is not touched. `name` ends in the address space."""
+        kind, space = name.split("_")
+        if kind == "loadm":
+            return (
+                f"STATIC $V $N(const {space} $E *p, long n) {{ $E t[{width}];\n"
+                f"  for (int k = 0; k < {width}; k++) {{ t[k] = 0; if (k < n) t[k] = p[k]; }}\n"
+                f"  $V r; for (int k = 0; k < {width}; k++) r[k] = t[k]; return r; }}"
+            )
+        return (
+            f"STATIC void $N({space} $E *p, $V v, long n) {{\n"
+            f"  for (int k = 0; k < {width}; k++) if (k < n) p[k] = v[k]; }}"
+        )
+
+
+SPACES = {"global": "global", "local": "private", "shared": "local"}
+BARRIER = "barrier(CLK_LOCAL_MEM_FENCE);"
+
+
+class OpenCLPrinter(Printer):
+    """One OpenCL kernel; group and item loops are the launch grid, parallel loops are plain loops."""
+
+    int_type = "long"
+
+    def space(self, buffer: Buffer) -> str:
+        return f"{SPACES[buffer.scope]} "
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        return float_literal(value, dtype, "INFINITY", "NAN")
+
+    def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
+        space, name = self.space(b), self.prelude.vector(b.dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper(f'loadm_{space.strip()}', b.dtype, lane.width)}({address}, {lane.count})"
+        return f"(*(const {space}{name}u *)({address}))"
+
+    def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+        space, name = self.space(b), self.prelude.vector(b.dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper(f'storem_{space.strip()}', b.dtype, lane.width)}({address}, {value}, {lane.count});"
+        return f"*({space}{name}u *)({address}) = {value};"
+
+    def declare_array(self, b: Buffer, name: str, size: int) -> None:
+        text = f"{self.prelude.scalar(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));"
+        if b.scope == "shared":
+            self.shared_lines.append(f"  local {text}")
+        else:
+            self.line(text)
+
+    def thread_loop(self, f: Loop, extent: Poly) -> None:
+        if f.kind == "parallel":
+            self.serial_loop(f, extent)
+            return
+        name = self.name(f.var)
+        with self.indented("{"):
+            self.line(f"const long {name} = get_{'group' if f.kind == 'group' else 'local'}_id({f.axis});")
+            guarded = (f.kind, f.axis) in self.uneven
+            if guarded:
+                with self.indented(f"if ({name} < {self.poly_text(extent)}) {{"):
+                    self.statement(f.body)
+            else:
+                self.statement(f.body)
+
+    def between(self, before: Node, after: Node) -> None:
+        if self._shared(before) & self._shared(after):
+            self.line(BARRIER)
+
+    def after_iteration(self, f: Loop) -> None:
+        if self._shared(f.body):
+            self.line(BARRIER)
+
+    def _shared(self, n: Node) -> set[Buffer]:
+        if not self.has_shared:
+            return set()
+        return {b for b, _i, _w in accesses(n) if b.scope == "shared"}
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        self.shared_lines: list[str] = []
+        self.has_shared = any(b.scope == "shared" for b, _i, _w in accesses(body))
+        grid = self._grid(name, body)
+        for b in buffers:
+            self.buffers[b] = self.fresh(b.name)
+        scalar = self.prelude.scalar
+        parameters = [
+            f"{'' if b in written else 'const '}global {scalar(b.dtype)} *restrict {self.buffers[b]}" for b in buffers
+        ]
+        self.statement(body)
+        parameters += [f"long {self.names[v]}" for v in self.symbols]
+        self.lines = self.shared_lines + self.lines
+        return self.finish(f"kernel void {name}({', '.join(parameters)})"), grid
+
+    def _grid(self, name: str, body: Node) -> Grid:
+        """The launch, from every group and item loop; axes whose loops differ in extent get a bound check."""
+        groups: dict[int, list[Expr]] = {}
+        items: dict[int, list[int]] = {}
+        for m in walk(body):
+            if isinstance(m, Loop) and m.kind == "group":
+                groups.setdefault(m.axis, []).append(m.extent)
+            elif isinstance(m, Loop) and m.kind == "item":
+                size = as_int(self.algebra.expr(self.algebra.static(m.extent)))
+                if size is None:
+                    raise BuildError(
+                        f"wanted a constant extent for work-item loop {m.var.name} of {name}, found {m.extent!r}; "
+                        "split it by a constant"
+                    )
+                items.setdefault(m.axis, []).append(size)
+        axes = range(max([*groups, *items], default=0) + 1)
+        static = self.algebra.static
+        self.uneven = {("group", a) for a, e in groups.items() if any(static(x) != static(e[0]) for x in e)}
+        self.uneven |= {("item", a) for a, e in items.items() if len(set(e)) > 1}
+        extents: list[Expr] = []
+        for a in axes:
+            total: Expr | None = None
+            for e in groups.get(a, []):
+                total = e if total is None or static(e) == static(total) else maximum(total, e)
+            extents.append(as_expr(total))
+        return Grid(tuple(extents), tuple(max(items.get(a, [1])) for a in axes))
+
+
+def as_expr(e: Expr | None) -> Expr:
+    """The number of groups along an axis nothing is bound to is 1."""
+    return const(1) if e is None else e

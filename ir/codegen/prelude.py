@@ -1,0 +1,131 @@
+"""The prelude of a kernel: the types and small functions its text uses, and no others.
+
+Every piece is guarded by its own macro, so that kernels with different preludes can share a translation unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from string import Template
+from types import MappingProxyType
+
+from relax_tune.ir.codegen import math
+from relax_tune.ir.dtype import DType, f32, f64, i8, i32, i64, u8
+
+# integer type of the same width, the type of a comparison's result on vectors
+MASKS = {1: i8, 4: i32, 8: i64}
+
+
+def suffix(dtype: DType, width: int) -> str:
+    """`f32` or `f32x16`: the end of type and helper names."""
+    return dtype.short if width == 1 else f"{dtype.short}x{width}"
+
+
+class Prelude:
+    """Collects pieces in dependency order. Subclasses say how a language writes types and the basic helpers."""
+
+    inline = ""
+    scalars: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, str] = {}
+
+    def text(self) -> str:
+        body = "\n".join(self._pieces.values())
+        return f"/*prelude*/\n{body}\n/*end prelude*/\n"
+
+    def add(self, key: str, text: str) -> None:
+        """A piece under its own guard; the first text for a key stays."""
+        if key not in self._pieces:
+            guard = f"RT_{key.upper()}"
+            self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
+
+    def scalar(self, dtype: DType) -> str:
+        """The C-family type of one element."""
+        return self.scalars[dtype.short]
+
+    def vector(self, dtype: DType, width: int) -> str:
+        """The type of `width` elements (declared on demand)."""
+        if width == 1:
+            return self.scalar(dtype)
+        name = suffix(u8 if dtype.short == "bool" else dtype, width)
+        if f"type_{name}" not in self._pieces:
+            self.add(f"type_{name}", self.vector_types(dtype, width, name))
+        return name
+
+    def vector_types(self, dtype: DType, width: int, name: str) -> str:
+        """Typedefs of a vector and of its unaligned form `NAMEu`."""
+        raise NotImplementedError
+
+    def mask(self, dtype: DType, width: int) -> str:
+        """The type of a comparison of two vectors of `dtype`."""
+        return self.vector(MASKS[dtype.bytes], width)
+
+    def helper(self, name: str, dtype: DType, width: int) -> str:
+        """The name of a helper function for this type, declared with everything it needs."""
+        s = suffix(dtype, width)
+        full = f"rt_{name}_{s}"
+        if full in self._pieces:
+            return full
+        needs, text = self.define(name, dtype, width)
+        v, i = self.vector(dtype, width), self.mask(dtype, width) if dtype.bytes in MASKS else ""
+        for n in needs:
+            self.helper(n, dtype, width)
+        filled = Template(text).substitute(V=v, I=i, E=self.scalar(dtype), S=s, W=str(width), N=full)
+        self.add(full, filled.replace("STATIC", self.inline))
+        return full
+
+    def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """(helpers needed, text) of a helper; `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name."""
+        if dtype is f32 and name in math.BODIES:
+            needs, body = math.BODIES[name]
+            return needs, f"STATIC $V $N($V x) {{{body}\n}}"
+        if width == 1:
+            return self._scalar_helper(name, dtype)
+        return self._vector_helper(name, dtype, width)
+
+    def _scalar_helper(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        fixed = {
+            "sel": "STATIC $V $N(int m, $V a, $V b) { return m ? a : b; }",
+            "splat": "STATIC $V $N($V a) { return a; }",
+            "tofloat": "STATIC float $N(int a) { return (float)a; }",
+            "floordiv": "STATIC $V $N($V a, $V b) { $V q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }",
+            "floormod": "STATIC $V $N($V a, $V b) { $V r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : 0); }",
+        }
+        if name in fixed:
+            return (), fixed[name]
+        if name in ("max", "min"):
+            sign = ">" if name == "max" else "<"
+            nan = " || a != a" if dtype.is_float else ""
+            return (), f"STATIC $V $N($V a, $V b) {{ return a {sign} b{nan} ? a : b; }}"
+        if name == "rsqrt":
+            return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
+        if name == "abs" and dtype.is_int:
+            return (), "STATIC $V $N($V a) { return a < 0 ? -a : a; }"
+        return self.scalar_builtin(name, dtype)
+
+    def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        raise NotImplementedError
+
+    def _vector_helper(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        lanes = range(width)
+        if name == "iota":
+            return (), "STATIC $V $N(void) { return " + self.literal("$V", [str(k) for k in lanes]) + "; }"
+        if name == "abs" and dtype in (f32, f64):
+            bits = "0x7FFFFFFF" if dtype is f32 else "0x7FFFFFFFFFFFFFFF"
+            return ("bits", "unbits"), f"STATIC $V $N($V a) {{ return rt_unbits_$S(rt_bits_$S(a) & {bits}); }}"
+        if name in ("max", "min"):
+            sign = ">" if name == "max" else "<"
+            nan = " | (a != a)" if dtype.is_float else ""
+            return ("sel",), f"STATIC $V $N($V a, $V b) {{ return rt_sel_$S((a {sign} b){nan}, a, b); }}"
+        if name == "rsqrt":
+            return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
+        if name in ("exp", "log", "erf", "tanh", "floor", "sqrt"):
+            one = self.helper(name, dtype, 1)
+            parts = self.literal("$V", [f"{one}(x[{k}])" for k in lanes])
+            return (), f"STATIC $V $N($V x) {{ return {parts}; }}"
+        raise KeyError(f"no helper {name} for {dtype}x{width}")
+
+    def literal(self, vector: str, parts: list[str]) -> str:
+        """A vector from its lanes."""
+        raise NotImplementedError

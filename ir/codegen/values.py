@@ -1,0 +1,564 @@
+"""Expressions to text, for one lane or for a vector of lanes.
+
+Integer expressions go through `Algebra`; what depends on the lane of the surrounding vectorised loop is *moving* and
+printed as a vector, everything else stays scalar and is broadcast where the two meet. What no vector form exists for
+is printed lane by lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.affine import ONE, Algebra, Poly, as_constant, constant, plus
+from relax_tune.ir.codegen.prelude import Prelude
+from relax_tune.ir.codegen.registers import Layout
+from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.expr import INFIX, Const, Expr, Load, Op, Var, const
+from relax_tune.ir.stmt import Store
+
+VECTOR_TYPES = frozenset({f32, f64, i32})
+C_INFIX = {k: {"and": "&&", "or": "||", "floordiv": "/", "floormod": "%"}.get(k, v) for k, v in INFIX.items()}
+FUNCTIONS = frozenset({"exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor"})
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The vector being printed: lanes start .. start + width - 1 of `var`; with a count only the first `count` are active."""
+
+    var: Var
+    start: Poly
+    width: int
+    symbol: Var
+    count: str | None
+    mask: str | None
+
+
+# The text of a value and whether it is a vector; no text where only single lanes can be printed.
+Text = tuple[str | None, bool]
+
+
+class Values:
+    """The expression half of the printer."""
+
+    int_type = "i64"
+
+    def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, Layout]) -> None:
+        self.prelude = prelude
+        self.algebra = algebra
+        self.layouts = layouts
+        self.lane: Lane | None = None
+        self.lane_symbol = Var("lane")
+        self.lines: list[str] = []
+        self.indent = "  "
+        self.names: dict[Var, str] = {}
+        self.symbols: dict[Var, None] = {}
+        self.bound: set[Var] = set()
+        self.buffers: dict[Buffer, str] = {}
+        self._memo: dict[Expr, Text] = {}
+        self._orders: dict[Expr, tuple[tuple[Expr, ...], frozenset[Expr]]] = {}
+        self._flat: dict[tuple[Buffer, tuple[Expr, ...]], Poly] = {}
+        self._shapes: dict[Buffer, list[Poly]] = {}
+
+    def line(self, text: str) -> None:
+        self.lines.append(self.indent + text)
+
+    def fresh(self, hint: str) -> str:
+        raise NotImplementedError
+
+    def space(self, buffer: Buffer) -> str:
+        """The address space of a buffer with a trailing blank, empty where the language has none."""
+        raise NotImplementedError
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        raise NotImplementedError
+
+    def name(self, v: Var) -> str:
+        """The identifier of a variable bound by a loop or a Let."""
+        if v not in self.names:
+            self.names[v] = self.fresh(v.name)
+        self.bound.add(v)
+        return self.names[v]
+
+    # integers
+
+    def var_text(self, v: Var) -> str:
+        found = self.names.get(v)
+        if found is None:
+            found = self.names[v] = self.fresh(v.name)
+        if v not in self.bound:
+            self.symbols.setdefault(v)
+        return found
+
+    def poly_text(self, p: Poly) -> str:
+        parts: list[str] = []
+        offset = 0
+        for m, c in p.items():
+            if not m:
+                offset = c
+                continue
+            names = " * ".join(self.atom_text(a) for a in m)
+            size = abs(c)
+            term = names if size == 1 else f"{names} * {size}"
+            if parts:
+                parts.append(f" {'-' if c < 0 else '+'} {term}")
+            else:
+                parts.append(f"-{term}" if c < 0 else term)
+        if offset or not parts:
+            parts.append(str(offset) if not parts else f" {'-' if offset < 0 else '+'} {abs(offset)}")
+        return "".join(parts)
+
+    def atom_text(self, a: Expr) -> str:
+        if isinstance(a, Var):
+            return self.var_text(a)
+        if isinstance(a, Load):
+            return self.one(a)
+        assert isinstance(a, Op)
+        if a.op in ("floordiv", "floormod"):
+            top, bottom = (self.algebra.poly(x) for x in a.args)
+            low, under = self.algebra.bounds(top)[0], self.algebra.bounds(bottom)[0]
+            x, y = self.poly_text(top), self.poly_text(bottom)
+            if low is not None and low >= 0 and under is not None and under >= 0:
+                return f"(({x}) {C_INFIX[a.op]} ({y}))"
+            return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
+        if a.op in ("min", "max"):
+            x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args)
+            return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
+        if a.op == "select":
+            x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args[1:])
+            return f"({self.condition(a.args[0])} ? {x} : {y})"
+        if a.op == "cast":
+            return f"(({self.int_type})({self.one(a.args[0])}))"
+        if a.op == "abs":
+            return f"{self.prelude.helper('abs', i64, 1)}({self.poly_text(self.algebra.poly(a.args[0]))})"
+        raise BuildError(
+            f"wanted an integer expression of + - * // % min max select cast, found {a!r}; rewrite the index"
+        )
+
+    def moves(self, e: Expr) -> bool:
+        """Whether `e` depends on the lane."""
+        return self.lane is not None and self.lane.var in self.algebra.free(e)
+
+    # values
+
+    def condition(self, e: Expr) -> str:
+        """A scalar condition."""
+        text, vector = self._fresh_text(e)
+        assert text is not None and not vector
+        return text
+
+    def one(self, e: Expr) -> str:
+        """A value that does not move, without temporaries."""
+        text, vector = self._fresh_text(e)
+        assert text is not None and not vector, e
+        return text
+
+    def _fresh_text(self, e: Expr) -> Text:
+        memo, self._memo = self._memo, {}
+        found = self.text(e)
+        self._memo = memo
+        return found
+
+    def value(self, e: Expr) -> Text:
+        """The text of a store's value; sub-expressions used twice become temporaries in front of it."""
+        order, shared = self._order(e)
+        self._memo = {}
+        for n in order:
+            found = self.text(n)
+            if n in shared and found[0] is not None:
+                name = self.fresh("t")
+                width = self.lane.width if found[1] and self.lane is not None else 1
+                dtype = i32 if n.dtype.short == "bool" else n.dtype
+                self.line(f"const {self.prelude.vector(dtype, width)} {name} = {found[0]};")
+                self._memo[n] = name, found[1]
+        return self.text(e)
+
+    def _order(self, e: Expr) -> tuple[tuple[Expr, ...], frozenset[Expr]]:
+        """Value nodes under `e`, operands first, and those worth a temporary. Indices belong to their loads."""
+        known = self._orders.get(e)
+        if known is not None:
+            return known
+        uses: dict[Expr, int] = {}
+        order: list[Expr] = []
+        stack: list[tuple[Expr, bool]] = [(e, False)]
+        seen: set[Expr] = set()
+        while stack:
+            n, ready = stack.pop()
+            if ready:
+                order.append(n)
+                continue
+            if n in seen:
+                continue
+            seen.add(n)
+            stack.append((n, True))
+            if isinstance(n, Op) and n.dtype is not i64:
+                for c in n.args:
+                    uses[c] = uses.get(c, 0) + 1
+                    stack.append((c, False))
+        shared = frozenset(n for n in order if uses.get(n, 0) > 1 and not isinstance(n, (Const, Var)))
+        shared = frozenset(
+            n for n in shared if not (isinstance(n, Load) and n.buffer in self.layouts) and n.dtype is not i64
+        )
+        self._orders[e] = tuple(order), shared
+        return self._orders[e]
+
+    def text(self, e: Expr) -> Text:
+        found = self._memo.get(e)
+        if found is None:
+            found = self._memo[e] = self._text(e)
+        return found
+
+    def _text(self, e: Expr) -> Text:
+        if isinstance(e, Const):
+            return self._const(e), False
+        if e.dtype is i64 and not isinstance(e, Load):
+            return (None, True) if self.moves(e) else (self._bracket(self.algebra.poly(e)), False)
+        if isinstance(e, Load):
+            return self._load(e)
+        if isinstance(e, Var):
+            return self.var_text(e), False
+        assert isinstance(e, Op)
+        if e.op in ("lt", "le", "eq", "ne"):
+            return self._compare(e)
+        args = [self.text(a) for a in e.args]
+        if not any(v for _t, v in args):
+            return self._scalar(e, [t or "" for t, _v in args]), False
+        if any(t is None for t, _v in args):
+            return self._by_lane(e), True
+        return self._vector(e, [(t or "", v) for t, v in args])
+
+    def _bracket(self, p: Poly) -> str:
+        return f"({self.poly_text(p)})" if len(p) > 1 or as_constant(p) is None else f"{self.poly_text(p)}"
+
+    def _const(self, e: Const) -> str:
+        if e.dtype.is_float:
+            return self.float_text(float(e.value), e.dtype)
+        return str(int(e.value)) if e.value >= 0 else f"({int(e.value)})"
+
+    def _scalar(self, e: Op, args: list[str]) -> str:
+        name = e.op
+        if name in ("add", "sub", "mul", "div"):
+            if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
+                args = args[::-1]
+            return f"({args[0]} {C_INFIX[name]} {args[1]})"
+        if name in ("and", "or"):
+            return f"({args[0]} {C_INFIX[name]} {args[1]})"
+        if name == "not":
+            return f"(!{args[0]})"
+        if name in ("min", "max"):
+            return self._extreme(e, args, 1)
+        if name == "select":
+            return f"({args[0]} ? {args[1]} : {args[2]})"
+        if name == "cast":
+            if e.dtype.short == "bool":
+                return f"({args[0]} != 0)"
+            return f"(({self.prelude.scalar(e.dtype)}){args[0]})"
+        if name in ("floordiv", "floormod"):
+            return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
+        if name == "pow":
+            return self._power(e, args, 1)
+        if name in FUNCTIONS:
+            return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]})"
+        raise BuildError(f"wanted an operation the printers know, found {name!r} in {e!r}; add it to codegen/values.py")
+
+    def _extreme(self, e: Op, args: list[str], width: int) -> str:
+        """min and max that give NaN for NaN; an operand known not to be NaN needs one comparison only."""
+        helper = "max" if e.op == "max" else "min"
+        if e.dtype.is_float and width == 1:
+            sign = ">" if helper == "max" else "<"
+            for k in (0, 1):
+                x = e.args[k]
+                if isinstance(x, Const) and not math.isnan(float(x.value)):
+                    other = args[1 - k]
+                    if other.isidentifier():
+                        return f"({args[k]} {sign} {other} ? {args[k]} : {other})"
+        if isinstance(e.args[1], Const):
+            args = args[::-1]
+        return f"{self.prelude.helper(helper, e.dtype, width)}({args[0]}, {args[1]})"
+
+    def _power(self, e: Op, args: list[str], width: int) -> str:
+        exponent = e.args[1]
+        if isinstance(exponent, Const) and exponent.value == 2 and args[0].isidentifier():
+            return f"({args[0]} * {args[0]})"
+        if isinstance(exponent, Const) and exponent.value == 0.5:
+            return f"{self.prelude.helper('sqrt', e.dtype, width)}({args[0]})"
+        if width > 1:
+            return self._by_lane(e)
+        return f"{self.prelude.helper('pow', e.dtype, 1)}({args[0]}, {args[1]})"
+
+    # vectors
+
+    @property
+    def width(self) -> int:
+        return 1 if self.lane is None else self.lane.width
+
+    def splat(self, text: str, moving: bool, dtype: DType) -> str:
+        """A vector operand; scalars are broadcast."""
+        return text if moving else f"{self.prelude.helper('splat', dtype, self.width)}({text})"
+
+    def mask_text(self, text: str, moving: bool) -> str:
+        return text if moving else f"{self.prelude.helper('splat', i32, self.width)}(-(int)({text}))"
+
+    def _vector(self, e: Op, args: list[tuple[str, bool]]) -> Text:
+        name, w, helper = e.op, self.width, self.prelude.helper
+        if name in ("and", "or"):
+            a, b = (self.mask_text(*x) for x in args)
+            return f"({a} {'&' if name == 'and' else '|'} {b})", True
+        if name == "not":
+            return f"(~{args[0][0]})", True
+        if name == "cast":
+            return self._convert(e, args[0][0])
+        if e.dtype not in VECTOR_TYPES:
+            return self._by_lane(e), True
+        if name in ("add", "sub", "mul", "div"):
+            if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
+                args = args[::-1]
+            return f"({args[0][0]} {C_INFIX[name]} {args[1][0]})", True
+        if name in ("min", "max"):
+            return self._extreme(e, [self.splat(*x, e.dtype) for x in args], w), True
+        if name == "select":
+            a, b = (self.splat(*x, e.dtype) for x in args[1:])
+            if not args[0][1]:
+                return f"({args[0][0]} ? {a} : {b})", True
+            mask = self.widened(args[0][0], e.dtype)
+            return f"{helper('sel', e.dtype, w)}({mask}, {a}, {b})", True
+        if name == "pow":
+            return self._power(e, [self.splat(*x, e.dtype) for x in args], w), True
+        if name in FUNCTIONS and e.dtype.is_float:
+            return f"{helper(name, e.dtype, w)}({args[0][0]})", True
+        return self._by_lane(e), True
+
+    def widened(self, mask: str, dtype: DType) -> str:
+        """An int32 mask as the mask type of `dtype`."""
+        return mask if dtype.bytes == 4 else f"__builtin_convertvector({mask}, {self.prelude.mask(dtype, self.width)})"
+
+    def _convert(self, e: Op, text: str) -> Text:
+        source, target, w = e.args[0].dtype, e.dtype, self.width
+        if target is i64:
+            return None, True
+        if source.short == "bool" and target in VECTOR_TYPES:
+            one, zero = (self.splat(self._const(const(x, target)), False, target) for x in (1, 0))
+            return f"{self.prelude.helper('sel', target, w)}({self.widened(text, target)}, {one}, {zero})", True
+        if target.short == "bool":
+            if source not in (f32, i32):
+                return self._by_lane(e), True
+            return f"({text} != 0)", True
+        if source in (i8, u8) and target in VECTOR_TYPES:
+            text = f"{self.prelude.helper('widen', source, w)}({text})"
+            if target is i32:
+                return text, True
+        elif source not in VECTOR_TYPES or target not in (f32, f64, i32, i8, u8):
+            return self._by_lane(e), True
+        elif source.is_float and target in (i8, u8):
+            text = f"__builtin_convertvector({text}, {self.prelude.vector(i32, w)})"
+        return f"__builtin_convertvector({text}, {self.prelude.vector(target, w)})", True
+
+    def _compare(self, e: Op) -> Text:
+        a, b = e.args
+        if not self.moves(e):
+            sign = C_INFIX[e.op]
+            if a.dtype is i64:
+                return f"({self.poly_text(self.algebra.poly(a))} {sign} {self.poly_text(self.algebra.poly(b))})", False
+            (x, xv), (y, yv) = self.text(a), self.text(b)
+            if not xv and not yv:
+                return f"({x} {sign} {y})", False
+            return self._vector_compare(e, (x, xv), (y, yv))
+        if a.dtype is i64:
+            return self._prefix(e) or self._by_lane(e), True
+        return self._vector_compare(e, self.text(a), self.text(b))
+
+    def _vector_compare(self, e: Op, x: Text, y: Text) -> Text:
+        dtype = e.args[0].dtype
+        if x[0] is None or y[0] is None or dtype not in VECTOR_TYPES:
+            return self._by_lane(e), True
+        a, b = self.splat(x[0], x[1], dtype), self.splat(y[0], y[1], dtype)
+        text = f"({a} {C_INFIX[e.op]} {b})"
+        if dtype is f64:
+            text = f"__builtin_convertvector({text}, {self.prelude.vector(i32, self.width)})"
+        return text, True
+
+    def _prefix(self, e: Op) -> str | None:
+        """`x + lane < bound` as a comparison of lane numbers."""
+        lane = self.lane
+        assert lane is not None
+        room = plus(self.algebra.poly(e.args[1]), self.algebra.poly(e.args[0]), -1)
+        step = room.get((lane.symbol,))
+        rest = {m: c for m, c in room.items() if m != (lane.symbol,)}
+        if e.op not in ("lt", "le") or step not in (1, -1) or self.algebra.depends(rest, (lane.symbol,)):
+            return None
+        if e.op == "le":
+            rest = plus(rest, constant(1))
+        iota = f"{self.prelude.helper('iota', i32, lane.width)}()"
+        low, high = self.prelude.helper("max", i64, 1), self.prelude.helper("min", i64, 1)
+        edge = rest if step == -1 else plus(constant(1), rest, -1)
+        limit = f"(int){low}({high}({self.poly_text(edge)}, {lane.width}), 0)"
+        splat = self.prelude.helper("splat", i32, lane.width)
+        return f"({iota} {'<' if step == -1 else '>='} {splat}({limit}))"
+
+    def lanes_text(self, e: Expr) -> list[str]:
+        """`e` for every lane; 0 for lanes that are not active."""
+        lane = self.lane
+        assert lane is not None
+        memo = self._memo
+        env = self.algebra.env
+        moving = env[lane.var]
+        parts: list[str] = []
+        self.lane = None
+        for k in range(lane.width):
+            self._memo = {}
+            env[lane.var] = plus(lane.start, constant(k))
+            text = self.text(e)[0]
+            assert text is not None
+            parts.append(text if lane.count is None else f"({k} < {lane.count} ? {text} : 0)")
+        env[lane.var] = moving
+        self._memo, self.lane = memo, lane
+        return parts
+
+    def _by_lane(self, e: Expr) -> str:
+        parts = self.lanes_text(e)
+        if e.dtype.short == "bool":
+            return self.prelude.literal(self.prelude.vector(i32, self.width), [f"-(int)({p})" for p in parts])
+        return self.prelude.literal(self.prelude.vector(e.dtype, self.width), parts)
+
+    # memory
+
+    def flat(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Poly:
+        """The element offset of an access."""
+        key = (buffer, indices)
+        static = self._flat.get(key)
+        if static is None:
+            shape = self._shapes.get(buffer)
+            if shape is None:
+                shape = self._shapes[buffer] = [self.algebra.static(d) for d in buffer.shape]
+            static = {}
+            for d, i in enumerate(indices):
+                static = plus(self.algebra.times(static, shape[d]) if d else static, self.algebra.static(i))
+            self._flat[key] = static
+        return self.algebra.resolve(static)
+
+    def stride(self, p: Poly) -> int | None:
+        """How far one lane moves an offset; None when that is not a constant."""
+        if self.lane is None:
+            return 0
+        symbol = self.lane.symbol
+        step = p.get((symbol,), 0)
+        if any(symbol in self.algebra.free(a) for m in p if m and m != (symbol,) for a in m):
+            return None
+        return step
+
+    def registers(self, b: Buffer, layout: Layout) -> Iterable[tuple[str, int]]:
+        """The registers of a buffer: name and width."""
+        rows = 1
+        for d in b.shape[:-1]:
+            value = as_constant(self.algebra.static(d))
+            rows *= value or 0
+        size = len(layout.unit)
+        for r in range(rows):
+            for start, width in dict.fromkeys(layout.unit):
+                yield self.register_name(b, r * size + start), width
+
+    def register_name(self, b: Buffer, offset: int) -> str:
+        return f"{self.buffers[b]}_{offset}"
+
+    def register(self, b: Buffer, p: Poly) -> tuple[str, int, int]:
+        """(register, lane in it, its width) for an access to a buffer kept in registers."""
+        layout = self.layouts[b]
+        offset = p.get(ONE, 0)
+        row, column = divmod(offset, len(layout.unit))
+        start, width = layout.unit[column]
+        return self.register_name(b, row * len(layout.unit) + start), column - start, width
+
+    def _load(self, e: Load) -> Text:
+        p = self.flat(e.buffer, e.indices)
+        step = self.stride(p)
+        b = e.buffer
+        if b in self.layouts:
+            name, at, width = self.register(b, p)
+            if step == 0:
+                return (name if width == 1 else f"{name}[{at}]"), False
+            return name, True
+        base = self.buffers[b]
+        if step == 0:
+            return self.load_one(b, self.poly_text(p)), False
+        lane = self.lane
+        assert lane is not None
+        if b.dtype in (i64, f16):
+            return (None, True) if b.dtype is i64 else (self._by_lane(e), True)
+        if step == 1:
+            offset = self.poly_text({m: c for m, c in p.items() if m != (lane.symbol,)})
+            text = self.load_vector(b, f"{base} + {offset}" if offset != "0" else base, lane)
+            if b.dtype.short == "bool":
+                text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
+            return text, True
+        return self._by_lane(e), True
+
+    def load_one(self, b: Buffer, offset: str) -> str:
+        return f"{self.buffers[b]}[{offset}]"
+
+    def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
+        raise NotImplementedError
+
+    def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+        raise NotImplementedError
+
+    def store_one(self, b: Buffer, offset: str, value: str) -> str:
+        return f"{self.buffers[b]}[{offset}] = {value};"
+
+    def store(self, s: Store) -> None:
+        """One store for the current lane or vector of lanes."""
+        p = self.flat(s.buffer, s.indices)
+        step = self.stride(p)
+        lane, b = self.lane, s.buffer
+        if lane is None or (step == 0 and not self.moves(s.value)):
+            text, _moving = self.value(s.value)
+            assert text is not None
+            if b in self.layouts:
+                name, at, width = self.register(b, p)
+                self.line(f"{name if width == 1 else f'{name}[{at}]'} = {text};")
+            else:
+                self.line(self.store_one(b, self.poly_text(p), text))
+            return
+        text, moving = self.value(s.value)
+        if b in self.layouts and step == 1:
+            assert text is not None
+            name, _at, _width = self.register(b, p)
+            new = self.splat(text, moving, b.dtype)
+            if lane.mask is not None:
+                new = f"{self.prelude.helper('sel', b.dtype, lane.width)}({self.widened(lane.mask, b.dtype)}, {new}, {name})"
+            self.line(f"{name} = {new};")
+            return
+        if step == 1 and text is not None and b.dtype in (f32, f64, i32, i8, u8):
+            rest = {m: c for m, c in p.items() if m != (lane.symbol,)}
+            offset = self.poly_text(rest)
+            address = f"{self.buffers[b]} + {offset}" if offset != "0" else self.buffers[b]
+            self.line(self.store_vector(b, address, self.splat(text, moving, b.dtype), lane))
+            return
+        self._scatter(s, text, moving, lane)
+
+    def _scatter(self, s: Store, text: str | None, moving: bool, lane: Lane) -> None:
+        """Lane by lane."""
+        env = self.algebra.env
+        held: str | None = None
+        if text is not None and moving:
+            held = self.fresh("t")
+            dtype = i32 if s.value.dtype.short == "bool" else s.value.dtype
+            self.line(f"const {self.prelude.vector(dtype, lane.width)} {held} = {text};")
+        old = env[lane.var]
+        for k in range(lane.width):
+            env[lane.var] = plus(lane.start, constant(k))
+            self.lane = None
+            value = f"{held}[{k}]" if held is not None else text if text is not None else self.one(s.value)
+            if held is not None and s.value.dtype.short == "bool":
+                value = f"({value} != 0)"
+            p = self.flat(s.buffer, s.indices)
+            if s.buffer in self.layouts:
+                name, at, width = self.register(s.buffer, p)
+                line = f"{name if width == 1 else f'{name}[{at}]'} = {value};"
+            else:
+                line = self.store_one(s.buffer, self.poly_text(p), value)
+            self.line(line if lane.count is None else f"if ({k} < {lane.count}) {{ {line} }}")
+        env[lane.var] = old
+        self.lane = lane
