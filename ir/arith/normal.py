@@ -25,7 +25,8 @@ from relax_tune.ir.arith.bounds import (
     mul_intervals,
     scale_interval,
 )
-from relax_tune.ir.arith.poly import Mono, Poly
+from relax_tune.ir.arith.poly import Key, Mono, Poly
+from relax_tune.ir.arith.samples import Samples
 from relax_tune.ir.dtype import DType
 from relax_tune.ir.expr import Const, Expr, Load, Op, Tunable, Var, postorder
 
@@ -65,8 +66,12 @@ class Normalizer:
     _divisible: list[tuple[Poly, Poly]] = field(default_factory=list)
     inequalities: list[Poly] = field(default_factory=list)
     _facts_read: bool = False
+    _ready: bool = False
     levels: dict[int, int] = field(default_factory=dict)
+    proved: dict[tuple[int, Key], bool] = field(default_factory=dict)
+    _samples: Samples | None = None
     depth: int = 0
+    spent: int = 0
 
     # -- expressions to polynomials
 
@@ -74,7 +79,9 @@ class Normalizer:
         """The normal form of an integer expression."""
         if not self._facts_read:
             self._facts_read = True
-            self._read_facts()
+            if self.env.facts:
+                self._read_facts()
+            self._ready = True
         return self._poly(e)
 
     def _poly(self, e: Expr) -> Poly:
@@ -351,6 +358,14 @@ class Normalizer:
     def nonneg(self, p: Poly) -> bool:
         """p >= 0 for every assignment the env allows: proved, or False."""
         return search.nonneg(self, p)
+
+    def refuted(self, p: Poly) -> bool:
+        """p < 0 for some assignment that was tried."""
+        if self._samples is None:
+            if not self._ready:  # the facts are not all read
+                return False
+            self._samples = Samples(self)
+        return self._samples.refute(p)
 
     # -- facts
 

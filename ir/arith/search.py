@@ -16,8 +16,9 @@ from relax_tune.ir.arith.poly import Poly
 if TYPE_CHECKING:
     from relax_tune.ir.arith.normal import Normalizer
 
-# Polynomials looked at per proof, by nesting depth (a proof inside a proof decides signs of factors).
-FUEL = (48, 16, 6)
+# Polynomials looked at per proof, by nesting depth (a proof inside a proof decides the sign of a factor), and per question.
+FUEL = (40, 12, 4)
+TOTAL_FUEL = 1000
 MAX_STEPS = 10
 
 
@@ -28,11 +29,15 @@ def nonneg(ctx: Normalizer, p: Poly) -> bool:
         return True
     if (hi is not None and hi < 0) or ctx.depth >= len(FUEL) or P.value_of(p) is not None:
         return False
-    ctx.depth += 1
-    try:
-        return _Search(ctx, FUEL[ctx.depth - 1]).holds(p, 0)
-    finally:
-        ctx.depth -= 1
+    key = (ctx.depth, P.key(p))
+    found = ctx.proved.get(key)
+    if found is None:
+        ctx.depth += 1
+        try:
+            found = ctx.proved[key] = _Search(ctx, FUEL[ctx.depth - 1]).holds(p, 0)
+        finally:
+            ctx.depth -= 1
+    return found
 
 
 class _Search:
@@ -48,13 +53,14 @@ class _Search:
         lo, hi = self.ctx.interval(p)
         if lo is not None and lo >= 0:
             return True
-        if (hi is not None and hi < 0) or step >= MAX_STEPS or self.fuel <= 0 or len(p) > P.MAX_TERMS:
+        if (hi is not None and hi < 0) or step >= MAX_STEPS or len(p) > P.MAX_TERMS or self.ctx.refuted(p):
             return False
         key = P.key(p)
-        if key in self.seen:
+        if key in self.seen or self.fuel <= 0 or self.ctx.spent >= TOTAL_FUEL:
             return False
         self.seen.add(key)
         self.fuel -= 1
+        self.ctx.spent += 1
         return any(all(self.holds(q, step + 1) for q in cases) for cases in self.relaxations(p))
 
     def relaxations(self, p: Poly) -> Iterator[tuple[Poly, ...]]:
