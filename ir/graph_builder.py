@@ -207,17 +207,17 @@ def check_annotation(
         for position, (f, w) in enumerate(zip(found.fields, wanted.fields, strict=True)):
             have |= check_annotation(f"{name}[{position}]", f, w, ctx, None if bound is None else have)
         return have
-    if isinstance(wanted, TensorInfo) and isinstance(found, TensorInfo) and wanted.dtype is not found.dtype:
-        if wanted.dtype is not None and found.dtype is not None:
-            raise DeduceError(f"{name}: wanted dtype {wanted.dtype}, found {found.dtype}")
+    types = [i.dtype for i in (wanted, found) if isinstance(i, TensorInfo) and i.dtype is not None]
+    if len(types) == 2 and types[0] is not types[1]:
+        raise DeduceError(f"{name}: wanted dtype {types[0]}, found {types[1]}")
     if isinstance(wanted, (TensorInfo, ShapeInfo)) and isinstance(found, (TensorInfo, ShapeInfo)):
         if wanted.ndim is not None and found.ndim is not None and wanted.ndim != found.ndim:
             raise DeduceError(f"{name}: wanted {wanted.ndim} dims, found {found.ndim}")
-        for position, (f, w) in enumerate(zip(_dims(found) or (), _dims(wanted) or (), strict=False)):
-            if isinstance(w, Var) and bound is not None and w not in have:
-                have.add(w)
+        for position, (have_dim, want) in enumerate(zip(_dims(found) or (), _dims(wanted) or (), strict=False)):
+            if isinstance(want, Var) and bound is not None and want not in have:
+                have.add(want)
             else:
-                ctx.require_equal(f, w, f"{name}: dim {position}")
+                ctx.require_equal(want, have_dim, f"{name}: dim {position}")
     return have | set(_symbols(wanted))
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class Weights:
         if not path.is_file():
             raise ParseError(f"wanted weights in {path}, found no such file; is this a Hugging Face model folder?")
         try:
-            self._file = safe_open(str(path), framework="numpy")
+            self._file: Any = cast(Any, safe_open(str(path), framework="numpy"))
             self.names = frozenset(self._file.keys())
         except (SafetensorError, OSError) as error:
             raise ParseError(f"{path}: wanted a complete safetensors file, found: {error}; download it again") from None
@@ -177,7 +177,7 @@ def _symbol_bounds(
         raise UserError(
             f"bound of n: wanted at most {config.positions}, the positions this model has, found {n[1]}; lower the bound"
         )
-    b: tuple[int, int | None] = bounds.get("b", (1, None))  # type: ignore[assignment]
+    b: tuple[int, int | None] = bounds.get("b", (1, None))
     return b, n
 
 
@@ -196,16 +196,17 @@ class _Bert:
         g, c = self.g, self.config
         batch, length = g.symbol("b", *b), g.symbol("n", *n)
         ids = g.input("input_ids", (batch, length), i64)
-        mask = g.call(Cast(f32), g.input("attention_mask", (batch, length), i64), hint="mask")
+        mask = g.input("attention_mask", (batch, length), i64)
         # hidden positions get the most negative finite number, as the original does
         lowest = float(np.finfo(np.float32).min)
-        bias = g.call(AddScalar(lowest), g.call(MulScalar(-lowest), mask), hint="mask_bias")
+        visible = g.call(Cast(f32), mask, hint="visible")
+        bias = g.call(AddScalar(lowest), g.call(MulScalar(-lowest), visible), hint="mask_bias")
         bias = g.call(ExpandDims((1, 2)), bias)
         x = self.embed(ids, length)
         for layer in range(c.layers):
             x = self.layer(x, bias, (batch, length), f"encoder.layer.{layer}")
         if pooling == "mean":
-            y = g.call(MeanPool(1e-9), x, mask, hint="pooled")
+            y = g.call(MeanPool(1e-9), x, g.call(Cast(f32), mask), hint="pooled")
         else:
             first = g.call(Slice(1, const(0), const(1)), x)
             y = g.call(Reshape((batch, const(c.hidden))), first, hint="pooled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class Sigmoid(Unary):
     name: ClassVar[str] = "sigmoid"
 
     def scalar(self, x: Expr) -> Expr:
-        return div(1.0, add(call("exp", sub(0.0, x)), 1.0))
+        return div(const(1, x.dtype), add(call("exp", sub(const(0, x.dtype), x)), const(1, x.dtype)))
 
     def array(self, x: Array) -> Array:
         return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
@@ -129,10 +130,12 @@ class Gelu(Unary):
     name: ClassVar[str] = "gelu"
 
     def scalar(self, x: Expr) -> Expr:
-        return mul(mul(x, 0.5), add(call("erf", mul(x, 0.7071067811865476)), 1.0))
+        return mul(
+            mul(x, const(0.5, x.dtype)), add(call("erf", mul(x, const(math.sqrt(0.5), x.dtype))), const(1, x.dtype))
+        )
 
     def array(self, x: Array) -> Array:
-        return np.asarray(x * 0.5 * (1.0 + erf(x * 0.7071067811865476)))
+        return np.asarray(x * 0.5 * (1.0 + erf(x * math.sqrt(0.5))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +301,7 @@ class Binary(OperatorSpec):
     ) -> PrimFunc:
         b = TensorBuilder(name)
         shapes, dtype = [shape_of(i) for i in infos], dtype_of(infos[0])
-        dims, _ = broadcast_dims(self.name, *shapes, ctx or Deduction())
+        dims, _ = broadcast_dims(self.name, shapes[0], shapes[1], ctx or Deduction())
         if dims is None:
             raise DeduceError(
                 f"{self.name}: wanted dims that broadcast for certain, found {infos[0]!r} and {infos[1]!r}"

@@ -257,7 +257,10 @@ class LayerNorm(RowOperator):
         b.compute(
             y,
             lambda *i: add(
-                mul(mul(centred(i[:-1], i[-1]), call("rsqrt", add(div(var[i[:-1]], count), self.eps))), gamma[i[-1]]),
+                mul(
+                    mul(centred(i[:-1], i[-1]), call("rsqrt", add(div(var[i[:-1]], count), const(self.eps, dtype)))),
+                    gamma[i[-1]],
+                ),
                 beta[i[-1]],
             ),
             "norm_scale",
@@ -289,7 +292,7 @@ class L2Normalize(RowOperator):
         y = b.output("y", shape, dtype)
         square = b.alloc("square", shape[:-1], dtype)
         _row_sum(b, square, shape[-1], lambda row, k: mul(x[(*row, k)], x[(*row, k)]), "l2_sum")
-        b.compute(y, lambda *i: div(x[i], maximum(call("sqrt", square[i[:-1]]), self.eps)), "l2_scale")
+        b.compute(y, lambda *i: div(x[i], maximum(call("sqrt", square[i[:-1]]), const(self.eps, dtype))), "l2_scale")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
@@ -333,7 +336,7 @@ class MeanPool(OperatorSpec):
         zero = const(0, dtype)
         b.reduce(count, (length,), zero, lambda old, i, k: add(old, mask[i, k]), "pool_count")
         b.reduce(total, (length,), zero, lambda old, i, j, k: add(old, mul(x[i, k, j], mask[i, k])), "pool_sum")
-        b.compute(y, lambda i, j: div(total[i, j], maximum(count[i], self.eps)), "pool_divide")
+        b.compute(y, lambda i, j: div(total[i, j], maximum(count[i], const(self.eps, dtype))), "pool_divide")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:

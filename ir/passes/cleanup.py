@@ -1,0 +1,240 @@
+"""Small passes: annotations again, constant folding, views that cancel, and what nobody uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from relax_tune.ir.dtype import dtype
+from relax_tune.ir.expr import Expr, expr, free_vars
+from relax_tune.ir.function import AnyFunction, IRModule, PrimFunc
+from relax_tune.ir.graph import (
+    AnyBinding,
+    Binding,
+    Call,
+    CallTIR,
+    Constant,
+    DataflowBlock,
+    Function,
+    GVar,
+    MatchCast,
+    Value,
+    operands,
+)
+from relax_tune.ir.graph_builder import infer_value
+from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
+from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
+from relax_tune.ir.struct_info import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Deduce:
+    """Annotations deduced again from the parameters on, sharper ones kept. Raises DeduceError."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        ctx = Deduction(env_of(module.bounds))
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            value = out.value(binding.value)
+            if isinstance(binding, MatchCast):
+                out.keep(binding)
+                return
+            info = infer_value(value, ctx)
+            if info == binding.var.info:
+                out.keep(binding)
+                return
+            var = GVar(binding.var.name, info)
+            out.mapping[binding.var] = var
+            out.bindings.append(Binding(var, value))
+
+        return map_graphs(module, lambda f, _: rewrite_function(f, visit))
+
+    @staticmethod
+    def checks(module: IRModule) -> tuple[RuntimeCheck, ...]:
+        """What deduction leaves to run time in the operators of a module."""
+        ctx = Deduction(env_of(module.bounds))
+        for f in module.functions.values():
+            if isinstance(f, Function):
+                for b in f.bindings:
+                    if isinstance(b.value, Call):
+                        infer_value(b.value, ctx)
+        return tuple(ctx.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldConstants:
+    """Operators whose arguments are all constants are evaluated now, when the result has at most `limit` elements."""
+
+    limit: int = 64 * 1024 * 1024
+
+    def __call__(self, module: IRModule) -> IRModule:
+        constants: dict[str, NDArray[Any]] = dict(module.constants)
+        ctx = Deduction(env_of(module.bounds))
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            value = out.value(binding.value)
+            arrays = self._arrays(value, constants)
+            if arrays is None or not isinstance(value, Call) or not isinstance(value.op, OperatorSpec):
+                out.keep(binding)
+                return
+            attributes = {v for d in _shape(binding) for v in free_vars(d)}
+            info = infer_value(value, ctx)
+            size = 1
+            for d in info.shape or () if isinstance(info, TensorInfo) else ():
+                size *= int(getattr(d, "value", 0))
+            if attributes or not isinstance(info, TensorInfo) or info.shape is None or size > self.limit:
+                out.keep(binding)
+                return
+            result = value.op.evaluate(arrays)
+            assert not isinstance(result, tuple)
+            name, i = binding.var.name, 0
+            while name in constants:
+                i += 1
+                name = f"{binding.var.name}_{i}"
+            constants[name] = result
+            out.mapping[binding.var] = Constant(
+                name, TensorInfo(tuple(expr(d) for d in result.shape), dtype(result.dtype))
+            )
+
+        new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
+        return module if new is module else replace(new, constants=constants)
+
+    @staticmethod
+    def _arrays(value: Value, constants: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]] | None:
+        if not isinstance(value, Call) or not value.args or not all(isinstance(a, Constant) for a in value.args):
+            return None
+        return [constants[a.name] for a in value.args if isinstance(a, Constant)]
+
+
+def _shape(binding: AnyBinding) -> tuple[Any, ...]:
+    info = binding.var.info
+    return info.shape or () if isinstance(info, TensorInfo) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class CancelViews:
+    """A view of a view is one view, equal views are taken once; a view under the same dims is the value itself."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def function(f: Function, _: FunctionTable) -> Function:
+            sources: dict[GVar, Value] = {}
+            views: dict[tuple[object, tuple[Expr, ...]], GVar] = {}
+            ctx = Deduction(env)
+
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                value = out.value(binding.value)
+                if not isinstance(value, Call) or not isinstance(value.op, Reshape):
+                    out.keep(binding)
+                    return
+                source = value.args[0]
+                while isinstance(source, GVar) and source in sources:
+                    source = sources[source]
+                old, new = tensor_info(source).shape, value.op.shape
+                if old is not None and [ctx.simplify(d) for d in old] == [ctx.simplify(d) for d in new]:
+                    out.mapping[binding.var] = source
+                    return
+                sources[binding.var] = source
+                known = views.setdefault((source, tuple(ctx.simplify(d) for d in new)), binding.var)
+                if known is not binding.var:
+                    out.mapping[binding.var] = known
+                    return
+                if source is value.args[0]:
+                    out.keep(binding)
+                else:
+                    out.bindings.append(Binding(binding.var, Call(value.op, (source,))))
+
+            return rewrite_function(f, visit)
+
+        return map_graphs(module, function)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadCode:
+    """Bindings whose value nobody reads, tensor functions nobody calls and weights nobody names are dropped.
+
+    A match_cast stays: it asserts."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        new = map_graphs(module, lambda f, _: self._function(f))
+        called: set[str] = set()
+        named: set[str] = set()
+        for f in new.functions.values():
+            if isinstance(f, Function):
+                for value in (*(b.value for b in f.bindings), f.ret):
+                    _collect(value, called, named)
+        functions = {n: f for n, f in new.functions.items() if not isinstance(f, PrimFunc) or n in called}
+        constants = {n: a for n, a in new.constants.items() if n in named}
+        if len(functions) == len(new.functions) and len(constants) == len(new.constants):
+            return new
+        if not any(isinstance(f, Function) for f in new.functions.values()):
+            return new
+        return replace(new, functions=functions, constants=constants)
+
+    @staticmethod
+    def _function(f: Function) -> Function:
+        live = set(used_vars(f.ret))
+        blocks: list[DataflowBlock] = []
+        for block in reversed(f.blocks):
+            kept: list[AnyBinding] = []
+            for b in reversed(block.bindings):
+                if b.var in live or isinstance(b, MatchCast):
+                    kept.append(b)
+                    live.update(used_vars(b.value))
+            blocks.append(block if len(kept) == len(block.bindings) else DataflowBlock(tuple(reversed(kept))))
+        blocks.reverse()
+        if all(a is b for a, b in zip(blocks, f.blocks, strict=True)):
+            return f
+        return replace(f, blocks=tuple(blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class TidyNames:
+    """Tensor functions are called after their operators, with a number only where two would share a name."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        names: dict[str, str] = {}
+        taken = {n for n, f in module.functions.items() if not isinstance(f, PrimFunc)}
+        for old, f in module.functions.items():
+            if isinstance(f, PrimFunc):
+                base = re.sub(r"(_\d+)+(?=_|$)", "", old)
+                name, i = base, 0
+                while name in taken:
+                    i += 1
+                    name = f"{base}_{i}"
+                taken.add(name)
+                names[old] = name
+        if all(a == b for a, b in names.items()):
+            return module
+        functions: dict[str, AnyFunction] = {}
+        for old, f in module.functions.items():
+            if isinstance(f, PrimFunc):
+                functions[names[old]] = replace(f, name=names[old])
+            elif isinstance(f, Function):
+                functions[old] = rewrite_function(f, lambda out, b: _rename_callee(out, b, names))
+            else:
+                functions[old] = f
+        return replace(module, functions=functions)
+
+
+def _rename_callee(out: Emitter, binding: AnyBinding, names: Mapping[str, str]) -> None:
+    value = out.value(binding.value)
+    if isinstance(binding, Binding) and isinstance(value, CallTIR) and names.get(value.callee, "") != value.callee:
+        out.bindings.append(Binding(binding.var, replace(value, callee=names.get(value.callee, value.callee))))
+    else:
+        out.keep(binding)
+
+
+def _collect(value: Value, called: set[str], named: set[str]) -> None:
+    if isinstance(value, Constant):
+        named.add(value.name)
+    if isinstance(value, CallTIR):
+        called.add(value.callee)
+    for o in operands(value):
+        _collect(o, called, named)

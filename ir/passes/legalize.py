@@ -1,0 +1,77 @@
+"""Operator calls become `call_tir` of tensor functions; views stay views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar
+from relax_tune.ir.graph_builder import infer_value, info_of
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.movement import VIEWS, Reshape
+from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function
+from relax_tune.ir.passes.symbols import close_over
+from relax_tune.ir.struct_info import TensorInfo, TupleInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Legalize:
+    """Every operator call on tensors of known dims becomes `call_tir` of a tensor function made for it (paper section 4.1).
+
+    Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor functions
+    are held once. Calls whose dims are not known stay, unless `strict`.
+
+    Raises: BuildError, when strict, naming the value that needs a match_cast."""
+
+    strict: bool = False
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def visit(out: Emitter, binding: AnyBinding, table: FunctionTable) -> None:
+            value = binding.value
+            if (
+                not isinstance(binding, Binding)
+                or not isinstance(value, Call)
+                or not isinstance(value.op, OperatorSpec)
+            ):
+                out.keep(binding)
+                return
+            ctx = Deduction(env)
+            info = infer_value(value, ctx)
+            infos = [i for i in map(info_of, value.args) if isinstance(i, TensorInfo)]
+            outs = info.fields if isinstance(info, TupleInfo) else (info,)
+            found = [o for o in outs if isinstance(o, TensorInfo) and o.shape is not None and o.dtype is not None]
+            known = len(infos) == len(value.args) and all(i.shape is not None and i.dtype is not None for i in infos)
+            if not known or len(found) != len(outs):
+                if self.strict:
+                    raise BuildError(
+                        f"{binding.var.name}: wanted known dims to lower {value.op.name}, found arguments {infos!r} and "
+                        f"result {info!r}; add a match_cast"
+                    )
+                out.keep(binding)
+                return
+            if isinstance(value.op, VIEWS):
+                self._view(out, binding, value, found[0])
+                return
+            consts = [isinstance(a, Constant) for a in value.args]
+            closed = close_over(value.op.legalize(value.op.name, infos, consts, ctx), env)
+            name = table.add(closed.func)
+            call = CallTIR(name, tuple(map(out.value, value.args)), tuple(found), closed.scalars)
+            out.bindings.append(Binding(binding.var, call))
+
+        return map_graphs(module, lambda f, t: rewrite_function(f, lambda out, b: visit(out, b, t)))
+
+    @staticmethod
+    def _view(out: Emitter, binding: Binding, value: Call, info: TensorInfo) -> None:
+        if isinstance(value.op, Reshape):
+            out.keep(binding)
+            return
+        assert info.shape is not None
+        out.bindings.append(Binding(binding.var, Call(Reshape(info.shape), (out.value(value.args[0]),))))
+
+
+def operator_calls(func: Function) -> tuple[GVar, ...]:
+    """Variables bound to operator calls that are still there, views aside."""
+    return tuple(b.var for b in func.bindings if isinstance(b.value, Call) and not isinstance(b.value.op, VIEWS))
