@@ -1,0 +1,374 @@
+"""Cost models: from features of (candidate, shape) rows to an order and to times with uncertainty.
+
+Times are log(seconds / roofline), so that rows of different shapes, tasks and devices can be trained on together. Two
+implementations: `GradientBoostedModel` (xgboost) once there are rows to grow trees on, `RidgeModel` (a regularised
+line) for the first few.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from relax_tune.errors import UserError
+
+FeatureArray = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+FORMAT = 1
+CHUNK = 4096
+"""Rows a prediction call takes at once: small enough to stay in the cache, large enough to hide the call."""
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """Learns from measured rows and scores others.
+
+    Promises: training is a function of the *arguments* alone (single-threaded, seeded, no clock), so that any number
+    of workers or prediction threads gives the same answers; callers pass rows in a canonical order. Before the first
+    `fit` with a time in it, `ready` is False, `rank` answers zeros and `predict` zeros with unit spread. Arrays are
+    neither kept nor changed. Predicting from several threads at once is safe; fitting is not.
+    """
+
+    @property
+    def ready(self) -> bool:
+        """Whether anything was learnt."""
+        ...
+
+    def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
+        """Learn from scratch.
+
+        `features: (N, F) f32` (NaN where a row has none), `log_time: (N,)` log(seconds / roofline), NaN for a failure,
+        `groups: (N,)` any integers: rows are ordered against rows of their own group, one group a (task, shape).
+
+        Raises:
+            UserError: lengths that do not match.
+        """
+        ...
+
+    def rank(self, features: FeatureArray) -> FloatArray:
+        """Scores (N,) of which only the order within a group means something: larger is faster, failures are likely at
+        the bottom.
+        """
+        ...
+
+    def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
+        """Mean and standard deviation (N,), (N,) of log_time, assuming that the candidate works."""
+        ...
+
+    def dumps(self) -> str:
+        """The trained model as JSON text, for `load_cost_model`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BoosterSettings:
+    """Size and pace of the trees. `heads` members make the ensemble whose disagreement is the uncertainty."""
+
+    depth: int = 5
+    trees: int = 64
+    eta: float = 0.15
+    heads: int = 4
+    head_rows: float = 0.75
+    min_rows: int = 8
+    threads: int = 2
+    seed: int = 0
+
+
+class GradientBoostedModel:
+    """xgboost: a pairwise ranking head and an ensemble of squared-error heads, each on its own subset of the rows."""
+
+    kind = "xgboost"
+
+    def __init__(self, settings: BoosterSettings = BoosterSettings()) -> None:
+        self.settings = settings
+        self._ranker: Any = None
+        self._heads: list[Any] = []
+        self._center = 0.0
+        self._noise = 1.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a time was learnt from."""
+        return bool(self._heads)
+
+    def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
+        """Train the heads; see `CostModel`."""
+        features, log_time, groups = _checked(features, log_time, groups)
+        works = np.isfinite(log_time)
+        self._heads, self._ranker = [], None
+        if works.sum() < 2:
+            return
+        self._center = float(log_time[works].mean())
+        self._train_heads(features[works], log_time[works] - self._center)
+        self._train_ranker(features, log_time, groups)
+
+    def _train_ranker(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
+        import xgboost as xgb
+
+        order = np.argsort(groups, kind="stable")
+        relevance = relative_relevance(log_time, groups)
+        data = xgb.DMatrix(features[order], label=relevance[order], qid=_dense(groups[order]), nthread=1)
+        parameters = self._parameters("rank:pairwise", self.settings.seed)
+        parameters |= {
+            "lambdarank_pair_method": "mean",
+            "lambdarank_num_pair_per_sample": 4,
+            "lambdarank_score_normalization": 0,
+        }
+        self._ranker = xgb.train(parameters, data, num_boost_round=self.settings.trees)
+
+    def _train_heads(self, features: FeatureArray, target: FloatArray) -> None:
+        import xgboost as xgb
+
+        rng = np.random.default_rng(self.settings.seed)
+        count = max(2, round(self.settings.head_rows * len(target)))
+        residuals = []
+        for head in range(self.settings.heads):
+            rows = np.sort(rng.permutation(len(target))[:count])
+            data = xgb.DMatrix(features[rows], label=target[rows], nthread=1)
+            booster = xgb.train(
+                self._parameters("reg:squarederror", self.settings.seed + 1 + head), data, self.settings.trees
+            )
+            booster.set_param({"nthread": 1})
+            self._heads.append(booster)
+            out = np.setdiff1d(np.arange(len(target)), rows)
+            if len(out):
+                residuals.append(target[out] - booster.inplace_predict(features[out]))
+        self._noise = float(np.sqrt(np.mean(np.concatenate(residuals) ** 2))) if residuals else float(target.std())
+
+    def _parameters(self, objective: str, seed: int) -> dict[str, Any]:
+        s = self.settings
+        return {
+            "objective": objective,
+            "tree_method": "hist",
+            "max_depth": s.depth,
+            "eta": s.eta,
+            "min_child_weight": 0 if objective.startswith("rank") else 1,
+            "base_score": 0.0,
+            "nthread": 1,
+            "seed": seed,
+            "verbosity": 0,
+        }
+
+    def rank(self, features: FeatureArray) -> FloatArray:
+        """Scores (N,), larger is faster; see `CostModel`."""
+        if self._ranker is None:
+            return np.zeros(len(features))
+        return self._chunked(self._ranker, features)
+
+    def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
+        """Mean and spread (N,), (N,); the spread joins the heads' disagreement with a third of their error on rows
+        left out.
+        """
+        if not self.ready:
+            return np.zeros(len(features)), np.ones(len(features))
+        each = np.stack([self._chunked(head, features) for head in self._heads])
+        spread = np.sqrt(each.var(axis=0) + (self._noise / 3.0) ** 2)
+        return each.mean(axis=0) + self._center, spread
+
+    def _chunked(self, booster: Any, features: FeatureArray) -> FloatArray:
+        starts = range(0, len(features), CHUNK)
+        out = np.empty(len(features), dtype=np.float64)
+
+        def score(start: int) -> None:
+            out[start : start + CHUNK] = booster.inplace_predict(features[start : start + CHUNK])
+
+        if len(starts) < 2 or self.settings.threads < 2:
+            for start in starts:
+                score(start)
+        else:
+            with ThreadPoolExecutor(self.settings.threads) as pool:
+                list(pool.map(score, starts))
+        return out
+
+    def dumps(self) -> str:
+        """JSON text; the boosters in xgboost's own JSON."""
+        raw = [
+            json.loads(bytes(b.save_raw("json")))
+            for b in ([self._ranker] if self._ranker is not None else []) + self._heads
+        ]
+        document = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "settings": asdict(self.settings),
+            "center": self._center,
+            "noise": self._noise,
+            "ranked": self._ranker is not None,
+            "boosters": raw,
+        }
+        return json.dumps(document, sort_keys=True)
+
+    @classmethod
+    def loads(cls, document: Mapping[str, Any]) -> GradientBoostedModel:
+        """The model of a parsed document."""
+        import xgboost as xgb
+
+        model = cls(BoosterSettings(**document["settings"]))
+        model._center, model._noise = float(document["center"]), float(document["noise"])
+        boosters = []
+        for raw in document["boosters"]:
+            booster = xgb.Booster()
+            booster.load_model(bytearray(json.dumps(raw).encode()))
+            booster.set_param({"nthread": 1})
+            boosters.append(booster)
+        if document["ranked"]:
+            model._ranker = boosters.pop(0)
+        model._heads = boosters
+        return model
+
+
+class RidgeModel:
+    """A line through standardised features with a penalty on its slopes; every fit is exact and takes no iterations."""
+
+    kind = "ridge"
+
+    def __init__(self, penalty: float = 1.0) -> None:
+        self.penalty = penalty
+        self._mean: FloatArray | None = None
+        self._scale = np.ones(0)
+        self._slopes = np.zeros(0)
+        self._center = 0.0
+        self._noise = 1.0
+        self._bad = np.zeros(0)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a time was learnt from."""
+        return self._mean is not None
+
+    def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
+        """Solve the normal equations; see `CostModel`."""
+        features, log_time, groups = _checked(features, log_time, groups)
+        works = np.isfinite(log_time)
+        self._mean = None
+        if works.sum() < 2:
+            return
+        x = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
+        known = np.isfinite(x).any(axis=0)
+        mean = np.zeros(x.shape[1])
+        scale = np.ones(x.shape[1])
+        mean[known] = np.nanmean(x[:, known], axis=0)
+        scale[known] = np.nanstd(x[:, known], axis=0)
+        scale[scale < 1e-9] = 1.0
+        z = self._standard(x, mean, scale)
+        self._center = float(log_time[works].mean())
+        self._slopes = self._solve(z[works], log_time[works] - self._center)
+        residual = log_time[works] - self._center - z[works] @ self._slopes
+        self._noise = float(np.sqrt(np.mean(residual**2)) + 1e-3)
+        self._bad = self._solve(z, (~works).astype(np.float64) - float((~works).mean()))
+        self._mean, self._scale = mean, scale
+
+    def _solve(self, z: FloatArray, target: FloatArray) -> FloatArray:
+        return np.asarray(np.linalg.solve(z.T @ z + self.penalty * np.eye(z.shape[1]), z.T @ target))
+
+    @staticmethod
+    def _standard(x: FloatArray, mean: FloatArray, scale: FloatArray) -> FloatArray:
+        z = (x - mean) / scale
+        return np.where(np.isfinite(z), z, 0.0)
+
+    def rank(self, features: FeatureArray) -> FloatArray:
+        """Scores (N,), larger is faster; see `CostModel`."""
+        if self._mean is None:
+            return np.zeros(len(features))
+        z = self._standard(features.astype(np.float64), self._mean, self._scale)
+        spread = float(np.std(self._slopes @ z.T)) if len(z) else 0.0
+        return np.asarray(-(z @ self._slopes) - 2.0 * spread * (z @ self._bad))
+
+    def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
+        """Mean (N,) on the line, and the spread (N,) of the training rows around it."""
+        if self._mean is None:
+            return np.zeros(len(features)), np.ones(len(features))
+        z = self._standard(features.astype(np.float64), self._mean, self._scale)
+        return self._center + z @ self._slopes, np.full(len(features), self._noise)
+
+    def dumps(self) -> str:
+        """JSON text."""
+        mean = None if self._mean is None else self._mean.tolist()
+        document = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "penalty": self.penalty,
+            "mean": mean,
+            "scale": self._scale.tolist(),
+            "slopes": self._slopes.tolist(),
+            "bad": self._bad.tolist(),
+            "center": self._center,
+            "noise": self._noise,
+        }
+        return json.dumps(document, sort_keys=True)
+
+    @classmethod
+    def loads(cls, document: Mapping[str, Any]) -> RidgeModel:
+        """The model of a parsed document."""
+        model = cls(float(document["penalty"]))
+        model._mean = None if document["mean"] is None else np.asarray(document["mean"], dtype=np.float64)
+        for name in ("scale", "slopes", "bad"):
+            setattr(model, f"_{name}", np.asarray(document[name], dtype=np.float64))
+        model._center, model._noise = float(document["center"]), float(document["noise"])
+        return model
+
+
+COST_MODELS: Mapping[str, Callable[[], CostModel]] = MappingProxyType(
+    {GradientBoostedModel.kind: GradientBoostedModel, RidgeModel.kind: RidgeModel}
+)
+"""Every cost model by its name."""
+
+_LOADERS: Mapping[str, Callable[[Mapping[str, Any]], CostModel]] = MappingProxyType(
+    {GradientBoostedModel.kind: GradientBoostedModel.loads, RidgeModel.kind: RidgeModel.loads}
+)
+
+
+def load_cost_model(text: str) -> CostModel:
+    """The cost model that `dumps` wrote.
+
+    Raises:
+        UserError: text that is no cost model of this format.
+    """
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise UserError(
+                f"wanted a cost model of format {FORMAT}, found {document['format']!r}; train it again from the database"
+            )
+        return _LOADERS[document["kind"]](document)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"wanted the JSON text of a cost model (kinds {sorted(_LOADERS)}), found something else ({error!r}); "
+            "train it again from the database"
+        ) from error
+
+
+def relative_relevance(log_time: FloatArray, groups: IntArray) -> FloatArray:
+    """How good each row is within its group, (N,) in 0..1: 1 for the fastest, 0 for failures, the rest by their place
+    in the order.
+    """
+    out = np.zeros(len(log_time), dtype=np.float64)
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        time = np.where(np.isfinite(log_time[rows]), log_time[rows], np.inf)
+        slower = np.searchsorted(np.sort(time), time, side="left")
+        out[rows] = np.where(np.isfinite(time), 1.0 - slower / len(rows), 0.0)
+    return out
+
+
+def _dense(groups: IntArray) -> IntArray:
+    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+
+
+def _checked(
+    features: FeatureArray, log_time: FloatArray, groups: IntArray
+) -> tuple[FeatureArray, FloatArray, IntArray]:
+    if features.ndim != 2 or log_time.shape != (len(features),) or groups.shape != (len(features),):
+        raise UserError(
+            f"wanted features (N, F), log_time (N,) and groups (N,), found {features.shape}, {log_time.shape} and {groups.shape}; "
+            "pass one row for each measured (candidate, shape)"
+        )
+    return np.ascontiguousarray(features, dtype=np.float32), log_time.astype(np.float64), groups.astype(np.int64)

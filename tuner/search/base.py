@@ -1,0 +1,239 @@
+"""The contract between the tuning loop and a search strategy, and the memory every strategy here shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from relax_tune.errors import UserError
+from relax_tune.tuner.search.space import (
+    BoolArray,
+    Candidate,
+    CodeArray,
+    FloatArray,
+    IntArray,
+    KeyArray,
+    ParameterSpace,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a candidate has no time at a shape: the stage that failed (compile, launch, wrong-result, timeout ...) and
+    its message.
+    """
+
+    stage: str
+    message: str = ""
+
+
+Outcome = float | Failure
+"""Seconds, or why there are none."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What measuring a candidate said: an outcome for each shape it was tried at (indices into
+    `SearchProblem.shapes`).
+    """
+
+    candidate: Candidate
+    outcomes: Mapping[int, Outcome]
+
+
+@dataclass(frozen=True, eq=False)
+class SearchProblem:
+    """What is to be searched.
+
+    `shapes: (S, D) int64` are the anchors, `weights: (S,)` their importance (positive, summing to 1). `roofline: (S,)
+    seconds` is a lower bound or any other positive scale of the time at each shape, by which times of different shapes
+    become comparable (default 1). `baseline: (S,) seconds` is what can be dispatched before anything is measured, such
+    as the library (default: nothing, inf).
+
+    Raises:
+        UserError: sizes that do not match, weights that are no distribution, or times that are not positive.
+    """
+
+    space: ParameterSpace
+    shapes: IntArray
+    weights: FloatArray
+    roofline: FloatArray
+    baseline: FloatArray
+
+    def __init__(
+        self,
+        space: ParameterSpace,
+        shapes: Sequence[Sequence[int]] | IntArray = ((),),
+        weights: Sequence[float] | FloatArray | None = None,
+        roofline: Sequence[float] | FloatArray | None = None,
+        baseline: Sequence[float] | FloatArray | None = None,
+    ) -> None:
+        points = np.asarray(shapes, dtype=np.int64)
+        if points.ndim != 2 or not len(points):
+            raise UserError(
+                f"wanted shapes as a non-empty (S, D) array, found an array of shape {points.shape}; pass one row a shape"
+            )
+        count = len(points)
+        object.__setattr__(self, "space", space)
+        object.__setattr__(self, "shapes", points)
+        for name, given, default in (
+            ("weights", weights, 1.0 / count),
+            ("roofline", roofline, 1.0),
+            ("baseline", baseline, math.inf),
+        ):
+            value = np.full(count, default) if given is None else np.asarray(given, dtype=np.float64)
+            if value.shape != (count,) or not (value > 0).all():
+                raise UserError(
+                    f"wanted {name} as {count} positive numbers, one a shape, found {value.tolist()}; "
+                    "drop the shapes that do not count"
+                )
+            object.__setattr__(self, name, value)
+        if abs(float(self.weights.sum()) - 1.0) > 1e-6:
+            raise UserError(f"wanted weights that sum to 1, found {self.weights.tolist()}; divide them by their sum")
+
+
+@runtime_checkable
+class SearchStrategy(Protocol):
+    """Proposes candidates and learns from what measuring them said.
+
+    Promises of every strategy:
+
+    * `ask(n)` returns at most `n` candidates that satisfy the constraints, none of them ever asked or told before;
+      fewer only when the space has no more to offer, and then an empty list for ever after.
+    * The candidates depend on the problem, the generator's state at construction, the sizes of the asks so far and the
+      *set* of results told between them: not on the order or the chunks in which results arrived, nor on threads or
+      clocks.
+    * `tell` accepts results of candidates that were never asked (records from a database) and several results of one
+      candidate, whose outcomes are united (per shape the faster time, and a time rather than a failure). It keeps no
+      reference to the mappings given.
+    * A failed outcome is never treated as a time. A space in which everything fails is searched to its end.
+
+    Not thread-safe: one loop owns a strategy.
+    """
+
+    def ask(self, n: int) -> list[Candidate]:
+        """Up to `n` new candidates.
+
+        Raises:
+            ScheduleError: the space has no candidate that satisfies its constraints.
+        """
+        ...
+
+    def tell(self, results: Sequence[Result]) -> None:
+        """Remember results.
+
+        Raises:
+            UserError: a candidate outside the space, a shape index outside the problem, or a time that is not a
+            positive number.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Everything told, in canonical order of the candidates.
+
+    `codes: (N, 1 + P) int32`; `log_time: (N, S)`, NaN where there is no time; `failed: (N, S)` where there is a
+    failure instead.
+    """
+
+    codes: CodeArray
+    log_time: FloatArray
+    failed: BoolArray
+
+    def best(self, problem: SearchProblem) -> FloatArray:
+        """Log seconds (S,) of what can be dispatched at each shape by now, the baseline included; inf where nothing
+        can.
+        """
+        floor = np.log(problem.baseline)
+        for row in self.log_time:
+            floor = np.fmin(floor, row)
+        return floor
+
+
+class History:
+    """What a strategy was told and has asked. Sorts before it answers, so that the order of arrival leaves no mark."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self.problem = problem
+        self._outcomes: dict[Candidate, dict[int, Outcome]] = {}
+        self._seen: set[Candidate] = set()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Unite results with what is known. Raises as `SearchStrategy.tell`, before anything is remembered."""
+        shapes = len(self.problem.shapes)
+        for result in results:
+            if result.candidate not in self._seen and not self.problem.space.contains(result.candidate):
+                raise UserError(
+                    f"wanted results of candidates of this search space, found {result.candidate.key}, which is not in it or breaks its "
+                    "constraints; tell only what ParameterSpace.contains accepts"
+                )
+            for shape, outcome in result.outcomes.items():
+                if not 0 <= shape < shapes:
+                    raise UserError(
+                        f"wanted shape indices below {shapes}, found {shape} for {result.candidate.key}; add the shape first"
+                    )
+                if not isinstance(outcome, Failure) and not (math.isfinite(outcome) and outcome > 0):
+                    raise UserError(
+                        f"wanted positive seconds for {result.candidate.key} at shape {shape}, found {outcome}; "
+                        "tell a Failure when there is no time"
+                    )
+        for result in results:
+            self._seen.add(result.candidate)
+            known = self._outcomes.setdefault(result.candidate, {})
+            for shape, outcome in result.outcomes.items():
+                known[shape] = _united(known.get(shape), outcome)
+
+    def ask(self, codes: CodeArray) -> list[Candidate]:
+        """Turn codes into candidates and remember that they were asked."""
+        candidates = self.problem.space.candidates(codes)
+        self._seen.update(candidates)
+        return candidates
+
+    def seen(self) -> CodeArray:
+        """Codes (R, 1 + P) of everything asked or told, in canonical order."""
+        return self.problem.space.encode(sorted(self._seen))
+
+    def fresh(self, codes: CodeArray) -> CodeArray:
+        """The rows never asked or told, without repetitions, in the order given."""
+        space = self.problem.space
+        if not len(codes):
+            return codes
+        codes = space.distinct(codes)
+        return codes[~isin(space.keys(codes), space.keys(self.seen()))]
+
+    def observations(self) -> Observations:
+        """Everything told so far."""
+        candidates = sorted(self._outcomes)
+        log_time = np.full((len(candidates), len(self.problem.shapes)), np.nan)
+        failed = np.zeros(log_time.shape, dtype=np.bool_)
+        for r, candidate in enumerate(candidates):
+            for shape, outcome in self._outcomes[candidate].items():
+                if isinstance(outcome, Failure):
+                    failed[r, shape] = True
+                else:
+                    log_time[r, shape] = math.log(outcome)
+        return Observations(self.problem.space.encode(candidates), log_time, failed)
+
+
+def isin(keys: KeyArray, members: KeyArray) -> BoolArray:
+    """Which keys are among the members; also for raw-byte keys, which `np.isin` refuses."""
+    if keys.dtype.kind == "i" or not len(keys) or not len(members):
+        return np.isin(keys, members) if len(keys) and len(members) else np.zeros(len(keys), dtype=np.bool_)
+    known = {m.tobytes() for m in members}
+    return np.fromiter((k.tobytes() in known for k in keys), dtype=np.bool_, count=len(keys))
+
+
+def _united(old: Outcome | None, new: Outcome) -> Outcome:
+    if old is None:
+        return new
+    if isinstance(old, Failure):
+        return new if not isinstance(new, Failure) else min(old, new, key=lambda f: (f.stage, f.message))
+    return old if isinstance(new, Failure) else min(old, new)

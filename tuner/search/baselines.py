@@ -1,0 +1,87 @@
+"""The strategies that learn nothing: uniform sampling and a walk over the grid. Cheap, and what the others must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from relax_tune.tuner.search.base import History, Result, SearchProblem
+from relax_tune.tuner.search.space import Candidate, CodeArray
+
+GRID_CHUNK = 1 << 14
+
+
+class RandomSearch:
+    """Legal points uniformly at random (the same share for every sketch), without repetition."""
+
+    def __init__(self, problem: SearchProblem, rng: np.random.Generator) -> None:
+        self._history = History(problem)
+        self._rng = rng
+
+    def ask(self, n: int) -> list[Candidate]:
+        """Up to `n` new candidates; see `SearchStrategy`."""
+        return self._history.ask(fresh_sample(self._history, self._rng, n))
+
+    def tell(self, results: Sequence[Result]) -> None:
+        """Remember results, so that they are not asked again; see `SearchStrategy`."""
+        self._history.add(results)
+
+
+class GridSearch:
+    """Every legal point in canonical order: sketch by sketch, the last parameter fastest."""
+
+    def __init__(self, problem: SearchProblem, rng: np.random.Generator) -> None:
+        self._history = History(problem)
+        self._sketch = 0
+        self._next = 0
+
+    def ask(self, n: int) -> list[Candidate]:
+        """Up to `n` new candidates; see `SearchStrategy`."""
+        space = self._history.problem.space
+        out: list[Candidate] = []
+        while len(out) < n and self._sketch < len(space.sketches):
+            box = space.sketches[self._sketch].box
+            stop = min(self._next + GRID_CHUNK, box)
+            codes = self._rows(self._next, stop)
+            legal = self._history.fresh(codes[space.valid(codes)])[: n - len(out)]
+            if len(legal) and len(out) + len(legal) == n:
+                self._next += int(np.flatnonzero(space.keys(codes) == space.keys(legal[-1:]))[0]) + 1
+            else:
+                self._next = stop
+            out += self._history.ask(legal)
+            if self._next >= box:
+                self._sketch, self._next = self._sketch + 1, 0
+        if not len(self._history):
+            space.sample(np.random.default_rng(0), 1)  # says what is wrong with a space that has no legal point
+        return out
+
+    def _rows(self, start: int, stop: int) -> CodeArray:
+        space = self._history.problem.space
+        codes = np.zeros((stop - start, 1 + space.width), dtype=np.int32)
+        codes[:, 0] = self._sketch
+        rest = np.arange(start, stop)
+        for column in reversed(range(space.width)):
+            rest, codes[:, 1 + column] = np.divmod(rest, space.domain_sizes[self._sketch, column])
+        return codes
+
+    def tell(self, results: Sequence[Result]) -> None:
+        """Remember results, so that they are not asked again; see `SearchStrategy`."""
+        self._history.add(results)
+
+
+def fresh_sample(history: History, rng: np.random.Generator, count: int) -> CodeArray:
+    """Up to `count` random legal points never asked or told, in random order; all that are left when there are fewer.
+
+    Raises:
+        ScheduleError: the space has no legal point at all.
+    """
+    if count <= 0:
+        return history.fresh(np.zeros((0, 1 + history.problem.space.width), dtype=np.int32))
+    listed = history.problem.space.listed()
+    if listed is not None and len(history) >= len(listed) > 0:
+        return listed[:0]
+    wanted = count + len(history)  # even if all that was seen were drawn again, enough would be left
+    drawn = history.problem.space.sample(rng, wanted)
+    fresh = history.fresh(drawn)
+    return fresh[rng.permutation(len(fresh))[:count]]

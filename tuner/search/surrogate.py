@@ -1,0 +1,210 @@
+"""A Gaussian process over parameter space: what a search knows about its own space after a few dozen measurements.
+
+The boosted trees of `tuner.cost_model` carry knowledge between tasks, shapes and devices, but need hundreds of rows to
+become sharp. This model interpolates: nearby points have similar times, how near is near is learnt for each axis
+(automatic relevance determination), and where nothing was measured it says so. One kernel serves all shapes; each
+shape has its own mean, amplitude and set of measured rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from relax_tune.tuner.search.space import BoolArray, FloatArray
+
+MAX_ROWS = 320
+"""Rows kept for the (cubic) fit: the fastest half and an even spread of the rest."""
+LENGTH_BOUNDS = (0.15, 10.0)
+NOISE_BOUNDS = (1e-6, 0.3)
+LENGTH_PRIOR = (0.3, 0.15)  # centre of log length, and the strength with which it pulls
+FEASIBILITY_NOISE = 0.05
+FEASIBILITY_FLOOR = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """What the process believes about R points: `mean`, `std` of log seconds (R, S), and `works` (R,) the chance of a
+    time at all.
+    """
+
+    mean: FloatArray
+    std: FloatArray
+    works: FloatArray
+
+
+@dataclass(eq=False)
+class _Group:
+    """Shapes measured at the same rows: one factorisation serves them."""
+
+    rows: FloatArray  # (M, A)
+    shapes: list[int]
+    mean: FloatArray  # (G,)
+    scale: FloatArray  # (G,)
+    values: FloatArray  # (M, G) standardised log times
+    factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    weights: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    amplitude: FloatArray = field(default_factory=lambda: np.ones(0))
+
+
+class Surrogate:
+    """Fit once on observations, then ask for beliefs. Deterministic: coordinate search on the marginal likelihood from
+    a fixed start.
+    """
+
+    def __init__(self, points: FloatArray, log_time: FloatArray, failed: BoolArray) -> None:
+        """`points: (N, A)` in the unit cube, `log_time: (N, S)` with NaN where there is none, `failed: (N, S)`."""
+        keep = _thin(log_time)
+        self._points, self._shape_count = points, log_time.shape[1]
+        self._groups = _grouped(points[keep], log_time[keep])
+        self._lengths = np.ones(points.shape[1])
+        self._noise = 1e-3
+        self._learn()
+        for group in self._groups:
+            self._factorise(group)
+        told = np.isfinite(log_time) | failed
+        self._told = told.any(axis=1)
+        share: FloatArray = np.isfinite(log_time).sum(axis=1) / np.maximum(told.sum(axis=1), 1)
+        self._works = share[self._told]
+        self._works_weights: FloatArray | None = None
+        if self._told.any() and (self._works < 1).any():
+            tried = points[self._told]
+            gram = _matern(_distances(tried, tried, self._lengths)) + FEASIBILITY_NOISE * np.eye(len(tried))
+            self._works_weights = np.asarray(np.linalg.solve(gram, self._works - self._works.mean()))
+
+    @property
+    def shapes(self) -> list[int]:
+        """The shapes about which anything is known."""
+        return sorted(s for g in self._groups for s in g.shapes)
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Lengths and noise by coordinate search, wide steps first."""
+        if not self._groups:
+            return
+        axes = [np.square(g.rows[:, None, :] - g.rows[None, :, :]).transpose(2, 0, 1) for g in self._groups]
+        squares = [np.tensordot(self._lengths**-2.0, a, axes=1) for a in axes]
+        best = self._loss(squares, self._lengths, self._noise)
+        for step in (2.5, 1.6, 1.6):
+            for axis in range(len(self._lengths)):
+                for factor in (1.0 / step, step):
+                    lengths = self._lengths.copy()
+                    lengths[axis] = np.clip(lengths[axis] * factor, *LENGTH_BOUNDS)
+                    change = lengths[axis] ** -2.0 - self._lengths[axis] ** -2.0
+                    tried = [s + change * a[axis] for s, a in zip(squares, axes)]
+                    loss = self._loss(tried, lengths, self._noise)
+                    if loss < best:
+                        best, squares, self._lengths = loss, tried, lengths
+            for factor in (1.0 / step**3, step**3):
+                noise = float(np.clip(self._noise * factor, *NOISE_BOUNDS))
+                loss = self._loss(squares, self._lengths, noise)
+                if loss < best:
+                    best, self._noise = loss, noise
+
+    def _loss(self, squares: list[FloatArray], lengths: FloatArray, noise: float) -> float:
+        """Negative log marginal likelihood, the amplitudes maximised out, plus the prior on lengths."""
+        centre, pull = LENGTH_PRIOR
+        loss = pull * float(np.square(np.log(lengths) - centre).sum())
+        for group, square in zip(self._groups, squares):
+            gram = _matern(square)
+            gram[np.diag_indices_from(gram)] = 1.0 + noise
+            try:
+                factor = np.linalg.cholesky(gram)
+            except np.linalg.LinAlgError:
+                return float("inf")
+            white = np.linalg.solve(factor, group.values)
+            count = len(group.rows)
+            loss += float(0.5 * count * np.log(np.square(white).mean(axis=0) + 1e-12).sum())
+            loss += len(group.shapes) * float(np.log(np.diag(factor)).sum())
+        return loss
+
+    def _factorise(self, group: _Group) -> None:
+        gram = _matern(_distances(group.rows, group.rows, self._lengths))
+        gram[np.diag_indices_from(gram)] = 1.0 + max(self._noise, 1e-6)
+        group.factor = np.asarray(np.linalg.cholesky(gram))
+        white = np.linalg.solve(group.factor, group.values)
+        group.weights = np.asarray(np.linalg.solve(group.factor.T, white))
+        group.amplitude = np.sqrt(np.square(white).mean(axis=0)) + 1e-9
+
+    # -- believing -----------------------------------------------------------------------------------------------------
+
+    def posterior(self, points: FloatArray) -> Posterior:
+        """Beliefs about points (R, A); standard normal at shapes about which nothing is known."""
+        mean = np.zeros((len(points), self._shape_count))
+        std = np.ones((len(points), self._shape_count))
+        for group in self._groups:
+            cross = _matern(_distances(points, group.rows, self._lengths))
+            explained = np.square(np.linalg.solve(group.factor, cross.T)).sum(axis=0)
+            left = np.sqrt(np.maximum(1.0 - explained, 1e-10))
+            mean[:, group.shapes] = cross @ group.weights * group.scale + group.mean
+            std[:, group.shapes] = left[:, None] * (group.amplitude * group.scale)
+        return Posterior(mean, std, self._chance(points))
+
+    def _chance(self, points: FloatArray) -> FloatArray:
+        if self._works_weights is None:
+            return np.ones(len(points))
+        cross = _matern(_distances(points, self._points[self._told], self._lengths))
+        return np.asarray(np.clip(self._works.mean() + cross @ self._works_weights, FEASIBILITY_FLOOR, 1.0))
+
+    def correlations(self, points: FloatArray) -> dict[int, FloatArray]:
+        """Posterior covariance (R, R) of the points for each known shape, in units of its amplitude squared (shared
+        between shapes of
+        one group)."""
+        prior = _matern(_distances(points, points, self._lengths))
+        out: dict[int, FloatArray] = {}
+        for group in self._groups:
+            white = np.linalg.solve(group.factor, _matern(_distances(group.rows, points, self._lengths)))
+            covariance = prior - white.T @ white
+            out.update(dict.fromkeys(group.shapes, covariance))
+        return out
+
+    @property
+    def noise(self) -> float:
+        """Variance of a measurement in units of the amplitude squared."""
+        return max(self._noise, 1e-6)
+
+
+def _thin(log_time: FloatArray) -> npt.NDArray[np.intp]:
+    """Which rows the fit keeps, in order: all up to MAX_ROWS."""
+    works = np.flatnonzero(np.isfinite(log_time).any(axis=1))
+    if len(works) <= MAX_ROWS:
+        return works
+    centred = log_time[works] - np.nanmin(log_time[works], axis=0)
+    order = works[np.argsort(np.nanmean(centred, axis=1), kind="stable")]
+    half = MAX_ROWS // 2
+    rest = order[half:]
+    spread = rest[np.linspace(0, len(rest) - 1, MAX_ROWS - half).round().astype(np.intp)]
+    return np.sort(np.concatenate([order[:half], spread]))
+
+
+def _grouped(points: FloatArray, log_time: FloatArray) -> list[_Group]:
+    """Shapes with two or more times, grouped by the rows at which they have them."""
+    masks: dict[bytes, list[int]] = {}
+    for shape in range(log_time.shape[1]):
+        known = np.isfinite(log_time[:, shape])
+        if known.sum() >= 2:
+            masks.setdefault(known.tobytes(), []).append(shape)
+    groups = []
+    for mask, shapes in masks.items():
+        rows = np.frombuffer(mask, dtype=np.bool_)
+        values = log_time[rows][:, shapes]
+        mean, scale = values.mean(axis=0), values.std(axis=0) + 1e-9
+        groups.append(_Group(points[rows], shapes, mean, scale, (values - mean) / scale))
+    return groups
+
+
+def _distances(a: FloatArray, b: FloatArray, lengths: FloatArray) -> FloatArray:
+    """Squared scaled distances (R, M)."""
+    a, b = a / lengths, b / lengths
+    return np.asarray(
+        np.maximum(np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1)[None, :] - 2.0 * (a @ b.T), 0.0)
+    )
+
+
+def _matern(squares: FloatArray) -> FloatArray:
+    """Matern kernel, smoothness 5/2, of squared distances."""
+    distance = np.sqrt(5.0 * np.maximum(squares, 0.0))
+    return np.asarray((1.0 + distance + np.square(distance) / 3.0) * np.exp(-distance))
