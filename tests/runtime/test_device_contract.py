@@ -12,6 +12,7 @@ from relax_tune.errors import BuildError, MeasureError, UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.host import short_hash
+from relax_tune.runtime.device.opencl import OpenCLDevice
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program import KernelSource
@@ -138,6 +139,17 @@ def test_host_code_joins_in_order(device: Device, kernels: dict[str, Any]) -> No
     for launch in (add, join, add, join):
         launch()
     assert device.download(buffer, F32, (64,)).tolist() == [210] * 64
+
+
+@pytest.mark.opencl
+def test_host_code_joins_through_mapping_too() -> None:
+    """What drivers other than PoCL need: map, call, unmap."""
+    device = open_device("opencl")
+    assert isinstance(device, OpenCLDevice) and device._in_place
+    device._in_place = False
+    handles = device.compile([KernelSource("add", "opencl", ADD["opencl"])])
+    test_host_code_joins_in_order(device, handles)
+    device.close()
 
 
 def test_memory_is_aligned(device: Device) -> None:
