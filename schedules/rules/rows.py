@@ -84,8 +84,11 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep) -> Sched
 
 
 def _require_rowwise(block: Block) -> None:
-    """Reduction steps must walk along memory: vectors along another dimension would gather."""
+    """Reduction steps must walk along memory (vectors along another dimension would gather), over one row at a time."""
     steps = {i.var for i in block.iters if i.kind == "reduce"}
+    rows = [set(free_vars(*x.indices)) - steps for x in block_loads(block) if steps & set(free_vars(*x.indices))]
+    if any(not (a <= b or b <= a) for a in rows for b in rows):
+        raise ScheduleError(f"block {block.name!r} combines different rows: a contraction")
     for access in block_loads(block):
         if steps & set(free_vars(*access.indices[:-1])):
             raise ScheduleError(f"block {block.name!r} does not reduce along the rows of {access.buffer.name!r}")

@@ -1,0 +1,252 @@
+"""The build: records to plans, plans and a lowered module to one `Program` (DESIGN 10).
+
+A pure function of the module, the set of records, the policy and the target: no clock, no randomness, nothing measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from relax_tune.database.records import Measurement
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.store import Store
+from relax_tune.errors import BuildError, UserError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.expr import Var
+from relax_tune.ir.graph import Binding, Call as GraphCall, CallTIR, Constant, GVar, TupleValue, Value
+from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.passes.memory import MemoryPlan, plan_memory
+from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.runtime.plan import Entry, choice_slot
+from relax_tune.runtime.program import Call, Check, Fill, Program, Variant
+from relax_tune.runtime.scalars import Op
+from relax_tune.tuner.emit import ProgramBuilder, SlotOf
+from relax_tune.tuner.extract import site_symbols
+from relax_tune.tuner.select import NOISE, Plan, PlanEntry, Test, select
+from relax_tune.tuner.settings import Policy
+from relax_tune.tuner.task import Choices
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What a task dispatches: the plan over variant keys, those variants, and the times it was chosen from."""
+
+    plan: Plan
+    variants: Mapping[str, VariantRecord]
+    times: Mapping[str, Sequence[float | None]]
+
+
+def times_of(
+    choices: Choices, records: Sequence[Measurement]
+) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
+    """The matrix of best median seconds per variant and anchor from ok, checked records; failed variants are left out."""
+    spots = {tuple(sorted(b.items())): a for a, b in enumerate(choices.task.bindings())}
+    times: dict[str, list[float | None]] = {}
+    variants: dict[str, VariantRecord] = {}
+    failed = {r.variant.key for r in records if r.status == "failed"}
+    for r in records:
+        spot = spots.get(tuple(sorted(r.symbols.items())))
+        if r.status != "ok" or not r.checked or spot is None or r.variant.key in failed:
+            continue
+        variants[r.variant.key] = r.variant
+        row = times.setdefault(r.variant.key, [None] * len(spots))
+        old, new = row[spot], r.median_secs
+        row[spot] = new if old is None else min(old, new)
+    return times, variants
+
+
+def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy = "measured") -> TaskPlan:
+    """Choose variants for a task. Without usable records the generic form is dispatched everywhere."""
+    times, variants = times_of(choices, records)
+    allowed = {k for k, v in variants.items() if _usable(choices, v)}
+    if policy == "generic":
+        allowed = {k for k in allowed if variants[k].kind == "generic"}
+    elif policy == "library":
+        of_library = {k for k in allowed if variants[k].kind == "library"}
+        allowed = of_library or allowed
+    kept = {k: times[k] for k in sorted(allowed)}
+    if not kept or not any(None not in row for row in kept.values()):
+        generic = choices.generic()
+        return TaskPlan(Plan((PlanEntry((), generic.key),), 0.0), {generic.key: generic}, times)
+    has_library = any(variants[k].kind == "library" for k in kept)
+    handicap = {k: 1 + NOISE for k in kept if has_library and variants[k].kind != "library"}
+    return TaskPlan(select(kept, choices.task.domain, handicap), variants, times)
+
+
+def _usable(choices: Choices, variant: VariantRecord) -> bool:
+    """Whether this version of the tool, on this machine, can build the variant."""
+    if variant.kind == "library":
+        return choices.library is not None and choices.library.routine == variant.sketch.split("+")[0]
+    if variant.kind == "generic":
+        return variant.key == choices.generic().key
+    return choices.candidate_of(variant) is not None
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """The program, the plan of every task, and for each task what it lacked."""
+
+    program: Program
+    plans: Mapping[str, TaskPlan]
+    notes: tuple[str, ...]
+
+
+def build_program(
+    lowered: LoweredModule,
+    choices: Mapping[str, Choices],
+    store: Store,
+    target_key: str,
+    target: CodeTarget,
+    policy: Policy = "measured",
+    name: str = "main",
+) -> BuildResult:
+    """Plan every task and emit the model's program. `choices` by the name of the tensor function in the module."""
+    plans: dict[str, TaskPlan] = {}
+    notes = []
+    for callee, own in choices.items():
+        records = store.measurements(own.task.key, target_key)
+        plans[callee] = plan_task(own, records, policy)
+        if policy != "generic" and not any(r.variant.kind == "tuned" for r in records):
+            notes.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
+    emitter = _Emitter(lowered, choices, plans, ProgramBuilder(name, target))
+    return BuildResult(emitter.run(), plans, tuple(notes))
+
+
+class _Emitter:
+    """Walks the graph function once and declares arrays, calls and checks."""
+
+    def __init__(
+        self,
+        lowered: LoweredModule,
+        choices: Mapping[str, Choices],
+        plans: Mapping[str, TaskPlan],
+        builder: ProgramBuilder,
+    ) -> None:
+        self.lowered = lowered
+        self.choices = choices
+        self.plans = plans
+        self.builder = builder
+        self.symbols: dict[Var, int] = {}
+        self.arrays: dict[GVar, int] = {}
+        self.constants: dict[str, int] = {}
+        self.memory: MemoryPlan = plan_memory(lowered.main, lowered.module.bounds)
+
+    def run(self) -> Program:
+        module, main, b = self.lowered.module, self.lowered.main, self.builder
+        for bound in module.bounds:
+            self.symbols[bound.var] = b.symbol(bound.var.name, bound.lower, bound.upper)
+        inputs = []
+        for p in main.params:
+            self.arrays[p] = b.buffer(p.name, _buffer(p.name, _tensor(p)), "input", self.symbols, fill=Fill())
+            inputs.append(self.arrays[p])
+        storages = [b.storage(size, self.symbols) for size in self.memory.storages]
+        returned = self._returned(main.ret)
+        outputs = []
+        for number, v in enumerate(returned):
+            root = self._root(v)
+            if root in self.arrays:
+                raise BuildError(f"result {number} of {main.name!r} is a parameter or returned twice; return a computed value")
+            self.arrays[root] = b.buffer(v.name, _buffer(v.name, _tensor(v)), "output", self.symbols)
+            outputs.append(self.arrays[root])
+        for binding in main.bindings:
+            value = binding.value
+            if isinstance(value, CallTIR) and isinstance(binding, Binding):
+                self._call(binding.var, value, storages)
+            elif not _is_view(value) and not isinstance(value, (TupleValue, GVar)):
+                raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
+        for check in self.lowered.checks:
+            slot = b.slot(check.cond, self.symbols)
+            b.checks.append(Check(slot, check.message, tuple(b.slot(v, self.symbols) for v in check.values)))
+        return b.finish(inputs, outputs)
+
+    def _returned(self, ret: Value) -> list[GVar]:
+        if isinstance(ret, GVar):
+            definition = self._definition(ret)
+            if isinstance(definition, TupleValue):
+                return self._returned(definition)
+            return [ret]
+        if isinstance(ret, TupleValue):
+            return [v for f in ret.fields for v in self._returned(f)]
+        raise BuildError(f"wanted tensors as results, found {ret!r}")
+
+    def _definition(self, v: GVar) -> Value | None:
+        return next((x.value for x in self.lowered.main.bindings if x.var is v), None)
+
+    def _root(self, v: GVar) -> GVar:
+        """The variable whose memory `v` views."""
+        while True:
+            value = self._definition(v)
+            if isinstance(value, GVar):
+                v = value
+            elif isinstance(value, GraphCall) and _is_view(value) and isinstance(value.args[0], GVar):
+                v = value.args[0]
+            else:
+                return v
+
+    def _array(self, v: Value) -> int:
+        if isinstance(v, GVar):
+            return self.arrays[self._root(v)]
+        assert isinstance(v, Constant)
+        if v.name not in self.constants:
+            self.constants[v.name] = self.builder.buffer(v.name, _buffer(v.name, v.info), "const", self.symbols)
+        return self.constants[v.name]
+
+    def _call(self, var: GVar, call: CallTIR, storages: Sequence[int]) -> None:
+        b = self.builder
+        choices, task_plan = self.choices[call.callee], self.plans[call.callee]
+        func = choices.task.func
+        if len(call.out) != 1:
+            raise BuildError(f"{var.name}: tensor functions with {len(call.out)} outputs are not emitted yet")
+        if var not in self.arrays:
+            storage = storages[self.memory.assignment[var]]
+            self.arrays[var] = b.buffer(var.name, _buffer(var.name, call.out[0]), "temp", self.symbols, storage)
+        arguments = {p: self._array(a) for p, a in zip(func.input_buffers, call.args, strict=True)}
+        arguments[func.output_buffers[0]] = self.arrays[var]
+        meaning = site_symbols(func, call)
+        symbols: SlotOf = {v: b.slot(e, self.symbols) for v, e in meaning.items()}
+        keys = task_plan.plan.variants
+        variants: list[Variant] = []
+        for key in keys:
+            record = task_plan.variants[key]
+            variants.append(b.variant(record.kind, key, choices.stages(record), arguments, symbols))
+        entries = []
+        for entry in task_plan.plan.entries:
+            guard = None
+            for test, wanted in entry.tests:
+                slot = self._test(func.symbols, test, symbols)
+                slot = slot if wanted else b.scalars.op(Op.NOT, slot)
+                guard = slot if guard is None else b.scalars.op(Op.AND, guard, slot)
+            entries.append(Entry(guard, keys.index(entry.variant)))
+        entries[-1] = Entry(None, entries[-1].variant)
+        b.calls.append(Call(var.name, choices.task.key, choice_slot(b.scalars, entries), tuple(variants)))
+
+    def _test(self, order: Sequence[Var], test: Test, symbols: SlotOf) -> int:
+        product = symbols[order[test.axes[0]]]
+        for axis in test.axes[1:]:
+            product = self.builder.scalars.op(Op.MUL, product, symbols[order[axis]])
+        return self.builder.scalars.op(Op.LE, product, self.builder.scalars.const(test.threshold))
+
+
+def _is_view(value: Value) -> bool:
+    return isinstance(value, GraphCall) and isinstance(value.op, Reshape)
+
+
+def _tensor(v: GVar) -> TensorInfo:
+    if not isinstance(v.info, TensorInfo) or v.info.shape is None or v.info.dtype is None:
+        raise BuildError(f"{v.name}: wanted a tensor of known dims and dtype, found {v.info!r}; add a match_cast")
+    return v.info
+
+
+def _buffer(name: str, info: TensorInfo) -> Buffer:
+    assert info.shape is not None and info.dtype is not None
+    return Buffer(name, info.shape, info.dtype)
+
+
+def check_policy(policy: str) -> Policy:
+    """Raises UserError for an unknown policy."""
+    if policy not in ("measured", "library", "generic"):
+        raise UserError(f"--policy wants measured, library or generic; found {policy!r}")
+    return policy  # type: ignore[return-value]

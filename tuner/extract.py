@@ -1,0 +1,72 @@
+"""From a lowered module to tasks: unique fused tensor functions with their call sites, domain and text (DESIGN 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from relax_tune.errors import BuildError, UserError
+from relax_tune.ir.expr import Expr, Var, free_vars
+from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.graph import CallTIR, Constant, GVar, Value
+from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.ir.passes.symbols import bind_symbols
+from relax_tune.ir.printer import print_text
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.structural import workload_key
+from relax_tune.tuner.domain import Range, anchors
+from relax_tune.tuner.task import Task
+
+# A symbol without a declared upper bound is tuned up to here; it runs beyond, by the last entry of each plan.
+DEFAULT_UPPER = 512
+
+
+def ranges_of(module: IRModule) -> dict[Var, Range]:
+    """The declared bounds of the model's symbols."""
+    return {
+        b.var: Range(b.lower, DEFAULT_UPPER if b.upper is None else b.upper) for b in module.bounds
+    }
+
+
+def tensor_infos(values: Sequence[Value]) -> list[TensorInfo]:
+    """Annotations of tensor operands. Raises BuildError for anything else."""
+    found = []
+    for v in values:
+        if not isinstance(v, (GVar, Constant)) or not isinstance(v.info, TensorInfo):
+            raise BuildError(f"wanted tensors as arguments of a tensor function, found {v!r}")
+        found.append(v.info)
+    return found
+
+
+def site_symbols(func: PrimFunc, call: CallTIR) -> dict[Var, Expr]:
+    """What the symbols of `func` stand for at this call."""
+    return bind_symbols(func, tensor_infos(call.args), call.out, call.scalars)
+
+
+def extract_tasks(lowered: LoweredModule, count: int = 6, overrides: Mapping[str, Range] | None = None) -> tuple[Task, ...]:
+    """The tasks of a module, in order of first call. `overrides` narrow symbols by name.
+
+    Raises UserError for an override of a symbol the model does not have.
+    """
+    ranges = ranges_of(lowered.module)
+    for name, narrower in (overrides or {}).items():
+        matches = [v for v in ranges if v.name == name]
+        if not matches:
+            known = ", ".join(v.name for v in ranges) or "none"
+            raise UserError(f"--bound {name}: wanted a symbol of the model, which has {known}")
+        ranges[matches[0]] = narrower
+    sites: dict[str, list[tuple[Expr, ...]]] = {}
+    for call in lowered.calls():
+        func = lowered.prims[call.callee]
+        meaning = site_symbols(func, call)
+        sites.setdefault(call.callee, []).append(tuple(meaning[v] for v in func.symbols))
+    tasks = []
+    for name, where in sites.items():
+        func = lowered.prims[name]
+        domain = anchors(where, _used(where, ranges), count)
+        tasks.append(Task(workload_key(func), print_text(func, normalise=True), func, tuple(where), domain))
+    return tuple(tasks)
+
+
+def _used(sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range]) -> dict[Var, Range]:
+    wanted = set(free_vars(*(e for site in sites for e in site)))
+    return {v: r for v, r in ranges.items() if v in wanted}

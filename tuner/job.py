@@ -1,0 +1,142 @@
+"""One job from end to end: a model, a device, a store; tuned, built, opened (DESIGN 4). The commands are thin over this."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from relax_tune.database.records import Job as JobRecord
+from relax_tune.database.records import Target, canonical_json
+from relax_tune.database.store import Store
+from relax_tune.errors import UserError
+from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.passes.pipeline import LoweredModule, lower
+from relax_tune.runtime.artifact import save_artifact
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.library.registry import open_libraries
+from relax_tune.schedules.target import Machine
+from relax_tune.tuner.build import BuildResult, build_program
+from relax_tune.tuner.extract import extract_tasks
+from relax_tune.tuner.loop import Progress, TuneResult, Tuner
+from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.cluster import DaskRunner
+from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.settings import Policy, Settings
+from relax_tune.tuner.task import Choices, Task
+
+Bounds = Mapping[str, tuple[int, int]]
+
+
+def load_model(path: str | Path, bounds: Bounds | None = None) -> IRModule:
+    """A model as one cross-level program. A folder is read as a Hugging Face model (config.json and model.safetensors).
+
+    Raises ParseError or UserError for a path that is no model, or bounds the model cannot have.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise UserError(f"{folder}: no such file or folder; give the folder of a Hugging Face model")
+    if not folder.is_dir():
+        raise UserError(f"{folder}: wanted the folder of a Hugging Face model (config.json and model.safetensors), found a file")
+    return load_hf(folder, bounds=bounds)
+
+
+def open_runner(settings: Settings) -> Runner:
+    """The local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none."""
+    if settings.scheduler is not None:
+        return DaskRunner(settings.scheduler, settings.target)
+    return LocalRunner(settings.target)
+
+
+def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
+    """`name=low:high` items. Raises UserError for anything else."""
+    found = {}
+    for item in items:
+        name, _, span = item.partition("=")
+        low, colon, high = span.partition(":")
+        if not (name and colon and low.isdigit() and high.isdigit() and int(low) <= int(high)):
+            raise UserError(f"--bound wants NAME=LOW:HIGH with LOW <= HIGH, such as n=1:512; found {item!r}")
+        found[name] = (int(low), int(high))
+    return found
+
+
+@dataclass(eq=False)
+class Job:
+    """A lowered model for one device, with everything that can be tried for each of its tasks."""
+
+    module: IRModule
+    device: DeviceInfo
+    store: Store
+    settings: Settings
+    report: Callable[[Progress], None] = field(default=lambda _: None)
+
+    @cached_property
+    def target(self) -> Target:
+        """The identity under which this device's records are kept."""
+        return Target(self.device.kind, self.device.name, self.device.fingerprint)
+
+    @cached_property
+    def machine(self) -> Machine:
+        return Machine.from_limits(self.device.kind, dict(self.device.limits))
+
+    @cached_property
+    def code_target(self) -> CodeTarget:
+        return CodeTarget("opencl" if self.machine.groups else "c", self.machine.lanes)
+
+    @cached_property
+    def lowered(self) -> LoweredModule:
+        return lower(self.module)
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        return extract_tasks(self.lowered, self.settings.anchors)
+
+    @cached_property
+    def choices(self) -> dict[str, Choices]:
+        """By the name of the tensor function in the lowered module."""
+        libraries = frozenset(open_libraries())
+        return {t.name: Choices(t, self.machine, self.code_target, libraries) for t in self.tasks}
+
+    def tune(self, runner: Runner) -> TuneResult:
+        """Measure what the settings ask for and the store does not have yet."""
+        self.store.add_target(self.target)
+        identity = uuid.uuid4().hex
+        record = canonical_json({"target": self.settings.target, "effort": self.settings.effort, "seed": self.settings.seed})
+        self.store.put_job(JobRecord(identity, record, "running"))
+        tuner = Tuner(
+            list(self.choices.values()), self.target.key, runner, self.store, self.settings, identity, self.report
+        )
+        try:
+            result = tuner.run()
+        except BaseException:
+            self.store.put_job(JobRecord(identity, record, "interrupted"))
+            raise
+        self.store.put_job(JobRecord(identity, record, "done"))
+        return result
+
+    def build(self, policy: Policy = "measured") -> BuildResult:
+        """The program that the store's records ask for."""
+        return build_program(
+            self.lowered, self.choices, self.store, self.target.key, self.code_target, policy, self.lowered.main.name
+        )
+
+    def save(self, path: str | Path, built: BuildResult) -> Path:
+        """Write the artifact."""
+        names = {b.name for b in built.program.buffers if b.role == "const"}
+        constants = {n: a for n, a in self.lowered.module.constants.items() if n in names}
+        extra = {"fingerprint": dict(self.target.fingerprint), "target": self.target.key, "notes": list(built.notes)}
+        return save_artifact(path, built.program, constants, extra)
+
+
+def device_info(spec: str) -> DeviceInfo:
+    """What is known of a local device, which is opened and closed for it."""
+    device = open_device(spec)
+    try:
+        return device.info
+    finally:
+        device.close()

@@ -1,0 +1,89 @@
+"""Settings: flags over `RELAX_TUNE_*` over `relax-tune.toml` over defaults, read once at the edge (STYLE 18)."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from relax_tune.errors import UserError
+
+Effort = Literal["quick", "normal", "full"]
+Policy = Literal["measured", "library", "generic"]
+
+# Candidates per task and per batch, anchors, and how long each shape is timed.
+EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
+    "quick": (16, 8, 6, 0.02),
+    "normal": (64, 8, 6, 0.05),
+    "full": (256, 16, 8, 0.1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task."""
+
+    target: str = "opencl"
+    db: str | None = None
+    effort: Effort = "normal"
+    trials: int | None = None
+    seed: int = 0
+    strategy: str = "evolution"
+    scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.effort not in EFFORTS:
+            raise UserError(f"--effort wants one of {', '.join(EFFORTS)}; found {self.effort!r}")
+        if self.trials is not None and self.trials < 0:
+            raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
+
+    @property
+    def candidates(self) -> int:
+        return EFFORTS[self.effort][0] if self.trials is None else self.trials
+
+    @property
+    def batch(self) -> int:
+        return EFFORTS[self.effort][1]
+
+    @property
+    def anchors(self) -> int:
+        return EFFORTS[self.effort][2]
+
+    @property
+    def timing_secs(self) -> float:
+        return EFFORTS[self.effort][3]
+
+
+def load_settings(
+    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Settings:
+    """Settings from the three sources; flags that are None are not given. Raises UserError naming the source that is wrong."""
+    merged: dict[str, Any] = {}
+    path = (folder or Path.cwd()) / "relax-tune.toml"
+    known = {f.name for f in fields(Settings)}
+    if path.is_file():
+        try:
+            data = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path.name}: wanted TOML, found {error}") from None
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise UserError(f"{path.name}: wanted settings among {', '.join(sorted(known))}; found {', '.join(unknown)}")
+        merged |= data
+    variables = os.environ if environment is None else environment
+    for name in known:
+        value = variables.get(f"RELAX_TUNE_{name.upper()}")
+        if value is not None:
+            merged[name] = _number(name, value) if name in ("trials", "seed") else value
+    merged |= {k: v for k, v in flags.items() if v is not None}
+    return replace(Settings(), **merged)
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(f"RELAX_TUNE_{name.upper()} wants a whole number, found {value!r}") from None
