@@ -15,6 +15,7 @@ from relax_tune.ir.expr import (
     Var,
     as_int,
     conjuncts,
+    const,
     expr,
     le,
     postorder,
@@ -51,10 +52,9 @@ class Env:
         self.proofs: dict[Expr, object] = {}
         self._ranges: dict[Var, Interval] = {}
         self._limits: dict[Var, Interval] = {}
-        # twice, so that a later fact sharpens what an earlier one says of products
-        for _ in range(2 if len(self.facts) > 1 else 1):
-            for f in self.facts:
-                _learn(f, self)
+        # twice, so that a later fact sharpens what an earlier one says
+        for f in self.facts + (self.facts if len(self.facts) > 1 else ()):
+            _learn(f, self)
 
     def __repr__(self) -> str:
         known = [f"{v.name} in [{lo}, {'' if hi is None else hi}]" for v, (lo, hi) in self.bounds.items()]
@@ -67,7 +67,16 @@ class Env:
     def with_loop(self, var: Var, extent: ExprLike) -> Env:
         """Inside `for var in range(extent)`: var in [0, extent - 1], and the loop runs at least once."""
         size = expr(extent)
-        return Env({**self.bounds, var: (0, sub(size, 1))}, (*self.facts, le(1, size)))
+        out = Env.__new__(Env)
+        out.bounds = {**self.bounds, var: (const(0), sub(size, 1))}
+        runs = le(1, size)
+        known = isinstance(runs, Const) or runs in self.facts
+        out.facts = self.facts if known else (*self.facts, runs)
+        out.simplified, out.proofs, out._ranges = {}, {}, {}
+        out._limits = dict(self._limits)  # learnt once: entering loops is common
+        if not known:
+            _learn(runs, out)
+        return out
 
     def with_fact(self, cond: Expr) -> Env:
         """Also `cond`, a conjunction of conditions that hold (`n <= 512`, `k == m`, `N % T == 0`)."""
@@ -186,6 +195,8 @@ def dtype_interval(dtype: DType) -> Interval:
 def interval(e: ExprLike, env: Env) -> Interval:
     """A constant interval that holds all values of the integer expression `e`."""
     e = expr(e)
+    if not e.children:
+        return _interval_of(e, {}, env)
     done: dict[Expr, Interval] = {}
     for n in postorder((e,)):
         done[n] = _interval_of(n, done, env)

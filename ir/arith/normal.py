@@ -28,7 +28,7 @@ from relax_tune.ir.arith.bounds import (
 from relax_tune.ir.arith.poly import Key, Mono, Poly
 from relax_tune.ir.arith.samples import Samples
 from relax_tune.ir.dtype import DType
-from relax_tune.ir.expr import Const, Expr, Load, Op, Tunable, Var, postorder
+from relax_tune.ir.expr import Const, Expr, Load, Op, Var, free_vars
 
 ALGEBRA = frozenset({"add", "sub", "mul", "floordiv", "floormod", "min", "max"})
 
@@ -64,8 +64,9 @@ class Normalizer:
     _bounds: dict[int, list[Bound]] = field(default_factory=dict)
     _rewrites: list[tuple[Mono, int, Poly]] = field(default_factory=list)
     _divisible: list[tuple[Poly, Poly]] = field(default_factory=list)
-    inequalities: list[Poly] = field(default_factory=list)
-    _facts_read: bool = False
+    _equalities: list[Poly] = field(default_factory=list)
+    _inequalities: list[Poly] | None = None
+    _started: bool = False
     _ready: bool = False
     levels: dict[int, int] = field(default_factory=dict)
     proved: dict[tuple[int, Key], bool] = field(default_factory=dict)
@@ -77,21 +78,37 @@ class Normalizer:
 
     def poly(self, e: Expr) -> Poly:
         """The normal form of an integer expression."""
-        if not self._facts_read:
-            self._facts_read = True
-            if self.env.facts:
-                self._read_facts()
-            self._ready = True
+        self.start(e)
         return self._poly(e)
 
+    def start(self, e: Expr) -> None:
+        """Open the question: its variables come first in every order, then the equations among the facts are read."""
+        if self._started:
+            return
+        self._started = True
+        if any(isinstance(f, Op) and f.op == "eq" for f in self.env.facts):
+            for v in free_vars(e):
+                if v.dtype.is_int:
+                    self.atom("var", (), v, v)
+            self._read_equations()
+        self._ready = True
+
     def _poly(self, e: Expr) -> Poly:
-        found = self._polys.get(e)
+        polys = self._polys
+        found = polys.get(e)
         if found is not None:
             return found
-        for n in postorder((e,)):
-            if n not in self._polys and n.dtype.is_int:
-                self._polys[n] = self._read(n)
-        return self._polys[e]
+        stack = [e]
+        while stack:
+            n = stack[-1]
+            below = [c for c in n.children if c not in polys]
+            if below:
+                stack.extend(reversed(below))
+                continue
+            stack.pop()
+            if n not in polys:
+                polys[n] = self._read(n) if n.dtype.is_int else {}
+        return polys[e]
 
     def _read(self, n: Expr) -> Poly:
         if isinstance(n, Const):
@@ -123,9 +140,7 @@ class Normalizer:
 
     def opaque(self, n: Expr) -> Poly:
         """An atom that stands for `n`; equal children give the same atom."""
-        parts = tuple(
-            ("p", P.key(self._polys[c])) if c.dtype.is_int and c in self._polys else ("e", c) for c in n.children
-        )
+        parts = tuple(("p", P.key(self._polys[c])) if c.dtype.is_int else ("e", c) for c in n.children)
         what: object = n.buffer if isinstance(n, Load) else n.op if isinstance(n, Op) else n
         kind: str = "other"
         args: tuple[Poly, ...] = ()
@@ -383,22 +398,31 @@ class Normalizer:
                 return p
         return p
 
-    def _read_facts(self) -> None:
+    def _read_equations(self) -> None:
         for fact in self.env.facts:
-            if not isinstance(fact, Op) or fact.op not in ("lt", "le", "eq"):
-                continue
-            a, b = fact.args
-            if not (a.dtype.is_int and b.dtype.is_int):
-                continue
-            difference = P.combine(self._poly(b), self._poly(a), -1)
-            if fact.op == "eq":
+            if isinstance(fact, Op) and fact.op == "eq" and fact.args[0].dtype.is_int and fact.args[1].dtype.is_int:
+                a, b = fact.args
                 self._divides(a, b)
                 self._equation(P.combine(self._poly(a), self._poly(b), -1))
-            else:
-                self._inequality(self.minus_one(difference) if fact.op == "lt" else difference)
-            # what was read before the fact was known may be reducible now
-            if fact.op == "eq":
+                # what was read before the fact was known may be reducible now
                 self._polys.clear()
+
+    @property
+    def inequalities(self) -> list[Poly]:
+        """Polynomials that the facts say are >= 0; those that intervals know already are left out."""
+        if self._inequalities is None:
+            if not self._ready:
+                return []
+            self._inequalities = []
+            for p in self._equalities:
+                self._inequality(p)
+                self._inequality(P.scaled(p, -1))
+            for fact in self.env.facts:
+                if isinstance(fact, Op) and fact.op in ("lt", "le") and fact.args[0].dtype.is_int:
+                    a, b = fact.args
+                    p = P.combine(self._poly(b), self._poly(a), -1)
+                    self._inequality(self.minus_one(p) if fact.op == "lt" else p)
+        return self._inequalities
 
     def _divides(self, a: Expr, b: Expr) -> None:
         """Note D % c == 0."""
@@ -414,16 +438,14 @@ class Normalizer:
             mono = min(units, key=lambda m: (-len(m), m))
             rest = {m: -k * p[mono] for m, k in p.items() if m != mono}
             self._rewrites.append((mono, 1, rest))
-        self._inequality(p)
-        self._inequality(P.scaled(p, -1))
+        self._equalities.append(p)
 
     def _inequality(self, p: Poly) -> None:
-        """Note p >= 0, unless intervals say as much."""
         if len(p) - (P.ONE in p) < 2 and all(len(m) < 2 for m in p):
             return  # a constant limit of one atom: variables have theirs in the env
         lo = self.interval(p)[0]
-        if lo is None or lo < 0:
-            self.inequalities.append(p)
+        if (lo is None or lo < 0) and self._inequalities is not None:
+            self._inequalities.append(p)
 
 
 def _contains(m: Mono, d: Mono) -> bool:
@@ -437,6 +459,3 @@ def algebraic(n: Op) -> bool:
 
 def wide(dtype: DType) -> bool:
     return dtype_interval(dtype) is UNBOUNDED and dtype.is_int
-
-
-__all__ = ["ALGEBRA", "Atom", "Bound", "Normalizer", "Tunable", "algebraic", "wide"]

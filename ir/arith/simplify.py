@@ -36,6 +36,7 @@ class _Simplifier:
         self.dirty: set[Expr] = set()
 
     def run(self, root: Expr) -> Expr:
+        self.ctx.start(root)
         for n in postorder((root,)):
             self.done[n] = self.visit(n)
         if root in self.dirty:
