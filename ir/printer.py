@@ -274,7 +274,9 @@ class Printer:
         role = "" if b.role == "compute" else f", role={quote(b.role)}"
         self.emit(f"with block({quote(name)}{where}{role}):", b)
         self.depth += 1
-        bound = [(i.kind, self.expr(i.extent), self.expr(e)) for i, e in zip(b.iters, b.bindings, strict=True)]
+        # a missing binding shows as `...`, so that the verifier can point at it
+        values = [*map(self.expr, b.bindings), *["..."] * (len(b.iters) - len(b.bindings))]
+        bound = [(i.kind, self.expr(i.extent), value) for i, value in zip(b.iters, values)]
         with self.scope():
             parts: list[str] = []
             for it, (kind, extent, value) in zip(b.iters, bound, strict=True):

@@ -361,8 +361,8 @@ def _spatial(
     where: Callable[..., tuple[Expr, ...]],
     value: Callable[..., Expr],
 ) -> Stmt:
-    loops = [Var("ij"[a]) for a in range(len(extents))]
-    iters = [IterVar(Var("v" + v.name), e) for v, e in zip(loops, extents, strict=True)]
+    loops = [Var(f"{name}_{'ij'[a]}") for a in range(len(extents))]
+    iters = [IterVar(Var("v" + v.name[-1]), e) for v, e in zip(loops, extents, strict=True)]
     points = [i.var for i in iters]
     body: Stmt = Block(name, tuple(iters), tuple(loops), Store(out.buffer, where(*points), value(*points)))
     for var, extent in reversed(list(zip(loops, extents, strict=True))):
