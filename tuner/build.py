@@ -15,9 +15,10 @@ from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.expr import Var
-from relax_tune.ir.graph import Binding, Call as GraphCall, CallTIR, Constant, GVar, TupleValue, Value
+from relax_tune.ir.graph import Binding, CallTIR, Constant, GVar, TupleValue, Value
+from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.passes.memory import MemoryPlan, plan_memory
+from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.plan import Entry, choice_slot
@@ -132,7 +133,7 @@ class _Emitter:
         self.symbols: dict[Var, int] = {}
         self.arrays: dict[GVar, int] = {}
         self.constants: dict[str, int] = {}
-        self.memory: MemoryPlan = plan_memory(lowered.main, lowered.module.bounds)
+        self.memory: MemoryPlan = PlanMemory().plan(lowered.module, lowered.main.name)
 
     def run(self) -> Program:
         module, main, b = self.lowered.module, self.lowered.main, self.builder
@@ -148,7 +149,9 @@ class _Emitter:
         for number, v in enumerate(returned):
             root = self._root(v)
             if root in self.arrays:
-                raise BuildError(f"result {number} of {main.name!r} is a parameter or returned twice; return a computed value")
+                raise BuildError(
+                    f"result {number} of {main.name!r} is a parameter or returned twice; return a computed value"
+                )
             self.arrays[root] = b.buffer(v.name, _buffer(v.name, _tensor(v)), "output", self.symbols)
             outputs.append(self.arrays[root])
         for binding in main.bindings:
@@ -201,7 +204,7 @@ class _Emitter:
         if len(call.out) != 1:
             raise BuildError(f"{var.name}: tensor functions with {len(call.out)} outputs are not emitted yet")
         if var not in self.arrays:
-            storage = storages[self.memory.assignment[var]]
+            storage = storages[self.memory.assignment[var][0]]
             self.arrays[var] = b.buffer(var.name, _buffer(var.name, call.out[0]), "temp", self.symbols, storage)
         arguments = {p: self._array(a) for p, a in zip(func.input_buffers, call.args, strict=True)}
         arguments[func.output_buffers[0]] = self.arrays[var]

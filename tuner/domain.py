@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.errors import UserError
-from relax_tune.ir.expr import Expr, Var, const, substitute
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import as_int
+from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
 
 Point = tuple[int, ...]
 
@@ -53,7 +52,8 @@ def anchors(
         return Domain(tuple(sorted(points)), tuple(1 / len(points) for _ in points))
     wide = max(r.upper / max(r.lower, 1) for r in ranges.values())
     levels = [
-        ranges[s].levels(per_symbol if ranges[s].upper / max(ranges[s].lower, 1) > 16 or wide <= 16 else 3) for s in symbols
+        ranges[s].levels(per_symbol if ranges[s].upper / max(ranges[s].lower, 1) > 16 or wide <= 16 else 3)
+        for s in symbols
     ]
     seen: dict[Point, int] = {}
     for combination in itertools.product(*levels):

@@ -59,8 +59,18 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf) -> int:
     return slots[e]
 
 
-@dataclass(frozen=True)
-class LibraryStep:
+@dataclass(frozen=True, eq=False)
+class KernelStage:
+    """A scheduled function among a variant's stages. `arguments` names, for its parameters, the task's buffers or temporaries
+    shared with other stages, and `meaning` its symbols over the task's; what is left out stands for itself."""
+
+    func: PrimFunc
+    arguments: Mapping[Buffer, Buffer] = field(default_factory=dict)
+    meaning: Mapping[Var, Expr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class LibraryStage:
     """A library routine among a variant's stages: buffers and integer arguments over the task's symbols."""
 
     routine: str
@@ -68,7 +78,7 @@ class LibraryStep:
     scalars: tuple[Expr, ...]
 
 
-Stage = PrimFunc | LibraryStep
+Stage = KernelStage | LibraryStage
 
 
 @dataclass
@@ -136,17 +146,20 @@ class ProgramBuilder:
         steps: list[Step] = []
         used_scratch = 0
         for stage in stages:
-            if isinstance(stage, LibraryStep):
+            if isinstance(stage, LibraryStage):
                 used_scratch = self._declare(stage.buffers, known, used_scratch, symbols)
                 scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
                 steps.append(Step("library", stage.routine, tuple(known[b] for b in stage.buffers), scalars))
                 continue
-            for part in split_kernels(stage):
+            used_scratch = self._declare(tuple(stage.arguments.values()), known, used_scratch, symbols)
+            inner = {p: known[b] for p, b in stage.arguments.items()} if stage.arguments else known
+            own = {v: self.slot(e, symbols) for v, e in stage.meaning.items()} if stage.meaning else symbols
+            for part in split_kernels(stage.func):
                 if blocks(part.body) and all(b.role == "prepare" for b in blocks(part.body)):
-                    self._prepare(part, known, symbols)
+                    self._prepare(part, inner, own)
                     continue
-                used_scratch = self._declare(part.buffers, known, used_scratch, symbols)
-                steps.append(self._step(part, known, symbols))
+                used_scratch = self._declare(part.buffers, inner, used_scratch, own)
+                steps.append(self._step(part, inner, own))
         return Variant(label, tuple(steps), key)
 
     def _declare(self, wanted: Sequence[Buffer], known: dict[Buffer, int], used: int, symbols: SlotOf) -> int:
@@ -225,7 +238,9 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
         for node in postorder((block.body.value,)):
             if isinstance(node, Load):
                 for e, dim in zip(node.indices, node.buffer.shape):
-                    if any(isinstance(x, Load) and x.buffer is buffer for x in postorder((e,))) and isinstance(dim, Const):
+                    if any(isinstance(x, Load) and x.buffer is buffer for x in postorder((e,))) and isinstance(
+                        dim, Const
+                    ):
                         size = int(dim.value)
                         limit = size if limit is None else min(limit, size)
     return Fill("integers", 0, limit if limit is not None else 2)

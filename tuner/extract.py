@@ -22,9 +22,7 @@ DEFAULT_UPPER = 512
 
 def ranges_of(module: IRModule) -> dict[Var, Range]:
     """The declared bounds of the model's symbols."""
-    return {
-        b.var: Range(b.lower, DEFAULT_UPPER if b.upper is None else b.upper) for b in module.bounds
-    }
+    return {b.var: Range(b.lower, DEFAULT_UPPER if b.upper is None else b.upper) for b in module.bounds}
 
 
 def tensor_infos(values: Sequence[Value]) -> list[TensorInfo]:
@@ -42,7 +40,9 @@ def site_symbols(func: PrimFunc, call: CallTIR) -> dict[Var, Expr]:
     return bind_symbols(func, tensor_infos(call.args), call.out, call.scalars)
 
 
-def extract_tasks(lowered: LoweredModule, count: int = 6, overrides: Mapping[str, Range] | None = None) -> tuple[Task, ...]:
+def extract_tasks(
+    lowered: LoweredModule, count: int = 6, overrides: Mapping[str, Range] | None = None
+) -> tuple[Task, ...]:
     """The tasks of a module, in order of first call. `overrides` narrow symbols by name.
 
     Raises UserError for an override of a symbol the model does not have.

@@ -23,7 +23,7 @@ from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.build import BuildResult, build_program
 from relax_tune.tuner.extract import extract_tasks
-from relax_tune.tuner.loop import Progress, TuneResult, Tuner
+from relax_tune.tuner.loop import Progress, Tuner, TuneResult
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
@@ -42,7 +42,9 @@ def load_model(path: str | Path, bounds: Bounds | None = None) -> IRModule:
     if not folder.exists():
         raise UserError(f"{folder}: no such file or folder; give the folder of a Hugging Face model")
     if not folder.is_dir():
-        raise UserError(f"{folder}: wanted the folder of a Hugging Face model (config.json and model.safetensors), found a file")
+        raise UserError(
+            f"{folder}: wanted the folder of a Hugging Face model (config.json and model.safetensors), found a file"
+        )
     return load_hf(folder, bounds=bounds)
 
 
@@ -106,7 +108,9 @@ class Job:
         """Measure what the settings ask for and the store does not have yet."""
         self.store.add_target(self.target)
         identity = uuid.uuid4().hex
-        record = canonical_json({"target": self.settings.target, "effort": self.settings.effort, "seed": self.settings.seed})
+        record = canonical_json(
+            {"target": self.settings.target, "effort": self.settings.effort, "seed": self.settings.seed}
+        )
         self.store.put_job(JobRecord(identity, record, "running"))
         tuner = Tuner(
             list(self.choices.values()), self.target.key, runner, self.store, self.settings, identity, self.report

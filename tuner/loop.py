@@ -20,10 +20,10 @@ from relax_tune.database.store import Store
 from relax_tune.errors import BuildError, ScheduleError
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
+from relax_tune.tuner.emit import input_fill
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.inputs import random_array
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
-from relax_tune.tuner.emit import input_fill
 from relax_tune.tuner.reference import evaluate, tolerances
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchProblem, SearchStrategy
 from relax_tune.tuner.search.registry import make_strategy
@@ -120,7 +120,9 @@ class Tuner:
         task = choices.task
         self.store.add_workload(Workload(task.key, task.text, FORMAT_VERSION, task.name))
         problem = SearchProblem(choices.space, points_array(task.domain.points), list(task.domain.weights))
-        seed = int.from_bytes(hashlib.blake2b(f"{self.settings.seed}:{task.key}".encode(), digest_size=8).digest(), "little")
+        seed = int.from_bytes(
+            hashlib.blake2b(f"{self.settings.seed}:{task.key}".encode(), digest_size=8).digest(), "little"
+        )
         strategy = make_strategy(self.settings.strategy, problem, np.random.default_rng(seed))
         state = TaskState(choices, strategy)
         known = self.store.measurements(task.key, self.target_key)
@@ -153,7 +155,9 @@ class Tuner:
         best = state.best()
         calls = max(1, len(state.task.sites))
         seconds = 1.0 if best is None else best
-        return calls * seconds * max(state.last_gain, 0.01) / (1 + len(state.tuned) / self.settings.candidates), state.task.key
+        return calls * seconds * max(state.last_gain, 0.01) / (
+            1 + len(state.tuned) / self.settings.candidates
+        ), state.task.key
 
     def _baselines(self, state: TaskState) -> None:
         """Time the generic and the library form wherever they have no record yet."""
@@ -222,7 +226,9 @@ class Tuner:
 
     def _records(self, task: Task, variant: VariantRecord, result: MeasureResult) -> list[Measurement]:
         if not result.ok:
-            return [self._failed(task, variant, result.id, result.stage or "runtime", result.message, result.build_secs)]
+            return [
+                self._failed(task, variant, result.id, result.stage or "runtime", result.message, result.build_secs)
+            ]
         return [
             Measurement(
                 id=f"{result.id}.{number}",

@@ -64,8 +64,10 @@ def _run_block(block: Block, symbols: dict[Var, Any], arrays: dict[Buffer, Array
     extents = [int(_evaluate(i.extent, symbols, arrays)) for i in block.iters]
     spatial = [a for a, i in enumerate(block.iters) if i.kind == "spatial"]
     reduce = tuple(a for a, i in enumerate(block.iters) if i.kind == "reduce")
-    if [i.var for i in block.iters if i.kind == "spatial"] != list(block.body.indices):
+    own = [block.iters[a].var for a in spatial]
+    if len(own) != len(block.body.indices) or set(own) != set(block.body.indices):
         raise VerifyError(f"block {block.name!r}: the reference wants plain spatial iterators as store indices")
+    order = [own.index(e) for e in block.body.indices if isinstance(e, Var)]
     if 0 in (extents[a] for a in spatial):
         return
     target = arrays[block.body.buffer]
@@ -79,19 +81,22 @@ def _run_block(block: Block, symbols: dict[Var, Any], arrays: dict[Buffer, Array
             grid = np.arange(low, high) if a == 0 else np.arange(extents[a])
             values[it.var] = grid.reshape([-1 if x == a else 1 for x in range(len(extents))])
         shape = [high - low, *extents[1:]] if extents else []
-        where = tuple(slice(low, high) if a == 0 else slice(None) for a in spatial)
+        where = tuple(slice(low, high) if spatial[o] == 0 else slice(None) for o in order)
         if not reduce:
-            target[where] = np.broadcast_to(_evaluate(block.body.value, values, arrays), shape)
+            target[where] = np.broadcast_to(_evaluate(block.body.value, values, arrays), shape).transpose(order)
             continue
         value = block.body.value
-        if not (isinstance(value, Op) and value.op in _REDUCE and isinstance(value.args[0], Load)) or block.init is None:
+        if (
+            not (isinstance(value, Op) and value.op in _REDUCE and isinstance(value.args[0], Load))
+            or block.init is None
+        ):
             raise VerifyError(f"block {block.name!r}: the reference wants `C = op(C, x)`, found {value!r}")
         total, pair = _REDUCE[value.op]
         start = _evaluate(block.init.value, values, arrays)
         if 0 in (extents[a] for a in reduce):
             continue  # no reduction point: the block never runs
         term = np.broadcast_to(_evaluate(value.args[1], values, arrays), shape)
-        target[where] = pair(np.asarray(total(term, axis=reduce)), start)
+        target[where] = pair(np.asarray(total(term, axis=reduce)), start).transpose(order)
 
 
 def _evaluate(e: Expr, values: Mapping[Var, Any], arrays: Mapping[Buffer, Array]) -> Any:

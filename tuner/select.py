@@ -72,9 +72,7 @@ def select(
     keys = sorted(times)
     weight = domain.weights
     factor = handicap or {}
-    best = [
-        min((t for k in keys if (t := times[k][a]) is not None), default=None) for a in range(count)
-    ]
+    best = [min((t for k in keys if (t := times[k][a]) is not None), default=None) for a in range(count)]
     if any(b is None for b in best):
         missing = [domain.points[a] for a in range(count) if best[a] is None]
         raise UserError(f"no variant was measured at the shapes {missing}; tune again to measure them")

@@ -71,7 +71,9 @@ def load_settings(
             raise UserError(f"{path.name}: wanted TOML, found {error}") from None
         unknown = sorted(set(data) - known)
         if unknown:
-            raise UserError(f"{path.name}: wanted settings among {', '.join(sorted(known))}; found {', '.join(unknown)}")
+            raise UserError(
+                f"{path.name}: wanted settings among {', '.join(sorted(known))}; found {', '.join(unknown)}"
+            )
         merged |= data
     variables = os.environ if environment is None else environment
     for name in known:

@@ -15,7 +15,9 @@ from relax_tune.errors import BuildError, ScheduleError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.expr import Expr, Var
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.passes.library import LibraryForm, library_form
+from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_form
+from relax_tune.ir.passes.symbols import bind_symbols
+from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.program import Program
 from relax_tune.schedules.constraints import ConstraintFunction
 from relax_tune.schedules.features import FeatureFunction
@@ -24,7 +26,7 @@ from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate, 
 from relax_tune.schedules.target import Machine
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.domain import Domain
-from relax_tune.tuner.emit import LibraryStep, Stage, candidate_program
+from relax_tune.tuner.emit import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
 
 
@@ -126,7 +128,7 @@ class Choices:
         if form.after is None:
             return (VariantRecord("library", form.routine, "[]", "{}"),)
         found = []
-        for name, schedule in injective.sketches(form.after, self.machine):
+        for name, schedule in injective.sketches(form.after.func, self.machine):
             trace = schedule.trace
             sizes = [(d.domain[len(d.domain) // 2] if d.name == "RB" else d.domain[-1]) for d in trace.tunables]
             values = dict(zip((t.name for t in trace.tunables), sizes))
@@ -143,8 +145,8 @@ class Choices:
                 return self._library_stages(record)
             sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
             if sketch is not None:
-                return (instantiate(sketch, record.values),)
-            return (replay_with(Trace.from_json(record.trace), self.task.func, record.values),)
+                return (KernelStage(instantiate(sketch, record.values)),)
+            return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
         except ScheduleError as error:
             raise BuildError(f"the record {record.key} of task {self.task.name!r} does not apply: {error}") from None
 
@@ -155,18 +157,20 @@ class Choices:
                 f"task {self.task.name!r}: wanted the library routine {record.sketch.split('+')[0]!r}, which is not at hand; "
                 "install it (extra `openblas`) or build with another policy"
             )
-        stages: list[Stage] = [self._plain(f) for f in form.before]
-        stages.append(LibraryStep(form.routine, form.buffers, form.scalars))
+        stages: list[Stage] = [_stage(step, self._plain(step.func)) for step in form.before]
+        stages.append(LibraryStage(form.routine, (form.a, form.b, form.c), form.scalars))
         if form.after is not None:
+            after = form.after.func
             if record.trace == "[]":
-                stages.append(self._plain(form.after))
+                stages.append(_stage(form.after, self._plain(after)))
             else:
-                stages.append(replay_with(Trace.from_json(record.trace), form.after, record.values))
+                stages.append(_stage(form.after, replay_with(Trace.from_json(record.trace), after, record.values)))
         return tuple(stages)
 
     def _plain(self, func: PrimFunc) -> PrimFunc:
-        ((_, schedule),) = fallback.sketches(func, self.machine)
-        return replay_with(schedule.trace, func, {})
+        """A function no search looks at: the middle setting of its first sketch."""
+        sketch = generate_sketches(func, self.machine)[0]
+        return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
 
     def program(self, record: VariantRecord) -> Program:
         """The program that measures a variant."""
@@ -176,6 +180,14 @@ class Choices:
             found = candidate_program(self.task.func, record.kind, stages, self.target, self.task.symbol_names)
             self._programs[record.key] = found
         return found
+
+
+def _stage(step: LibraryStep, scheduled: PrimFunc) -> KernelStage:
+    """A step of a library form, scheduled, with its parameters and symbols in terms of the fused function's."""
+    infos = [TensorInfo(b.shape, b.dtype) for b in step.args]
+    inputs = len(infos) - step.func.outputs
+    meaning = bind_symbols(step.func, infos[:inputs], infos[inputs:], step.scalars)
+    return KernelStage(scheduled, dict(zip(step.func.buffers, step.args, strict=True)), meaning)
 
 
 def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:

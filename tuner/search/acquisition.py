@@ -17,7 +17,7 @@ def log_expected_improvement(mean: FloatArray, std: FloatArray, best: FloatArray
     underflows.
     """
     u = (best - mean) / std
-    deep = np.clip(u, -1e5, -1.0)
+    deep = np.clip(u, -1e5, -4.0)
     density = np.exp(-0.5 * np.square(u)) / _SQRT_2PI
     near = np.log(np.maximum(u * _normal_cdf(u) + density, 1e-300))
     tail = -0.5 * np.square(deep) - np.log(_SQRT_2PI) + np.log(np.maximum(1.0 + deep * _mills(-deep), 1e-300))
@@ -91,8 +91,8 @@ def _normal_cdf(u: FloatArray) -> FloatArray:
 
 
 def _mills(x: FloatArray) -> FloatArray:
-    """(1 - cdf(x)) / density(x) for x >= 1, by its continued fraction x + 1/(x + 2/(x + 3/(x + ...)))."""
+    """(1 - cdf(x)) / density(x) for x >= 1.5, by its continued fraction x + 1/(x + 2/(x + 3/(x + ...)))."""
     fraction = x
-    for k in range(60, 0, -1):
+    for k in range(40, 0, -1):
         fraction = x + k / fraction
     return 1.0 / fraction

@@ -110,10 +110,10 @@ def scaled(domain: Sequence[int], values: npt.ArrayLike) -> FloatArray:
 def default_features(parameters: Sequence[Parameter], rows: IntArray, shapes: IntArray) -> FeatureArray:
     """Features of a space that brings none: (R, S, F) float32.
 
-    Each parameter and each shape dim on its scale, then sums and differences of every pair of parameters (on a log
-    scale: products and ratios of tile sizes). `rows: (R, P) int64`, `shapes: (S, D) int64`.
+    Each parameter of more than one value and each shape dim on its scale, then sums and differences of every pair of
+    parameters (on a log scale: products and ratios of tile sizes). `rows: (R, P) int64`, `shapes: (S, D) int64`.
     """
-    columns = [scaled(p.domain, rows[:, j]) for j, p in enumerate(parameters)]
+    columns = [scaled(p.domain, rows[:, j]) for j, p in enumerate(parameters) if len(p.domain) > 1]
     pairs = [(a, b) for i, a in enumerate(columns) for b in columns[i + 1 :]]
     columns = columns + [a + b for a, b in pairs] + [a - b for a, b in pairs]
     own = np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0))

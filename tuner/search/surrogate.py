@@ -44,7 +44,7 @@ class _Group:
     mean: FloatArray  # (G,)
     scale: FloatArray  # (G,)
     values: FloatArray  # (M, G) standardised log times
-    factor: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    whitener: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # inverse Cholesky factor (M, M)
     weights: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     amplitude: FloatArray = field(default_factory=lambda: np.ones(0))
 
@@ -124,9 +124,9 @@ class Surrogate:
     def _factorise(self, group: _Group) -> None:
         gram = _matern(_distances(group.rows, group.rows, self._lengths))
         gram[np.diag_indices_from(gram)] = 1.0 + max(self._noise, 1e-6)
-        group.factor = np.asarray(np.linalg.cholesky(gram))
-        white = np.linalg.solve(group.factor, group.values)
-        group.weights = np.asarray(np.linalg.solve(group.factor.T, white))
+        group.whitener = np.tril(np.linalg.inv(np.linalg.cholesky(gram)))
+        white = group.whitener @ group.values
+        group.weights = group.whitener.T @ white
         group.amplitude = np.sqrt(np.square(white).mean(axis=0)) + 1e-9
 
     # -- believing -----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Surrogate:
         std = np.ones((len(points), self._shape_count))
         for group in self._groups:
             cross = _matern(_distances(points, group.rows, self._lengths))
-            explained = np.square(np.linalg.solve(group.factor, cross.T)).sum(axis=0)
+            explained = np.square(cross @ group.whitener.T).sum(axis=1)
             left = np.sqrt(np.maximum(1.0 - explained, 1e-10))
             mean[:, group.shapes] = cross @ group.weights * group.scale + group.mean
             std[:, group.shapes] = left[:, None] * (group.amplitude * group.scale)
@@ -156,7 +156,7 @@ class Surrogate:
         prior = _matern(_distances(points, points, self._lengths))
         out: dict[int, FloatArray] = {}
         for group in self._groups:
-            white = np.linalg.solve(group.factor, _matern(_distances(group.rows, points, self._lengths)))
+            white = group.whitener @ _matern(_distances(group.rows, points, self._lengths))
             covariance = prior - white.T @ white
             out.update(dict.fromkeys(group.shapes, covariance))
         return out
