@@ -18,7 +18,7 @@ from typing import Union
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import ALL, DType, bool_, f32, i64
-from relax_tune.ir.expr import INFIX, OPS, PRECEDENCE, TRUE, Const, Expr, Load, Op, Tunable, Var, postorder
+from relax_tune.ir.expr import INFIX, PRECEDENCE, TRUE, Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.function import Bound, ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     AnyBinding,
@@ -45,7 +45,7 @@ _Identity = Union[Var, Buffer, GVar]
 
 LOOP_KINDS = ("serial", "parallel", "vectorized", "unrolled", "group", "item")
 RESERVED = frozenset(
-    {*OPS, *LOOP_KINDS, *(d.short for d in ALL), *keyword.kwlist, *keyword.softkwlist}
+    {*LOOP_KINDS, *(d.short for d in ALL), *keyword.kwlist, *keyword.softkwlist}
     | {"alloc", "tunable", "symbol", "module", "extern", "block", "init", "spatial", "reduce", "const", "shape", "op"}
     | {"Buffer", "Const", "Tensor", "Shape", "Prim", "Tuple", "Callable", "Object", "prim_func", "function", "dataflow"}
     | {"call_tir", "call_dps_library", "match_cast", "inf", "nan"}

@@ -112,6 +112,10 @@ class _Graph:
         for var in (*self.f.params, *(b.var for b in self.f.bindings)):
             if not isinstance(var.info, INFOS):
                 raise VerifyError(f"{self.f.name}: wanted an annotation on {var.name}, found {var.info!r}")
+            dims = var.info.shape if isinstance(var.info, TensorInfo) else None
+            for d in dims or ():
+                if not isinstance(d, Expr) or not d.dtype.is_int:
+                    raise VerifyError(f"{self.f.name}: wanted integer expressions as dims of {var.name}, found {d!r}")
         for p in self.f.params:
             self.define(p, p)
             self.symbols.update(info_symbols(p.info))

@@ -142,12 +142,12 @@ def test_every_kind_of_loop_and_block() -> None:
 def test_names_are_hints() -> None:
     """Clashing, reserved and impossible names still give text that reads back."""
     n = Var("for")
-    x, y = Buffer("exp", (n, Var("for")), f32), Buffer("a.b/c", (n,), f32)
+    x, y = Buffer("f32", (n, Var("for")), f32), Buffer("a.b/c", (n,), f32)
     i, j = Var("i"), Var("i")
-    body = For(i, n, For(j, const(2), Store(y, (i,), load(x, (i, j)) + cast(Var("exp"), f32))))
+    body = For(i, n, For(j, const(2), Store(y, (i,), load(x, (i, j)) + cast(Var("f32"), f32))))
     text = print_text(round_trip(PrimFunc("layer.0", (x, y, Var("0")), 1, body)))
     assert '@prim_func(outputs=1, name="layer.0")' in text
-    assert "a_b_c[i] = exp_1[i, i_1]" in text
+    assert "a_b_c[i] = f32_1[i, i_1]" in text
 
 
 def test_small_dtypes_of_variables() -> None:

@@ -203,6 +203,11 @@ GRAPHS: list[tuple[str, Callable[[], Function], str]] = [
     ("nested", lambda: graph(relu(Call(Relu(), (A,)))), "found a Call; bind it first"),
     ("defined twice", lambda: graph(relu(A), relu(A)), "b is defined twice"),
     ("no annotation", lambda: graph(relu(A, GVar("c", None))), "wanted an annotation on c, found None"),  # type: ignore[arg-type]
+    (
+        "plain numbers as dims",
+        lambda: graph(relu(A, GVar("c", TensorInfo((4,), f32)))),  # type: ignore[arg-type]
+        "wanted integer expressions as dims of c, found 4",
+    ),
     ("unknown constant", lambda: graph(relu(Constant("u", W.info), GVar("c", W.info))), "no constant called 'u'"),
     ("constant's shape", lambda: graph(relu(W, GVar("c", W.info))), "'w' is not what its annotation says: dim 0: wanted 2, found 3"),
     ("deduced dims", lambda: graph(relu(A, GVar("b", TensorInfo((N, const(5)), f32)))), "dim 1: wanted 5, found 4"),
