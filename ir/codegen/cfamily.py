@@ -14,8 +14,8 @@ from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.codegen.values import Lane, Values
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
-from relax_tune.ir.dtype import i32, i64
-from relax_tune.ir.expr import Expr, Op, Var, and_, as_int, conjuncts
+from relax_tune.ir.dtype import DType, f32, f64, i32, i64
+from relax_tune.ir.expr import Expr, Load, Op, Var, and_, as_int, conjuncts
 from relax_tune.ir.stmt import Store
 
 RESERVED = frozenset(
@@ -196,12 +196,48 @@ class Printer(Values):
                 self.statement(f.body)
         elif f.kind == "vectorized" and size is not None:
             self.vector_loop(f, size)
+        elif f.fold and size is not None and self.fold(f, size):
+            pass
         elif f.kind == "unrolled" and size is not None and is_expanded(f, self.lanes):
             for k in range(size):
                 with self.known(f.var, constant(k)):
                     self.statement(f.body)
         else:
             self.serial_loop(f, extent)
+
+    def fold(self, f: Loop, size: int) -> bool:
+        """A reduction over the lanes of vector registers as a tree; False when the elements are not in such registers."""
+        s = f.body
+        assert isinstance(s, Store) and isinstance(s.value, Op)
+        mine, source = s.value.args
+        assert isinstance(mine, Load) and isinstance(source, Load)
+        layout, op, dtype = self.layouts.get(source.buffer), s.value.op, s.buffer.dtype
+        if layout is None or self.lane is not None or source.dtype is not dtype or dtype not in (f32, f64):
+            return False
+        held: dict[str, int] = {}
+        for k in range(size):
+            with self.known(f.var, constant(k)):
+                name, at, width = self.register(source.buffer, self.flat(source.buffer, source.indices))
+            if k % width != at:
+                return False
+            held[name] = width
+        width = next(iter(held.values()))
+        if width == 1 or any(w != width for w in held.values()) or sum(held.values()) != size:
+            return False
+        parts = list(held)
+        while len(parts) > 1:
+            pairs = [self.combine(op, dtype, width, a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+            parts = pairs + ([parts[-1]] if len(parts) % 2 else [])
+        total = f"{self.prelude.helper(f'fold_{op}', dtype, width)}({parts[0]})"
+        old = self.text(mine)[0]
+        assert old is not None
+        self.assign(s.buffer, self.flat(s.buffer, s.indices), self.combine(op, dtype, 1, old, total))
+        return True
+
+    def combine(self, op: str, dtype: DType, width: int, a: str, b: str) -> str:
+        if op in ("add", "mul"):
+            return f"({a} {'+' if op == 'add' else '*'} {b})"
+        return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
 
     def thread_loop(self, f: Loop, extent: Poly) -> None:
         """A loop over threads, work-groups or work-items."""

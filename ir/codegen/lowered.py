@@ -8,13 +8,27 @@ from typing import Union
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Range
-from relax_tune.ir.expr import FALSE, TRUE, Expr, Load, Var, as_int, load, postorder, substitute, transform
+from relax_tune.ir.expr import (
+    FALSE,
+    TRUE,
+    Expr,
+    Load,
+    Op,
+    Var,
+    as_int,
+    free_vars,
+    load,
+    postorder,
+    substitute,
+    transform,
+)
 from relax_tune.ir.stmt import Block, For, If, LoopKind, Seq, Stmt, Store, Tail, lower_block
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """`for var in range(extent)`, as `relax_tune.ir.stmt.For`."""
+    """`for var in range(extent)`, as `relax_tune.ir.stmt.For`. fold: the iterations combine the elements of a local buffer into
+    one place and may do so in any order."""
 
     var: Var
     extent: Expr
@@ -22,6 +36,7 @@ class Loop:
     kind: LoopKind = "serial"
     axis: int = 0
     tail: Tail = "predicate"
+    fold: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +74,7 @@ class Declare:
 
 Node = Union[Loop, Steps, Cond, Store, Let, Declare]
 NOTHING = Steps(())
+FOLDABLE = ("serial", "unrolled", "vectorized")
 
 
 def lower_blocks(s: Stmt) -> Node:
@@ -66,12 +82,32 @@ def lower_blocks(s: Stmt) -> Node:
     if isinstance(s, Block):
         return lower_blocks(lower_block(s))
     if isinstance(s, For):
+        if is_fold(s):
+            return Loop(s.var, s.extent, lower_blocks(s.body), "unrolled", fold=True)
         return Loop(s.var, s.extent, lower_blocks(s.body), s.kind, s.axis, s.tail)
     if isinstance(s, Seq):
         return block(*(lower_blocks(c) for c in s.stmts))
     if isinstance(s, If):
         return when(s.cond, lower_blocks(s.then), None if s.orelse is None else lower_blocks(s.orelse))
     return s
+
+
+def is_fold(s: For) -> bool:
+    """Whether a loop is `place = op(place, local[..., loop variable])` over a reduction iterator: any order will do."""
+    b = s.body
+    if not isinstance(b, Block) or b.init is not None or b.predicate is not TRUE or s.kind not in FOLDABLE:
+        return False
+    of_loop = [i for i, e in zip(b.iters, b.bindings, strict=True) if e is s.var and i.kind == "reduce"]
+    value = b.body.value
+    if len(of_loop) != 1 or not isinstance(value, Op) or value.op not in ("add", "mul", "max", "min"):
+        return False
+    var = of_loop[0].var
+    mine, source = value.args
+    if not isinstance(mine, Load) or not isinstance(source, Load) or source.buffer.scope != "local":
+        return False
+    same_place = mine.buffer is b.body.buffer and mine.indices == b.body.indices and source.buffer is not mine.buffer
+    others = (*mine.indices, *source.indices[:-1], *(e for e in b.bindings if e is not s.var))
+    return same_place and source.indices[-1] is var and not {var, s.var} & set(free_vars(*others))
 
 
 def block(*parts: Node) -> Node:

@@ -41,6 +41,9 @@ class OpenCLPrelude(Prelude):
     def literal(self, vector: str, parts: list[str]) -> str:
         return f"({vector})({', '.join(parts)})"
 
+    def half(self, vector: str, width: int, start: int) -> str:
+        return f"a.{'hi' if start else 'lo'}"
+
     def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
         if name == "bits":
             return (), f"STATIC $I $N($V a) {{ return as_{'int' if dtype is f32 else 'long'}(a); }}"

@@ -124,7 +124,26 @@ class Prelude:
             one = self.helper(name, dtype, 1)
             parts = self.literal("$V", [f"{one}(x[{k}])" for k in lanes])
             return (), f"STATIC $V $N($V x) {{ return {parts}; }}"
+        if name.startswith("fold_"):
+            return self._fold(name, dtype, width)
         raise KeyError(f"no helper {name} for {dtype}x{width}")
+
+    def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """All lanes combined, halving the width step by step."""
+        op, half = name.removeprefix("fold_"), width // 2
+        v = self.vector(dtype, half)
+        one = f"rt_{op}_{suffix(dtype, half)}"
+        joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op, f"{one}(lo, hi)")
+        if op in ("max", "min"):
+            self.helper(op, dtype, half)
+        if half > 1:
+            joined = f"{self.helper(name, dtype, half)}({joined})"
+        low, high = self.half(v, half, 0), self.half(v, half, half)
+        return (), f"STATIC $E $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
+
+    def half(self, vector: str, width: int, start: int) -> str:
+        """`width` lanes of the vector `a` from `start`."""
+        return f"a[{start}]" if width == 1 else self.literal(vector, [f"a[{start + k}]" for k in range(width)])
 
     def literal(self, vector: str, parts: list[str]) -> str:
         """A vector from its lanes."""

@@ -515,11 +515,7 @@ class Values:
         if lane is None or (step == 0 and not self.moves(s.value)):
             text, _moving = self.value(s.value)
             assert text is not None
-            if b in self.layouts:
-                name, at, width = self.register(b, p)
-                self.line(f"{name if width == 1 else f'{name}[{at}]'} = {text};")
-            else:
-                self.line(self.store_one(b, self.poly_text(p), text))
+            self.assign(b, p, text)
             return
         text, moving = self.value(s.value)
         if b in self.layouts and step == 1:
@@ -538,6 +534,16 @@ class Values:
             return
         self._scatter(s, text, moving, lane)
 
+    def assign(self, b: Buffer, p: Poly, text: str) -> None:
+        """One element."""
+        self.line(self.assignment(b, p, text))
+
+    def assignment(self, b: Buffer, p: Poly, text: str) -> str:
+        if b not in self.layouts:
+            return self.store_one(b, self.poly_text(p), text)
+        name, at, width = self.register(b, p)
+        return f"{name if width == 1 else f'{name}[{at}]'} = {text};"
+
     def _scatter(self, s: Store, text: str | None, moving: bool, lane: Lane) -> None:
         """Lane by lane."""
         env = self.algebra.env
@@ -553,12 +559,7 @@ class Values:
             value = f"{held}[{k}]" if held is not None else text if text is not None else self.one(s.value)
             if held is not None and s.value.dtype.short == "bool":
                 value = f"({value} != 0)"
-            p = self.flat(s.buffer, s.indices)
-            if s.buffer in self.layouts:
-                name, at, width = self.register(s.buffer, p)
-                line = f"{name if width == 1 else f'{name}[{at}]'} = {value};"
-            else:
-                line = self.store_one(s.buffer, self.poly_text(p), value)
+            line = self.assignment(s.buffer, self.flat(s.buffer, s.indices), value)
             self.line(line if lane.count is None else f"if ({k} < {lane.count}) {{ {line} }}")
         env[lane.var] = old
         self.lane = lane

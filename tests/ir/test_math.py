@@ -30,7 +30,9 @@ def elementwise(name: str, width: int, kind: LoopKind) -> PrimFunc:
     x, y = Buffer("x", (n,), f32), Buffer("y", (n,), f32)
     at: Expr = o * width + v
     body = Block(name, (IterVar(vi, n),), (at,), Store(y, (vi,), call(name, load(x, (vi,)))), None, lt(at, n))
-    return PrimFunc(f"{name}{width}", (x, y), 1, For(o, ceildiv(n, const(width)), For(v, const(width), body, kind), tail="peel"))
+    return PrimFunc(
+        f"{name}{width}", (x, y), 1, For(o, ceildiv(n, const(width)), For(v, const(width), body, kind), tail="peel")
+    )
 
 
 def sweep() -> np.ndarray:
@@ -70,5 +72,7 @@ def test_accuracy(language: str, name: str) -> None:
         (y,) = run([x, np.empty_like(x)])
         error = ulps(y, wanted)
         worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
-        assert error[worst] <= LIMITS[name], f"{name} x{width}: {x[worst]!r} gives {y[worst]!r}, wanted {wanted[worst]!r}"
+        assert error[worst] <= LIMITS[name], (
+            f"{name} x{width}: {x[worst]!r} gives {y[worst]!r}, wanted {wanted[worst]!r}"
+        )
     device.close()
