@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.expr import Expr, Var, free_vars
@@ -10,6 +11,7 @@ from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.passes.symbols import bind_symbols
+from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.structural import workload_key
@@ -63,7 +65,10 @@ def extract_tasks(
     for name, where in sites.items():
         func = lowered.prims[name]
         domain = anchors(where, _used(where, ranges), count)
-        tasks.append(Task(workload_key(func), print_text(func, normalise=True), func, tuple(where), domain))
+        text = print_text(func, normalise=True)
+        # traces name loops and blocks: they are made on the normalised function, so a record fits whatever the model calls things
+        plain = replace(parse_prim_func(text), name=name)
+        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain))
     return tuple(tasks)
 
 

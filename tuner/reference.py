@@ -94,7 +94,8 @@ def _run_block(block: Block, symbols: dict[Var, Any], arrays: dict[Buffer, Array
         total, pair = _REDUCE[value.op]
         start = _evaluate(block.init.value, values, arrays)
         if 0 in (extents[a] for a in reduce):
-            continue  # no reduction point: the block never runs
+            target[where] = start
+            continue
         term = np.broadcast_to(_evaluate(value.args[1], values, arrays), shape)
         target[where] = pair(np.asarray(total(term, axis=reduce)), start).transpose(order)
 

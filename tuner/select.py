@@ -84,7 +84,7 @@ def select(
         return weight[a] * math.log(t * factor.get(key, 1.0) / b)
 
     symbols = len(domain.points[0]) if count else 0
-    axes = [(s,) for s in range(symbols)]
+    axes: list[tuple[int, ...]] = [(s,) for s in range(symbols)]
     if symbols > 1:
         axes.append(tuple(range(symbols)))
 

@@ -24,6 +24,9 @@ class CompiledKernels:
 
     def compile(self, kernels: Sequence[KernelSource]) -> Handles:
         """See `Device.compile`."""
+        missing = [kernel for kernel in kernels if kernel.name not in self._handles]
+        if missing:  # a library's own helper, compiled when it is first bound
+            self._handles = {**self._handles, **self._device.compile(missing)}
         return {kernel.name: self._handles[kernel.name] for kernel in kernels}
 
     def __getattr__(self, name: str) -> Any:
