@@ -54,6 +54,10 @@ class Deduction:
         x, y = expr(a), expr(b)
         return Proof.YES if x is y else prove(eq(x, y), self.env)
 
+    def same(self, a: ExprLike, b: ExprLike) -> bool:
+        """Whether `a == b` is proved."""
+        return self.equal(a, b) is Proof.YES
+
     def proves(self, cond: Expr) -> Proof:
         return prove(cond, self.env)
 

@@ -11,7 +11,7 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import i32, i64
-from relax_tune.ir.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, lt, maximum, minimum, mul, select, sub
+from relax_tune.ir.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, maximum, minimum, mul, sub
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import (
     Array,
@@ -238,6 +238,20 @@ class BroadcastTo(OperatorSpec):
         return np.broadcast_to(arrays[0], _integers(self.shape, "broadcast_to"))
 
 
+class _Placer(TensorBuilder):
+    """A builder that can also copy a tensor into a window of another."""
+
+    def place(self, out: Tensor, axis: int, start: Expr, x: Tensor, name: str) -> None:
+        """`out[..., start + i, ...] = x[..., i, ...]`."""
+        self._block(
+            out,
+            x.buffer.shape,
+            (),
+            name,
+            lambda s, _: ((*s[:axis], add(s[axis], start), *s[axis + 1 :]), None, x[s]),  # type: ignore[arg-type]
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Concat(OperatorSpec):
     """Arguments one after the other along `axis`; other dims equal."""
@@ -273,7 +287,7 @@ class Concat(OperatorSpec):
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
     ) -> PrimFunc:
-        b = TensorBuilder(name)
+        b = _Placer(name)
         dtype = dtype_of(infos[0])
         shapes = [shape_of(i) for i in infos]
         axis = axis_index(self.name, self.axis, len(shapes[0]))
@@ -283,20 +297,10 @@ class Concat(OperatorSpec):
             ends.append(s[axis] if not ends else add(ends[-1], s[axis]))
         y = b.output("y", (*shapes[0][:axis], (ctx or Deduction()).simplify(ends[-1]), *shapes[0][axis + 1 :]), dtype)
 
-        def part(position: int, i: tuple[Expr, ...]) -> Expr:
-            """Element of one argument; clamped into it, because a select evaluates both sides."""
-            extent = shapes[position][axis]
-            at = i[axis] if position == 0 else sub(i[axis], ends[position - 1])
-            at = maximum(minimum(at, sub(extent, 1)), 0)
-            return xs[position][(*i[:axis], at, *i[axis + 1 :])]
-
-        def value(*i: Expr) -> Expr:
-            result = part(len(xs) - 1, i)
-            for p in range(len(xs) - 2, -1, -1):
-                result = select(lt(i[axis], ends[p]), part(p, i), result)
-            return result
-
-        b.compute(y, value, "concat")
+        # one block per argument, so that no element of an empty or neighbouring argument is ever read
+        for p, x in enumerate(xs):
+            start = const(0) if p == 0 else ends[p - 1]
+            b.place(y, axis, start, x, f"concat_{p}")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:

@@ -137,7 +137,7 @@ class CancelViews:
                 while isinstance(source, GVar) and source in sources:
                     source = sources[source]
                 old, new = tensor_info(source).shape, value.op.shape
-                if old is not None and [ctx.simplify(d) for d in old] == [ctx.simplify(d) for d in new]:
+                if old is not None and len(old) == len(new) and all(map(ctx.same, old, new)):
                     out.mapping[binding.var] = source
                     return
                 sources[binding.var] = source

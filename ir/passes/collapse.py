@@ -148,8 +148,6 @@ def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
 def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
     """Seams along which everything can merge: the largest set in which each one is crossed by mergeable pairs only, and
     each pair merges at every place it occurs."""
-    extents = {i.var: i for b in blocks for i in b.iters}
-    position = {i.var: p for b in blocks for p, i in enumerate(b.iters)}
     crossings: dict[Seam, list[Pair | None]] = {
         (b, p): [None] if _keeps_last(b, p) else []
         for b in (*func.buffers, *func.allocs)
@@ -158,6 +156,8 @@ def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
     places: dict[Pair, list[Seam]] = {}
     broken: set[Pair] = set()
     for block in blocks:
+        extents = {i.var: i for i in block.iters}
+        position = {i.var: p for p, i in enumerate(block.iters)}
         single = _used_outside_indices(block)
         accesses = _accesses(block)
         for buffer, indices in accesses:
@@ -179,8 +179,12 @@ def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
                 crossings[buffer, p].append(pair)
         for block_pair in [q for q in places if q[0] is block]:
             _, left, right = block_pair
-            for _, indices in accesses:
-                whole = [p for p in range(len(indices) - 1) if indices[p] is left and indices[p + 1] is right]
+            for buffer, indices in accesses:
+                whole = [
+                    p
+                    for p in range(len(indices) - 1)
+                    if (buffer, p) in places[block_pair] and indices[p : p + 2] == (left, right)
+                ]
                 mentions = sum(v in (left, right) for i in indices for v in _mentions(i))
                 if mentions != 2 * len(whole):
                     broken.add(block_pair)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.expr import MATH, Const, Expr, Load, Op, Var, free_vars, postorder
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks
@@ -39,12 +40,16 @@ class Access(IntEnum):
 
 
 def store_axes(block: Block) -> tuple[Var, ...] | None:
-    """The store's indices when they are distinct spatial iterators, all of them (ones of extent 1 may be missing)."""
-    spatial = {i.var for i in block.iters if i.kind == "spatial"}
+    """The store's indices when they are distinct spatial iterators, all of them, and cover the whole buffer."""
+    spatial = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
     axes = tuple(v for v in block.body.indices if isinstance(v, Var) and v in spatial)
-    if len(axes) != len(block.body.indices) or len(set(axes)) != len(axes) or set(axes) != spatial:
+    if len(axes) != len(block.body.indices) or len(set(axes)) != len(axes) or set(axes) != set(spatial):
         return None
-    return axes
+    covers = all(
+        spatial[v] is d or prove_equal(spatial[v], d) is Proof.YES
+        for v, d in zip(axes, block.body.buffer.shape, strict=True)
+    )
+    return axes if covers else None
 
 
 def access_of(block: Block, read: Load) -> Access:

@@ -87,15 +87,25 @@ class _Block:
         shape = tuple(size_of(d, self.symbols) for d in target.shape)
         indices = self.block.body.indices
         where = [self.axes.get(i) if isinstance(i, Var) else None for i in indices]
-        if None in where or len(set(where)) != len(where):
-            raise VerifyError(f"block {self.block.name}: wanted a store at distinct iterators, found {indices!r}")
         value = self._reduced() if self.block.is_reduction else self._value(self.block.body.value)
         spatial = tuple(n if i.kind == "spatial" else 1 for n, i in zip(self.extents, self.block.iters, strict=True))
         whole = np.broadcast_to(value, spatial)
         order = [p for p in where if p is not None]
+        covers = len(set(order)) == len(where) and tuple(spatial[p] for p in order) == shape
+        if not covers:
+            self._scatter(target, shape, whole)
+            return
         rest = [p for p in range(len(spatial)) if p not in order]
         dtype = np.float64 if target.dtype.is_float else target.dtype.numpy
-        self.stored[target] = np.ascontiguousarray(np.transpose(whole, order + rest).reshape(shape), dtype)
+        self.stored[target] = np.array(np.transpose(whole, order + rest).reshape(shape), dtype, order="C")
+
+    def _scatter(self, target: Buffer, shape: tuple[int, ...], value: Array) -> None:
+        """Store at computed indices; elements no block writes are not numbers."""
+        if target not in self.stored:
+            dtype = np.float64 if target.dtype.is_float else target.dtype.numpy
+            self.stored[target] = np.full(shape, np.nan if target.dtype.is_float else 0, dtype)
+        indices = [np.broadcast_to(self._value(i), value.shape) for i in self.block.body.indices]
+        self.stored[target][tuple(indices)] = value
 
     def _reduced(self) -> Array:
         step, op = accumulated(self.block), self.block.body.value

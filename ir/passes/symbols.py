@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from relax_tune.errors import VerifyError
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Const, Expr, Op, Var, free_vars, loads, transform
@@ -94,6 +95,10 @@ def close_over(func: PrimFunc, env: Env | None = None) -> Closed:
     # shapes, extents and indices in normal form, so that equal dims are the same node
     func = map_function(func, lambda e: simplify(e, known) if e.dtype.is_int and not _reads(e) else e, ())
     dims = list(dict.fromkeys(d for b in func.buffers for d in b.shape))
+    equal = _representatives([d for d in dims if not isinstance(d, (Var, Const))], known)
+    if equal:
+        func = map_function(func, lambda e: transform(e, equal.get))
+        dims = list(dict.fromkeys(d for b in func.buffers for d in b.shape))
     bare = {d for d in dims if isinstance(d, Var)}
     products: dict[Expr, Expr] = {}
     for d in dims:
@@ -116,6 +121,19 @@ def close_over(func: PrimFunc, env: Env | None = None) -> Closed:
     readable = {d for b in func.buffers for d in b.shape if isinstance(d, Var)}
     scalars = tuple(v for v in outer_symbols(func) if v not in readable)
     return Closed(replace(func, params=(*func.buffers, *scalars)), meaning)
+
+
+def _representatives(dims: Sequence[Expr], env: Env) -> dict[Expr, Expr]:
+    """For every dim that equals an earlier one in another form, that one."""
+    found: dict[Expr, Expr] = {}
+    first: list[Expr] = []
+    for d in dims:
+        same = next((e for e in first if prove_equal(d, e, env) is Proof.YES), None)
+        if same is None:
+            first.append(d)
+        else:
+            found[d] = same
+    return found
 
 
 def _reads(e: Expr) -> bool:

@@ -1,0 +1,267 @@
+"""The unfused form of a fused function: a library call with what must happen before and after it.
+
+Nothing is decided here; the form is an alternative that measuring compares (DESIGN 2, "library variant").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove_equal
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.dtype import f32
+from relax_tune.ir.expr import Const, Expr, Load, Var, as_int, const, free_vars, load, mul
+from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.op.base import product
+from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks, with_blocks
+from relax_tune.ir.passes.patterns import PatternKind, block_kind, operands
+from relax_tune.ir.passes.symbols import close_over
+from relax_tune.ir.stmt import Block, IterVar, Store
+
+SGEMM = "openblas.sgemm"
+SGEMM_BATCHED = "openblas.sgemm_batched"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryStep:
+    """A tensor function over its own symbols, called on buffers of the form (inputs, then the output) and scalars over the
+    fused function's symbols."""
+
+    func: PrimFunc
+    args: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryForm:
+    """`before` steps, then `routine(a, b, c, scalars)`, then `after`.
+
+    Buffers are parameters of the fused function or `temps`, whose dims are over its symbols. `scalars` are in the routine's
+    order: sgemm (m, n, k, trans_a, trans_b, lda, ldb, ldc); sgemm_batched has `batch` first and the three batch strides,
+    in elements, last. Row-major.
+    """
+
+    routine: str
+    a: Buffer
+    b: Buffer
+    c: Buffer
+    scalars: tuple[Expr, ...]
+    temps: tuple[Buffer, ...] = ()
+    before: tuple[LibraryStep, ...] = ()
+    after: LibraryStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachLibraries:
+    """The library form of every tensor function that has one; the module stays as it is."""
+
+    def forms(self, module: IRModule) -> Mapping[str, LibraryForm]:
+        """Library forms by function name."""
+        found = {n: library_form(f) for n, f in module.functions.items() if isinstance(f, PrimFunc)}
+        return {n: form for n, form in found.items() if form is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Iterators of a product by role, each in loop order."""
+
+    batch: tuple[IterVar, ...]
+    rows: tuple[IterVar, ...]
+    columns: tuple[IterVar, ...]
+    inner: tuple[IterVar, ...]
+
+
+def library_form(func: PrimFunc) -> LibraryForm | None:
+    """Split `func` around its one float32 matrix product; None when it holds none or more than one.
+
+    An operand that is computed or whose layout no strided product can read is first written out packed; a result layout
+    that none can write is produced packed and permuted after."""
+    blocks = plain_blocks(func)
+    if blocks is None or func.outputs != 1:
+        return None
+    kinds = [block_kind(b) for b in blocks]
+    if kinds.count(PatternKind.OUT_FUSIBLE) != 1:
+        return None
+    at = kinds.index(PatternKind.OUT_FUSIBLE)
+    block, rest = blocks[at], blocks[at + 1 :]
+    factors = operands(block)
+    zero = block.init is not None and isinstance(block.init.value, Const) and block.init.value.value == 0
+    if at != 0 or factors is None or not zero or block.body.buffer.dtype is not f32:
+        return None
+    if any(b.is_reduction for b in rest) or any(f.dtype is not f32 for f in factors):
+        return None
+    spatial = [i for i in block.iters if i.kind == "spatial"]
+    left, right = (set(free_vars(f)) for f in factors)
+    axes = _Axes(
+        tuple(i for i in spatial if i.var in left and i.var in right),
+        tuple(i for i in spatial if i.var in left and i.var not in right),
+        tuple(i for i in spatial if i.var in right and i.var not in left),
+        tuple(i for i in block.iters if i.kind == "reduce"),
+    )
+    if any(i.var not in left | right for i in block.iters):
+        return None
+    target = _strides(load(block.body.buffer, block.body.indices), axes)
+    if target is not None and target.unit_rows and not target.unit_columns:
+        # the transposed product is the one that writes rows
+        factors = (factors[1], factors[0])
+        axes = replace(axes, rows=axes.columns, columns=axes.rows)
+    return _Splitter(func, block, rest, axes).split(factors[0], factors[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Strides:
+    """Of one operand, in elements: per role the stride of the flattened role, None where the operand has none of it."""
+
+    batch: Expr | None
+    rows: Expr | None
+    columns: Expr | None
+    inner: Expr | None
+
+    @property
+    def unit_rows(self) -> bool:
+        return self.rows is None or as_int(self.rows) == 1
+
+    @property
+    def unit_columns(self) -> bool:
+        return self.columns is None or as_int(self.columns) == 1
+
+
+def _strides(read: Load, axes: _Axes) -> _Strides | None:
+    """Strides of a plain read; None when an index is no bare iterator or a role does not flatten to one stride."""
+    shape = read.buffer.shape
+    at: dict[Var, Expr] = {}
+    for p, index in enumerate(read.indices):
+        if isinstance(index, Const) and index.value == 0:
+            continue
+        if not isinstance(index, Var) or index in at:
+            return None
+        at[index] = simplify(product(shape[p + 1 :]))
+    found: list[Expr | None] = []
+    for role in (axes.batch, axes.rows, axes.columns, axes.inner):
+        have = [i for i in role if i.var in at]
+        if not have:
+            found.append(None)
+            continue
+        if len(have) != len(role):
+            return None
+        for outer, nested in zip(role, role[1:], strict=False):
+            if prove_equal(mul(at[nested.var], nested.extent), at[outer.var]) is not Proof.YES:
+                return None
+        found.append(at[role[-1].var])
+    return _Strides(*found)
+
+
+def _extent(role: Sequence[IterVar]) -> Expr:
+    return simplify(product([i.extent for i in role]))
+
+
+class _Splitter:
+    """Builds one library form."""
+
+    def __init__(self, func: PrimFunc, block: Block, rest: Sequence[Block], axes: _Axes) -> None:
+        self.func, self.block, self.rest, self.axes = func, block, rest, axes
+        self.temps: list[Buffer] = []
+        self.before: list[LibraryStep] = []
+
+    def split(self, left: Expr, right: Expr) -> LibraryForm:
+        axes = self.axes
+        a, sa = self._operand(left, axes.rows, axes.inner, "a_packed")
+        b, sb = self._operand(right, axes.inner, axes.columns, "b_packed")
+        c, sc, after = self._result()
+        m, n, k = map(_extent, (axes.rows, axes.columns, axes.inner))
+        # a matrix of one row may have any leading dim that is at least its width
+        trans_a, lda = _leading(sa.rows, sa.inner, m, k)
+        trans_b, ldb = _leading(sb.inner, sb.columns, k, n)
+        _, ldc = _leading(sc.rows, sc.columns, m, n)
+        sizes: tuple[Expr, ...] = (m, n, k, const(trans_a), const(trans_b), lda, ldb, ldc)
+        if axes.batch:
+            strides = [const(0) if x.batch is None else x.batch for x in (sa, sb, sc)]
+            sizes = (_extent(axes.batch), *sizes, *strides)
+        routine = SGEMM_BATCHED if axes.batch else SGEMM
+        return LibraryForm(routine, a, b, c, sizes, tuple(self.temps), tuple(self.before), after)
+
+    def _temp(self, name: str, roles: Sequence[IterVar]) -> Buffer:
+        taken = {x.name for x in (*self.func.buffers, *self.func.allocs, *self.temps)}
+        while name in taken:
+            name += "_"
+        buffer = Buffer(name, tuple(i.extent for i in roles), f32)
+        self.temps.append(buffer)
+        return buffer
+
+    def _operand(
+        self, value: Expr, first: Sequence[IterVar], second: Sequence[IterVar], name: str
+    ) -> tuple[Buffer, _Strides]:
+        """The buffer a product reads, packed first when it has to be."""
+        if isinstance(value, Load):
+            found = _strides(value, self.axes)
+            if found is not None:
+                pair = (found.columns if found.rows is None else found.rows, found.inner)
+                if any(s is None or as_int(s) == 1 for s in pair):
+                    return value.buffer, found
+        # keep the axis that is contiguous in the source contiguous, so that packing copies runs
+        last = value.indices[-1] if isinstance(value, Load) else None
+        turned = any(i.var is last for i in first) and not any(i.var is last for i in second)
+        order = (*self.axes.batch, *((*second, *first) if turned else (*first, *second)))
+        packed = self._temp(name, order)
+        indices = tuple(i.var for i in order)
+        spatial = tuple(IterVar(i.var, i.extent) for i in order)
+        pack = Block(f"pack_{name}", spatial, indices, Store(packed, indices, value))
+        inputs = tuple(dict.fromkeys(r.buffer for r in all_loads((value,))))
+        self.before.append(self._step(f"{self.func.name}_{name}", [pack], inputs, packed))
+        strides = _strides(load(packed, indices), self.axes)
+        assert strides is not None
+        return packed, strides
+
+    def _result(self) -> tuple[Buffer, _Strides, LibraryStep | None]:
+        """What the product writes, and the step after it."""
+        output = self.func.output_buffers[0]
+        target = self.block.body.buffer
+        found = _strides(load(target, self.block.body.indices), self.axes)
+        fits = found is not None and found.unit_columns
+        rest = list(self.rest)
+        if fits and found is not None and target is output:
+            return output, found, None
+        if fits and found is not None:
+            self.temps.append(target)
+            return target, found, self._after(rest, target, output)
+        order = (*self.axes.batch, *self.axes.rows, *self.axes.columns)
+        packed = self._temp("c_packed", order)
+        spatial = tuple(i for i in self.block.iters if i.kind == "spatial")
+        copy = Block(
+            "unpack",
+            spatial,
+            tuple(i.var for i in spatial),
+            Store(target, self.block.body.indices, load(packed, tuple(i.var for i in order))),
+        )
+        strides = _strides(load(packed, tuple(i.var for i in order)), self.axes)
+        assert strides is not None
+        return packed, strides, self._after([copy, *rest], packed, output)
+
+    def _after(self, blocks: Sequence[Block], source: Buffer, output: Buffer) -> LibraryStep:
+        written = {b.body.buffer for b in blocks}
+        read = dict.fromkeys(x.buffer for b in blocks for x in block_loads(b))
+        inputs = (source, *(r for r in read if r is not source and r not in written))
+        return self._step(f"{self.func.name}_after", blocks, inputs, output)
+
+    def _step(self, name: str, blocks: Sequence[Block], inputs: tuple[Buffer, ...], output: Buffer) -> LibraryStep:
+        inner = tuple(a for a in self.func.allocs if a not in inputs and a is not output)
+        func = PrimFunc(
+            name,
+            (*inputs, output, *self.func.scalar_params),
+            1,
+            self.func.body,
+            inner,
+            tuple(c for c in self.func.consts if c in inputs),
+        )
+        closed = close_over(with_blocks(func, blocks), Env())
+        return LibraryStep(closed.func, (*inputs, output), closed.scalars)
+
+
+def _leading(outer: Expr | None, inner: Expr | None, height: Expr, width: Expr) -> tuple[int, Expr]:
+    """(transposed, leading dim) of a `height` x `width` matrix with these strides, one of which is 1."""
+    if inner is None or as_int(inner) == 1:
+        return 0, width if outer is None else outer
+    return 1, height if as_int(inner) is None and outer is None else inner

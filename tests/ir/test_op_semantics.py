@@ -1,0 +1,180 @@
+"""Every operator: its NumPy meaning, its loops under the interpreter, and its deduction agree."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.dtype import dtype, f32, f64, i32, i64
+from relax_tune.ir.expr import Var, as_int, const, expr
+from relax_tune.ir.interp import run_prim
+from relax_tune.ir.op.base import Deduction, OperatorSpec
+from relax_tune.ir.op.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    Div,
+    Erf,
+    Exp,
+    Gelu,
+    Maximum,
+    MaximumScalar,
+    Minimum,
+    Mul,
+    MulScalar,
+    Relu,
+    Rsqrt,
+    Sigmoid,
+    Sqrt,
+    Sub,
+    Tanh,
+)
+from relax_tune.ir.op.erf import erf
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import (
+    BroadcastTo,
+    Concat,
+    ExpandDims,
+    Flatten,
+    Permute,
+    Reshape,
+    Slice,
+    Split,
+    Take,
+)
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Softmax, Sum
+from relax_tune.ir.op.registry import OPERATORS, registry
+from relax_tune.ir.passes.reference import evaluate_prim
+from relax_tune.ir.struct_info import TensorInfo, TupleInfo
+
+RNG = np.random.default_rng(7)
+
+
+def rand(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def ints(low: int, high: int, *shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(low, high, shape, dtype=np.int64)
+
+
+def dims(*shape: int) -> tuple[Any, ...]:
+    return tuple(const(d) for d in shape)
+
+
+CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
+    *[(op, [rand(3, 5)]) for op in (Exp(), Erf(), Tanh(), Sigmoid(), Gelu(), Relu())],
+    *[(op, [np.abs(rand(7)) + np.float32(0.1)]) for op in (Sqrt(), Rsqrt())],
+    *[(op, [rand(2, 3)]) for op in (AddScalar(1.5), MulScalar(-0.25), MaximumScalar(0.1))],
+    (AddScalar(3), [ints(0, 9, 4)]),
+    (Relu(), [ints(-5, 5, 4)]),
+    (Cast(i32), [rand(9) * 10]),
+    (Cast(f32), [ints(0, 2, 3, 4)]),
+    *[(op, [rand(3, 5), np.abs(rand(5)) + 1]) for op in (Add(), Sub(), Mul(), Div(), Maximum(), Minimum())],
+    (Add(), [rand(3, 1, 5), rand(4, 1)]),
+    (Mul(), [rand(1, 5), rand(3, 5)]),
+    (Add(), [rand(0, 4), rand(4)]),
+    (Matmul(), [rand(3, 5), rand(5, 7)]),
+    (Matmul(True), [rand(3, 5), rand(7, 5)]),
+    (Matmul(), [rand(2, 3, 5), rand(5, 7)]),
+    (Matmul(), [rand(2, 3, 5, 4), rand(2, 3, 4, 6)]),
+    (Matmul(True), [rand(2, 1, 5, 4), rand(3, 6, 4)]),
+    (Matmul(), [rand(0, 5), rand(5, 7)]),
+    (Softmax(), [rand(4, 13) * 5]),
+    (Softmax(), [rand(2, 3, 1)]),
+    (LayerNorm(1e-6), [rand(3, 17), rand(17), rand(17)]),
+    (LayerNorm(1e-12), [rand(2, 3, 8) + 3, rand(8), rand(8)]),
+    (L2Normalize(1e-12), [rand(3, 11)]),
+    (L2Normalize(1e-12), [np.zeros((2, 3), np.float32)]),
+    (MeanPool(1e-9), [rand(3, 4, 5), (ints(0, 2, 3, 4)).astype(np.float32)]),
+    (MeanPool(1e-9), [rand(1, 4, 5), np.zeros((1, 4), np.float32)]),
+    *[(op, [rand(3, 4, 5)]) for op in (Sum(), Sum((1,)), Sum((0, -1), True), Mean((0,)), Max((-1,)), Max(None, True))],
+    (Sum((0,)), [ints(-3, 9, 5, 2)]),
+    (Take(), [rand(9, 3), ints(0, 9, 2, 4)]),
+    (Take(), [rand(9), ints(0, 9, 5)]),
+    (Reshape(dims(2, 6)), [rand(3, 4)]),
+    (Reshape(dims(3, 2, 2)), [rand(3, 4)]),
+    (Flatten(), [rand(3, 4)]),
+    (ExpandDims((1, -1)), [rand(3, 4)]),
+    (Permute((2, 0, 1)), [rand(2, 3, 4)]),
+    (BroadcastTo(dims(2, 3, 4)), [rand(3, 1)]),
+    (Concat(1), [rand(2, 3), rand(2, 1), rand(2, 4)]),
+    (Concat(0), [rand(0, 2), rand(3, 2)]),
+    (Slice(0, const(1), const(3)), [rand(5, 2)]),
+    (Slice(1, const(0), const(9)), [rand(2, 4)]),
+    (Slice(1, const(6), const(9)), [rand(2, 4)]),
+    *[(Split(3), [rand(n, 2)]) for n in (0, 1, 2, 3, 7)],
+    (Split(2, 1), [rand(2, 6)]),
+]
+
+
+def info(a: np.ndarray[Any, Any]) -> TensorInfo:
+    return TensorInfo(tuple(expr(d) for d in a.shape), dtype(a.dtype))
+
+
+def shapes_of(found: Any) -> list[tuple[int, ...]]:
+    infos = found.fields if isinstance(found, TupleInfo) else (found,)
+    return [tuple(as_int(d) for d in i.shape) for i in infos]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{'-'.join(str(a.shape) for a in c[1])}")
+def test_loops_compute_what_numpy_says(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
+    op, arrays = case
+    wanted = op.evaluate(arrays)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    infos = [info(a) for a in arrays]
+    assert shapes_of(op.infer(infos, Deduction())) == [w.shape for w in wanted]
+    func = op.legalize("f", infos)
+    outs = [np.full(w.shape, 77, w.dtype) for w in wanted]
+    run_prim(func, [*arrays, *outs])
+    for got, w in zip(outs, wanted, strict=True):
+        assert got.dtype == w.dtype
+        np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)
+    for got, w in zip(evaluate_prim(func, arrays), wanted, strict=True):
+        np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[1][0].dtype == np.float32], ids=lambda c: c[0].name)
+def test_double_precision_stays(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
+    op, arrays = case
+    if isinstance(op, Cast):
+        return
+    wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
+    found = op.evaluate(wide)
+    assert all(a.dtype == np.float64 for a in (found if isinstance(found, tuple) else (found,)))
+
+
+def test_every_operator_is_covered_and_registered_once() -> None:
+    assert {type(op) for op, _ in CASES} == set(OPERATORS.values())
+    with pytest.raises(ValueError, match="one operator called 'exp'"):
+        registry((Exp, Exp))
+
+
+def test_erf_in_double_precision() -> None:
+    x = np.concatenate([np.linspace(-7, 7, 2001), [0.0, -0.0, np.inf, -np.inf, 1e-300, 0.46875, 4.0]])
+    np.testing.assert_allclose(erf(x), [math.erf(v) for v in x], rtol=0, atol=1e-15)
+    assert np.isnan(erf(np.array([np.nan]))).all()
+
+
+def test_attributes_with_symbols_are_bound_before_evaluating() -> None:
+    n = Var("n")
+    op = Slice(0, const(1), n)
+    np.testing.assert_array_equal(op.substituted({n: const(3)}).evaluate([np.arange(5.0)]), [1.0, 2.0])
+    with pytest.raises(DeduceError, match="bind its symbols first"):
+        op.evaluate([np.arange(5.0)])
+
+
+def test_wrong_dtypes_and_arities_are_refused() -> None:
+    x, i = TensorInfo(dims(3), f32), TensorInfo(dims(3), i64)
+    with pytest.raises(DeduceError, match="exp: wanted a floating-point tensor"):
+        Exp().infer([i], Deduction())
+    with pytest.raises(DeduceError, match="add: wanted one dtype, found f32 and i64"):
+        Add().infer([x, i], Deduction())
+    with pytest.raises(DeduceError, match="add: wanted 2 arguments, found 1"):
+        Add().infer([x], Deduction())
+    with pytest.raises(DeduceError, match="take: wanted int32 or int64 indices"):
+        Take().infer([x, TensorInfo(dims(3), f64)], Deduction())
