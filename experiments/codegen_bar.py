@@ -114,8 +114,8 @@ def softmax(language: str, tile: int, columns: Expr, tail: Tail = "peel") -> Pri
     b = _Rows(language, tile, columns, tail)
     x, y = Buffer("x", (b.n, columns), f32), Buffer("y", (b.n, columns), f32)
     tops, top, sums, total = b.local("tops", tile), b.local("top", 1), b.local("sums", tile), b.local("total", 1)
-    lane = lambda _r, _j, i: (i,)  # noqa: E731
-    place = lambda r, j, _i: (r, j)  # noqa: E731
+    lane = lambda _r, _j, i: (i,)
+    place = lambda r, j, _i: (r, j)
     return b.finish(
         "softmax",
         (x, y),
@@ -144,7 +144,7 @@ def layer_norm(language: str, tile: int, columns: Expr, tail: Tail = "peel") -> 
         b.local("var", 1),
     )
     size = cast(columns, f32)
-    lane = lambda _r, _j, i: (i,)  # noqa: E731
+    lane = lambda _r, _j, i: (i,)
 
     def centred(r: Expr, j: Expr) -> Expr:
         return load(x, (r, j)) - div(load(mean, (0,)), size)

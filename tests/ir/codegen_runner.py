@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,24 @@ class Compiled:
     def __init__(self, device: Device, language: str, func: PrimFunc, lanes: int | None = None) -> None:
         self.device, self.func = device, func
         self.kernels = kernels_of(func, language, lanes)
-        sources = [KernelSource(k.name, language, k.source) for k in self.kernels]
-        self.handles = device.compile(sources)
+        self.handles = device.compile(self.sources(language))
+
+    def sources(self, language: str) -> list[KernelSource]:
+        return [KernelSource(k.name, language, k.source) for k in self.kernels]
+
+    @classmethod
+    def together(cls, device: Device, language: str, funcs: Sequence[PrimFunc]) -> list[Compiled]:
+        """Several functions compiled at once, under names of their own."""
+        made = []
+        for i, func in enumerate(funcs):
+            one = cls.__new__(cls)
+            one.device, one.func = device, replace(func, name=f"{func.name}_{i}")
+            one.kernels = kernels_of(one.func, language)
+            made.append(one)
+        handles = device.compile([s for one in made for s in one.sources(language)])
+        for one in made:
+            one.handles = handles
+        return made
 
     def __call__(self, arguments: Sequence[Array], scalars: Sequence[int] = ()) -> list[Array]:
         """The outputs for these arguments (outputs included, only their shapes matter)."""
