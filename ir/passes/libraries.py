@@ -54,14 +54,10 @@ class LibraryForm:
     after: LibraryStep | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttachLibraries:
-    """The library form of every tensor function that has one; the module stays as it is."""
-
-    def forms(self, module: IRModule) -> Mapping[str, LibraryForm]:
-        """Library forms by function name."""
-        found = {n: library_form(f) for n, f in module.functions.items() if isinstance(f, PrimFunc)}
-        return {n: form for n, form in found.items() if form is not None}
+def library_forms(module: IRModule) -> Mapping[str, LibraryForm]:
+    """The library form of every tensor function that has one, by name; the module itself stays as it is."""
+    found = {n: library_form(f) for n, f in module.functions.items() if isinstance(f, PrimFunc)}
+    return {n: form for n, form in found.items() if form is not None}
 
 
 @dataclass(frozen=True, slots=True)

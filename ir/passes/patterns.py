@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import IntEnum
 
 from relax_tune.ir.arith.prove import Proof, prove_equal
@@ -167,22 +166,6 @@ def uses_math(func: PrimFunc) -> bool:
     return any(isinstance(n, Op) and (n.op in MATH or n.op == "div") for n in nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatePatterns:
-    """The pattern of every tensor function of a module; the functions stay as they are.
-
-    `kinds(module)` is the annotation; as a pass it only checks that every function can be analysed."""
-
-    only: Sequence[str] = field(default=())
-
-    def kinds(self, module: IRModule) -> Mapping[str, PatternKind]:
-        """Pattern by function name."""
-        return {
-            name: pattern_kind(f)
-            for name, f in module.functions.items()
-            if isinstance(f, PrimFunc) and (not self.only or name in self.only)
-        }
-
-    def __call__(self, module: IRModule) -> IRModule:
-        self.kinds(module)
-        return module
+def pattern_kinds(module: IRModule) -> Mapping[str, PatternKind]:
+    """The pattern of every tensor function of a module, by name."""
+    return {name: pattern_kind(f) for name, f in module.functions.items() if isinstance(f, PrimFunc)}

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.graph import Function
-from relax_tune.ir.passes.libraries import AttachLibraries
+from relax_tune.ir.passes.libraries import library_forms
 from relax_tune.ir.passes.memory import PlanMemory
 from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
@@ -184,7 +184,7 @@ def test_minilm_is_twelve_functions(lowered: LoweredModule) -> None:
 
 @pytest.mark.minilm
 def test_minilm_plans_and_libraries(lowered: LoweredModule) -> None:
-    forms = AttachLibraries().forms(lowered.module)
+    forms = library_forms(lowered.module)
     assert len(forms) == 6
     assert {f.routine for f in forms.values()} == {"openblas.sgemm", "openblas.sgemm_batched"}
     plan = PlanMemory(constant=True).plan(lowered.module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import Binding, Call, CallTIR, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.interp import run_prim
+from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, Concat, Permute, Reshape, Take
 from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_text
 from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants
 from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.fuse import FuseOps
@@ -26,9 +30,11 @@ from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.passes.reference import evaluate_function, evaluate_prim
+from relax_tune.ir.printer import print_text
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.structural import structural_equal
 from relax_tune.ir.tensor_builder import TensorBuilder
+from relax_tune.ir.verify import verify
 
 RNG = np.random.default_rng(3)
 
@@ -274,3 +280,19 @@ def test_groups_can_be_asked_for() -> None:
 def test_graph_holds_only_calls_and_views_after_lowering() -> None:
     for b in lower(attention()).main.bindings:
         assert isinstance(b.value, CallTIR) or (isinstance(b.value, Call) and isinstance(b.value.op, Reshape))
+
+
+@pytest.mark.parametrize("make", [feed_forward, attention])
+def test_every_stage_is_well_formed_and_reads_back(make: Callable[[], IRModule]) -> None:
+    module = make()
+    for name, stage in lower(module).stages:
+        verify(stage)
+        back = parse_text(print_text(stage), operators=OPERATORS, constants=stage.constants)
+        assert structural_equal(back, stage), name
+
+
+def test_fused_modules_under_the_interpreter() -> None:
+    module = feed_forward()
+    x = rand(2, 3, 6)
+    found = run_function(lower(module).module, "main", [x])
+    np.testing.assert_allclose(found, run_function(module, "main", [x]), rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import f64
+from relax_tune.ir.dtype import f32, f64
 from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -17,7 +17,7 @@ from relax_tune.ir.op.elementwise import Add, Gelu, MulScalar
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.reduce import Softmax
-from relax_tune.ir.passes.libraries import AttachLibraries, LibraryForm, LibraryStep, library_form
+from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_form, library_forms
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.struct_info import TensorInfo
@@ -83,8 +83,6 @@ def check(func: PrimFunc, *sizes: int) -> LibraryForm:
 
 
 def legal(op: OperatorSpec, *shapes: tuple[Any, ...]) -> PrimFunc:
-    from relax_tune.ir.dtype import f32
-
     infos = [TensorInfo(tuple(d if isinstance(d, Expr) else const(d) for d in s), f32) for s in shapes]
     return op.legalize("f", infos)
 
@@ -130,7 +128,7 @@ def test_layouts_no_stride_reads_are_packed_and_unpacked() -> None:
     assert len(form.before) == 2 and form.after is not None
     form = check(second, 2, 5)
     assert len(form.before) == 1 and form.after is not None
-    assert set(AttachLibraries().forms(lowered.module)) == {first.name, second.name}
+    assert set(library_forms(lowered.module)) == {first.name, second.name}
 
 
 def test_no_form_for_what_is_no_single_product() -> None:
