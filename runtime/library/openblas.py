@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,29 +44,16 @@ void relax_tune_blas_jobs(int sync, void (*job)(int, void*, int), int jobs, size
 
 
 def _load() -> Any:
-    """Load the library with kernels for the vectors this processor has.
-
-    OpenBLAS knows processors by family and takes AVX2 kernels on one newer than itself: half the speed, measured on an
-    AVX-512 processor of an unknown family. Its own variable, when set, is left alone. Importing the package loads it.
-    """
-    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= host.cpu_flags()
-    chosen = wide and "OPENBLAS_CORETYPE" not in os.environ
-    if chosen:
-        os.environ["OPENBLAS_CORETYPE"] = "SkylakeX"
     try:
         import scipy_openblas32
-
-        folder = Path(scipy_openblas32.get_lib_dir())
-        for path in sorted(folder.glob("*scipy_openblas*")):
-            if path.suffix in (".so", ".dylib", ".dll"):
-                return ctypes.CDLL(str(path))
     except ImportError as error:
         raise BuildError(
             f"OpenBLAS: wanted the package scipy-openblas32, found {error}; pip install 'relax-tune[openblas]'"
         ) from None
-    finally:
-        if chosen:
-            del os.environ["OPENBLAS_CORETYPE"]
+    folder = Path(scipy_openblas32.get_lib_dir())
+    for path in sorted(folder.glob("*scipy_openblas*")):
+        if path.suffix in (".so", ".dylib", ".dll"):
+            return ctypes.CDLL(str(path))
     raise BuildError(f"OpenBLAS: wanted a shared library in {folder}, found none; reinstall scipy-openblas32")
 
 
