@@ -1,0 +1,49 @@
+"""`relax-tune bench`: artifacts against each other."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.artifact import load_artifact
+from relax_tune.tuner.commands.options import Json, print_json
+from relax_tune.tuner.commands.run import open_model
+from relax_tune.tuner.report.console import make_console
+from relax_tune.tuner.report.latency import compare_latency, latency_table, parse_shape
+
+
+def bench(
+    artifacts: Annotated[list[Path], typer.Argument(metavar="ARTIFACT...", help="One or more .rta files.")],
+    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="Such as b=1,n=8. Repeat.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds per shape, in each of which every artifact runs once.")] = 20,
+    device: Annotated[str | None, typer.Option(help="Device to run on. [default: each artifact's kind]")] = None,
+    json: Json = False,
+) -> None:
+    """Time artifacts against each other, interleaved, on made-up inputs.
+
+    A time covers a whole call: inputs copied to the device, every kernel, results copied back.
+    """
+    if repeats < 1:
+        raise UserError(f"--repeats wants at least 1, found {repeats}")
+    shapes = [parse_shape(text) for text in shape or []]
+    loaded = [load_artifact(path) for path in artifacts]
+    names = [path.stem if [p.stem for p in artifacts].count(path.stem) == 1 else str(path) for path in artifacts]
+    if len(set(names)) != len(names):
+        raise UserError(f"wanted each artifact once, found {', '.join(names)}")
+    if not shapes and any(a.program.symbols for a in loaded):
+        symbols = ", ".join(f"{s.name}=..." for s in loaded[0].program.symbols)
+        raise UserError(f"wanted at least one --shape {symbols.replace(', ', ',')}, found none")
+    console = make_console(stderr=json)
+    with contextlib.ExitStack() as stack:
+        contenders = {}
+        for name, artifact in zip(names, loaded, strict=True):
+            model = stack.enter_context(open_model(artifact, device))
+            contenders[name] = (artifact.program, model.run)
+        rows = compare_latency(contenders, shapes or [{}], repeats)
+    console.print(latency_table(rows, "Latency of a whole call, medians"))
+    if json:
+        print_json({"artifacts": [str(p) for p in artifacts], "latency": [row.to_json() for row in rows]})

@@ -1,0 +1,70 @@
+"""`relax-tune build`: an artifact from records alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from relax_tune.database.store import open_store
+from relax_tune.tuner.build import check_policy
+from relax_tune.tuner.commands.options import (
+    Bounds,
+    Database,
+    Json,
+    Model,
+    Out,
+    Target,
+    artifact_path,
+    find_model,
+    print_json,
+)
+from relax_tune.tuner.job import Job, device_info, load_model, parse_bounds
+from relax_tune.tuner.report.console import make_console, say
+from relax_tune.tuner.report.table import task_rows, task_table
+from relax_tune.tuner.settings import load_settings
+
+
+def build(
+    model: Model,
+    target: Target = None,
+    db: Database = None,
+    bound: Bounds = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="measured: the fastest by record, per range of shapes. library: library calls wherever there are any. "
+            "generic: untuned kernels only."
+        ),
+    ] = "measured",
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Build a model's artifact from what has been measured. Measures nothing.
+
+    The same model, records and policy give the same bytes. A task without a usable record gets its generic kernel.
+    """
+    settings = load_settings({"target": target, "db": db})
+    wanted = check_policy(policy)
+    console = make_console(stderr=json)
+    module = load_model(find_model(model), parse_bounds(bound or []))
+    with open_store(settings.db) as store:
+        job = Job(module, device_info(settings.target), store, settings)
+        built = job.build(wanted)
+        saved = job.save(artifact_path(model, settings.target, out), built)
+        records = {name: store.measurements(c.task.key, job.target.key) for name, c in job.choices.items()}
+    rows = task_rows(job.choices, built.plans, records)
+    console.print(task_table(rows))
+    for note in built.notes:
+        say(console, f"note: {note}")
+    say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
+    if json:
+        print_json(
+            {
+                "artifact": str(saved),
+                "target": {"kind": job.device.kind, "name": job.device.name, "key": job.target.key},
+                "policy": wanted,
+                "tasks": [row.to_json() for row in rows],
+                "notes": list(built.notes),
+            }
+        )

@@ -1,0 +1,317 @@
+"""`relax-tune db ...`: look at, move and mend the database of measurements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from relax_tune.database.engine import default_url
+from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file
+from relax_tune.database.exchange.jsonl import merge as merge_stores
+from relax_tune.database.exchange.t4 import export_t4, import_t4
+from relax_tune.database.records import Measurement, Target, Workload
+from relax_tune.database.sql_store import upgrade as upgrade_schema
+from relax_tune.database.store import Store, open_store
+from relax_tune.errors import UserError
+from relax_tune.runtime.artifact import tool_version
+from relax_tune.tuner.cli import USER_ERROR
+from relax_tune.tuner.commands.options import Database, Json, print_json
+from relax_tune.tuner.report.console import make_console, say, seconds_text
+from relax_tune.tuner.report.table import variant_text
+from relax_tune.tuner.settings import load_settings
+
+app = typer.Typer(
+    help="Look at, move and mend the database of measurements.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+KeyPart = Annotated[str | None, typer.Option("--on", metavar="KEY", help="A target's key or the start of it.")]
+Form = Annotated[str, typer.Option("--format", help="jsonl (everything) or t4 (measurements of one target).")]
+DAY_SECS = 86_400.0
+
+
+def open_for(db: str | None, *, write: bool = False) -> Store:
+    """The database the settings name; opened for reading it must exist."""
+    return open_store(load_settings({"db": db}).db, create=write, read_only=not write)
+
+
+def one_target(store: Store, part: str | None) -> Target:
+    """The target whose key starts with `part`; without one, the only target. Raises UserError naming those there are."""
+    targets = store.targets()
+    matching = [t for t in targets if t.key.startswith(part or "")]
+    if len(matching) == 1:
+        return matching[0]
+    known = "; ".join(f"{t.key[:12]} ({t.kind}, {t.name})" for t in targets) or "none"
+    wanted = f"one target whose key starts with {part!r}" if part else "one target; choose it with --on KEY"
+    raise UserError(f"wanted {wanted}, {store.where} has: {known}")
+
+
+def one_workload(store: Store, part: str, target: str | None = None) -> Workload:
+    """The workload whose key starts with `part` or whose name is `part`. Raises UserError."""
+    known = store.workloads(target)
+    matching = [w for w in known if w.key.startswith(part)] or [w for w in known if w.hint == part]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(f"{w.key[:12]} ({w.hint})" for w in (matching or known)[:20]) or "none"
+    raise UserError(
+        f"wanted one workload whose key starts with, or whose name is, {part!r}; {store.where} has: {names}"
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _point(symbols: dict[str, int]) -> str:
+    return ",".join(f"{k}={v}" for k, v in symbols.items()) or "-"
+
+
+@app.command()
+def stats(db: Database = None, json: Json = False) -> None:
+    """Count what is known on each target."""
+    with open_for(db) as store:
+        found = [s for t in store.targets() if (s := store.stats(t.key)) is not None]
+        where = store.where
+    if json:
+        print_json(
+            [
+                {
+                    "target": {"key": s.target.key, "kind": s.target.kind, "name": s.target.name},
+                    "workloads": s.workloads,
+                    "measurements": s.measurements,
+                    "ok": s.ok,
+                    "checked": s.checked,
+                    "kinds": dict(s.kinds),
+                    "failures": dict(s.failures),
+                }
+                for s in found
+            ]
+        )
+        return
+    table = _table("target", "kind", "name", "workloads", "measurements", "ok", "checked", "by kind", "failures")
+    for s in found:
+        numbers = (s.workloads, s.measurements, s.ok, s.checked)
+        kinds, failures = (", ".join(f"{n} {k}" for k, n in group) or "-" for group in (s.kinds, s.failures))
+        table.add_row(s.target.key[:12], s.target.kind, s.target.name, *map(str, numbers), kinds, failures)
+    console = make_console()
+    say(console, where)
+    console.print(table if found else "no targets on record")
+
+
+@app.command()
+def top(
+    workload: Annotated[str | None, typer.Argument(help="Key (or its start) or name. [default: all]")] = None,
+    on: KeyPart = None,
+    count: Annotated[int, typer.Option("--count", "-n", help="Variants per shape.")] = 3,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """The fastest variants of each workload at each measured shape."""
+    if count < 1:
+        raise UserError(f"--count wants at least 1, found {count}")
+    rows: list[tuple[Workload, Measurement]] = []
+    with open_for(db) as store:
+        target = one_target(store, on)
+        wanted = [one_workload(store, workload, target.key)] if workload else store.workloads(target.key)
+        for one in wanted:
+            for symbols in measured_points(store.measurements(one.key, target.key, status="ok")):
+                rows += [(one, m) for m in store.top(one.key, target.key, symbols, count)]
+    if json:
+        print_json(
+            [
+                {
+                    "workload": w.key,
+                    "name": w.hint,
+                    "symbols": m.symbols,
+                    "kind": m.variant.kind,
+                    "sketch": m.variant.sketch,
+                    "parameters": m.variant.values,
+                    "median_secs": m.median_secs,
+                    "samples": len(m.samples_secs),
+                }
+                for w, m in rows
+            ]
+        )
+        return
+    table = _table("workload", "name", "shape", "median", "variant")
+    before: tuple[str, str] = ("", "")
+    for w, m in rows:
+        here = (w.key, _point(m.symbols))
+        first = here != before
+        table.add_row(
+            w.key[:12] if w.key != before[0] else "",
+            w.hint if w.key != before[0] else "",
+            here[1] if first else "",
+            seconds_text(m.median_secs),
+            variant_text(m.variant).replace("[", "\\["),
+        )
+        before = here
+    make_console().print(table if rows else "no checked measurements on record")
+
+
+def measured_points(measurements: Sequence[Measurement]) -> list[dict[str, int]]:
+    """The distinct points of ok measurements, smallest first."""
+    points = {tuple(m.symbols.items()): m.symbols for m in measurements}
+    return sorted(points.values(), key=lambda p: (tuple(p.values()), tuple(p)))
+
+
+@app.command()
+def show(
+    key: Annotated[
+        str, typer.Argument(help="The start of the key of a workload, target or job, or a workload's name.")
+    ],
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Show one workload (its text), target (its fingerprint) or job (its settings)."""
+    with open_for(db) as store:
+        found: list[dict[str, Any]] = [
+            {"target": t.key, "kind": t.kind, "name": t.name, "fingerprint": dict(t.fingerprint)}
+            for t in store.targets()
+            if t.key.startswith(key)
+        ]
+        found += [{"job": j.id, "state": j.state, "settings": j.settings} for j in store.jobs() if j.id.startswith(key)]
+        found += [
+            {"workload": w.key, "name": w.hint, "format_version": w.format_version, "text": w.text}
+            for w in store.workloads(None)
+            if w.key.startswith(key) or w.hint == key
+        ]
+        where = store.where
+    if not found:
+        raise UserError(
+            f"wanted a workload, target or job whose key starts with {key!r}, {where} has none; see `db top`"
+        )
+    if json:
+        print_json(found)
+        return
+    console = make_console()
+    for record in found:
+        for name, value in record.items():
+            if isinstance(value, dict):
+                value = "".join(f"\n  {k}: {v}" for k, v in value.items())
+            elif "\n" in str(value):
+                value = f"\n{value}"
+            say(console, f"{name}: {value}")
+
+
+@app.command("export")
+def export_(
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    form: Form = "jsonl",
+    on: KeyPart = None,
+    db: Database = None,
+) -> None:
+    """Write records to a file: all targets, or the one chosen with --on."""
+    with open_for(db) as store:
+        if _checked_form(form) == "jsonl":
+            lines = export_file(store, file, None if on is None else [one_target(store, on).key])
+            say(make_console(), f"wrote {lines} records to {file}")
+            return
+        target = one_target(store, on)
+        found = [m for w in store.workloads(target.key) for m in store.measurements(w.key, target.key)]
+        text = export_t4(target, found, tool_version())
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file}: could not write the export: {error.strerror}; choose another place") from None
+    say(make_console(), f"wrote {len(found)} measurements to {file}")
+
+
+def _checked_form(form: str) -> str:
+    if form not in ("jsonl", "t4"):
+        raise UserError(f"--format wants jsonl or t4, found {form!r}")
+    return form
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="The file to read.")],
+    form: Form = "jsonl",
+    workload: Annotated[str | None, typer.Option(help="t4: the workload the results are of.")] = None,
+    on: KeyPart = None,
+    db: Database = None,
+) -> None:
+    """Add the records of a file. What is already there stays; importing twice changes nothing."""
+    with open_for(db, write=True) as store:
+        if _checked_form(form) == "jsonl":
+            _tell(import_file(store, file), str(file))
+            return
+        if workload is None:
+            raise UserError("--format t4 wants --workload KEY: a T4 file does not name one we know")
+        target = one_target(store, on)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: wanted a T4 file, found: {error}") from None
+        found = import_t4(text, one_workload(store, workload).key, target.key)
+        say(make_console(), f"{store.add_measurements(found)} new measurements from {file}")
+
+
+def _tell(report: ImportReport, source: str) -> None:
+    console = make_console()
+    say(console, f"{report.measurements} new measurements and {report.plans} new plans from {source}")
+    for problem in report.problems[:10]:
+        say(console, f"line {problem.line} left out: {problem.why}")
+    if report.left_out > 10:
+        say(console, f"{report.left_out} lines left out in all")
+
+
+@app.command()
+def merge(
+    source: Annotated[str, typer.Argument(metavar="URL", help="The database to copy from.")], db: Database = None
+) -> None:
+    """Copy everything another database knows into this one."""
+    with open_store(source, create=False, read_only=True) as other, open_for(db, write=True) as store:
+        _tell(merge_stores(other, store), other.where)
+
+
+@app.command()
+def prune(
+    on: KeyPart = None,
+    older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Only what was measured before then.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failures.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would go.")] = False,
+    db: Database = None,
+) -> None:
+    """Remove measurements of one target that meet every condition given."""
+    if older_than is None and not failed:
+        raise UserError("wanted --older-than DAYS or --failed, found neither; nothing was removed")
+    with open_for(db, write=True) as store:
+        target = one_target(store, on)
+        limit = None if older_than is None else time.time() - older_than * DAY_SECS
+        count = store.prune(target.key, older_than=limit, failed=failed, dry_run=dry_run)
+    make_console().print(f"{count} measurements {'would be removed' if dry_run else 'removed'}")
+
+
+@app.command()
+def upgrade(db: Database = None) -> None:
+    """Bring the database to the schema of this version."""
+    before, after = upgrade_schema(load_settings({"db": db}).db or default_url())
+    make_console().print(f"schema {after}, as it was" if before == after else f"schema {before or 'none'} -> {after}")
+
+
+@app.command()
+def check(db: Database = None) -> None:
+    """Look for damage; exit 2 when there is any."""
+    with open_for(db) as store:
+        problems = store.check()
+        where = store.where
+    console = make_console()
+    for problem in problems:
+        say(console, problem)
+    if problems:
+        raise typer.Exit(USER_ERROR)
+    say(console, f"{where}: nothing wrong")

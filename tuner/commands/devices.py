@@ -1,0 +1,67 @@
+"""`relax-tune devices` and `relax-tune doctor`."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from relax_tune.runtime.device.registry import DeviceFailure, list_devices
+from relax_tune.tuner.commands.options import Database, Json, print_json
+from relax_tune.tuner.doctor import examine
+from relax_tune.tuner.report.console import cell, make_console, say
+from relax_tune.tuner.settings import load_settings
+
+_LIMITS = ("workers", "max_vector_lanes", "l2_bytes", "max_local_bytes")
+
+
+def devices(json: Json = False) -> None:
+    """List the devices kernels can be tuned for and run on here."""
+    found = list_devices()
+    if json:
+        document = []
+        for entry in found:
+            if isinstance(entry, DeviceFailure):
+                document.append({"target": entry.spec, "usable": False, "reason": entry.reason})
+                continue
+            facts = {"fingerprint": dict(entry.fingerprint), "limits": dict(entry.limits)}
+            document.append({"target": entry.kind, "usable": True, "name": entry.name, **facts})
+        print_json(document)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("target", "name", "driver or compiler", *_LIMITS):
+        table.add_column(name, overflow="fold")
+    failures: list[DeviceFailure] = []
+    for entry in found:
+        if isinstance(entry, DeviceFailure):
+            failures.append(entry)
+            continue
+        facts, limits = dict(entry.fingerprint), dict(entry.limits)
+        driver = facts.get("platform") or facts.get("compiler", "")
+        table.add_row(entry.kind, entry.name, driver, *(str(limits.get(limit, "-")) for limit in _LIMITS))
+    console = make_console()
+    console.print(table)
+    for failure in failures:
+        say(console, f"{failure.spec}: {failure.reason}")
+    if sum(e.kind == "opencl" for e in found if not isinstance(e, DeviceFailure)) > 1:
+        console.print("choose among OpenCL devices with --target opencl:PART of a platform's or device's name")
+
+
+def doctor(db: Database = None, json: Json = False) -> None:
+    """Say what is installed here, what is missing, and what would make it faster."""
+    settings = load_settings({"db": db})
+    findings = examine(settings.db)
+    if json:
+        print_json([f.to_json() for f in findings])
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "name", "state", "found"):
+        table.add_column(name, overflow="fold")
+    area = ""
+    for f in findings:
+        table.add_row(f.area if f.area != area else "", f.name, f.state, cell(f.found))
+        area = f.area
+    console = make_console()
+    console.print(table)
+    for f in findings:
+        if f.advice:
+            say(console, f"{f.area} {f.name}: {f.advice}")

@@ -1,0 +1,176 @@
+"""`relax-tune run`: sentences to embeddings, or arrays to arrays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich import box
+from rich.table import Table
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.artifact import Artifact, Model, load_artifact
+from relax_tune.runtime.scalars import WIDTH, Op
+from relax_tune.tuner.commands.options import Json, find_model, print_json
+from relax_tune.tuner.report.console import cell, make_console, say
+
+IDS, MASK = "input_ids", "attention_mask"
+
+
+def run(
+    artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")],
+    text: Annotated[list[str] | None, typer.Option(help="A sentence to embed. May be repeated.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="The folder whose tokenizer.json reads --text (as MODEL of `tune`)."),
+    ] = None,
+    inputs: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Arrays by parameter name.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device to run on. [default: the artifact's kind]")] = None,
+    json: Json = False,
+) -> None:
+    """Run an artifact on sentences or on arrays.
+
+    Sentences give embeddings, whose cosine similarities are printed pair by pair. Arrays give output0, output1 ...
+    """
+    if bool(text) == (inputs is not None):
+        raise UserError("wanted either --text (once per sentence) or --inputs FILE.npz; give one of the two")
+    loaded = load_artifact(artifact)
+    console = make_console(stderr=json)
+    if inputs is not None:
+        given = read_arrays(inputs)
+        with open_model(loaded, device) as opened:
+            results = opened.run(given)
+        named = {f"output{number}": array for number, array in enumerate(results)}
+        for name, array in named.items():
+            say(console, f"{name}: {array.dtype} {array.shape}")
+        document: dict[str, Any] = {
+            "outputs": {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in named.items()}
+        }
+    else:
+        assert text is not None
+        if model is None:
+            raise UserError("--text wants --model FOLDER, the folder with the model's tokenizer.json; found none")
+        tokens = tokenize(find_model(model) / "tokenizer.json", text, _upper(loaded, 1))
+        with open_model(loaded, device) as opened:
+            embeddings = embed(opened, tokens, _upper(loaded, 0))
+        similarity = cosine(embeddings)
+        named = {"embeddings": embeddings}
+        console.print(similarity_table(text, similarity))
+        document = {"texts": text, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
+    if out is not None:
+        write_arrays(out, named)
+        say(console, f"wrote {out}")
+        document["out"] = str(out)
+    if json:
+        print_json(document)
+
+
+def open_model(artifact: Artifact, device: str | None) -> Model:
+    """The artifact on its device; what there is to warn about goes to stderr, a line each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = artifact.open(device)
+    console = make_console(stderr=True)
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            say(console, f"note: {warning.message}")
+    return model
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file, by name. Raises UserError for anything else."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            if isinstance(data, np.ndarray):
+                raise UserError(f"{path}: wanted an .npz file with an array per parameter, found a single array")
+            return {name: data[name] for name in data.files}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; give an .npz file made with numpy.savez") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: wanted an .npz file of plain arrays, found: {error}") from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an .npz file under exactly this name. Raises UserError when it cannot be written."""
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise UserError(f"{path}: could not write the results: {error.strerror}; choose another place") from None
+
+
+def _upper(artifact: Artifact, dim: int) -> int | None:
+    """The declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
+    program = artifact.program
+    inputs = {program.buffers[i].name: program.buffers[i] for i in program.inputs}
+    if set(inputs) != {IDS, MASK} or len(inputs[IDS].shape) != 2:
+        raise UserError(
+            f"{artifact.path}: --text wants a model of {IDS} and {MASK}, found the parameters {', '.join(inputs)}; use --inputs"
+        )
+    slot = inputs[IDS].shape[dim] * WIDTH
+    opcode, operand = program.scalars[slot : slot + 2]
+    if opcode == Op.SYMBOL:
+        return program.symbols[operand].upper
+    return operand if opcode == Op.CONST else None
+
+
+def tokenize(path: Path, texts: Sequence[str], longest: int | None) -> list[list[int]]:
+    """Token ids of every text, at most `longest` of them. Raises UserError naming the extra, or the file that is missing."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(f"--text wants the package tokenizers, found {error}; pip install 'relax-tune[text]'") from None
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; --model wants a folder with a tokenizer.json")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises plain Exception for every defect of the file
+        raise UserError(f"{path}: wanted a tokenizer, found: {error}") from None
+    tokenizer.no_padding()
+    if longest is None:
+        tokenizer.no_truncation()
+    else:
+        tokenizer.enable_truncation(longest)
+    return [list(e.ids) for e in tokenizer.encode_batch(list(texts))]
+
+
+def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> NDArray[np.float32]:
+    """(texts, width) f32: in batches of at most `largest`, each padded to its longest text."""
+    parts = []
+    step = largest or len(tokens)
+    for at in range(0, len(tokens), step):
+        batch = tokens[at : at + step]
+        width = max(1, *(len(t) for t in batch))
+        ids = np.zeros((len(batch), width), np.int64)
+        mask = np.zeros((len(batch), width), np.int64)
+        for row, found in enumerate(batch):
+            ids[row, : len(found)] = found
+            mask[row, : len(found)] = 1
+        parts.append(model.run({IDS: ids, MASK: mask})[0])
+    return np.concatenate(parts)
+
+
+def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(texts, texts): the cosine of the angle between every two rows."""
+    wide = embeddings.astype(np.float64)
+    unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-30)
+    return np.asarray(unit @ unit.T)
+
+
+def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
+    """The similarities of every two texts."""
+    table = Table(title="Cosine similarity", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    table.add_column("text", overflow="fold")
+    for number in range(len(texts)):
+        table.add_column(str(number + 1), justify="right")
+    for number, text in enumerate(texts):
+        shown = cell(text if len(text) <= 60 else text[:57] + "...")
+        table.add_row(str(number + 1), shown, *(f"{value:.4f}" for value in similarity[number]))
+    return table

@@ -1,0 +1,114 @@
+"""End-to-end latency: built programs against each other, interleaved in one process, medians."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.table import Table
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.program import Program
+from relax_tune.tuner.measure.inputs import buffer_shapes
+from relax_tune.tuner.report.console import ratio_text, seconds_text
+
+MIN_ROUNDS = 3
+
+Run = Callable[[Sequence[NDArray[Any]]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyRow:
+    """Seconds of a whole call (inputs copied in, results copied out) at one shape, by contender."""
+
+    shape: dict[str, int]
+    samples_secs: dict[str, tuple[float, ...]]
+
+    @property
+    def median_secs(self) -> dict[str, float]:
+        return {name: statistics.median(samples) for name, samples in self.samples_secs.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, medians included."""
+        return {**asdict(self), "median_secs": self.median_secs}
+
+
+def parse_shape(text: str) -> dict[str, int]:
+    """`b=1,n=8` as values by symbol. Raises UserError for anything else."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if not (name and value.isascii() and value.isdigit()) or name in found:
+            raise UserError(f"--shape wants NAME=VALUE,NAME=VALUE, such as b=1,n=8; found {text!r}")
+        found[name] = int(value)
+    return found
+
+
+def sample_inputs(program: Program, shape: Mapping[str, int], seed: int = 0) -> tuple[NDArray[Any], ...]:
+    """Inputs at a shape, in call order: standard normal floats; integers and booleans are all 1, which is a valid index
+    into any table of two rows and admits every position of a mask. Raises UserError for symbols that do not fit."""
+    shapes = buffer_shapes(program, shape)
+    generator = np.random.default_rng(seed)
+    arrays: list[NDArray[Any]] = []
+    for index in program.inputs:
+        dtype = np.dtype(program.buffers[index].dtype)
+        if dtype.kind == "f":
+            arrays.append(generator.standard_normal(shapes[index]).astype(dtype))
+        else:
+            arrays.append(np.ones(shapes[index], dtype))
+    return tuple(arrays)
+
+
+def compare_latency(
+    contenders: Mapping[str, tuple[Program, Run]],
+    shapes: Sequence[Mapping[str, int]],
+    repeats: int,
+    budget_secs: float | None = None,
+) -> tuple[LatencyRow, ...]:
+    """Time every contender at every shape: one untimed call each, then rounds in which each runs once, in turns from the
+    first and from the last. `repeats` rounds, fewer (but at least three) when a shape's rounds exceed `budget_secs`."""
+    rows = []
+    for shape in shapes:
+        inputs = {name: sample_inputs(program, shape) for name, (program, _) in contenders.items()}
+        samples: dict[str, list[float]] = {name: [] for name in contenders}
+        for name, (_, run) in contenders.items():
+            run(inputs[name])
+        began = time.perf_counter()
+        order = list(contenders)
+        for turn in range(repeats):
+            for name in order if turn % 2 == 0 else reversed(order):
+                start = time.perf_counter()
+                contenders[name][1](inputs[name])
+                samples[name].append(time.perf_counter() - start)
+            if budget_secs is not None and turn + 1 >= MIN_ROUNDS and time.perf_counter() - began > budget_secs:
+                break
+        rows.append(LatencyRow(dict(shape), {name: tuple(found) for name, found in samples.items()}))
+    return tuple(rows)
+
+
+def latency_table(rows: Sequence[LatencyRow], title: str) -> Table:
+    """Medians by shape and contender; beside every contender but the first, how many times faster the first is."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("shape")
+    names = list(rows[0].samples_secs) if rows else []
+    for position, name in enumerate(names):
+        table.add_column(name, justify="right", overflow="fold")
+        if position:
+            table.add_column(f"{names[0]} is", justify="right", overflow="fold")
+    table.add_column("rounds", justify="right")
+    for row in rows:
+        medians = row.median_secs
+        cells = []
+        for position, name in enumerate(names):
+            cells.append(seconds_text(medians[name]))
+            if position:
+                cells.append(f"{ratio_text(medians[name], medians[names[0]])} as fast")
+        rounds = str(len(row.samples_secs[names[0]]))
+        table.add_row(",".join(f"{k}={v}" for k, v in row.shape.items()), *cells, rounds)
+    return table

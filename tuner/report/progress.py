@@ -1,0 +1,82 @@
+"""What a tuning job shows while it runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from relax_tune.tuner.loop import Progress
+from relax_tune.tuner.report.console import ratio_text, say, seconds_text
+
+
+@dataclass(slots=True)
+class _Row:
+    """The last progress of one task."""
+
+    name: str
+    calls: int
+    last: Progress | None = None
+
+
+class ProgressView:
+    """Shows `report`ed progress; a context manager. `tasks`: (name, calls) in the order of their positions."""
+
+    def __init__(self, tasks: Sequence[tuple[str, int]], console: Console) -> None:
+        self._rows = [_Row(name, calls) for name, calls in tasks]
+        self._console = console
+        self._started = time.monotonic()
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> ProgressView:
+        if self._live is not None:
+            self._live.start()
+            self._live.update(self._table(), refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def report(self, progress: Progress) -> None:
+        """Show the newest numbers of a task."""
+        if 0 <= progress.position < len(self._rows):
+            self._rows[progress.position].last = progress
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+            return
+        say(
+            self._console,
+            f"[{progress.position + 1}/{progress.tasks}] {progress.task}: {progress.trials} trials, "
+            f"{progress.failures} failed, best tuned {seconds_text(progress.best_secs)}, "
+            f"{ratio_text(progress.library_secs, progress.best_secs)} over library, "
+            f"{ratio_text(progress.generic_secs, progress.best_secs)} over generic",
+        )
+
+    def _table(self) -> Table:
+        table = Table(caption=f"{time.monotonic() - self._started:.0f} s", caption_justify="left")
+        table.add_column("task", overflow="fold")
+        for name in ("calls", "trials", "failed", "best tuned", "over library", "over generic"):
+            table.add_column(name, justify="right")
+        for row in self._rows:
+            p = row.last
+            if p is None:
+                table.add_row(row.name, str(row.calls), *["-"] * 5)
+                continue
+            table.add_row(
+                row.name,
+                str(row.calls),
+                str(p.trials),
+                str(p.failures),
+                seconds_text(p.best_secs),
+                ratio_text(p.library_secs, p.best_secs),
+                ratio_text(p.generic_secs, p.best_secs),
+            )
+        return table
