@@ -25,6 +25,7 @@ from relax_tune.ir.arith.bounds import (
     mul_intervals,
     scale_interval,
 )
+from relax_tune.ir.arith.decide import Proof, decide
 from relax_tune.ir.arith.poly import Key, Mono, Poly
 from relax_tune.ir.arith.samples import Samples
 from relax_tune.ir.dtype import DType
@@ -133,6 +134,10 @@ class Normalizer:
                 back = self.mul(b, self.div(a, b, None))
                 return P.combine(a, back, -1)
             return self.extreme(n.op, a, b, n)
+        if isinstance(n, Op) and n.op == "cast" and wide(n.dtype):
+            inner = n.args[0]
+            if inner.dtype.is_int and inner.dtype.bytes <= n.dtype.bytes:  # widening keeps the value
+                return self._polys[inner]
         return self.opaque(n)
 
     def mul(self, a: Poly, b: Poly) -> Poly:
@@ -142,6 +147,10 @@ class Normalizer:
         """An atom that stands for `n`; equal children give the same atom."""
         parts = tuple(("p", P.key(self._polys[c])) if c.dtype.is_int else ("e", c) for c in n.children)
         what: object = n.buffer if isinstance(n, Load) else n.op if isinstance(n, Op) else n
+        if isinstance(n, Op) and n.op == "select":
+            answer = decide(n.args[0], self)
+            if answer is not Proof.UNKNOWN:
+                return self._polys[n.args[1 if answer is Proof.YES else 2]]
         kind: str = "other"
         args: tuple[Poly, ...] = ()
         if isinstance(n, Op) and n.op == "select" and wide(n.dtype):
@@ -441,8 +450,6 @@ class Normalizer:
         self._equalities.append(p)
 
     def _inequality(self, p: Poly) -> None:
-        if len(p) - (P.ONE in p) < 2 and all(len(m) < 2 for m in p):
-            return  # a constant limit of one atom: variables have theirs in the env
         lo = self.interval(p)[0]
         if (lo is None or lo < 0) and self._inequalities is not None:
             self._inequalities.append(p)

@@ -12,6 +12,7 @@ from relax_tune.ir.expr import (
     Expr,
     Op,
     add,
+    cast,
     const,
     floordiv,
     floormod,
@@ -133,12 +134,12 @@ class Renderer:
 
     def _make(self, number: int, dtype: DType) -> Expr:
         atom = self.ctx.atoms[number]
-        if atom.source is not None and atom.source.dtype is dtype:
+        if atom.source is not None:
             written = self.written.get(atom.source)
-            if written is not None:
-                return written
-            if atom.kind not in ("div", "min", "max"):
-                return atom.source
+            if written is None and atom.kind not in ("div", "min", "max"):
+                written = atom.source
+            if written is not None:  # an equation may have brought in a variable of the other width
+                return cast(written, dtype)
         parts = [self.render(a, dtype) for a in atom.args]
         if atom.kind == "div":
             return floordiv(parts[0], parts[1])

@@ -65,6 +65,11 @@ class _Search:
 
     def relaxations(self, p: Poly) -> Iterator[tuple[Poly, ...]]:
         """Alternatives; each is a tuple of polynomials whose all being >= 0 makes p >= 0."""
+        for fact in self.ctx.inequalities:  # the claim may be little more than a fact
+            for (q,) in self.subtract(p, fact):
+                lo = self.ctx.interval(q)[0]
+                if lo is not None and lo >= 0:
+                    yield (q,)
         atoms = sorted({a for m in p for a in m}, key=lambda a: (-_level(self.ctx, a), a))
         for a in atoms:
             factor, rest = P.extract(p, (a,))
@@ -113,7 +118,7 @@ class _Search:
             if end is not None:
                 yield (P.combine(P.scaled(factor, end), rest),)
 
-    def subtract(self, p: Poly, fact: Poly) -> Iterator[tuple[Poly, ...]]:
+    def subtract(self, p: Poly, fact: Poly) -> Iterator[tuple[Poly]]:
         """p minus a non-negative multiple of a fact that cancels one monomial of p."""
         for mono, k in fact.items():
             if not mono:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, remember
+from relax_tune.ir.arith.decide import Proof, decide
 from relax_tune.ir.arith.normal import Normalizer, algebraic
 from relax_tune.ir.arith.poly import Poly
-from relax_tune.ir.arith.prove import EMPTY, Proof, decide
+from relax_tune.ir.arith.prove import EMPTY
 from relax_tune.ir.arith.render import Renderer, cost
 from relax_tune.ir.expr import FALSE, TRUE, Const, Expr, Op, Var, postorder, rebuild
 
@@ -71,7 +72,10 @@ class _Simplifier:
         ((mono, _),) = p.items()
         if len(mono) == 1 and self.ctx.atoms[mono[0]].source is n:
             return new
-        return self.cheaper(new, self.renderer.render(p, new.dtype))
+        found = self.renderer.render(p, new.dtype)
+        if isinstance(n, Op) and n.op in ("add", "sub"):
+            return found if cost(found) <= cost(new) else new
+        return self.cheaper(new, found)
 
     def arithmetic(self, n: Op, new: Expr, p: Poly) -> Expr:
         """Write the normal form out where terms merged or a quotient came apart; sums wait for their root."""
