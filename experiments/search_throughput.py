@@ -1,0 +1,123 @@
+"""How fast the search goes: (candidate, shape) rows filtered, featurised and scored per second; and trials per second.
+
+The model is the production cost model, trained on the records of a database (at least a thousand rows are wanted); the
+rows are random candidates of one task of MiniLM at eight shapes. Medians of repeats.
+
+    python experiments/search_throughput.py --db sqlite:///minilm-experiment.db --device c
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from e2e_minilm import RESULTS, environment, model_folder
+
+from relax_tune.database.store import open_store
+from relax_tune.tuner.cost_model import GradientBoostedModel
+from relax_tune.tuner.job import Job, device_info, load_model, open_runner
+from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.task import points_array
+
+ROWS = 100_000
+SHAPES = 8
+
+
+def training_rows(job: Job) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Features, log seconds and groups of every tuned record of the device."""
+    features, times, groups = [], [], []
+    group = 0
+    for choices in job.choices.values():
+        points = points_array(choices.task.domain.points)
+        spots = {tuple(sorted(b.items())): a for a, b in enumerate(choices.task.bindings())}
+        for record in job.store.measurements(choices.task.key, job.target.key, status="ok", kinds=("tuned",)):
+            candidate = choices.candidate_of(record.variant)
+            spot = spots.get(tuple(sorted(record.symbols.items())))
+            if candidate is None or spot is None:
+                continue
+            sketch = choices.space.sketches[candidate.sketch]
+            assert sketch.features is not None
+            row = np.asarray([candidate.values], np.int64).reshape(1, -1)
+            features.append(sketch.features(row, points[spot : spot + 1])[0, 0])
+            times.append(np.log(record.median_secs))
+            groups.append(group + spot)
+        group += len(points)
+    return np.asarray(features, np.float32), np.asarray(times), np.asarray(groups)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--db", default="sqlite:///minilm-experiment.db")
+    parser.add_argument("--device", default="c")
+    parser.add_argument("--task", default="fused_matmul_add_gelu")
+    parser.add_argument("--trial-candidates", type=int, default=32)
+    args = parser.parse_args()
+    module = load_model(model_folder(), {"b": (1, 8), "n": (1, 512)})
+    with open_store(args.db) as store:
+        settings = Settings(target=args.device, effort="quick")
+        job = Job(module, device_info(args.device), store, settings)
+        features, times, groups = training_rows(job)
+        model = GradientBoostedModel()
+        order = np.argsort(groups, kind="stable")
+        model.fit(features[order], times[order], groups[order])
+        choices = job.choices[args.task]
+        space = choices.space
+        codes = space.sample(np.random.default_rng(0), ROWS)
+        codes = codes[np.random.default_rng(1).integers(0, len(codes), ROWS)]
+        shapes = np.asarray([[x] for x in (1, 8, 32, 64, 128, 512, 1024, 4096)[:SHAPES]], np.int64)
+        samples: dict[str, list[float]] = {"filter": [], "features": [], "score": [], "all": []}
+        for _ in range(5):
+            start = time.perf_counter()
+            kept = codes[space.valid(codes)]
+            filtered = time.perf_counter()
+            rows = space.features(kept, shapes)[:, :, : features.shape[1]]
+            described = time.perf_counter()
+            model.rank(np.ascontiguousarray(rows.reshape(-1, rows.shape[2])))
+            end = time.perf_counter()
+            for name, secs in (
+                ("filter", filtered - start),
+                ("features", described - filtered),
+                ("score", end - described),
+            ):
+                samples[name].append(secs)
+            samples["all"].append(end - start)
+        count = len(codes) * len(shapes)
+        result = {
+            "environment": environment(),
+            "device": args.device,
+            "records_trained_on": len(features),
+            "features": int(features.shape[1]),
+            "rows": count,
+            "million_rows_per_second": {k: count / statistics.median(v) / 1e6 for k, v in samples.items()},
+            "trials": trials(job, args),
+        }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"search_throughput_{args.device}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+def trials(job: Job, args: argparse.Namespace) -> dict[str, float]:
+    """Trials per second of a fresh job on a database that is not kept: tasks whose shapes stay under 20 ms a run."""
+    from relax_tune.tuner.loop import Tuner
+
+    settings = Settings(target=args.device, effort="quick", trials=args.trial_candidates)
+    light = [c for c in job.choices.values() if not c.task.name.startswith("fused_permute")]
+    with open_store("memory://") as store:
+        store.add_target(job.target)
+        runner = open_runner(settings)
+        tuner = Tuner(light, job.target.key, runner, store, settings, "throughput")
+        result = tuner.run()
+        runner.close()
+    return {
+        "trials": result.trials,
+        "wall_secs": result.wall_secs,
+        "trials_per_second": result.trials / result.wall_secs,
+    }
+
+
+if __name__ == "__main__":
+    main()
