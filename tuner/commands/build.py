@@ -21,7 +21,7 @@ from relax_tune.tuner.commands.options import (
 )
 from relax_tune.tuner.job import Job, device_info, load_model, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
-from relax_tune.tuner.report.table import task_rows, task_table
+from relax_tune.tuner.report.table import dispatch_table, task_rows, task_table
 from relax_tune.tuner.settings import load_settings
 
 
@@ -55,6 +55,7 @@ def build(
         records = {name: store.measurements(c.task.key, job.target.key) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))
+    console.print(dispatch_table(rows))
     for note in built.notes:
         say(console, f"note: {note}")
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")

@@ -23,8 +23,8 @@ def devices(json: Json = False) -> None:
             if isinstance(entry, DeviceFailure):
                 document.append({"target": entry.spec, "usable": False, "reason": entry.reason})
                 continue
-            facts = {"fingerprint": dict(entry.fingerprint), "limits": dict(entry.limits)}
-            document.append({"target": entry.kind, "usable": True, "name": entry.name, **facts})
+            details = {"fingerprint": dict(entry.fingerprint), "limits": dict(entry.limits)}
+            document.append({"target": entry.kind, "usable": True, "name": entry.name, **details})
         print_json(document)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

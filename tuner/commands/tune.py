@@ -33,7 +33,7 @@ from relax_tune.tuner.loop import TuneResult
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.latency import LatencyRow, compare_latency, latency_table
 from relax_tune.tuner.report.progress import ProgressView
-from relax_tune.tuner.report.table import TaskRow, task_rows, task_table
+from relax_tune.tuner.report.table import TaskRow, dispatch_table, task_rows, task_table
 from relax_tune.tuner.search.registry import STRATEGIES
 from relax_tune.tuner.settings import load_settings
 
@@ -100,6 +100,7 @@ def tune(
     saved = job.save(path, built)
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))
+    console.print(dispatch_table(rows))
     say(console, _summary(job, result))
     for note in built.notes:
         say(console, f"note: {note}")

@@ -37,9 +37,12 @@ class ShapeTimes:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task of a model. `secs`: what its calls take together in one run of the model with the dispatched variants,
-    weighted over the tuned range; `share`: of the sum over all tasks; both None when something dispatched has no time.
-    `trials`: tuned candidates on record, `failed` of them without a usable time. `dispatch`: the plan, a line an entry."""
+    """One task of a model.
+
+    secs: what its calls take together in one run of the model with the dispatched variants, weighted over the tuned range;
+    share: of the sum over all tasks; both None when something dispatched has no time. trials: tuned candidates on record,
+    `failed` of them without a usable time. dispatch: the plan as (range, variant), the first match counts.
+    """
 
     name: str
     key: str
@@ -49,7 +52,7 @@ class TaskRow:
     trials: int
     failed: int
     shapes: tuple[ShapeTimes, ...]
-    dispatch: tuple[str, ...]
+    dispatch: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -72,8 +75,10 @@ def variant_text(variant: VariantRecord) -> str:
     return f"{named} ({values})" if values and variant.kind == "tuned" else named
 
 
-def dispatch_lines(entries: Sequence[PlanEntry], labels: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
-    """A plan as readable ranges, tried from the first line to the last: `b*n <= 90: tuned ...`, `else: library ...`.
+def dispatch_ranges(
+    entries: Sequence[PlanEntry], labels: Sequence[str], names: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """A plan as (range, variant), tried from the first to the last: `b*n <= 90` tuned ..., `else` library ...
     names: variant key -> its text."""
     lines = []
     for entry in entries:
@@ -87,7 +92,7 @@ def dispatch_lines(entries: Sequence[PlanEntry], labels: Sequence[str], names: M
         parts = [f"{_product(axes, labels)} <= {limit}" for axes, limit in most.items()]
         parts += [f"{_product(axes, labels)} > {limit}" for axes, limit in least.items()]
         where = " and ".join(parts) or ("else" if len(entries) > 1 else "always")
-        lines.append(f"{where}: {names.get(entry.variant, entry.variant[:12])}")
+        lines.append((where, names.get(entry.variant, entry.variant[:12])))
     return tuple(lines)
 
 
@@ -144,29 +149,37 @@ def _row(choices: Choices, task_plan: TaskPlan, records: Sequence[Measurement]) 
     )
     tried = {r.variant.key for r in records if r.variant.kind == "tuned"}
     usable = {k for k, v in variants.items() if v.kind == "tuned"}
-    dispatch = dispatch_lines(task_plan.plan.entries, labels, names)
+    dispatch = dispatch_ranges(task_plan.plan.entries, labels, names)
     return TaskRow(task.name, task.key, len(task.sites), secs, None, len(tried), len(tried - usable), shapes, dispatch)
 
 
 def task_table(rows: Sequence[TaskRow]) -> Table:
-    """The rows for a terminal: three lines of shapes per task beside what is dispatched."""
-    table = Table(title="Tasks", title_justify="left", box=box.SIMPLE_HEAD, show_lines=False, pad_edge=False)
+    """Calls, share, trials and times at three shapes; a star at what is dispatched there."""
+    table = Table(title="Tasks", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.caption, table.caption_justify = "* dispatched at this shape", "left"
     table.add_column("task", overflow="fold")
     for name in ("calls", "share", "trials", "shape", *KINDS):
         table.add_column(name, justify="right")
-    table.add_column("dispatched", overflow="fold")
     for row in rows:
         shapes = [",".join(f"{k}={v}" for k, v in s.shape.items()) or "-" for s in row.shapes]
         cells = ["\n".join(_time(s, kind) for s in row.shapes) for kind in KINDS]
         share = "-" if row.share is None else f"{100 * row.share:.1f} %"
-        trials = f"{row.trials} ({row.failed} failed)" if row.failed else str(row.trials)
-        table.add_row(
-            row.name, str(row.calls), share, trials, "\n".join(shapes), *cells, "\n".join(map(cell, row.dispatch))
-        )
-        table.add_section()
+        trials = f"{row.trials}, {row.failed} failed" if row.failed else str(row.trials)
+        table.add_row(row.name, str(row.calls), share, trials, "\n".join(shapes), *cells)
+    return table
+
+
+def dispatch_table(rows: Sequence[TaskRow]) -> Table:
+    """What each task dispatches where; the first range that fits counts."""
+    table = Table(title="Dispatched", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("task", "where", "variant"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        for number, (where, variant) in enumerate(row.dispatch):
+            table.add_row("" if number else row.name, cell(where), cell(variant))
     return table
 
 
 def _time(shape: ShapeTimes, kind: str) -> str:
     text = seconds_text(getattr(shape, kind))
-    return f"{text} *" if shape.dispatched == kind else text
+    return f"{text} {'*' if shape.dispatched == kind else ' '}"
