@@ -16,7 +16,7 @@ from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.values import Lane
-from relax_tune.ir.dtype import DType, f32, i32
+from relax_tune.ir.dtype import DType, f16, f32, i32
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
@@ -141,6 +141,13 @@ class CPrinter(Printer):
     def float_text(self, value: float, dtype: DType) -> str:
         return float_literal(value, dtype, "__builtin_inff()", '__builtin_nanf("")')
 
+    def half(self, text: str) -> str:
+        return f"((float)(_Float16){text})"
+
+    def load_one(self, b: Buffer, offset: str) -> str:
+        text = super().load_one(b, offset)
+        return f"((float){text})" if b.dtype is f16 else text
+
     def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
         name = self.prelude.vector(b.dtype, lane.width)
         if lane.count is not None:
@@ -154,10 +161,10 @@ class CPrinter(Printer):
         return f"*({name}u *)({address}) = {value};"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
-        self.line(f"{self.prelude.scalar(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")
+        self.line(f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")
 
     def pointer(self, b: Buffer) -> str:
-        return f"{'' if b in self.written else 'const '}{self.prelude.scalar(b.dtype)} *restrict "
+        return f"{'' if b in self.written else 'const '}{self.prelude.storage(b.dtype)} *restrict "
 
     def thread_loop(self, f: Loop, extent: Poly) -> None:
         if f.kind == "item" or self.in_threads:
@@ -208,7 +215,7 @@ def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
         return f"({nan})"
     if isinf(value):
         return infinity if value > 0 else f"(-{infinity})"
-    if dtype is f32:
+    if dtype in (f16, f32):
         rounded = np.float32(value)
         if np.isinf(rounded):
             return infinity if value > 0 else f"(-{infinity})"

@@ -15,7 +15,7 @@ from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.codegen.values import Lane, Values
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.dtype import DType, f32, f64, i32, i64
-from relax_tune.ir.expr import Expr, Load, Op, Var, and_, as_int, conjuncts
+from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts
 from relax_tune.ir.stmt import Store
 
 RESERVED = frozenset(
@@ -123,7 +123,7 @@ class Printer(Values):
             if decided is None:
                 (lanes if self.moves(c) else uniform).append(c)
         if uniform:
-            with self.indented(f"if ({self.condition(and_(*uniform))}) {{"):
+            with self.indented(f"if ({' && '.join(self.condition(c) for c in uniform)}) {{"):
                 self.masked(lanes, n.then)
             if n.orelse is not None:
                 with self.indented("else {"):

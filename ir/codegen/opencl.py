@@ -13,7 +13,7 @@ from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses, walk
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.values import Lane
-from relax_tune.ir.dtype import DType, f32, f64, i32
+from relax_tune.ir.dtype import DType, f16, f32, f64, i32
 from relax_tune.ir.expr import Expr, as_int, const, maximum
 
 SCALARS = {
@@ -26,10 +26,10 @@ class OpenCLPrelude(Prelude):
     inline = "static inline __attribute__((always_inline))"
     scalars = SCALARS
 
-    def scalar(self, dtype: DType) -> str:
+    def storage(self, dtype: DType) -> str:
         if dtype is f64:
             self.add("fp64", "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
-        return super().scalar(dtype)
+        return super().storage(dtype)
 
     def vector_types(self, dtype: DType, width: int, name: str) -> str:
         one = self.scalar(dtype)
@@ -105,6 +105,14 @@ class OpenCLPrinter(Printer):
     def float_text(self, value: float, dtype: DType) -> str:
         return float_literal(value, dtype, "INFINITY", "NAN")
 
+    def load_one(self, b: Buffer, offset: str) -> str:
+        return f"vload_half({offset}, {self.buffers[b]})" if b.dtype is f16 else super().load_one(b, offset)
+
+    def store_one(self, b: Buffer, offset: str, value: str) -> str:
+        if b.dtype is f16:
+            return f"vstore_half({value}, {offset}, {self.buffers[b]});"
+        return super().store_one(b, offset, value)
+
     def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
         space, name = self.space(b), self.prelude.vector(b.dtype, lane.width)
         if lane.count is not None:
@@ -118,7 +126,7 @@ class OpenCLPrinter(Printer):
         return f"*({space}{name}u *)({address}) = {value};"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
-        text = f"{self.prelude.scalar(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));"
+        text = f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));"
         if b.scope == "shared":
             self.shared_lines.append(f"  local {text}")
         else:
@@ -159,9 +167,9 @@ class OpenCLPrinter(Printer):
         grid = self._grid(name, body)
         for b in buffers:
             self.buffers[b] = self.fresh(b.name)
-        scalar = self.prelude.scalar
+        storage = self.prelude.storage
         parameters = [
-            f"{'' if b in written else 'const '}global {scalar(b.dtype)} *restrict {self.buffers[b]}" for b in buffers
+            f"{'' if b in written else 'const '}global {storage(b.dtype)} *restrict {self.buffers[b]}" for b in buffers
         ]
         self.statement(body)
         parameters += [f"long {self.names[v]}" for v in self.symbols]

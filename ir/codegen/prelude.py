@@ -10,7 +10,7 @@ from string import Template
 from types import MappingProxyType
 
 from relax_tune.ir.codegen import math
-from relax_tune.ir.dtype import DType, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
 
 # integer type of the same width, the type of a comparison's result on vectors
 MASKS = {1: i8, 4: i32, 8: i64}
@@ -40,14 +40,19 @@ class Prelude:
             guard = f"RT_{key.upper()}"
             self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
 
-    def scalar(self, dtype: DType) -> str:
-        """The C-family type of one element."""
+    def storage(self, dtype: DType) -> str:
+        """The C-family type of one element in memory."""
         return self.scalars[dtype.short]
+
+    def scalar(self, dtype: DType) -> str:
+        """The type one element is computed with: float for 16-bit floats."""
+        return self.storage(f32 if dtype is f16 else dtype)
 
     def vector(self, dtype: DType, width: int) -> str:
         """The type of `width` elements (declared on demand)."""
         if width == 1:
             return self.scalar(dtype)
+        dtype = f32 if dtype is f16 else dtype
         name = suffix(u8 if dtype.short == "bool" else dtype, width)
         if f"type_{name}" not in self._pieces:
             self.add(f"type_{name}", self.vector_types(dtype, width, name))
@@ -63,6 +68,7 @@ class Prelude:
 
     def helper(self, name: str, dtype: DType, width: int) -> str:
         """The name of a helper function for this type, declared with everything it needs."""
+        dtype = f32 if dtype is f16 else dtype
         s = suffix(dtype, width)
         full = f"rt_{name}_{s}"
         if full in self._pieces:

@@ -41,6 +41,11 @@ class Lane:
 Text = tuple[str | None, bool]
 
 
+def bracketed(text: str) -> str:
+    """The text as an operand: names and numbers stand for themselves."""
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
 class Values:
     """The expression half of the printer."""
 
@@ -122,7 +127,7 @@ class Values:
             low, under = self.algebra.bounds(top)[0], self.algebra.bounds(bottom)[0]
             x, y = self.poly_text(top), self.poly_text(bottom)
             if low is not None and low >= 0 and under is not None and under >= 0:
-                return f"(({x}) {C_INFIX[a.op]} ({y}))"
+                return f"({bracketed(x)} {C_INFIX[a.op]} {bracketed(y)})"
             return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
         if a.op in ("min", "max"):
             x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args)
@@ -231,7 +236,7 @@ class Values:
         return self._vector(e, [(t or "", v) for t, v in args])
 
     def _bracket(self, p: Poly) -> str:
-        return f"({self.poly_text(p)})" if len(p) > 1 or as_constant(p) is None else f"{self.poly_text(p)}"
+        return bracketed(self.poly_text(p))
 
     def _const(self, e: Const) -> str:
         if e.dtype.is_float:
@@ -255,6 +260,8 @@ class Values:
         if name == "cast":
             if e.dtype.short == "bool":
                 return f"({args[0]} != 0)"
+            if e.dtype is f16:
+                return self.half(args[0])
             return f"(({self.prelude.scalar(e.dtype)}){args[0]})"
         if name in ("floordiv", "floormod"):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
@@ -263,6 +270,10 @@ class Values:
         if name in FUNCTIONS:
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]})"
         raise BuildError(f"wanted an operation the printers know, found {name!r} in {e!r}; add it to codegen/values.py")
+
+    def half(self, text: str) -> str:
+        """A value rounded to a 16-bit float where the language can; stores round in any case."""
+        return f"((float){text})"
 
     def _extreme(self, e: Op, args: list[str], width: int) -> str:
         """min and max that give NaN for NaN; an operand known not to be NaN needs one comparison only."""

@@ -22,7 +22,6 @@ from relax_tune.runtime.program import KernelSource
 Array = NDArray[Any]
 TARGETS = {"c": CodeTarget("c", 16), "opencl": CodeTarget("opencl", 8)}
 CANARY = 0xA5
-GUARD = 512
 
 
 def opened(language: str) -> Device:
@@ -45,7 +44,9 @@ def kernels_of(func: PrimFunc, language: str, lanes: int | None = None) -> list[
 
 
 class Compiled:
-    """A function's kernels on a device; compile once, run at many sizes."""
+    """A function's kernels on a device; compile once, run at many sizes. `guard` bytes of canaries follow each buffer."""
+
+    guard = 512
 
     def __init__(self, device: Device, language: str, func: PrimFunc, lanes: int | None = None) -> None:
         self.device, self.func = device, func
@@ -82,10 +83,10 @@ class Compiled:
                     continue
                 shape = tuple(number(d, env) for d in b.shape)
                 size = int(np.prod(shape, dtype=np.int64)) * b.dtype.bytes
-                data = np.full(size + GUARD, CANARY, np.uint8)
+                data = np.full(size + self.guard, CANARY, np.uint8)
                 if b in func.input_buffers:
                     data[:size] = np.ascontiguousarray(arrays[b]).reshape(-1).view(np.uint8)
-                buffers[b], sizes[b] = device.alloc(size + GUARD), size
+                buffers[b], sizes[b] = device.alloc(size + self.guard), size
                 device.upload(buffers[b], data)
         for k in self.kernels:
             grid = tuple(number(e, env) for e in k.grid)
@@ -94,7 +95,7 @@ class Compiled:
         device.synchronize()
         held: dict[Any, Array] = {}
         for b, memory in buffers.items():
-            data = device.download(memory, np.dtype(np.uint8), (sizes[b] + GUARD,))
+            data = device.download(memory, np.dtype(np.uint8), (sizes[b] + self.guard,))
             assert (data[sizes[b] :] == CANARY).all(), f"{func.name} wrote behind {b}"
             held[b] = data[: sizes[b]]
             device.free(memory)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.ir import codegen_cases as make
 from tests.ir.codegen_runner import Compiled, opened
 
-from relax_tune.ir.dtype import DType, bool_, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.dtype import DType, bool_, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import Expr, and_, call, cast, const, div, floormod, lt, maximum, minimum, not_, select
 from relax_tune.ir.interp import run_prim
 from relax_tune.runtime.device.base import Device
@@ -145,6 +145,9 @@ VALUES: list[tuple[str, DType, DType, Callable[[Expr], Expr]]] = [
     ("shared", f32, f32, lambda x: div(x, call("exp", x * -1.0) + 1.0) + call("exp", x * -1.0)),
     ("floor", f32, f32, lambda x: call("floor", x) + call("rsqrt", call("abs", x) + 1.0)),
     ("power", f32, f32, lambda x: call("pow", x, const(2.0)) + call("pow", call("abs", x), const(1.5))),
+    ("f16 to f32", f16, f32, lambda x: cast(x, f32) * 0.5),
+    ("f32 to f16", f32, f16, lambda x: cast(x * 0.5, f16)),
+    ("same f16", f16, f16, lambda x: x),
     ("same", i8, i8, lambda x: x),
     ("same bool", bool_, bool_, lambda x: x),
 ]
@@ -179,3 +182,13 @@ def test_nan_and_infinity_as_numpy_has_them(device: tuple[str, Device]) -> None:
             with np.errstate(all="ignore"):
                 run_prim(func, [x, wanted])
             np.testing.assert_array_equal(y, wanted)
+
+
+def test_long_vectors_become_loops(device: tuple[str, Device]) -> None:
+    language, machine = device
+    func = make.pointwise(language, (1, 403), ("serial", "vectorized"), ("peel", "predicate"), lambda x: x * 2.0 + 1.0)
+    run = Compiled(machine, language, func)
+    for n in (0, 5, 402, 403, 404, 1000):
+        x = np.random.default_rng(n).standard_normal(n, np.float32)
+        (y,) = run([x, np.empty_like(x)])
+        np.testing.assert_array_equal(y, x * 2 + 1)

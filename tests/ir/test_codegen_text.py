@@ -1,0 +1,146 @@
+"""The shape of generated text: registers instead of arrays, literal tiles, tails, splitting into kernels, refusals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.ir import codegen_cases as make
+from tests.ir import zoo
+from tests.ir.codegen_runner import TARGETS, Compiled, opened
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.generate import generate, split_kernels
+from relax_tune.ir.dtype import f32
+from relax_tune.ir.expr import Tunable, Var, ceildiv, const, eq, free_vars, load
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, If, IterVar, Store, blocks, loops, seq
+from relax_tune.ir.tensor_builder import TensorBuilder
+
+
+def body_of(source: str) -> str:
+    return source.split("/*end prelude*/")[1]
+
+
+@pytest.mark.parametrize("language", ["c", "opencl"])
+def test_accumulators_are_named_vectors(language: str) -> None:
+    lanes = TARGETS[language].lanes
+    text = body_of(generate(make.matmul(language, 4, 2 * lanes, 64, "pow2"), TARGETS[language]).source)
+    assert not re.search(r"acc\w*\[", text)
+    assert re.search(rf"f32x{lanes} acc\w*;", text)
+    # the last rows run as pieces of 2 and 1
+    assert "((mo_left / 2) % 2) == 1" in text and "(mo_left % 2) == 1" in text
+    assert "* 64" in text and "< 64;" in text
+
+
+def test_the_same_function_gives_the_same_text() -> None:
+    for language, target in TARGETS.items():
+        first = generate(make.matmul(language, 4, 16, 8, "pow2"), target).source
+        assert first == generate(make.matmul(language, 4, 16, 8, "pow2"), target).source
+
+
+def test_exp_is_in_the_prelude_only_when_used() -> None:
+    plain = generate(
+        make.pointwise("c", (1, 16), ("serial", "vectorized"), ("peel", "peel"), lambda x: x), TARGETS["c"]
+    )
+    assert "rt_exp" not in plain.source
+    assert plain.source.startswith("/*prelude*/\n") and "\n/*end prelude*/\n" in plain.source
+
+
+def test_opencl_launch() -> None:
+    kernel = generate(make.matmul("opencl", 4, 16, 8, "pow2"), TARGETS["opencl"])
+    m, n = kernel.buffers[0].shape[0], kernel.buffers[1].shape[1]
+    assert kernel.grid == (ceildiv(n, 16), ceildiv(m, 4))
+    assert kernel.local == (1, 1)
+    assert set(kernel.scalars) == {m, n}
+
+
+def test_split_at_the_top_level() -> None:
+    softmax = next(c.func for c in zoo.cases() if c.name == "softmax")
+    parts = split_kernels(softmax)
+    assert [p.name for p in parts] == ["softmax_part0", "softmax_part1", "softmax_part2", "softmax_part3"]
+    top = softmax.allocs[0]
+    assert parts[0].output_buffers == (top,) and top in parts[1].input_buffers
+    assert all(p.allocs == () for p in parts)
+    assert split_kernels(parts[0]) == (parts[0],)
+
+
+def test_prepare_is_split_off_and_comes_first() -> None:
+    b = TensorBuilder("packed")
+    n = Var("n")
+    x, w, y = b.input("x", (n, 4)), b.input("w", (4, 8), const=True), b.output("y", (n, 8))
+    p = b.alloc("p", (8, 4))
+    b.compute(p, lambda j, k: w[k, j])
+    b.reduce(y, (4,), const(0.0), lambda acc, i, j, k: acc + x[i, k] * p[j, k])
+    func = b.finish()
+    first, second = func.body.stmts  # type: ignore[union-attr]
+    marked = _as_prepare(first)
+    func = replace(func, body=seq(second, marked))
+    prepare, compute = split_kernels(func)
+    assert blocks(prepare.body)[0].role == "prepare" and prepare.input_buffers == (w.buffer,)
+    assert compute.name == "packed" and p.buffer in compute.input_buffers
+    run = Compiled(opened("c"), "c", func)
+    rng = np.random.default_rng(0)
+    a, c = rng.standard_normal((3, 4), np.float32), rng.standard_normal((4, 8), np.float32)
+    (found,) = run([a, c, np.empty((3, 8), np.float32)])
+    np.testing.assert_allclose(found, a @ c, rtol=1e-5)
+
+
+def _as_prepare(s: object) -> For:
+    assert isinstance(s, For)
+    inner = s.body
+    body = replace(inner, role="prepare") if isinstance(inner, Block) else _as_prepare(inner)
+    return replace(s, body=body)
+
+
+def test_work_items_share_memory_across_barriers() -> None:
+    n, size = Var("n"), 16
+    x, y = Buffer("x", (n, const(size)), f32), Buffer("y", (n, const(size)), f32)
+    tile = Buffer("tile", (n, const(size)), f32, "shared")
+    g, a, b, vi, vj = (Var(s) for s in ("g", "a", "b", "vi", "vj"))
+    iters = (IterVar(vi, n), IterVar(vj, const(size)))
+    fill = Block("fill", iters, (g, a), Store(tile, (vi, vj), load(x, (vi, vj))))
+    turn = Block("turn", iters, (g, b), Store(y, (vi, vj), load(tile, (vi, const(size - 1) - vj))))
+    body = seq(For(a, const(size), fill, "item"), For(b, const(size), turn, "item"))
+    func = PrimFunc("reverse", (x, y), 1, For(g, n, body, "group"), (tile,))
+    kernel = generate(func, TARGETS["opencl"])
+    assert kernel.local == (size,) and kernel.source.count("barrier(") == 1 and "local float tile[16]" in kernel.source
+    run = Compiled(opened("opencl"), "opencl", func)
+    data = np.random.default_rng(0).standard_normal((5, size), np.float32)
+    (found,) = run([data, np.empty_like(data)])
+    np.testing.assert_array_equal(found, data[:, ::-1])
+    with pytest.raises(BuildError, match="work-item loop"):
+        generate(func, TARGETS["c"])
+
+
+def test_refusals_say_what_to_do() -> None:
+    with pytest.raises(BuildError, match="instantiate"):
+        generate(next(f for f in zoo.functions() if any(True for _ in _tunables(f))), TARGETS["c"])
+    n, i, vi = Var("n"), Var("i"), Var("vi")
+    x = Buffer("x", (n,), f32, "local")
+    y = Buffer("y", (n,), f32)
+    loop = For(i, n, Block("b", (IterVar(vi, n),), (i,), Store(y, (vi,), load(x, (vi,)))))
+    first = For(i, n, Block("a", (IterVar(vi, n),), (i,), Store(x, (vi,), const(0.0))))
+    with pytest.raises(BuildError, match="constant extent"):
+        generate(PrimFunc("f", (y,), 1, seq(first, loop), (x,)), TARGETS["c"])
+    with pytest.raises(BuildError, match="inside one kernel"):
+        split_kernels(PrimFunc("f", (y,), 1, seq(first, loop), (x,)))
+    with pytest.raises(BuildError, match="global memory"):
+        generate(PrimFunc("f", (x, y), 1, loop), TARGETS["c"])
+
+
+def _tunables(func: PrimFunc) -> list[object]:
+    return [v for s in loops(func.body) for v in free_vars(s.extent) if isinstance(v, Tunable)]
+
+
+def test_plain_if_with_else() -> None:
+    n, i = Var("n"), Var("i")
+    y = Buffer("y", (n,), f32)
+    body = For(i, n, If(eq(i % 2, 0), Store(y, (i,), const(1.0)), Store(y, (i,), const(2.0))))
+    func = PrimFunc("f", (y,), 1, body)
+    for language in ("c", "opencl"):
+        (found,) = Compiled(opened(language), language, func)([np.empty(7, np.float32)])
+        np.testing.assert_array_equal(found, [1, 2, 1, 2, 1, 2, 1])
