@@ -5,6 +5,7 @@ A pure function of the module, the set of records, the policy and the target: no
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,9 +44,11 @@ class TaskPlan:
 def times_of(
     choices: Choices, records: Sequence[Measurement]
 ) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
-    """The matrix of best median seconds per variant and anchor from ok, checked records; failed variants are left out."""
+    """The matrix of median seconds per variant and anchor over all samples of ok, checked records; a variant that ever failed
+    is left out."""
     spots = {tuple(sorted(b.items())): a for a, b in enumerate(choices.task.bindings())}
     times: dict[str, list[float | None]] = {}
+    samples: dict[tuple[str, int], list[float]] = {}
     variants: dict[str, VariantRecord] = {}
     failed = {r.variant.key for r in records if r.status == "failed"}
     for r in records:
@@ -53,9 +56,10 @@ def times_of(
         if r.status != "ok" or not r.checked or spot is None or r.variant.key in failed:
             continue
         variants[r.variant.key] = r.variant
-        row = times.setdefault(r.variant.key, [None] * len(spots))
-        old, new = row[spot], r.median_secs
-        row[spot] = new if old is None else min(old, new)
+        times.setdefault(r.variant.key, [None] * len(spots))
+        samples.setdefault((r.variant.key, spot), []).extend(r.samples_secs)
+    for (key, spot), pooled in samples.items():
+        times[key][spot] = statistics.median(pooled)
     return times, variants
 
 

@@ -20,7 +20,7 @@ from relax_tune.ir.passes.symbols import bind_symbols
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.program import Program
 from relax_tune.schedules.constraints import ConstraintFunction
-from relax_tune.schedules.features import FeatureFunction
+from relax_tune.schedules.features import FeatureFunction, sketch_features
 from relax_tune.schedules.rules import fallback, injective
 from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate, replay_with
 from relax_tune.schedules.target import Machine
@@ -28,6 +28,9 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.domain import Domain
 from relax_tune.tuner.emit import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
+
+# Rows of a sketch looked at to seed a search.
+SEED_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +94,24 @@ class Choices:
 
         parameters = tuple(search_space.Parameter(t.name, t.domain) for t in sketch.tunables)
         return search_space.Sketch(sketch.name, parameters, constraint, describe)
+
+    def seeds(self, count: int) -> tuple[search_space.Candidate, ...]:
+        """Up to `count` candidates of different sketches that look best before anything is known: fewest loads per point,
+        least padding, workers evenly used, at the middle anchor."""
+        points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]
+        drawn = self.space.sample(np.random.default_rng(0), SEED_ROWS * len(self.sketches))
+        found = []
+        for number, sketch in enumerate(self.sketches):
+            codes = drawn[drawn[:, 0] == number]
+            if not len(codes):
+                continue
+            names = [f.name for f in sketch_features(sketch.func, self.machine)]
+            rows = self.space.features(codes, points)[:, 0, :]
+            padding, loads = (rows[:, names.index(n)] for n in ("padding", "loads_per_point"))
+            score = loads + padding - rows[:, names.index("wave_use")]
+            best = int(np.argmin(score))
+            found.append((float(score[best]), number, self.space.candidates(codes[best : best + 1])[0]))
+        return tuple(c for _, _, c in sorted(found)[:count])
 
     # -- records and programs -----------------------------------------------------------------------------------------
 
