@@ -14,8 +14,8 @@ from relax_tune.ir.codegen import math
 from relax_tune.ir.codegen.affine import Poly
 from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses
+from relax_tune.ir.codegen.places import Lane
 from relax_tune.ir.codegen.prelude import Prelude
-from relax_tune.ir.codegen.values import Lane
 from relax_tune.ir.dtype import DType, f16, f32, i32
 
 SCALARS = {

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lowered import Cond, Declare, Let, Loop, Node, Steps
+from relax_tune.ir.codegen.places import Lane
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import Layout
-from relax_tune.ir.codegen.values import Lane, Values
+from relax_tune.ir.codegen.values import Values
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.dtype import DType, f32, f64, i32, i64
 from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts

@@ -11,8 +11,8 @@ from relax_tune.ir.codegen.affine import Poly
 from relax_tune.ir.codegen.c import float_literal
 from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses, walk
+from relax_tune.ir.codegen.places import Lane
 from relax_tune.ir.codegen.prelude import Prelude
-from relax_tune.ir.codegen.values import Lane
 from relax_tune.ir.dtype import DType, f16, f32, f64, i32
 from relax_tune.ir.expr import Expr, as_int, const, maximum
 

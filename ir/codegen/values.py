@@ -8,144 +8,32 @@ is printed lane by lane.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.codegen.affine import ONE, Algebra, Poly, as_constant, constant, plus
+from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.places import C_INFIX, Lane, Places, bracketed
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
-from relax_tune.ir.expr import INFIX, Const, Expr, Load, Op, Var, const
+from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const
 from relax_tune.ir.stmt import Store
 
 VECTOR_TYPES = frozenset({f32, f64, i32})
-C_INFIX = {k: {"and": "&&", "or": "||", "floordiv": "/", "floormod": "%"}.get(k, v) for k, v in INFIX.items()}
 FUNCTIONS = frozenset({"exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor"})
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """The vector being printed: lanes start .. start + width - 1 of `var`; with a count only the first `count` are active."""
-
-    var: Var
-    start: Poly
-    width: int
-    symbol: Var
-    count: str | None
-    mask: str | None
 
 
 # The text of a value and whether it is a vector; no text where only single lanes can be printed.
 Text = tuple[str | None, bool]
 
 
-def bracketed(text: str) -> str:
-    """The text as an operand: names and numbers stand for themselves."""
-    return text if text.isidentifier() or text.isdigit() else f"({text})"
-
-
-class Values:
+class Values(Places):
     """The expression half of the printer."""
 
-    int_type = "i64"
-
     def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, Layout]) -> None:
-        self.prelude = prelude
-        self.algebra = algebra
-        self.layouts = layouts
-        self.lane: Lane | None = None
-        self.lane_symbol = Var("lane")
-        self.lines: list[str] = []
-        self.indent = "  "
-        self.names: dict[Var, str] = {}
-        self.symbols: dict[Var, None] = {}
-        self.bound: set[Var] = set()
-        self.buffers: dict[Buffer, str] = {}
+        super().__init__(prelude, algebra, layouts)
         self._memo: dict[Expr, Text] = {}
         self._orders: dict[Expr, tuple[tuple[Expr, ...], frozenset[Expr]]] = {}
-        self._flat: dict[tuple[Buffer, tuple[Expr, ...]], Poly] = {}
-        self._shapes: dict[Buffer, list[Poly]] = {}
-
-    def line(self, text: str) -> None:
-        self.lines.append(self.indent + text)
-
-    def fresh(self, hint: str) -> str:
-        raise NotImplementedError
-
-    def space(self, buffer: Buffer) -> str:
-        """The address space of a buffer with a trailing blank, empty where the language has none."""
-        raise NotImplementedError
-
-    def float_text(self, value: float, dtype: DType) -> str:
-        raise NotImplementedError
-
-    def name(self, v: Var) -> str:
-        """The identifier of a variable bound by a loop or a Let."""
-        if v not in self.names:
-            self.names[v] = self.fresh(v.name)
-        self.bound.add(v)
-        return self.names[v]
-
-    # integers
-
-    def var_text(self, v: Var) -> str:
-        found = self.names.get(v)
-        if found is None:
-            found = self.names[v] = self.fresh(v.name)
-        if v not in self.bound:
-            self.symbols.setdefault(v)
-        return found
-
-    def poly_text(self, p: Poly) -> str:
-        parts: list[str] = []
-        offset = 0
-        for m, c in p.items():
-            if not m:
-                offset = c
-                continue
-            names = " * ".join(self.atom_text(a) for a in m)
-            size = abs(c)
-            term = names if size == 1 else f"{names} * {size}"
-            if parts:
-                parts.append(f" {'-' if c < 0 else '+'} {term}")
-            else:
-                parts.append(f"-{term}" if c < 0 else term)
-        if offset or not parts:
-            parts.append(str(offset) if not parts else f" {'-' if offset < 0 else '+'} {abs(offset)}")
-        return "".join(parts)
-
-    def atom_text(self, a: Expr) -> str:
-        if isinstance(a, Var):
-            return self.var_text(a)
-        if isinstance(a, Load):
-            return self.one(a)
-        assert isinstance(a, Op)
-        if a.op in ("floordiv", "floormod"):
-            top, bottom = (self.algebra.poly(x) for x in a.args)
-            low, under = self.algebra.bounds(top)[0], self.algebra.bounds(bottom)[0]
-            x, y = self.poly_text(top), self.poly_text(bottom)
-            if low is not None and low >= 0 and under is not None and under >= 0:
-                return f"({bracketed(x)} {C_INFIX[a.op]} {bracketed(y)})"
-            return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
-        if a.op in ("min", "max"):
-            x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args)
-            return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
-        if a.op == "select":
-            x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args[1:])
-            return f"({self.condition(a.args[0])} ? {x} : {y})"
-        if a.op == "cast":
-            return f"(({self.int_type})({self.one(a.args[0])}))"
-        if a.op == "abs":
-            return f"{self.prelude.helper('abs', i64, 1)}({self.poly_text(self.algebra.poly(a.args[0]))})"
-        raise BuildError(
-            f"wanted an integer expression of + - * // % min max select cast, found {a!r}; rewrite the index"
-        )
-
-    def moves(self, e: Expr) -> bool:
-        """Whether `e` depends on the lane."""
-        return self.lane is not None and self.lane.var in self.algebra.free(e)
 
     # values
 
@@ -435,52 +323,6 @@ class Values:
         return self.prelude.literal(self.prelude.vector(e.dtype, self.width), parts)
 
     # memory
-
-    def flat(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Poly:
-        """The element offset of an access."""
-        key = (buffer, indices)
-        static = self._flat.get(key)
-        if static is None:
-            shape = self._shapes.get(buffer)
-            if shape is None:
-                shape = self._shapes[buffer] = [self.algebra.static(d) for d in buffer.shape]
-            static = {}
-            for d, i in enumerate(indices):
-                static = plus(self.algebra.times(static, shape[d]) if d else static, self.algebra.static(i))
-            self._flat[key] = static
-        return self.algebra.resolve(static)
-
-    def stride(self, p: Poly) -> int | None:
-        """How far one lane moves an offset; None when that is not a constant."""
-        if self.lane is None:
-            return 0
-        symbol = self.lane.symbol
-        step = p.get((symbol,), 0)
-        if any(symbol in self.algebra.free(a) for m in p if m and m != (symbol,) for a in m):
-            return None
-        return step
-
-    def registers(self, b: Buffer, layout: Layout) -> Iterable[tuple[str, int]]:
-        """The registers of a buffer: name and width."""
-        rows = 1
-        for d in b.shape[:-1]:
-            value = as_constant(self.algebra.static(d))
-            rows *= value or 0
-        size = len(layout.unit)
-        for r in range(rows):
-            for start, width in dict.fromkeys(layout.unit):
-                yield self.register_name(b, r * size + start), width
-
-    def register_name(self, b: Buffer, offset: int) -> str:
-        return f"{self.buffers[b]}_{offset}"
-
-    def register(self, b: Buffer, p: Poly) -> tuple[str, int, int]:
-        """(register, lane in it, its width) for an access to a buffer kept in registers."""
-        layout = self.layouts[b]
-        offset = p.get(ONE, 0)
-        row, column = divmod(offset, len(layout.unit))
-        start, width = layout.unit[column]
-        return self.register_name(b, row * len(layout.unit) + start), column - start, width
 
     def _load(self, e: Load) -> Text:
         p = self.flat(e.buffer, e.indices)
