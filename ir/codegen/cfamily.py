@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lowered import Cond, Declare, Let, Loop, Node, Steps
-from relax_tune.ir.codegen.places import Lane
+from relax_tune.ir.codegen.places import Lane, bracketed
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.codegen.values import Values
@@ -124,7 +124,8 @@ class Printer(Values):
             if decided is None:
                 (lanes if self.moves(c) else uniform).append(c)
         if uniform:
-            with self.indented(f"if ({' && '.join(self.condition(c) for c in uniform)}) {{"):
+            text = bracketed(" && ".join(self.condition(c) for c in uniform))
+            with self.indented(f"if {text} {{"):
                 self.masked(lanes, n.then)
             if n.orelse is not None:
                 with self.indented("else {"):

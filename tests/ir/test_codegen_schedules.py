@@ -87,7 +87,7 @@ def _check_softmax(run: Compiled, tile: int) -> None:
 KINDS = st.sampled_from(["serial", "unrolled", "vectorized"])
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     tiles=st.tuples(st.integers(1, 5), st.integers(1, 40)),
     kinds=st.tuples(KINDS, KINDS),
@@ -157,11 +157,12 @@ VALUES: list[tuple[str, DType, DType, Callable[[Expr], Expr]]] = [
 def test_element_types(device: tuple[str, Device], kind: Any) -> None:
     language, machine = device
     tile = 16 if language == "c" else 8
+    chosen = VALUES if kind == "vectorized" else VALUES[::3]
     funcs = [
         make.pointwise(language, (2, tile), ("serial", kind), ("peel", "predicate"), value, source, target)
-        for _name, source, target, value in VALUES
+        for _name, source, target, value in chosen
     ]
-    for (name, source, target, _value), run in zip(VALUES, Compiled.together(machine, language, funcs), strict=True):
+    for (name, source, target, _value), run in zip(chosen, Compiled.together(machine, language, funcs), strict=True):
         for n in (0, 1, 2 * tile, 3 * tile + 5):
             x = _fill(source, n)
             (y,) = run([x, np.empty(n, target.numpy)])
