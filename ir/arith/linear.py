@@ -19,11 +19,10 @@ def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[di
     """`e` as sum(coefficient[v] * v) + rest, coefficients and rest free of `vars`; None when it is not of that form.
 
     Coefficients may be symbolic (products of tunables). Variables with coefficient zero are left out; the others come in the
-    order of `vars`.
+    order of `vars`. A variable that `env` pins to one value counts as that value.
     """
     e, wanted = expr(e), tuple(dict.fromkeys(vars))
     ctx = Normalizer(env or EMPTY)
-    # variables of extent 1 would fold to constants, so they are numbered before any range is read
     p = ctx.poly(e)
     numbers = {v: number for v in wanted if (number := ctx.number_of(v)) is not None}
     found: dict[Var, Poly] = {}

@@ -41,7 +41,7 @@ class Renderer:
         self._atoms: dict[tuple[int, DType], Expr] = {}
 
     def render(self, p: Poly, dtype: DType) -> Expr:
-        return self._sum(self._with_remainders(p), dtype)
+        return self._sum(self._without_negatives(self._with_remainders(p)), dtype)
 
     # -- x - c * (x // c) == x % c
 
@@ -60,6 +60,23 @@ class Renderer:
             shorter = P.combine(left, P.times_mono(whole, (mod,)))
             if len(shorter) < len(p):
                 p = shorter
+        return p
+
+    # -- x // c + 1 == (x + c) // c, where that makes the dividend >= 0: targets divide such numbers in one instruction
+
+    def _without_negatives(self, p: Poly) -> Poly:
+        ctx = self.ctx
+        for a in sorted({a for m in p for a in m if ctx.atoms[a].kind == "div"}):
+            x, c = ctx.atoms[a].args
+            low = ctx.interval(x)[0]
+            if not c or (low is not None and low >= 0):
+                continue
+            raised = P.combine(x, c)
+            low = ctx.interval(raised)[0]
+            factor, rest = P.extract(p, (a,))
+            left = P.combine(rest, factor, -1)
+            if low is not None and low >= 0 and len(left) < len(rest):
+                p = P.combine(left, P.times_mono(factor, (ctx.atom("div", (raised, c), None),)))
         return p
 
     # -- factoring

@@ -187,6 +187,10 @@ def test_prove(cond: Expr, env: Env | None, wanted: Proof) -> None:
         (and_(lt(i, n), lt(i + 0, m)), Env().with_loop(i, n), lt(i, m)),
         (le(n, 512), Env().with_fact(le(n, 512)), TRUE),
         (maximum(minimum(ceildiv(n, 3), n), 0), None, ceildiv(n, 3)),
+        # dividends stay >= 0
+        (ceildiv(ceildiv(n, 4), 8), None, ceildiv(n, 32)),
+        (ceildiv(n * 384, T * 384), None, (n + T - 1) // T),
+        ((f // 384 // n * n + f // 384 % n) * 384 + f % 384, None, f),
     ],
     ids=repr,
 )

@@ -103,6 +103,7 @@ def test_extent_and_density_by_enumeration(parts: list[tuple[int, int]], base: i
         assert exact
 
 
-def test_a_variable_of_one_value_still_has_its_coefficient() -> None:
-    env = Env().with_loop(i, 1)
+def test_a_variable_of_one_value_is_that_value() -> None:
+    env = Env().with_bound(i, 3, 3)
+    assert linear(i * 4 + j, (i, j), env) == ({j: const(1)}, const(12))
     assert stride_of(i * 4 + j, j, env) is const(1)
