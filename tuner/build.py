@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import Store
-from relax_tune.errors import BuildError, UserError
+from relax_tune.errors import BuildError, RelaxTuneError, UserError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.expr import Var
@@ -50,11 +50,13 @@ def times_of(
     times: dict[str, list[float | None]] = {}
     samples: dict[tuple[str, int], list[float]] = {}
     variants: dict[str, VariantRecord] = {}
-    failed = {r.variant.key for r in records if r.status == "failed"}
+    failed = {r.variant.key for r in records if r.status == "failed" and r.stage != "device-lost"}
     for r in records:
         spot = spots.get(tuple(sorted(r.symbols.items())))
         if r.status != "ok" or not r.checked or spot is None or r.variant.key in failed:
             continue
+        if r.median_secs <= 0:
+            continue  # below the clock's resolution: nothing can be concluded
         variants[r.variant.key] = r.variant
         times.setdefault(r.variant.key, [None] * len(spots))
         samples.setdefault((r.variant.key, spot), []).extend(r.samples_secs)
@@ -72,22 +74,39 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     elif policy == "library":
         of_library = {k for k in allowed if variants[k].kind == "library"}
         allowed = of_library or allowed
-    kept = {k: times[k] for k in sorted(allowed)}
-    if not kept or not any(None not in row for row in kept.values()):
-        generic = choices.generic()
-        return TaskPlan(Plan((PlanEntry((), generic.key),), 0.0), {generic.key: generic}, times)
-    has_library = any(variants[k].kind == "library" for k in kept)
-    handicap = {k: 1 + NOISE for k in kept if has_library and variants[k].kind != "library"}
-    return TaskPlan(select(kept, choices.task.domain, handicap), variants, times)
+    while True:
+        kept = {k: times[k] for k in sorted(allowed)}
+        if not kept or not any(None not in row for row in kept.values()):
+            generic = choices.generic()
+            return TaskPlan(Plan((PlanEntry((), generic.key),), 0.0), {generic.key: generic}, times)
+        has_library = any(variants[k].kind == "library" for k in kept)
+        handicap = {k: 1 + NOISE for k in kept if has_library and variants[k].kind != "library"}
+        plan = select(kept, choices.task.domain, handicap)
+        broken = {k for k in plan.variants if not _applies(choices, variants[k])}
+        if not broken:
+            return TaskPlan(plan, variants, times)
+        allowed -= broken
 
 
 def _usable(choices: Choices, variant: VariantRecord) -> bool:
-    """Whether this version of the tool, on this machine, can build the variant."""
-    if variant.kind == "library":
-        return choices.library is not None and choices.library.routine == variant.sketch.split("+")[0]
-    if variant.kind == "generic":
-        return variant.key == choices.generic().key
-    return choices.candidate_of(variant) is not None
+    """Whether this version of the tool, on this machine, has such a variant at all."""
+    try:
+        if variant.kind == "library":
+            return variant.key in {v.key for v in choices.library_variants()}
+        if variant.kind == "generic":
+            return variant.key == choices.generic().key
+        return choices.candidate_of(variant) is not None
+    except RelaxTuneError:
+        return False
+
+
+def _applies(choices: Choices, variant: VariantRecord) -> bool:
+    """Whether a variant's steps can really be made: records outlive the schedules they were made with."""
+    try:
+        choices.stages(variant)
+    except RelaxTuneError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -114,10 +133,27 @@ def build_program(
     for callee, own in choices.items():
         records = store.measurements(own.task.key, target_key)
         plans[callee] = plan_task(own, records, policy)
-        if policy != "generic" and not any(r.variant.kind == "tuned" for r in records):
-            notes.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
+        notes += _notes(callee, own, plans[callee], records, policy)
     emitter = _Emitter(lowered, choices, plans, ProgramBuilder(name, target))
     return BuildResult(emitter.run(), plans, tuple(notes))
+
+
+def _notes(callee: str, choices: Choices, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
+    """What a task lacks."""
+    found = []
+    if policy != "generic":
+        if not plan.times:
+            found.append(
+                f"{callee}: no usable record for this device, so the generic form is dispatched; "
+                "run `relax-tune tune` to measure some"
+            )
+        elif not any(r.variant.kind == "tuned" for r in records):
+            found.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
+    failures = [r for r in records if r.status == "failed" and r.variant.key in plan.plan.variants]
+    if failures and plan.plan.variants[0] not in plan.times:
+        why = f"{failures[0].stage}: {failures[0].message.splitlines()[0][:200]}"
+        found.append(f"{callee}: the generic form is dispatched although it failed on this device ({why})")
+    return found
 
 
 class _Emitter:

@@ -22,6 +22,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.build import BuildResult, build_program
+from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.loop import Progress, Tuner, TuneResult
 from relax_tune.tuner.measure.base import Runner
@@ -69,13 +70,17 @@ def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
 
 @dataclass(eq=False)
 class Job:
-    """A lowered model for one device, with everything that can be tried for each of its tasks."""
+    """A lowered model for one device, with everything that can be tried for each of its tasks.
+
+    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds.
+    """
 
     module: IRModule
     device: DeviceInfo
     store: Store
     settings: Settings
     report: Callable[[Progress], None] = field(default=lambda _: None)
+    overrides: Mapping[str, Range] = field(default_factory=dict)
 
     @cached_property
     def target(self) -> Target:
@@ -96,7 +101,7 @@ class Job:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        return extract_tasks(self.lowered, self.settings.anchors)
+        return extract_tasks(self.lowered, self.settings.anchors, self.overrides)
 
     @cached_property
     def choices(self) -> dict[str, Choices]:

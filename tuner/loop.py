@@ -1,40 +1,43 @@
 """The tuning loop: propose, measure, record, learn; for all tasks of a model (DESIGN 7).
 
 Everything the loop knows it can learn again from the store: an interrupted job resumes by running again, and a job whose
-trials are all recorded measures nothing.
+trials are all recorded measures nothing. Several jobs may work on one store: a task is held by a lease while its batch is
+measured, and whoever takes it next first reads what the others have added.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
-from relax_tune.database.records import Measurement, Workload
+from relax_tune.database.records import Lease, Measurement, Workload
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import Store
-from relax_tune.errors import BuildError, ScheduleError
-from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
-from relax_tune.tuner.emit import input_fill
+from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
+from relax_tune.tuner.check import check_case
 from relax_tune.tuner.measure.base import Runner
-from relax_tune.tuner.measure.inputs import random_array
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
-from relax_tune.tuner.reference import evaluate, tolerances
-from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchProblem, SearchStrategy
+from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import Choices, Task, points_array
+from relax_tune.tuner.task_state import TaskState
 
 FORMAT_VERSION = 1
-CHECK_SEED = 7
-LEASE_SECS = 600.0
-FINALISTS = 3
+# A lease is renewed while its batch is measured; it outlives its job by no more than this.
+LEASE_SECS = 60.0
+# How long to wait before asking again for tasks that other jobs hold, when nothing else is left to do.
+LEASE_POLL_SECS = 0.5
+# Contenders get this many times the time a trial gets.
+FINAL_BUDGETS = 3
+# The longest a single step of a measurement may take before its process is killed.
+DEADLINE_SECS = 30.0
 
 
 @dataclass(frozen=True)
@@ -52,54 +55,24 @@ class Progress:
 
 
 @dataclass
-class TaskState:
-    """One task under tuning: what is known of each variant, and the strategy that proposes the next."""
-
-    choices: Choices
-    strategy: SearchStrategy
-    tuned: set[str] = field(default_factory=set)
-    failures: int = 0
-    times: dict[str, list[float | None]] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
-    variants: dict[str, VariantRecord] = field(default_factory=dict)
-    samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    visits: dict[tuple[str, int], int] = field(default_factory=dict)
-    fresh: bool = False
-    last_gain: float = 1.0
-    exhausted: bool = False
-
-    @property
-    def task(self) -> Task:
-        return self.choices.task
-
-    def best(self, kind: str | None = None) -> float | None:
-        """Weighted seconds over the anchors of the best variant at each; None when some anchor has none."""
-        keys = [k for k in self.times if kind is None or self.kinds[k] == kind]
-        total = 0.0
-        for a, w in enumerate(self.task.domain.weights):
-            known = [t for k in keys if (t := self.times[k][a]) is not None]
-            if not known:
-                return None
-            total += w * min(known)
-        return total
-
-
-@dataclass
 class TuneResult:
-    """What a job did."""
+    """What a job did. problems: (task, sentence) for each task that could not be tuned."""
 
     trials: int = 0
     measurements: int = 0
     failures: int = 0
     wall_secs: float = 0.0
     compiles: int = 0
+    problems: tuple[tuple[str, str], ...] = ()
 
 
 class Tuner:
     """Tunes the tasks of one model on one device into one store.
 
-    `report` is called after every batch. Raises MeasureError when the device cannot measure at all, DatabaseError when
-    records cannot be kept; a failing candidate or task is recorded and never stops the others.
+    `report` is called after every batch. `job` names this run among all that write to the store; it must be unique.
+
+    Raises MeasureError when the device cannot measure at all, DatabaseError when records cannot be kept. A failing
+    candidate or task is recorded and never stops the others.
     """
 
     def __init__(
@@ -119,47 +92,97 @@ class Tuner:
         self.job = job
         self.report = report
         self.result = TuneResult()
-        self.states = [self._open(c) for c in choices]
         self._references: dict[tuple[str, int], CheckCase] = {}
+        self._lease: Lease | None = None
+        self.states = [self._open(c, position) for position, c in enumerate(choices)]
 
-    def _open(self, choices: Choices) -> TaskState:
+    def _open(self, choices: Choices, position: int) -> TaskState:
         task = choices.task
         self.store.add_workload(Workload(task.key, task.text, FORMAT_VERSION, task.name))
-        problem = SearchProblem(choices.space, points_array(task.domain.points), list(task.domain.weights))
-        seed = int.from_bytes(
-            hashlib.blake2b(f"{self.settings.seed}:{task.key}".encode(), digest_size=8).digest(), "little"
-        )
-        strategy = make_strategy(self.settings.strategy, problem, np.random.default_rng(seed))
-        state = TaskState(choices, strategy)
-        known = self.store.measurements(task.key, self.target_key)
-        self._learn(state, known)
+        state = TaskState(position, choices)
+        with self._isolated(state):
+            state.baselines = _baselines(choices)
+        with self._isolated(state):
+            state.strategy = self._strategy(choices)
+        state.exhausted = state.strategy is None
+        self._refresh(state)
         return state
+
+    def _strategy(self, choices: Choices) -> SearchStrategy:
+        task = choices.task
+        problem = SearchProblem(choices.space, points_array(task.domain.points), list(task.domain.weights))
+        text = f"{self.settings.seed}:{task.key}"
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        return make_strategy(self.settings.strategy, problem, np.random.default_rng(seed))
 
     # -- the job ------------------------------------------------------------------------------------------------------
 
     def run(self) -> TuneResult:
         """Tune until every task has had its share. Interruptible between batches without losing a record."""
         started = time.monotonic()
-        for state in self.states:
-            self._baselines(state)
-        first = min(self.settings.batch, self.settings.candidates)
-        for state in self.states:
-            if not state.tuned:
-                seeds = state.choices.seeds(max(1, first // 2)) if first else ()
-                self._measure(state, [state.choices.tuned(c) for c in seeds])
-            while len(state.tuned) < first and not state.exhausted:
-                self._round(state, first - len(state.tuned))
-        budget = self.settings.candidates * len(self.states)
-        while sum(len(s.tuned) for s in self.states) < budget:
-            open_ = [s for s in self.states if not s.exhausted and len(s.tuned) < 3 * self.settings.candidates]
-            if not open_:
-                break
-            left = budget - sum(len(s.tuned) for s in self.states)
-            self._round(max(open_, key=self._worth), min(self.settings.batch, left))
-        for state in self.states:
-            self._finals(state)
+        held_elsewhere: set[int] = set()
+        while True:
+            state = self._next(held_elsewhere)
+            if state is None:
+                if not held_elsewhere:
+                    break
+                held_elsewhere.clear()
+                if self._next(held_elsewhere) is not None:
+                    time.sleep(LEASE_POLL_SECS)
+                continue
+            with self._leased(state) as mine:
+                if not mine:
+                    held_elsewhere.add(state.position)
+                    continue
+                with self._isolated(state, give_up=True):
+                    self._advance(state)
         self.result.wall_secs = time.monotonic() - started
         return self.result
+
+    def _next(self, but: set[int]) -> TaskState | None:
+        """The task to work on: first those without baselines, then those without a first batch, then the most promising,
+        then those whose contenders were timed only once."""
+        able = [s for s in self.states if s.position not in but and not s.given_up]
+        for wanted in (self._missing, self._wants_first):
+            for state in able:
+                if wanted(state):
+                    return state
+        promising = max((s for s in able if self._wants_more(s)), key=self._worth, default=None)
+        return promising or next((s for s in able if s.finalists()), None)
+
+    def _advance(self, state: TaskState) -> None:
+        """The next batch of a task."""
+        if missing := self._missing(state):
+            self._measure(state, missing)
+        elif self._wants_first(state):
+            if not state.tuned:
+                seeds = state.choices.seeds(max(1, self._first // 2))
+                self._measure(state, [v for c in seeds if not state.settled((v := state.choices.tuned(c)).key)])
+            if len(state.tuned) < self._first:
+                self._round(state, self._first - len(state.tuned))
+        elif self._wants_more(state):
+            self._round(state, min(self.settings.batch, self._left))
+        elif again := state.finalists():
+            state.retimed.update(v.key for v in again)
+            state.finals += 1
+            self._measure(state, again, f"final{state.finals}", FINAL_BUDGETS * self.settings.timing_secs)
+
+    def _wants_first(self, state: TaskState) -> bool:
+        return not state.exhausted and len(state.tuned) < self._first
+
+    def _wants_more(self, state: TaskState) -> bool:
+        return self._left > 0 and not state.exhausted and len(state.tuned) < 3 * self.settings.candidates
+
+    @property
+    def _first(self) -> int:
+        return min(self.settings.batch, self.settings.candidates)
+
+    @property
+    def _left(self) -> int:
+        return self.settings.candidates * len(self.states) - sum(len(s.tuned) for s in self.states)
+
+    def _missing(self, state: TaskState) -> list[VariantRecord]:
+        return [v for v in state.baselines if not state.settled(v.key)]
 
     def _worth(self, state: TaskState) -> tuple[float, str]:
         """Expected end-to-end seconds gained by another batch: calls x time x recent relative gain."""
@@ -170,42 +193,67 @@ class Tuner:
             1 + len(state.tuned) / self.settings.candidates
         ), state.task.key
 
-    def _baselines(self, state: TaskState) -> None:
-        """Time the generic and the library form wherever they have no record yet."""
-        missing = []
-        for make in (lambda: (state.choices.generic(),), state.choices.library_variants):
-            try:
-                missing += [v for v in make() if v.key not in state.kinds]
-            except ScheduleError:
-                continue
-        self._measure(state, missing)
-
     def _round(self, state: TaskState, count: int) -> None:
+        assert state.strategy is not None
         before = state.best()
-        asked = state.strategy.ask(count)
-        if not asked:
+        again = state.incomplete()[:count]
+        asked = []
+        if len(again) < count:
+            try:
+                asked = state.strategy.ask(count - len(again))
+            except ScheduleError:  # no candidate satisfies the constraints
+                asked = []
+        variants = {v.key: v for v in (*again, *map(state.choices.tuned, asked))}
+        if not variants:
             state.exhausted = True
             return
-        self._measure(state, [state.choices.tuned(c) for c in asked])
+        self._measure(state, list(variants.values()))
         after = state.best()
         state.last_gain = 1.0 if before is None or after is None else max(0.0, math.log(before / after))
 
-    def _finals(self, state: TaskState) -> None:
-        """Time the contenders once more, all in one interleaved batch: early figures come from different moments.
+    # -- several jobs, and tasks that cannot be tuned ----------------------------------------------------------------
 
-        Done after new trials, or when it was never done; so a job whose trials are all recorded measures nothing.
-        """
-        if not state.fresh and any(count > 1 for count in state.visits.values()):
+    @contextmanager
+    def _leased(self, state: TaskState) -> Iterator[bool]:
+        """Hold a task against other jobs, and learn what they have added; False when another job holds it."""
+        self._lease = self.store.acquire_lease(
+            state.task.key, self.target_key, self.job, now=time.time(), secs=LEASE_SECS
+        )
+        if self._lease is None:
+            yield False
             return
-        keys: dict[str, None] = {}
-        for a in range(len(state.task.domain.points)):
-            for kind, count in (("tuned", FINALISTS), ("library", 1), ("generic", 1)):
-                timed = [
-                    (t, k) for k, row in state.times.items() if state.kinds[k] == kind and (t := row[a]) is not None
-                ]
-                best = min((t for row in state.times.values() if (t := row[a]) is not None), default=math.inf)
-                keys |= dict.fromkeys(k for t, k in sorted(timed)[:count] if t < 2 * best)
-        self._measure(state, [state.variants[k] for k in sorted(keys)], "final", 3 * self.settings.timing_secs)
+        try:
+            self._refresh(state)
+            yield True
+        finally:
+            lease, self._lease = self._lease, None
+            if lease is not None:
+                self.store.release_lease(lease)
+
+    def _renew(self) -> None:
+        if self._lease is not None:
+            self._lease = self.store.renew_lease(self._lease, now=time.time(), secs=LEASE_SECS)
+
+    def _refresh(self, state: TaskState) -> None:
+        """Learn what the store has on a task by now."""
+        if self.store.count(self.target_key, state.task.key) != len(state.records):
+            state.learn(self.store.measurements(state.task.key, self.target_key), self.job)
+
+    @contextmanager
+    def _isolated(self, state: TaskState, give_up: bool = False) -> Iterator[None]:
+        """What goes wrong with one task is recorded and reported, and ends that task at most."""
+        try:
+            yield
+        except (MeasureError, DatabaseError):
+            raise
+        except Exception as error:  # the boundary at which a task's own failure, whatever it is, becomes a record
+            state.given_up |= give_up
+            message = _described(error)
+            self.result.problems += ((state.task.name, message),)
+            digest = hashlib.blake2b(f"{state.task.key}:{self.target_key}:{message}".encode(), digest_size=16)
+            variant = VariantRecord("tuned", "none")
+            failure = self._failed(state.task, variant, digest.hexdigest(), "constraint", message)
+            self.result.failures += self.store.add_measurements([failure])
 
     # -- measuring ----------------------------------------------------------------------------------------------------
 
@@ -219,42 +267,45 @@ class Tuner:
         records: list[Measurement] = []
         by_id: dict[str, VariantRecord] = {}
         bindings = task.bindings()
+        checks = tuple(self._check(state, n) for n in range(2))
+        policy = TimingPolicy(3, 20, budget_secs or self.settings.timing_secs, 0.1, self._stops(state))
         for variant in variants:
             identity = self._id(task, variant, part)
             try:
                 program = state.choices.program(variant)
-            except BuildError as error:
-                records.append(self._failed(task, variant, identity, "constraint", str(error)))
+            except Exception as error:  # one candidate that cannot be generated is that candidate's failure
+                records.append(self._failed(task, variant, identity, "constraint", _described(error)))
                 continue
             by_id[identity] = variant
-            requests.append(
-                MeasureRequest(
-                    identity,
-                    program.to_json(),
-                    tuple(self._check(state, n) for n in range(2)),
-                    bindings,
-                    TimingPolicy(3, 20, budget_secs or self.settings.timing_secs, 0.1, self._stops(state)),
-                )
-            )
-        results = self.runner.submit(requests).result() if requests else []
-        for result in results:
+            requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, DEADLINE_SECS))
+        for result in self._results(requests):
             records += self._records(task, by_id[result.id], result)
         self.store.add_measurements(records)
         self.result.measurements += len(records)
+        self.result.failures += sum(r.status == "failed" for r in records)
         self.result.compiles += len(requests)
         if part == "trial":
             self.result.trials += sum(v.kind == "tuned" for v in variants)
-            state.fresh = True
-        self._learn(state, records)
+        state.attempted.update(v.key for v in variants)
+        state.learn(records, self.job)
         self._tell_progress(state)
+
+    def _results(self, requests: Sequence[MeasureRequest]) -> Sequence[MeasureResult]:
+        if not requests:
+            return []
+        future = self.runner.submit(requests)
+        while True:
+            try:
+                return future.result(timeout=LEASE_SECS / 3)
+            except TimeoutError:
+                if future.done():
+                    raise
+                self._renew()
 
     def _stops(self, state: TaskState) -> tuple[float | None, ...]:
         """A shape stops early where a candidate is several times slower than what is known."""
-        stops: list[float | None] = []
-        for a in range(len(state.task.domain.points)):
-            known = [t for times in state.times.values() if (t := times[a]) is not None]
-            stops.append(4 * min(known) if known else None)
-        return tuple(stops)
+        best = [state.best_at(a) for a in range(len(state.task.domain.points))]
+        return tuple(None if b is None else 4 * b for b in best)
 
     def _records(self, task: Task, variant: VariantRecord, result: MeasureResult) -> list[Measurement]:
         if not result.ok:
@@ -304,51 +355,14 @@ class Tuner:
             self._references[key] = check_case(state.task, number)
         return self._references[key]
 
-    # -- learning -----------------------------------------------------------------------------------------------------
-
-    def _learn(self, state: TaskState, records: Sequence[Measurement]) -> None:
-        """Put records into the matrix of times and tell the strategy."""
-        points = {tuple(sorted(b.items())): a for a, b in enumerate(state.task.bindings())}
-        told: dict[str, tuple[VariantRecord, dict[int, Outcome]]] = {}
-        for record in sorted(records, key=lambda r: r.id):
-            variant = record.variant
-            state.kinds[variant.key] = variant.kind
-            state.variants[variant.key] = variant
-            row = state.times.setdefault(variant.key, [None] * len(points))
-            outcomes = told.setdefault(variant.key, (variant, {}))[1]
-            if record.status == "failed":
-                state.failures += 1
-                self.result.failures += record.job == self.job
-                for a in range(len(points)):
-                    outcomes.setdefault(a, Failure(record.stage or "runtime", record.message))
-                continue
-            spot = points.get(tuple(sorted(record.symbols.items())))
-            if spot is None or not record.checked:
-                continue
-            pooled = state.samples.setdefault((variant.key, spot), [])
-            pooled += record.samples_secs
-            state.visits[variant.key, spot] = state.visits.get((variant.key, spot), 0) + 1
-            row[spot] = seconds = statistics.median(pooled)
-            outcomes[spot] = seconds
-        results = []
-        for variant, outcomes in told.values():
-            if variant.kind != "tuned":
-                continue
-            candidate = state.choices.candidate_of(variant)
-            if candidate is not None:
-                state.tuned.add(variant.key)
-                results.append(Result(candidate, outcomes))
-        if results:
-            state.strategy.tell(results)
-
     def _tell_progress(self, state: TaskState) -> None:
         self.report(
             Progress(
                 state.task.name,
-                self.states.index(state) if state in getattr(self, "states", []) else 0,
+                state.position,
                 len(self.states),
                 len(state.tuned),
-                state.failures,
+                len(state.failed),
                 state.best("tuned") or math.nan,
                 state.best("library"),
                 state.best("generic"),
@@ -356,33 +370,17 @@ class Tuner:
         )
 
 
-def check_case(task: Task, number: int) -> CheckCase:
-    """A shape, random inputs for it and the expected outputs. Number 0 is small, 1 is larger; both are off any tile."""
-    sizes = (5, 19) if number == 0 else (2, 67)
-    symbols: dict[str, int] = {}
-    values = {}
-    highest = [max(p[a] for p in task.domain.points) for a in range(len(task.func.symbols))]
-    for v, top in zip(task.func.symbols, highest):
-        value = min(top, sizes[0] if top <= 16 else sizes[1])
-        symbols[task.symbol_names[v]] = value
-        values[v] = value
-    inputs = []
-    for position, b in enumerate(task.func.input_buffers):
-        shape = tuple(_size(d, values) for d in b.shape)
-        seed = 0 if b in task.func.consts else CHECK_SEED + number
-        inputs.append(random_array(f"p{position}", b.dtype.name, shape, input_fill(task.func, b), seed))
-    expected = evaluate(task.func, inputs, values)
-    limits = tolerances(task.func, values, expected)
-    return CheckCase(
-        symbols,
-        CHECK_SEED + number,
-        tuple(e.astype(b.dtype.numpy) for e, b in zip(expected, task.func.output_buffers, strict=True)),
-        tuple(r for r, _ in limits),
-        tuple(a for _, a in limits),
-    )
+def _baselines(choices: Choices) -> tuple[VariantRecord, ...]:
+    """The generic and the library form, which are timed wherever anything is timed."""
+    found: list[VariantRecord] = []
+    for make in (lambda: (choices.generic(),), choices.library_variants):
+        try:
+            found += make()
+        except ScheduleError:
+            continue
+    return tuple(found)
 
 
-def _size(e: Expr, values: Mapping[Var, int]) -> int:
-    result = as_int(simplify(substitute(e, {v: const(x) for v, x in values.items()})))
-    assert result is not None, f"{e!r} has symbols besides the task's"
-    return result
+def _described(error: Exception) -> str:
+    """Errors of ours say what to do; of any other, the type matters as well."""
+    return str(error) if isinstance(error, RelaxTuneError) else f"{type(error).__name__}: {error}"

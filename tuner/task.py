@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.database.records import Variant as VariantRecord
-from relax_tune.errors import BuildError, ScheduleError
+from relax_tune.errors import BuildError, ParseError, ScheduleError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.expr import Expr, Var
 from relax_tune.ir.function import PrimFunc
@@ -68,6 +68,7 @@ class Choices:
     target: CodeTarget
     libraries: frozenset[str] = frozenset()
     _programs: dict[str, Program] = field(default_factory=dict)
+    _stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
 
     @cached_property
     def sketches(self) -> tuple[Sketch, ...]:
@@ -161,15 +162,25 @@ class Choices:
 
         Raises BuildError when the record does not apply to this task with this version of the tool.
         """
-        try:
-            if record.kind == "library":
-                return self._library_stages(record)
+        found = self._stages.get(record.key)
+        if found is None:
+            try:
+                found = self._made_stages(record)
+            except (ScheduleError, ParseError) as error:
+                raise BuildError(
+                    f"the record {record.key} of task {self.task.name!r} does not apply: {error}"
+                ) from None
+            self._stages[record.key] = found
+        return found
+
+    def _made_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
+        if record.kind == "library":
+            return self._library_stages(record)
+        if record.kind == "tuned":
             sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
             if sketch is not None:
                 return (KernelStage(instantiate(sketch, record.values)),)
-            return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
-        except ScheduleError as error:
-            raise BuildError(f"the record {record.key} of task {self.task.name!r} does not apply: {error}") from None
+        return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
 
     def _library_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         form = self.library
