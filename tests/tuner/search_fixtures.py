@@ -55,7 +55,7 @@ def bowl(candidate: Candidate, shape: int) -> Outcome:
     """A smooth time with an optimum that moves with the shape; a corner of the space fails."""
     if sum(candidate.values) % 11 == 5:
         return Failure("compile", "too many registers")
-    logs = np.log2(np.maximum(np.asarray(candidate.values + (1,), dtype=np.float64), 0.5))
+    logs = np.log2(np.maximum(np.asarray((*candidate.values, 1), dtype=np.float64), 0.5))
     return float(1e-5 * (1 + shape) * np.exp(0.1 * np.square(logs - 2.0 - shape).sum() + 0.05 * candidate.sketch))
 
 

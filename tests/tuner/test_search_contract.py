@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem, SearchStrategy
 from relax_tune.tuner.search.registry import DEFAULT_STRATEGY, STRATEGIES, make_strategy

@@ -18,8 +18,13 @@ from relax_tune.tuner.search.acquisition import choose_batch, marginal_gain
 from relax_tune.tuner.search.base import History, Observations, Result, SearchProblem, isin
 from relax_tune.tuner.search.baselines import fresh_sample
 from relax_tune.tuner.search.breeding import crossover, mutate
+from relax_tune.tuner.search.scoring import rank_population
 from relax_tune.tuner.search.space import Candidate, CodeArray, FloatArray
 from relax_tune.tuner.search.surrogate import Surrogate
+from relax_tune.tuner.search.trust import Forecasts
+
+REFIT_GROWTH = 1.1
+TREES_MOST = 0.6
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +76,9 @@ class EvolutionarySearch:
         self._rng = rng
         self._make_model = make_model
         self._prior = history
+        self._model: CostModel | None = None
+        self._model_rows = 0
+        self._forecasts = Forecasts()
 
     def tell(self, results: Sequence[Result]) -> None:
         """Remember results; see `SearchStrategy`."""
@@ -120,12 +128,10 @@ class EvolutionarySearch:
         if not len(pool):
             return pool
         at_random = int((self._rng.random(count) < settings.epsilon).sum())
-        by_trees = int((self._rng.random(count) < settings.trees).sum()) if judge.has_trees else 0
+        by_trees = int((self._rng.random(count) < self._trees_share(judge, seen)).sum())
         by_trees = min(by_trees, count - at_random)
-        gain, rank = judge.gain(pool), judge.rank(pool)
-        chosen: list[int] = []
-        order = np.argsort(-rank, kind="stable")[:by_trees].tolist()
-        chosen += order
+        gain = judge.gain(pool)
+        chosen: list[int] = np.argsort(-judge.rank(pool), kind="stable")[:by_trees].tolist() if by_trees else []
         left = np.setdiff1d(np.arange(len(pool)), chosen)
         finalists = left[np.argsort(-gain[left], kind="stable")[: settings.finalists]]
         picks = choose_batch(
@@ -139,12 +145,27 @@ class EvolutionarySearch:
         chosen += finalists[picks].tolist()
         left = np.setdiff1d(np.arange(len(pool)), chosen)
         chosen += self._rng.permutation(left)[: count - len(chosen)].tolist()
+        if judge.has_trees:
+            self._forecasts.note(space.candidates(pool[chosen]), *judge.forecasts(pool[chosen]))
         return pool[chosen]
 
+    def _trees_share(self, judge: _Judge, seen: Observations) -> float:
+        """The share of slots that go by the cost model: `settings.trees` where it orders as well as the process, more
+        where it leads,
+        less where it lags; before there is evidence, nothing unless a history taught it."""
+        if not judge.has_trees:
+            return 0.0
+        lead = self._forecasts.lead(self.problem.space, seen, self.problem.weights)
+        if lead is None:
+            return self.settings.trees if self._prior is not None else 0.0
+        return min(max(self.settings.trees + lead, 0.0), TREES_MOST)
+
     def _fitted(self, seen: Observations) -> CostModel:
-        """The cost model trained on the history and on everything told."""
-        model = self._make_model()
+        """The cost model trained on the history and on everything told; again only once a tenth more is told."""
         rows, shapes = np.nonzero(np.isfinite(seen.log_time) | seen.failed)
+        if self._model is not None and len(rows) < max(self._model_rows + 1, self._model_rows * REFIT_GROWTH):
+            return self._model
+        model = self._make_model()
         features = self.problem.space.features(seen.codes, self.problem.shapes)[rows, shapes]
         log_time = seen.log_time[rows, shapes] - np.log(self.problem.roofline)[shapes]
         groups = -1 - shapes.astype(np.int64)
@@ -153,6 +174,7 @@ class EvolutionarySearch:
             log_time = np.concatenate([self._prior.log_time, log_time])
             groups = np.concatenate([self._prior.groups, groups])
         model.fit(features, log_time, groups)
+        self._model, self._model_rows = model, len(rows)
         return model
 
     def _pool(self, judge: _Judge, seen: Observations) -> CodeArray:
@@ -216,16 +238,20 @@ class _Judge:
             belief.mean[:, known], belief.std[:, known], self.best[known], self._problem.weights[known]
         ) + np.log(belief.works)
 
+    def forecasts(self, codes: CodeArray) -> tuple[FloatArray, FloatArray]:
+        """Mean log seconds (R, S), (R, S) that the process and the trees expect."""
+        space, shapes = self._problem.space, self._problem.shapes
+        features = space.features(codes, shapes)
+        trees = self._model.predict(features.reshape(-1, features.shape[2]))[0].reshape(len(codes), len(shapes))
+        return self.surrogate.posterior(space.coordinates(codes)).mean, trees + np.log(self._problem.roofline)
+
     def rank(self, codes: CodeArray) -> FloatArray:
         """Order (R,) under the trees: the ranking head on all rows, the time heads' marginal gain on its best few."""
-        shapes = self._problem.shapes
-        features = self._problem.space.features(codes, shapes)
-        count = features.shape[2]
-        scores = self._model.rank(features.reshape(-1, count)).reshape(len(codes), len(shapes))
-        scores = (scores - scores.mean(axis=0)) / (scores.std(axis=0) + 1e-9)
-        total = np.asarray(scores @ self._problem.weights)
+        space, shapes = self._problem.space, self._problem.shapes
+        total = rank_population(self._model, space, codes, shapes, self._problem.weights)
         front = np.argsort(-total, kind="stable")[: max(self._finalists, len(codes) // 25)]
-        mean, std = self._model.predict(features[front].reshape(-1, count))
+        features = space.features(codes[front], shapes)
+        mean, std = self._model.predict(features.reshape(-1, features.shape[2]))
         best = self.best - np.log(self._problem.roofline)
         gain = marginal_gain(mean.reshape(len(front), -1), std.reshape(len(front), -1), best, self._problem.weights)
         total[front] = total.max(initial=0.0) + 1.0 + np.argsort(np.argsort(gain, kind="stable"), kind="stable")

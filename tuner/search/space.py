@@ -267,8 +267,10 @@ class ParameterSpace:
     def coordinates(self, codes: CodeArray) -> FloatArray:
         """Points of the unit cube (R, A) float64, for distances.
 
-        A parameter of one name is one axis in all sketches (0.5 where a sketch lacks it); an unordered parameter of
-        k > 2 values is k axes; with more than one sketch each sketch adds an axis. Parameters of one value have none.
+        An axis is a parameter's position in its domain: whoever lists 32, 48, 64 says that those are steps of one
+        size. A parameter of one name is one axis in all sketches, over their united domains (0.5 where a sketch lacks
+        it); an unordered parameter of k > 2 values is k axes; with more than one sketch each sketch adds an axis.
+        Parameters of one value have none.
         """
         out = np.full((len(codes), self._axes.count), 0.5)
         for sketch, where in self._by_sketch(codes):
@@ -384,8 +386,7 @@ def _axes(sketches: Sequence[Sketch]) -> _Axes:
             if len(union) == 1:
                 continue
             if p.ordered or len(union) == 2:
-                low, high = scaled(union, [union[0], union[-1]])
-                table = ((scaled(union, p.domain) - low) / (high - low)).reshape(-1, 1)
+                table = np.searchsorted(union, p.domain).reshape(-1, 1) / (len(union) - 1)
             else:
                 table = (np.asarray(p.domain)[:, None] == np.asarray(union)[None, :]).astype(np.float64)
             own.append((column, start[p.name, p.ordered], table))

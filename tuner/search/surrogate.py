@@ -205,6 +205,8 @@ def _distances(a: FloatArray, b: FloatArray, lengths: FloatArray) -> FloatArray:
 
 
 def _matern(squares: FloatArray) -> FloatArray:
-    """Matern kernel, smoothness 5/2, of squared distances."""
-    distance = np.sqrt(5.0 * np.maximum(squares, 0.0))
-    return np.asarray((1.0 + distance + np.square(distance) / 3.0) * np.exp(-distance))
+    """Matern kernel of squared distances, smoothness 3/2: times have kinks (occupancy steps), so once differentiable
+    is enough.
+    """
+    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
+    return np.asarray((1.0 + distance) * np.exp(-distance))
