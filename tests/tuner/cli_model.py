@@ -10,7 +10,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 HIDDEN, INNER, LAYERS, HEADS, POSITIONS = 32, 64, 2, 2, 32
-WORDS = (*("[PAD]", "[UNK]", "[CLS]", "[SEP]"), *"the a cat dog sat ran on mat home rain sun falls shines slowly".split())
+SENTENCES = ("the cat sat on the mat", "a dog ran home", "rain falls slowly")
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({word for s in SENTENCES for word in s.split()}))
 
 
 def make_bert(folder: Path, seed: int = 0) -> Path:

@@ -23,9 +23,9 @@ def bench(
     device: Annotated[str | None, typer.Option(help="Device to run on. [default: each artifact's kind]")] = None,
     json: Json = False,
 ) -> None:
-    """Time artifacts against each other, interleaved, on made-up inputs.
+    """Time artifacts against each other, interleaved.
 
-    A time covers a whole call: inputs copied to the device, every kernel, results copied back.
+    A time covers a whole call on made-up inputs: inputs copied to the device, every kernel, results copied back.
     """
     if repeats < 1:
         raise UserError(f"--repeats wants at least 1, found {repeats}")

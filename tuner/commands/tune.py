@@ -102,6 +102,8 @@ def tune(
     console.print(task_table(rows))
     console.print(dispatch_table(rows))
     say(console, _summary(job, result))
+    for name, problem in result.problems:
+        say(console, f"note: {name} could not be tuned to the end: {problem}")
     for note in built.notes:
         say(console, f"note: {note}")
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
@@ -177,5 +179,6 @@ def _document(
         "wall_secs": result.wall_secs,
         "tasks": [row.to_json() for row in rows],
         "latency": [row.to_json() for row in latency],
+        "problems": [{"task": name, "why": problem} for name, problem in result.problems],
         "notes": list(built.notes),
     }

@@ -1,0 +1,73 @@
+"""Settings from flags, environment, file and defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_tune.errors import UserError
+from relax_tune.tuner.settings import EFFORTS, Settings, load_settings
+
+SOURCES: dict[str, st.SearchStrategy[Any]] = {
+    "target": st.sampled_from(["c", "opencl", "opencl:part"]),
+    "effort": st.sampled_from(sorted(EFFORTS)),
+    "trials": st.integers(0, 1000),
+    "seed": st.integers(-5, 2**40),
+    "strategy": st.sampled_from(["evolution", "random"]),
+    "scheduler": st.sampled_from(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]),
+    "db": st.sampled_from(["a.db", "sqlite:///b.db"]),
+}
+SOME = st.fixed_dictionaries({}, optional=SOURCES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(flags=SOME, environment=SOME, file=SOME)
+def test_flags_win_over_the_environment_over_the_file_over_defaults(
+    tmp_path_factory: pytest.TempPathFactory, flags: dict[str, Any], environment: dict[str, Any], file: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("settings")
+    text = "".join(f"{k} = {v!r}\n" if isinstance(v, int) else f'{k} = "{v}"\n' for k, v in file.items())
+    (folder / "relax-tune.toml").write_text(text)
+    variables = {f"RELAX_TUNE_{k.upper()}": str(v) for k, v in environment.items()}
+    unset = {k: None for k in SOURCES if k not in flags}
+    found = load_settings({**unset, **flags}, variables, folder)
+    for name in SOURCES:
+        wanted = next((s[name] for s in (flags, environment, file) if name in s), getattr(Settings(), name))
+        assert getattr(found, name) == wanted, name
+
+
+def test_effort_gives_the_number_of_candidates_and_trials_overrides_it() -> None:
+    for effort, (candidates, batch, anchors, secs) in EFFORTS.items():
+        found = load_settings({"effort": effort}, {})
+        assert (found.candidates, found.batch, found.anchors, found.timing_secs) == (candidates, batch, anchors, secs)
+    assert load_settings({"effort": "full", "trials": 3}, {}).candidates == 3
+    assert load_settings({"trials": 0}, {}).candidates == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file", "says"),
+    [
+        ({"effort": "huge"}, {}, "", "quick, normal, full"),
+        ({"trials": -1}, {}, "", "at least 0"),
+        ({}, {"RELAX_TUNE_TRIALS": "many"}, "", "RELAX_TUNE_TRIALS"),
+        ({}, {"RELAX_TUNE_EFFORT": "slow"}, "", "slow"),
+        ({}, {}, "trials = ", "relax-tune.toml"),
+        ({}, {}, "tries = 3", "tries"),
+        ({}, {}, "[tune]\ntrials = 3", "tune"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, flags: dict[str, Any], environment: dict[str, str], file: str, says: str
+) -> None:
+    (tmp_path / "relax-tune.toml").write_text(file)
+    with pytest.raises(UserError) as caught:
+        load_settings(flags, environment, tmp_path)
+    assert says in str(caught.value) and "found" in str(caught.value)
+
+
+def test_other_variables_are_nobody_s_settings(tmp_path: Path) -> None:
+    assert load_settings({}, {"RELAX_TUNE_CACHE": "x", "TARGET": "c"}, tmp_path) == Settings()
