@@ -11,7 +11,7 @@ from dataclasses import replace
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, Load, Var, conjuncts, loads, substitute
+from relax_tune.ir.expr import TRUE, Expr, Load, Var, conjuncts, free_vars, loads, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks, children, loops, rewrite, seq
 
@@ -135,6 +135,10 @@ def trivial_loops(func: PrimFunc, block: Block) -> tuple[For, ...]:
             f"{func.name}: block {block.name!r} must still have one loop per iterator; found {shown} "
             f"under loops {', '.join(loop.var.name for loop in path)}. Move the block before splitting its loops."
         )
+    if block.predicate is not TRUE:
+        raise ScheduleError(
+            f"{func.name}: block {block.name!r} must run everywhere, found it where {block.predicate!r}"
+        )
     for loop in path:
         if isinstance(loop.body, Seq):
             raise ScheduleError(f"{func.name}: the nest of block {block.name!r} holds other statements too")
@@ -146,16 +150,37 @@ def map_blocks(s: Stmt, fn: Callable[[Block], Block]) -> Stmt:
 
 
 def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
-    """Replace loop variables in bindings and predicates of the blocks under `s`."""
+    """Replace loop variables in extents, and in bindings and predicates of the blocks, under `s`."""
 
-    def fix(b: Block) -> Block:
-        return replace(
-            b,
-            bindings=tuple(substitute(e, mapping) for e in b.bindings),
-            predicate=substitute(b.predicate, mapping),
-        )
+    def fix(n: Stmt) -> Stmt | None:
+        if isinstance(n, For):
+            extent = substitute(n.extent, mapping)
+            return n if extent is n.extent else replace(n, extent=extent)
+        if isinstance(n, Block):
+            bindings = tuple(substitute(e, mapping) for e in n.bindings)
+            return replace(n, bindings=bindings, predicate=substitute(n.predicate, mapping))
+        return None
 
-    return map_blocks(s, fix)
+    return rewrite(s, fix)
+
+
+def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:
+    """The extents of the loops hold none of their variables; else ScheduleError."""
+    loops_ = tuple(nest)
+    own = {loop.var for loop in loops_}
+    for loop in loops_:
+        if own & set(free_vars(loop.extent)):
+            raise ScheduleError(
+                f"{func.name}: {step} wants extents that are independent of each other, found {loop.extent!r} "
+                f"for {loop.var.name!r}"
+            )
+
+
+def require_role(func: PrimFunc, step: str, *found: Block) -> None:
+    """Blocks that run once, before any call, are not mixed with others; else ScheduleError."""
+    for block in found:
+        if block.role != "compute":
+            raise ScheduleError(f"{func.name}: {step} wants blocks of every call, {block.name!r} runs once before them")
 
 
 def has_conjunct(predicate: Expr, part: Expr) -> bool:

@@ -21,12 +21,14 @@ from relax_tune.ir.expr import (
     const,
     free_vars,
     le,
+    loads,
     lt,
     substitute,
     transform,
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, Stmt, blocks, map_exprs, seq
+from relax_tune.schedules.independence import overwritten_later, updates_in_place, writers
 from relax_tune.schedules.nest import (
     EMPTY,
     block_loads,
@@ -38,6 +40,7 @@ from relax_tune.schedules.nest import (
     loop_env,
     readers,
     replace_node,
+    require_role,
     trivial_loops,
     with_body,
     writer,
@@ -52,13 +55,24 @@ def _covered(
     box: list[tuple[Expr, Expr]] = []
     for e, dim in zip(indices, buffer.shape):
         relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
-        parts = linear(e, tuple(relaxed))
+        if loads(e):
+            box.append((const(0), dim))  # a gathered element may be any
+            continue
+        if not relaxed:
+            box.append((simplify(e, env), const(1)))
+            continue
+        parts = linear(e, tuple(relaxed), env)
         if parts is None:
             # not affine in the relaxed loops: the whole dimension is a safe answer for a producer
             box.append((const(0), dim))
             continue
-        start = simplify(parts[1], env)
-        extent = extent_of(e, relaxed)
+        extent = extent_of(e, relaxed, env)
+        start = parts[1]
+        for v, step in parts[0].items():
+            # extent_of knows the sign of every step; a falling index starts where its variable ends
+            if prove(lt(step, 0), env) is Proof.YES:
+                start = start + step * (relaxed[v] - 1)
+        start = simplify(start, env)
         if prove(le(dim, extent), env) is Proof.YES and start is const(0):
             extent = dim
         box.append((start, extent))
@@ -105,13 +119,21 @@ def _not_loops(e: Expr, path: Sequence[For]) -> set[Var]:
     return mentioned - {p.var for p in path}
 
 
-def _place(func: PrimFunc, block: Block, box: Sequence[tuple[Expr, Expr]], inherited: Sequence[Expr], env: Env) -> Stmt:
+def _place(
+    func: PrimFunc,
+    block: Block,
+    box: Sequence[tuple[Expr, Expr]],
+    inherited: Sequence[Expr],
+    env: Env,
+    trusted: Sequence[bool],
+) -> Stmt:
     """The block with a fresh nest that covers `box` of its output (and all of its reductions).
 
-    A dimension of extent 1 is addressed by the loops around alone; it is in range whenever the blocks that need it (or made
-    it) run, which the `inherited` conditions say.
+    A dimension of extent 1 is addressed by the loops around alone; where it is `trusted`, it is in range whenever the
+    `inherited` conditions hold.
     """
     where = dict(zip(_spatial_of(block), box))
+    in_range = dict(zip(_spatial_of(block), trusted))
     names: list[str] = []
     made: list[tuple[Var, Expr]] = []
     bindings: list[Expr] = []
@@ -121,6 +143,8 @@ def _place(func: PrimFunc, block: Block, box: Sequence[tuple[Expr, Expr]], inher
         start, extent = where.get(it.var, (const(0), it.extent))
         if extent is const(1):
             bindings.append(start)
+            if not in_range.get(it.var, True):
+                guards += [le(0, start), lt(start, it.extent)]
             continue
         name = fresh(func, f"{block.name}_{it.var.name.removeprefix('v')}", names)
         names.append(name)
@@ -128,7 +152,9 @@ def _place(func: PrimFunc, block: Block, box: Sequence[tuple[Expr, Expr]], inher
         made.append((var, extent))
         inner_env = inner_env.with_loop(var, extent)
         bindings.append(start + var)
-        guards.append(lt(start + var, it.extent))
+        guards += [le(0, start + var), lt(start + var, it.extent)]
+    for fact in inherited:
+        inner_env = inner_env.with_fact(fact)
     needed = [*inherited, *(g for g in guards if prove(g, inner_env) is not Proof.YES)]
     body: Stmt = replace(block, bindings=tuple(bindings), predicate=and_(*needed))
     for var, extent in reversed(made):
@@ -141,14 +167,17 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     Before: `for p: B[p] = f(p)` then `for i: for j: C[i, j] = g(B[i])`
     After: `for i: B[i] = f(i); for j: C[i, j] = g(B[i])`
-    Checks: every reader of the block's output is inside `loop`; the block still has its own trivial nest, before `loop`;
-    its output is an intermediate.
+    Checks: every reader of the block's output is inside `loop`; the block still has its own trivial nest and no predicate;
+    its output is an intermediate that it alone writes, from its own initial value if it is a reduction; what it reads is
+    not written again later; it is no block that runs once.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     buffer = node.body.buffer
     if buffer not in func.allocs:
         raise ScheduleError(f"{func.name}: compute_at moves producers of intermediates; {buffer.name!r} is an output")
     old = trivial_loops(func, node)
+    require_role(func, "compute_at", node, *blocks(target.body))
+    _require_repeatable(func, "compute_at", node)
     inside = set(blocks(target.body))
     consumers = readers(func, buffer)
     outside = [b.name for b in consumers if b not in inside and b is not node]
@@ -160,17 +189,36 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     path = (*enclosing(func, target), target)
     env = loop_env(path)
     boxes = []
+    exact = [True] * len(buffer.shape)
     for reader in consumers:
         full_path = enclosing(func, reader)
         for access in block_loads(reader):
             if access.buffer is buffer:
                 where = tuple(block_value(reader, i) for i in access.indices)
                 boxes.append(_covered(where, full_path, target, buffer, env))
+                inner = {p.var for p in full_path[len(path) :]}
+                exact = [known and not inner & set(free_vars(e)) for known, e in zip(exact, where)]
     box = _union([b for b in boxes if b is not None], buffer, env)
-    nest = _place(func, node, box, _outer_guards(consumers, path), env)
+    inherited = _outer_guards(consumers, path)
+    alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
+    nest = _place(func, node, box, inherited, env, [alike and known for known in exact])
     moved = replace(target, body=seq(nest, target.body))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
+
+
+def _require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
+    """The block may run later, and more than once for the same element."""
+    if updates_in_place(node) or len(writers(func, node.body.buffer)) != 1:
+        raise ScheduleError(
+            f"{func.name}: {step} wants a block that alone makes {node.body.buffer.name!r}; {node.name!r} updates what "
+            "another block wrote"
+        )
+    lost = overwritten_later(func, node)
+    if lost is not None:
+        raise ScheduleError(
+            f"{func.name}: {step} would let {node.name!r} read {lost.name!r} after it was written again"
+        )
 
 
 def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
@@ -178,13 +226,17 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     Before: `for i: for j: B[i, j] = f(i, j)` then `for p, q: C[p, q] = g(B[p, q])`
     After: `for i: (for j: B[i, j] = f(i, j)); (for q: C[i, q] = g(B[i, q]))`
-    Checks: the consumer is spatial with its own trivial nest and reads the producer's output at its own iterators; the
-    regions of different iterations tile the output without overlap; the region is complete (no reduction outside `loop`).
+    Checks: the consumer is spatial with its own trivial nest and no predicate, reads the producer's output at its own
+    iterators and does not update in place; the regions of different iterations tile the output without overlap; the region
+    is complete (no reduction outside `loop`) and a box; nothing from `loop` on makes what else the consumer reads, or
+    touches what it writes; neither runs once.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     old = trivial_loops(func, node)
     if node.is_reduction:
         raise ScheduleError(f"{func.name}: reverse_compute_at wants a spatial block, {block!r} is a reduction")
+    if updates_in_place(node):
+        raise ScheduleError(f"{func.name}: {block!r} updates {node.body.buffer.name!r} in place and cannot move")
     inside = blocks(target.body)
     sources = [(p, x) for x in block_loads(node) if (p := writer(func, x.buffer)) in inside and p is not None]
     if not sources:
@@ -199,9 +251,14 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             raise ScheduleError(
                 f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
             )
+    require_role(func, "reverse_compute_at", node, *inside)
+    _require_free_way(func, node, producer, target, path)
     full_path = enclosing(func, producer)
     written = tuple(block_value(producer, i) for i in producer.body.indices)
     for e in written:
+        within = tuple(p.var for p in full_path[len(path) :] if p.var in free_vars(e))
+        if linear(e, within, env) is None:
+            raise ScheduleError(f"{func.name}: what one iteration of {loop!r} makes of {e!r} is no interval")
         ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
             raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
@@ -214,11 +271,32 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
                 f"{func.name}: {block!r} must read {access.buffer.name!r} at distinct iterators, found {e!r}"
             )
         own[e] = span
-    order = [own.get(v, (const(0), next(i.extent for i in node.iters if i.var is v))) for v in _spatial_of(node)]
-    nest = _place(func, node, order, _outer_guards((producer,), path), env)
+    extents = {i.var: i.extent for i in node.iters}
+    inner = {p.var for p in full_path[len(path) :]}
+    exact = {e: not inner & set(free_vars(w)) for e, w in zip(access.indices, written)}
+    made = dict(zip(access.indices, producer.body.buffer.shape))
+    order = [own.get(v, (const(0), extents[v])) for v in _spatial_of(node)]
+    trusted = [
+        v not in made or (exact[v] and prove(le(made[v], extents[v]), env) is Proof.YES) for v in _spatial_of(node)
+    ]
+    nest = _place(func, node, order, _outer_guards((producer,), path), env, trusted)
     moved = replace(target, body=seq(target.body, nest))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
+
+
+def _require_free_way(func: PrimFunc, node: Block, producer: Block, target: For, path: Sequence[For]) -> None:
+    """No block that runs after, or in the loops around, the new place makes what `node` reads or touches what it writes."""
+    order = blocks(func.body)
+    passed = set(order[order.index(blocks(target.body)[0]) : order.index(node)]) | set(blocks(path[0].body))
+    reads = {x.buffer for x in block_loads(node)}
+    for other in order:
+        if other in passed and other is not producer:
+            touched = {other.body.buffer, *(x.buffer for x in block_loads(other))}
+            if other.body.buffer in reads or node.body.buffer in touched:
+                raise ScheduleError(
+                    f"{func.name}: {node.name!r} cannot move before {other.name!r}, which it depends on"
+                )
 
 
 def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
@@ -226,7 +304,8 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
 
     Before: `B[i] = f(i)` then `C[j] = g(B[h(j)])`
     After: `C[j] = g(f(h(j)))`
-    Checks: spatial, writes an intermediate at distinct iterators, has no predicate that could skip elements.
+    Checks: spatial in its own trivial nest, alone writes an intermediate at distinct iterators, has no predicate that could
+    skip elements; what it reads is not written again later.
     """
     node = find_block(func, block)
     buffer = node.body.buffer
@@ -236,6 +315,7 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: compute_inline wants an intermediate, {buffer.name!r} is an output")
     own = _spatial_of(node)
     old = trivial_loops(func, node)
+    _require_repeatable(func, "compute_inline", node)
     value = node.body.value
 
     def inline(e: Expr) -> Expr:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_args
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer, Scope
-from relax_tune.ir.expr import Expr, ExprLike, Load, Var, ceildiv, expr, free_vars, load, transform
+from relax_tune.ir.expr import Expr, ExprLike, Load, Var, as_int, ceildiv, expr, free_vars, load, transform
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, map_exprs, replace_buffers, rewrite, seq
+from relax_tune.schedules.independence import separates, updates_in_place, writers, writes_everything
 from relax_tune.schedules.nest import (
     block_loads,
+    block_value,
     enclosing,
     find_alloc,
     find_block,
     fresh,
+    loop_env,
     readers,
     replace_node,
+    require_role,
     with_body,
     writer,
 )
+
+
+def _require_scope(func: PrimFunc, scope: Scope) -> None:
+    if scope not in get_args(Scope):
+        raise ScheduleError(f"{func.name}: wanted a scope, one of {', '.join(get_args(Scope))}, found {scope!r}")
 
 
 def _copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, taken: Sequence[str]) -> Stmt:
@@ -44,13 +54,24 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: Scope = "global")
 
     Before: `C[i] = f(A[g(i)])`
     After: `A_cache[p] = A[p]` then `C[i] = f(A_cache[g(i)])`
-    Checks: the block reads the buffer.
+    Checks: the block reads the buffer; nothing in the block's own nest writes it; every element of it was written.
     """
     node = find_block(func, block)
     source = next((x.buffer for x in block_loads(node) if x.buffer.name == buffer), None)
     if source is None:
         found = ", ".join(sorted({x.buffer.name for x in block_loads(node)}))
         raise ScheduleError(f"{func.name}: block {block!r} does not read {buffer!r}; it reads {found}")
+    around = enclosing(func, node)[:1] or (node,)
+    if any(b.body.buffer is source for b in blocks(around[0])):
+        raise ScheduleError(
+            f"{func.name}: cache_read wants {buffer!r} complete before the nest of {block!r}, which writes it"
+        )
+    made_by = writers(func, source)
+    if made_by and not any(writes_everything(b) for b in made_by):
+        raise ScheduleError(
+            f"{func.name}: cache_read wants all of {buffer!r} written, found it in parts or with padding"
+        )
+    _require_scope(func, scope)
     name = fresh(func, f"{buffer}_cache")
     copy = Buffer(name, source.shape, source.dtype, scope)
     nest = _copy_nest(func, fresh(func, f"{name}_copy", (name,)), source, copy, (name,))
@@ -67,11 +88,17 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local") -> PrimFunc:
 
     Before: `C[i] = f(i)`
     After: `C_local[i] = f(i)` then `C[p] = C_local[p]`
+    Checks: the block alone writes every element of its buffer, from its own initial value if it is a reduction, and is alone
+    in its nest.
     """
     node = find_block(func, block)
     target = node.body.buffer
     name = fresh(func, f"{target.name}_local")
     temp = Buffer(name, target.shape, target.dtype, scope)
+    _require_scope(func, scope)
+    if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
+        raise ScheduleError(f"{func.name}: cache_write wants {block!r} to write all of {target.name!r} by itself")
+    require_role(func, "cache_write", node)
     path = enclosing(func, node)
     top: Stmt = path[0] if path else node
     if isinstance(top, For) and len(blocks(top)) != 1:
@@ -91,8 +118,14 @@ def _swap_alloc(func: PrimFunc, old: Buffer, new: Buffer) -> PrimFunc:
 
 
 def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
-    """Keep an intermediate in `global`, `shared` or `local` memory; lowering shrinks it to what one iteration touches."""
+    """Keep an intermediate in `global`, `shared` or `local` memory; lowering shrinks it to what one iteration touches.
+
+    Checks: an intermediate; one that is filled once, before any call, stays global.
+    """
     old = find_alloc(func, buffer)
+    _require_scope(func, scope)
+    if scope != "global":
+        require_role(func, "set_scope", *writers(func, old))
     return func if old.scope == scope else _swap_alloc(func, old, replace(old, scope=scope))
 
 
@@ -101,10 +134,13 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
 
     Before: `B: (K, N)` read at `B[k, n]`
     After, with dim 1, factor T, order (1, 0, 2): `B: (ceil(N / T), K, T)` read at `B[n // T, k, n % T]`
-    Checks: an intermediate; `order` is a permutation of the new dimensions. `factor` None-like 1 keeps the dimension.
+    Checks: an intermediate; `factor` is positive; `order` is a permutation of the new dimensions.
     """
     old = find_alloc(func, buffer)
     f = expr(factor)
+    value = as_int(f)
+    if value is not None and value < 1:
+        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a positive factor, found {value}")
     if sorted(order) != list(range(len(old.shape) + 1)) or not 0 <= dim < len(old.shape):
         raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a permutation of the new dims, found {order}")
 
@@ -124,7 +160,9 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
 def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFunc:
     """Store an intermediate with its dimensions permuted.
 
-    Before: `B: (J, D)` read at `B[j, d]`; after, with order (1, 0): `B: (D, J)` read at `B[d, j]`.
+    Before: `B: (J, D)` read at `B[j, d]`
+    After, with order (1, 0): `B: (D, J)` read at `B[d, j]`
+    Checks: an intermediate; `order` is a permutation of its dimensions.
     """
     old = find_alloc(func, buffer)
     if sorted(order) != list(range(len(old.shape))):
@@ -153,8 +191,9 @@ def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:
 
     Before: `E[i] = exp(x[i])`, `S += E[i]`, `Y[i] = E[i] / S`
     After: `Y[i] = exp(x[i])`, `S += Y[i]`, `Y[i] = Y[i] / S`
-    Checks: same shape and dtype; the block writing the output reads the intermediate at exactly the element it writes, and
-    every other reader comes before it (in program order) inside the loops they share.
+    Checks: an intermediate of the same shape and dtype; the block writing the output does not reduce and reads the
+    intermediate at exactly the element it writes; every other reader comes before it in program order and, inside loops they
+    share, reads elements that no earlier iteration wrote; nothing else touches the output.
     """
     old = find_alloc(func, buffer)
     target = next((b for b in func.output_buffers if b.name == output), None)
@@ -169,19 +208,47 @@ def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:
         or any(x.indices != last.body.indices for x in block_loads(last) if x.buffer is old)
     ):
         raise ScheduleError(f"{func.name}: the block writing {output!r} must read {buffer!r} at the element it writes")
-    if any(order.index(u) > order.index(last) for u in users):
+    if last.init is not None or len(writers(func, target)) != 1:
+        raise ScheduleError(f"{func.name}: {output!r} must be written once, by a block without an initial value")
+    if any(order.index(u) > order.index(last) for u in (*users, *writers(func, old))):
         raise ScheduleError(f"{func.name}: {buffer!r} is read after {output!r} is written")
     if any(x.buffer is target for u in blocks(func.body) if u is not last for x in block_loads(u)):
         raise ScheduleError(f"{func.name}: {output!r} is read by another block")
+    for user in users:
+        if user is not last:
+            _check_ahead(func, user, last, old)
     body = replace_buffers(func.body, {old: target})
     return replace(func, body=body, allocs=tuple(a for a in func.allocs if a is not old))
+
+
+def _check_ahead(func: PrimFunc, user: Block, last: Block, buffer: Buffer) -> None:
+    """In the loops both are in, `user` reads of `buffer` only what this iteration of them overwrites."""
+    paths = enclosing(func, user), enclosing(func, last)
+    shared = [a for a, b in zip(*paths) if a is b]
+    if not shared:
+        return
+    known = {p.var for p in shared}
+    env = loop_env(shared)
+    written = [simplify(block_value(last, e), env) for e in last.body.indices]
+    for access in block_loads(user):
+        if access.buffer is not buffer:
+            continue
+        read = [simplify(block_value(user, e), env) for e in access.indices]
+        local = {p.var for path in paths for p in path if p.var not in known}
+        alike = [a for a, b in zip(read, written) if a is b and not local & set(free_vars(a))]
+        for at, p in enumerate(shared):
+            if not separates(alike, p.var, {q.var: q.extent for q in shared[at + 1 :]}, env):
+                raise ScheduleError(
+                    f"{func.name}: in loop {p.var.name!r} block {user.name!r} may read elements of {buffer.name!r} that "
+                    f"{last.name!r} wrote in an earlier iteration"
+                )
 
 
 def mark_prepare(func: PrimFunc, block: str) -> PrimFunc:
     """Run a block once, before any call, because everything it reads is constant.
 
-    Checks: the block reads only constant parameters, writes a global intermediate, stands in its own nest at the top, and
-    its extents hold no shape symbol.
+    Checks: the block reads only constant parameters, alone writes a global intermediate, stands in its own nest at the top,
+    and neither its extents nor its values hold a shape symbol.
     """
     node = find_block(func, block)
     found = [x.buffer for x in block_loads(node) if x.buffer not in func.consts]
@@ -189,7 +256,8 @@ def mark_prepare(func: PrimFunc, block: str) -> PrimFunc:
         raise ScheduleError(
             f"{func.name}: {block!r} cannot run once: it reads {found[0].name!r}, which is not constant"
         )
-    if node.body.buffer not in func.allocs or node.body.buffer.scope != "global":
+    alone = len(writers(func, node.body.buffer)) == 1
+    if node.body.buffer not in func.allocs or node.body.buffer.scope != "global" or not alone:
         raise ScheduleError(f"{func.name}: {block!r} must write a global intermediate to run once")
     symbols = set(func.symbols)
     path = enclosing(func, node)
@@ -198,4 +266,7 @@ def mark_prepare(func: PrimFunc, block: str) -> PrimFunc:
     for loop in path:
         if symbols & set(free_vars(loop.extent)):
             raise ScheduleError(f"{func.name}: {block!r} cannot run once: loop {loop.var.name!r} has a symbolic extent")
+    inside = [e for s in (node.body, node.init) if s is not None for e in (s.value, *s.indices)]
+    if symbols & set(free_vars(*inside, node.predicate, *node.bindings)):
+        raise ScheduleError(f"{func.name}: {block!r} cannot run once: what it computes depends on a shape symbol")
     return with_body(func, replace_node(func.body, node, replace(node, role="prepare")))

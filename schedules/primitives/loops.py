@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import get_args
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
@@ -14,6 +15,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import (
     Expr,
     ExprLike,
+    Tunable,
     Var,
     and_,
     as_int,
@@ -29,6 +31,7 @@ from relax_tune.ir.expr import (
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
+from relax_tune.schedules.independence import separates
 from relax_tune.schedules.nest import (
     block_loads,
     block_value,
@@ -39,6 +42,8 @@ from relax_tune.schedules.nest import (
     map_blocks,
     rebind,
     replace_node,
+    require_rectangular,
+    require_role,
     with_body,
 )
 
@@ -63,13 +68,16 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
             f"{func.name}: split({loop!r}) wants exactly one None among its factors, found {list(factors)}"
         )
     for f in factors:
-        if f is not None and (as_int(f) or 1) < 1:
+        value = None if f is None else as_int(f)
+        if value is not None and value < 1:
             raise ScheduleError(f"{func.name}: split({loop!r}) wants positive factors, found {list(factors)}")
     inner: Expr = const(1)
     for f in factors:
         if f is not None:
             inner = mul(inner, f)
     inner = simplify(inner)
+    if divides and prove(eq(floormod(node.extent, inner), 0)) is Proof.NO:
+        raise ScheduleError(f"{func.name}: split({loop!r}): {inner!r} does not divide the extent {node.extent!r}")
     whole = simplify(ceildiv(node.extent, inner))
     extents = [whole if f is None else expr(f) for f in factors]
     names: list[str] = []
@@ -110,6 +118,7 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
             raise ScheduleError(
                 f"{func.name}: fuse wants {inner.var.name!r} directly inside {outer.var.name!r} and nothing beside it"
             )
+    require_rectangular(func, nest, "fuse")
     var = Var(fresh(func, "_".join(names) + "_fused"))
     total: Expr = const(1)
     for loop in nest:
@@ -128,7 +137,8 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     """Put loops of one perfect nest into the given order, outermost first; other loops of the nest keep their places.
 
     Checks: all on one path with a single block under it (iterations of a block commute: spatial points are independent,
-    reductions are associative up to rounding), and serial.
+    reductions are associative up to rounding), serial, extents independent of each other; a block with an initial value
+    has no loop that feeds a spatial and a reduction iterator at once (its first point must stay the first).
     """
     nodes = [find_loop(func, n) for n in names]
     if len(set(names)) != len(names):
@@ -149,6 +159,8 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
         raise ScheduleError(f"{func.name}: reorder wants one block inside the nest, found {found}")
     for n in nodes:
         _require_serial(func, n, "reorder")
+    require_rectangular(func, nest, "reorder")
+    _require_first_point(func, blocks(inside)[0])
     order = iter(nodes)
     arranged = [next(order) if loop in nodes else loop for loop in nest]
     body = inside
@@ -157,14 +169,40 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     return with_body(func, replace_node(func.body, nest[0], body))
 
 
+def _require_first_point(func: PrimFunc, block: Block) -> None:
+    if block.init is None:
+        return
+    fed: dict[str, set[Var]] = {"spatial": set(), "reduce": set()}
+    for it, bound in zip(block.iters, block.bindings):
+        fed[it.kind].update(free_vars(bound))
+    mixed = {loop.var for loop in enclosing(func, block)} & fed["spatial"] & fed["reduce"]
+    if mixed:
+        raise ScheduleError(
+            f"{func.name}: reorder wants loops that feed either spatial or reduction iterators of {block.name!r}, found "
+            f"{', '.join(sorted(v.name for v in mixed))}; use decompose_reduction first"
+        )
+
+
 def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFunc:
     """Mark a loop `parallel`, `vectorized`, `unrolled`, or bind it to a `group`/`item` grid axis.
 
     Checks: every iteration is independent, i.e. the variable feeds no reduction iterator of a block below (an `unrolled`
-    loop may), and every global buffer written below is addressed through the variable.
+    loop may), and iterations provably write different elements of every buffer they share (all but `local` ones; under
+    `vectorized` those too); vectorized and unrolled extents hold no shape symbol; a grid axis is bound once on a path; no
+    parallel loop is around another.
     """
     node = find_loop(func, loop)
+    if kind not in get_args(LoopKind):
+        raise ScheduleError(
+            f"{func.name}: wanted a kind of loop, one of {', '.join(get_args(LoopKind))}, found {kind!r}"
+        )
     _require_serial(func, node, kind)
+    if kind == "serial":
+        return func
+    if kind in ("vectorized", "unrolled") and any(not isinstance(v, Tunable) for v in free_vars(node.extent)):
+        raise ScheduleError(
+            f"{func.name}: {kind} wants an extent without shape symbols, found {node.extent!r} of {loop!r}; split it first"
+        )
     if kind != "unrolled":
         for block in blocks(node.body):
             for it, bound in zip(block.iters, block.bindings):
@@ -175,12 +213,18 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
                     )
             target = block.body.buffer
             where = [block_value(block, i) for i in block.body.indices]
-            if target.scope == "global" and not any(_mentions(i, node.var) for i in where):
+            path = enclosing(func, block)
+            inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
+            shared = target.scope != "local" or kind == "vectorized"
+            once = prove(le(node.extent, 1), loop_env(path)) is Proof.YES
+            if shared and not once and not separates(where, node.var, inner, loop_env(path)):
                 raise ScheduleError(
-                    f"{func.name}: {kind} wants iterations that write different elements, but every iteration of {loop!r} "
-                    f"writes the same element of {target.name!r} in block {block.name!r}"
+                    f"{func.name}: {kind} wants iterations that write different elements, but iterations of {loop!r} may "
+                    f"write the same element of {target.name!r} in block {block.name!r}"
                 )
     if kind in ("group", "item"):
+        if axis not in (0, 1, 2):
+            raise ScheduleError(f"{func.name}: {kind} wants axis 0, 1 or 2, found {axis!r}")
         for other in (*enclosing(func, node), *loops(node.body)):
             if other.kind == kind and other.axis == axis:
                 raise ScheduleError(f"{func.name}: {kind} axis {axis} is already bound to {other.var.name!r}")
@@ -194,41 +238,50 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
 def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
     """Choose how the last, incomplete tile of a split's outer loop is lowered; meaning does not change (DESIGN 6)."""
     node = find_loop(func, loop)
+    if tail not in get_args(Tail):
+        raise ScheduleError(f"{func.name}: wanted a tail, one of {', '.join(get_args(Tail))}, found {tail!r}")
     return with_body(func, replace_node(func.body, node, replace(node, tail=tail)))
 
 
 def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
-    """Make one loop of two adjacent loops of equal extent.
+    """Make one loop of two loops of equal extent in the same body; statements between them go before it.
 
-    Before: `for a in range(N): P(a)` followed by `for b in range(N): Q(b)`
-    After: `for a in range(N): P(a); Q(a)`
-    Checks: adjacent siblings, serial, extents provably equal, and whatever Q reads of P's writes (or writes of P's reads)
-    it touches only at the same iteration.
+    Before: `for a in range(N): P(a)` followed by `R`, then `for b in range(N): Q(b)`
+    After: `R`, then `for a in range(N): P(a); Q(a)`
+    Checks: the second follows the first in one body; serial; extents provably equal; no block that runs once among them; R
+    neither reads what P writes nor writes what P touches; whatever Q reads of P's writes (or writes of P's reads) it touches
+    only at the same iteration.
     """
     a, b = find_loop(func, first), find_loop(func, second)
     _require_serial(func, a, "merge_loops")
     _require_serial(func, b, "merge_loops")
-    parent = _sibling_sequence(func, a, b)
-    if parent is None:
-        raise ScheduleError(f"{func.name}: merge_loops wants {second!r} to follow {first!r} directly in the same body")
+    parent = next((n for n in walk(func.body) if isinstance(n, Seq) and a in n.stmts), None)
+    if parent is None or b not in parent.stmts or parent.stmts.index(b) <= parent.stmts.index(a):
+        raise ScheduleError(f"{func.name}: merge_loops wants {second!r} to follow {first!r} in the same body")
+    between = parent.stmts[parent.stmts.index(a) + 1 : parent.stmts.index(b)]
     env = loop_env(enclosing(func, a))
     if prove(eq(a.extent, b.extent), env) is not Proof.YES:
         raise ScheduleError(f"{func.name}: merge_loops wants equal extents, found {a.extent!r} and {b.extent!r}")
     body_b = rebind(b.body, {b.var: a.var})
+    require_role(func, "merge_loops", *blocks(a.body), *blocks(b.body))
+    _check_passes(func, a, between)
     _check_same_iteration(func, a, body_b)
     tail: Tail = a.tail if a.tail == b.tail else "predicate"
     merged = replace(a, body=seq(a.body, body_b), tail=tail)
-    stmts: list[Stmt] = [merged if s is a else s for s in parent.stmts if s is not b]
+    rest = [s for s in parent.stmts if s is not b and s not in between]
+    stmts = [x for s in rest for x in ((*between, merged) if s is a else (s,))]
     return with_body(func, replace_node(func.body, parent, seq(*stmts)))
 
 
-def _sibling_sequence(func: PrimFunc, a: For, b: For) -> Seq | None:
-    for node in walk(func.body):
-        if isinstance(node, Seq):
-            for x, y in zip(node.stmts, node.stmts[1:]):
-                if x is a and y is b:
-                    return node
-    return None
+def _check_passes(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
+    """The statements between may run before the loop."""
+    written = {b.body.buffer for b in blocks(a.body)}
+    touched = {t for b in blocks(a.body) for t, _ in _touches(b)}
+    for block in (x for s in between for x in blocks(s)):
+        if block.body.buffer in touched or any(t in written for t, _ in _touches(block)):
+            raise ScheduleError(
+                f"{func.name}: merge_loops would move {block.name!r} before {a.var.name!r}, which it needs"
+            )
 
 
 def _check_same_iteration(func: PrimFunc, a: For, body_b: Stmt) -> None:

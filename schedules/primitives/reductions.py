@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Const, Expr, Op, Var, and_, as_int, conjuncts, const, free_vars, load, op, substitute
+from relax_tune.ir.expr import (
+    Const,
+    Expr,
+    Op,
+    Var,
+    and_,
+    as_int,
+    conjuncts,
+    const,
+    free_vars,
+    le,
+    load,
+    lt,
+    op,
+    substitute,
+)
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, seq
-from relax_tune.schedules.nest import EMPTY, enclosing, find_block, find_loop, fresh, replace_node, with_body
+from relax_tune.schedules.nest import EMPTY, enclosing, find_block, find_loop, fresh, loop_env, replace_node, with_body
 
 ASSOCIATIVE = frozenset({"add", "max", "min", "mul"})
 
@@ -21,7 +39,8 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     Before: `for i: for k: (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
     After: `for i: C[i] = 0; for k: C[i] = C[i] + A[i, k]`
-    Checks: `loop` encloses the block, and no reduction iterator depends on a loop outside `loop`.
+    Checks: `loop` encloses the block, no reduction iterator depends on a loop outside `loop`, and each condition of the
+    block that is left out for its first point keeps no spatial iterator inside its domain.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     if node.init is None:
@@ -45,7 +64,13 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             copies[p.var] = var
             nest.append(replace(p, var=var, body=EMPTY, tail="predicate"))
     reduce_vars = {v for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
-    kept = [c for c in conjuncts(node.predicate) if not reduce_vars & set(free_vars(c))]
+    skipped = reduce_vars - wanted
+    kept = [c for c in conjuncts(node.predicate) if not skipped & set(free_vars(c))]
+    for c in conjuncts(node.predicate):
+        if c not in kept and not _stays_in_range(spatial, wanted & set(free_vars(c)), loop_env(path), kept):
+            raise ScheduleError(
+                f"{func.name}: the condition {c!r} of block {block!r} ties its reduction to the elements it writes"
+            )
     vars_ = {i.var: Var(i.var.name) for i, _ in spatial}
     as_expr: dict[Var, Expr] = dict(vars_)
     init: Stmt = Block(
@@ -65,6 +90,15 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     return with_body(func, replace_node(func.body, target, seq(init, body)))
 
 
+def _stays_in_range(spatial: Sequence[tuple[IterVar, Expr]], moved: set[Var], env: Env, facts: Sequence[Expr]) -> bool:
+    """Spatial iterators that the variables move stay inside their domains under the facts."""
+    for fact in facts:
+        env = env.with_fact(fact)
+    return all(
+        prove(and_(le(0, b), lt(b, i.extent)), env) is Proof.YES for i, b in spatial if moved & set(free_vars(b))
+    )
+
+
 def combiner(block: Block) -> tuple[str, Expr]:
     """(operation, what is combined) of `C = op(C, x)`. Raises ScheduleError for any other form."""
     value = block.body.value
@@ -81,13 +115,19 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
 
     Before: `for i: for k0: for k1: B[i] += A[i, k0 * F + k1]`
     After: `for i: (for k0: for k1: R[i, k1] += A[i, k0 * F + k1]); (for r: B[i] += R[i, r])`
-    Checks: `loop` feeds exactly one reduction iterator, linearly, and the block combines with an associative operation.
-    The final combination is placed after the outermost reduction loop of the block.
+    Checks: `loop` feeds exactly one reduction iterator, linearly; the block combines with an associative operation, from an
+    initial value that may be combined more than once; the reduction loops are innermost.
+    The final combination is placed after the outermost reduction loop of the block. Where a condition can keep an
+    accumulator from its first point, the initial values are stored separately, as by `decompose_reduction`.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     operation, term = combiner(node)
     if node.init is None:
         raise ScheduleError(f"{func.name}: rfactor wants block {block!r} with its initial value (before decomposition)")
+    if operation in ("add", "mul") and not _is_neutral(operation, node.init.value):
+        raise ScheduleError(
+            f"{func.name}: rfactor would combine the initial value {node.init.value!r} of {block!r} once per accumulator"
+        )
     path = enclosing(func, node)
     fed = [(i, b) for i, b in zip(node.iters, node.bindings) if target.var in free_vars(b)]
     if target not in path or len(fed) != 1 or fed[0][0].kind != "reduce":
@@ -109,12 +149,14 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
     index = substitute(bound, inside)
     where = (*node.body.indices, lane)
     kept = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
+    alone = not rest and all(i.kind == "spatial" for i, _ in kept)
+    start = node.init.value if alone else load(partial, where)
     factored = Block(
         fresh(func, f"{block}_rf"),
         (*(i for i, _ in kept), IterVar(lane, target.extent), *(i for i, _ in rest)),
         (*(b for _, b in kept), target.var, *(v for _, v in rest)),
-        Store(partial, where, _combine(operation, load(partial, where), substitute(term, {it.var: index}))),
-        Store(partial, where, node.init.value),
+        Store(partial, where, _combine(operation, start, substitute(term, {it.var: index}))),
+        None if alone else Store(partial, where, node.init.value),
         node.predicate,
     )
     r = Var(fresh(func, f"{block}_r", (factored.name,)))
@@ -140,7 +182,12 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
             f"{func.name}: rfactor wants the reduction loops innermost; {between[0].var.name!r} is among them"
         )
     body = seq(replace_node(top, node, factored), For(r, target.extent, final))
-    return replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
+    made = replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
+    if any(target.var in free_vars(c) for c in conjuncts(node.predicate)):
+        if alone:
+            raise ScheduleError(f"{func.name}: some iterations of {loop!r} are skipped; split it, or decompose first")
+        return decompose_reduction(made, factored.name, top.var.name)
+    return made
 
 
 def _combine(operation: str, a: Expr, b: Expr) -> Expr:

@@ -116,6 +116,8 @@ def _vectorise(s: Schedule, block: str, row: str, width: Tunable, machine: Machi
     s.set_tail(c_0, "peel")
     if node.is_reduction:
         s.apply("rfactor", block=block, loop=c_1)
+        for name in s.loops_of(f"{block}_rf_init")[-1:]:
+            s.set_kind(name, "vectorized")
         lanes_loop = s.inner_loops(block, row)[-1]
         _combine_lanes(s, block, lanes_loop, machine)
     s.set_kind(c_1, "vectorized")

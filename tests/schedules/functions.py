@@ -1,0 +1,167 @@
+"""Tensor functions the schedule tests share, beside those of the zoo: the corner cases of primitives and rules."""
+
+from __future__ import annotations
+
+import math
+
+from relax_tune.ir.dtype import i64
+from relax_tune.ir.expr import Var, call, cast, const, div, lt, maximum, select
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.tensor_builder import TensorBuilder
+
+
+def chain() -> PrimFunc:
+    """B = 2 A, C = B + 1 over (n, m)."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("chain")
+    x, y, z = b.input("A", (n, m)), b.alloc("B", (n, m)), b.output("C", (n, m))
+    b.compute(y, lambda i, j: x[i, j] * 2.0, name="double")
+    b.compute(z, lambda i, j: y[i, j] + 1.0, name="inc")
+    return b.finish()
+
+
+def stencil() -> PrimFunc:
+    """C[i] = B[i] + B[i + 1] with B = A * A over (n + 1,)."""
+    n = Var("n")
+    b = TensorBuilder("stencil")
+    b.scalar(n)
+    x, y, z = b.input("A", (n + 1,)), b.alloc("B", (n + 1,)), b.output("C", (n,))
+    b.compute(y, lambda i: x[i] * x[i], name="square")
+    b.compute(z, lambda i: y[i] + y[i + 1], name="pair")
+    return b.finish()
+
+
+def reverse() -> PrimFunc:
+    """C[i] = B[n - 1 - i] with B = A + 1."""
+    n = Var("n")
+    b = TensorBuilder("reverse")
+    x, y, z = b.input("A", (n,)), b.alloc("B", (n,)), b.output("C", (n,))
+    b.compute(y, lambda i: x[i] + 1.0, name="inc")
+    b.compute(z, lambda i: y[n - 1 - i], name="flip")
+    return b.finish()
+
+
+def two_outputs() -> PrimFunc:
+    """Row sums and row maxima."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("two_outputs")
+    x, s, t = b.input("A", (n, m)), b.output("S", (n,)), b.output("T", (n,))
+    b.reduce(s, (m,), const(0.0), lambda acc, i, k: acc + x[i, k], name="sum")
+    b.reduce(t, (m,), const(-math.inf), lambda acc, i, k: maximum(acc, x[i, k]), name="max")
+    return b.finish()
+
+
+def dot() -> PrimFunc:
+    """A scalar: y[0] = sum(A * B), biased by the initial value."""
+    n = Var("n")
+    b = TensorBuilder("dot")
+    x, w, y = b.input("A", (n,)), b.input("B", (n,)), b.output("y", (1,))
+    b.reduce(y, (n,), const(1.0), lambda acc, i, k: acc + x[k] * w[k], name="dot")
+    return b.finish()
+
+
+def matmul(n: int | None = None, k: int | None = None, epilogue: bool = True, const_weight: bool = True) -> PrimFunc:
+    """D = max(A @ W + bias, 0) over (m, k) and (k, n); symbolic where no number is given."""
+    m = Var("m")
+    cols, depth = Var("n") if n is None else const(n), Var("k") if k is None else const(k)
+    b = TensorBuilder("matmul")
+    x, w = b.input("A", (m, depth)), b.input("W", (depth, cols), const=const_weight)
+    if not epilogue:
+        out = b.output("D", (m, cols))
+        b.reduce(out, (depth,), const(0.0), lambda acc, i, j, r: acc + x[i, r] * w[r, j], name="mm")
+        return b.finish()
+    bias, c, out = b.input("bias", (cols,), const=const_weight), b.alloc("C", (m, cols)), b.output("D", (m, cols))
+    b.reduce(c, (depth,), const(0.0), lambda acc, i, j, r: acc + x[i, r] * w[r, j], name="mm")
+    b.compute(out, lambda i, j: maximum(c[i, j] + bias[j], const(0.0)), name="relu")
+    return b.finish()
+
+
+def scores(heads: int = 3, depth: int = 5) -> PrimFunc:
+    """Batched NT with a scale and a mask: (b, n, h, d) x (b, n, h, d) -> (b, h, n, n)."""
+    p, n = Var("b"), Var("n")
+    b = TensorBuilder("scores")
+    q, k, mask = b.input("Q", (p, n, heads, depth)), b.input("K", (p, n, heads, depth)), b.input("mask", (p, n))
+    c, d = b.alloc("C", (p, heads, n, n)), b.output("D", (p, heads, n, n))
+    b.reduce(c, (depth,), const(0.0), lambda acc, z, h, i, j, r: acc + q[z, i, h, r] * k[z, j, h, r], name="qk")
+    b.compute(d, lambda z, h, i, j: c[z, h, i, j] * 0.25 + mask[z, j], name="mask_add")
+    return b.finish()
+
+
+def context(heads: int = 3, depth: int = 7) -> PrimFunc:
+    """Batched NN: (b, h, n, n) x (b, n, h, d) -> (b, n, h, d)."""
+    p, n = Var("b"), Var("n")
+    b = TensorBuilder("context")
+    w, v, d = b.input("P", (p, heads, n, n)), b.input("V", (p, n, heads, depth)), b.output("D", (p, n, heads, depth))
+    b.reduce(d, (n,), const(0.0), lambda acc, z, i, h, e, r: acc + w[z, h, i, r] * v[z, r, h, e], name="pv")
+    return b.finish()
+
+
+def softmax_mask(heads: int = 3) -> PrimFunc:
+    """Softmax over the last axis of (b, h, n, n) with an additive mask (b, n)."""
+    p, n = Var("b"), Var("n")
+    b = TensorBuilder("softmax_mask")
+    x, mask, y = b.input("X", (p, heads, n, n)), b.input("mask", (p, n)), b.output("Y", (p, heads, n, n))
+    t = b.alloc("T", (p, heads, n, n))
+    top, e, total = b.alloc("M", (p, heads, n)), b.alloc("E", (p, heads, n, n)), b.alloc("S", (p, heads, n))
+    b.compute(t, lambda z, h, i, j: x[z, h, i, j] + mask[z, j], name="add_mask")
+    b.reduce(top, (n,), const(-math.inf), lambda acc, z, h, i, r: maximum(acc, t[z, h, i, r]), name="row_max")
+    b.compute(e, lambda z, h, i, j: call("exp", t[z, h, i, j] - top[z, h, i]), name="row_exp")
+    b.reduce(total, (n,), const(0.0), lambda acc, z, h, i, r: acc + e[z, h, i, r], name="row_sum")
+    b.compute(y, lambda z, h, i, j: div(e[z, h, i, j], total[z, h, i]), name="row_div")
+    return b.finish()
+
+
+def embed_norm(width: int = 24) -> PrimFunc:
+    """Gather two tables, add, layer norm over the last axis: (b, n) ids -> (b, n, width)."""
+    p, n = Var("b"), Var("n")
+    b = TensorBuilder("embed_norm")
+    words, places = b.input("words", (11, width), const=True), b.input("places", (64, width), const=True)
+    ids = b.input("ids", (p, n), i64)
+    scale, shift = b.input("scale", (width,), const=True), b.input("shift", (width,), const=True)
+    y = b.output("Y", (p, n, width))
+    x, mean, var = b.alloc("X", (p, n, width)), b.alloc("mean", (p, n)), b.alloc("var", (p, n))
+    b.compute(x, lambda z, i, j: words[ids[z, i], j] + places[i, j], name="embed")
+    b.reduce(mean, (width,), const(0.0), lambda acc, z, i, r: acc + x[z, i, r] * (1.0 / width), name="mean")
+    b.reduce(
+        var,
+        (width,),
+        const(0.0),
+        lambda acc, z, i, r: acc + (x[z, i, r] - mean[z, i]) * (x[z, i, r] - mean[z, i]) * (1.0 / width),
+        name="variance",
+    )
+    b.compute(
+        y,
+        lambda z, i, j: (x[z, i, j] - mean[z, i]) * call("rsqrt", var[z, i] + 1e-5) * scale[j] + shift[j],
+        name="norm",
+    )
+    return b.finish()
+
+
+def mean_over_middle(width: int = 10) -> PrimFunc:
+    """(b, n, width) -> (b, width), mean over n."""
+    p, n = Var("b"), Var("n")
+    b = TensorBuilder("mean_over_middle")
+    x, t, y = b.input("X", (p, n, width)), b.alloc("T", (p, width)), b.output("Y", (p, width))
+    b.reduce(t, (n,), const(0.0), lambda acc, z, j, r: acc + x[z, r, j], name="total")
+    b.compute(y, lambda z, j: div(t[z, j], cast(n, x.buffer.dtype)), name="mean")
+    return b.finish()
+
+
+def pointwise(rank: int) -> PrimFunc:
+    """Two fused elementwise steps over 1, 2 or 4 dims."""
+    dims = [(Var("n"),), (Var("n"), Var("m")), (Var("b"), Var("n"), const(3), const(5))][{1: 0, 2: 1, 4: 2}[rank]]
+    b = TensorBuilder(f"pointwise{rank}")
+    x, t, y = b.input("X", dims), b.alloc("T", dims), b.output("Y", dims)
+    b.compute(t, lambda *i: x[i] * 0.5, name="half")
+    b.compute(y, lambda *i: call("tanh", t[i]) + 1.0, name="squash")
+    return b.finish()
+
+
+def scaled_rows() -> PrimFunc:
+    """y = x / limit with `limit` an explicit scalar parameter that no buffer shows."""
+    n, limit = Var("n"), Var("limit")
+    b = TensorBuilder("scaled_rows")
+    x, y = b.input("X", (n, 6)), b.output("Y", (n, 6))
+    b.scalar(limit)
+    b.compute(y, lambda i, j: select(lt(i, limit), div(x[i, j], cast(limit + 1, x.buffer.dtype)), const(0.0)))
+    return b.finish()

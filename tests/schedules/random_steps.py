@@ -1,0 +1,127 @@
+"""Random schedule steps: any primitive with arguments that at least name things of the function."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from relax_tune.ir.expr import Tunable
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, blocks, loops
+from relax_tune.schedules.nest import enclosing
+from relax_tune.schedules.schedule import PRIMITIVES
+
+Step = tuple[str, dict[str, Any]]
+TUNABLES = (Tunable("T0", (1, 2, 3, 5)), Tunable("T1", (2, 4)))
+KINDS = ("serial", "parallel", "vectorized", "unrolled", "group", "item")
+TAILS = ("predicate", "peel", "pow2")
+# a step that changes the nest gets more turns than one that only marks it
+WEIGHTS = {"split": 4, "fuse": 3, "reorder": 3, "compute_at": 4, "reverse_compute_at": 4, "set_tail": 0.5, "rfactor": 3}
+
+
+def random_step(func: PrimFunc, rng: random.Random) -> Step:
+    """One step whose arguments exist in `func`; whether it is legal is for the primitive to say."""
+    names = list(PRIMITIVES)
+    primitive = rng.choices(names, [WEIGHTS.get(n, 1) for n in names])[0]
+    return primitive, _ARGUMENTS[primitive](_View(func, rng))
+
+
+class _View:
+    """What a function offers, with a source of chance."""
+
+    def __init__(self, func: PrimFunc, rng: random.Random) -> None:
+        self.func, self.rng = func, rng
+        self.loops = [x.var.name for x in loops(func.body)] or ["none"]
+        self.blocks = [b.name for b in blocks(func.body)]
+        self.allocs = [b.name for b in func.allocs] or ["none"]
+        self.buffers = [b.name for b in (*func.buffers, *func.allocs)]
+
+    def loop(self) -> str:
+        return self.rng.choice(self.loops)
+
+    def block(self) -> str:
+        return self.rng.choice(self.blocks)
+
+    def alloc(self) -> str:
+        return self.rng.choice(self.allocs)
+
+    def nest(self) -> list[str]:
+        """The loops of one block, outermost first."""
+        name = self.block()
+        node = next(b for b in blocks(self.func.body) if b.name == name)
+        return [x.var.name for x in enclosing(self.func, node)]
+
+    def around(self, name: str) -> str:
+        """A loop, mostly one of the block's own."""
+        node: Block = next(b for b in blocks(self.func.body) if b.name == name)
+        own = [x.var.name for x in enclosing(self.func, node)]
+        return self.rng.choice(own) if own and self.rng.random() < 0.8 else self.loop()
+
+    def factor(self) -> Any:
+        return self.rng.choice([1, 2, 3, 4, 7, *TUNABLES])
+
+
+def _split(v: _View) -> dict[str, Any]:
+    factors = [v.factor() for _ in range(v.rng.choice([1, 1, 2]))]
+    factors.insert(v.rng.randrange(len(factors) + 1), None)
+    return {"loop": v.loop(), "factors": factors, "divides": False}
+
+
+def _fuse(v: _View) -> dict[str, Any]:
+    nest = v.nest()
+    start = v.rng.randrange(len(nest) + 1)
+    return {"names": nest[start : start + v.rng.choice([2, 2, 3])]}
+
+
+def _reorder(v: _View) -> dict[str, Any]:
+    nest = v.nest()
+    return {"names": v.rng.sample(nest, min(len(nest), v.rng.choice([2, 3, 9])))}
+
+
+def _at(v: _View) -> dict[str, Any]:
+    return {"block": v.block(), "loop": v.loop()}
+
+
+def _reduction(v: _View) -> dict[str, Any]:
+    block = v.block()
+    return {"block": block, "loop": v.around(block)}
+
+
+def _tile_layout(v: _View) -> dict[str, Any]:
+    order = list(range(v.rng.choice([2, 3, 3, 4])))
+    v.rng.shuffle(order)
+    return {"buffer": v.alloc(), "dim": v.rng.randrange(3), "factor": v.factor(), "order": order}
+
+
+def _permute_layout(v: _View) -> dict[str, Any]:
+    order = list(range(v.rng.choice([1, 2, 2, 3])))
+    v.rng.shuffle(order)
+    return {"buffer": v.alloc(), "order": order}
+
+
+_ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
+    "split": _split,
+    "fuse": _fuse,
+    "reorder": _reorder,
+    "set_kind": lambda v: {"loop": v.loop(), "kind": v.rng.choice(KINDS), "axis": v.rng.randrange(3)},
+    "set_tail": lambda v: {"loop": v.loop(), "tail": v.rng.choice(TAILS)},
+    "merge_loops": lambda v: {"first": v.loop(), "second": v.loop()},
+    "compute_at": _at,
+    "reverse_compute_at": _at,
+    "compute_inline": lambda v: {"block": v.block()},
+    "decompose_reduction": _reduction,
+    "rfactor": lambda v: {**_reduction(v), "scope": v.rng.choice(["local", "global"])},
+    "tree_reduce": lambda v: {"block": v.block()},
+    "cache_read": lambda v: {
+        "block": v.block(),
+        "buffer": v.rng.choice(v.buffers),
+        "scope": v.rng.choice(["local", "global"]),
+    },
+    "cache_write": lambda v: {"block": v.block(), "scope": v.rng.choice(["local", "global"])},
+    "set_scope": lambda v: {"buffer": v.alloc(), "scope": v.rng.choice(["local", "shared", "global"])},
+    "tile_layout": _tile_layout,
+    "permute_layout": _permute_layout,
+    "reuse_output": lambda v: {"buffer": v.alloc(), "output": v.rng.choice(v.buffers)},
+    "mark_prepare": lambda v: {"block": v.block()},
+}
