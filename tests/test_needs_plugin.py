@@ -1,0 +1,67 @@
+"""The plugin that fails a CI run for skips it promised not to have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TESTS = """
+import pytest
+
+@pytest.mark.opencl
+@pytest.mark.skipif({skip}, reason="no device here")
+def test_device(): pass
+
+@pytest.mark.cuda
+def test_other():
+    pytest.skip("no GPU")
+
+@pytest.mark.opencl
+@pytest.mark.xfail
+def test_known():
+    assert False
+"""
+
+
+def run(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_made.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    opencl: o\n    cuda: c\n")
+    kept = {k: v for k, v in os.environ.items() if k not in ("CI", "RELAX_TUNE_NEEDS", "PYTEST_ADDOPTS")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.needs_plugin", "-p", "no:cacheprovider", str(folder)],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+PROMISED = {"CI": "true", "RELAX_TUNE_NEEDS": "opencl,ccompiler"}
+
+
+def test_a_promised_need_may_not_be_skipped(tmp_path: Path) -> None:
+    done = run(tmp_path, TESTS.format(skip=True), **PROMISED)
+    assert done.returncode == 1, done.stdout
+    assert "test_device needs opencl" in done.stdout and "no device here" in done.stdout
+    assert "test_other needs" not in done.stdout and "test_known needs" not in done.stdout
+
+
+def test_other_skips_and_expected_failures_are_fine(tmp_path: Path) -> None:
+    done = run(tmp_path, TESTS.format(skip=False), **PROMISED)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("environment", [{}, {"CI": "true"}, {"RELAX_TUNE_NEEDS": "opencl"}])
+def test_nothing_is_promised_outside_ci(tmp_path: Path, environment: dict[str, str]) -> None:
+    assert run(tmp_path, TESTS.format(skip=True), **environment).returncode == 0
+
+
+def test_a_module_may_not_be_skipped_as_a_whole(tmp_path: Path) -> None:
+    done = run(tmp_path, "import pytest\npytest.importorskip('no_such_module_here')\ndef test_a(): pass\n", **PROMISED)
+    assert done.returncode != 0 and "no_such_module_here" in done.stdout
