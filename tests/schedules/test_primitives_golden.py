@@ -1,0 +1,135 @@
+"""One small case of every primitive: its text before and after, and the same meaning at sizes 0, 1, a prime, the tile +- 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.ir import zoo
+from tests.schedules import functions as make
+from tests.schedules.meaning import assert_same_meaning
+
+from relax_tune.ir.expr import Tunable
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.parser import parse_prim_func
+from relax_tune.ir.printer import print_text
+from relax_tune.ir.structural import structural_equal
+from relax_tune.schedules.schedule import PRIMITIVES, Schedule
+
+T = Tunable("T", (2, 4))
+Steps = list[tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`steps` on `func`; the last one is the primitive that is shown."""
+
+    func: Callable[[], PrimFunc]
+    steps: Steps
+
+
+def softmax() -> PrimFunc:
+    return zoo.softmax().func
+
+
+def row_sum() -> PrimFunc:
+    return zoo.row_sum().func
+
+
+CASES: dict[str, Case] = {
+    "split": Case(make.chain, [("split", {"loop": "inc_j", "factors": [None, T]})]),
+    "fuse": Case(make.chain, [("fuse", {"names": ["inc_i", "inc_j"]})]),
+    "reorder": Case(row_sum, [("reorder", {"names": ["row_sum_k", "row_sum_i"]})]),
+    "set_kind": Case(make.chain, [("set_kind", {"loop": "inc_i", "kind": "parallel"})]),
+    "set_tail": Case(
+        make.chain,
+        [
+            ("split", {"loop": "inc_j", "factors": [None, 4]}),
+            ("set_tail", {"loop": "inc_j_0", "tail": "peel"}),
+        ],
+    ),
+    "merge_loops": Case(make.chain, [("merge_loops", {"first": "double_i", "second": "inc_i"})]),
+    "compute_at": Case(
+        make.stencil,
+        [("split", {"loop": "pair_i", "factors": [None, 4]}), ("compute_at", {"block": "square", "loop": "pair_i_0"})],
+    ),
+    "reverse_compute_at": Case(
+        lambda: make.matmul(4, 3),
+        [("split", {"loop": "mm_i", "factors": [None, T]}), ("reverse_compute_at", {"block": "relu", "loop": "mm_i_0"})],
+    ),
+    "compute_inline": Case(make.stencil, [("compute_inline", {"block": "square"})]),
+    "decompose_reduction": Case(
+        row_sum,
+        [
+            ("split", {"loop": "row_sum_i", "factors": [None, 4]}),
+            ("decompose_reduction", {"block": "row_sum", "loop": "row_sum_i_1"}),
+        ],
+    ),
+    "rfactor": Case(
+        row_sum,
+        [
+            ("split", {"loop": "row_sum_k", "factors": [None, 4]}),
+            ("rfactor", {"block": "row_sum", "loop": "row_sum_k_1"}),
+        ],
+    ),
+    "tree_reduce": Case(lambda: make.matmul(3, 5, epilogue=False), [("tree_reduce", {"block": "mm"})]),
+    "cache_read": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_read", {"block": "mm", "buffer": "W"})]),
+    "cache_write": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_write", {"block": "mm"})]),
+    "set_scope": Case(make.chain, [("set_scope", {"buffer": "B", "scope": "local"})]),
+    "tile_layout": Case(make.chain, [("tile_layout", {"buffer": "B", "dim": 1, "factor": 4, "order": [1, 0, 2]})]),
+    "permute_layout": Case(make.chain, [("permute_layout", {"buffer": "B", "order": [1, 0]})]),
+    "reuse_output": Case(softmax, [("reuse_output", {"buffer": "e", "output": "y"})]),
+    "mark_prepare": Case(
+        lambda: make.matmul(3, 5, epilogue=False),
+        [("cache_read", {"block": "mm", "buffer": "W"}), ("mark_prepare", {"block": "W_cache_copy"})],
+    ),
+}
+
+
+@cache
+def run(name: str) -> tuple[PrimFunc, PrimFunc]:
+    """Right before the primitive that is shown, and right after."""
+    case = CASES[name]
+    s = Schedule(case.func())
+    before = s.func
+    for primitive, args in case.steps:
+        before = s.func
+        s.apply(primitive, **args)
+    return before, s.func
+
+
+def test_every_primitive_has_a_case() -> None:
+    assert set(CASES) == set(PRIMITIVES)
+    assert all(case.steps[-1][0] == name for name, case in CASES.items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text(name: str, golden: Callable[[str, str], None]) -> None:
+    before, after = run(name)
+    golden(f"schedules/{name}.txt", f"{print_text(before)}\n\n# after\n\n{print_text(after)}")
+    read = parse_prim_func(print_text(after))
+    assert structural_equal(read, after)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_meaning(name: str) -> None:
+    start = CASES[name].func()
+    _, after = run(name)
+    assert not structural_equal(start, after)
+    for at, size in enumerate((0, 1, 3, 4, 5, 7, 8, 9)):
+        dims = {v.name: size if number == at % 2 else 7 - number for number, v in enumerate(start.symbols)}
+        for tile in T.domain:
+            assert_same_meaning(start, after, dims, seed=at, tunables={T: tile})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_original_is_untouched(name: str) -> None:
+    start = CASES[name].func()
+    text = print_text(start)
+    s = Schedule(start)
+    for primitive, args in CASES[name].steps:
+        s.apply(primitive, **args)
+    assert print_text(start) == text
