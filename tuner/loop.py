@@ -147,6 +147,8 @@ class Tuner:
             for state in able:
                 if wanted(state):
                     return state
+        for state in able:
+            self._refresh(state)
         promising = max((s for s in able if self._wants_more(s)), key=self._worth, default=None)
         return promising or next((s for s in able if s.finalists()), None)
 
@@ -179,7 +181,9 @@ class Tuner:
 
     @property
     def _left(self) -> int:
-        return self.settings.candidates * len(self.states) - sum(len(s.tuned) for s in self.states)
+        """Candidates the budget still has, less what tasks held by other jobs will take for their first batch."""
+        spent = sum(len(s.tuned) if s.exhausted or s.given_up else max(len(s.tuned), self._first) for s in self.states)
+        return self.settings.candidates * len(self.states) - spent
 
     def _missing(self, state: TaskState) -> list[VariantRecord]:
         return [v for v in state.baselines if not state.settled(v.key)]
