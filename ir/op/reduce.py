@@ -11,7 +11,7 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.dtype import DType
-from relax_tune.ir.expr import Expr, add, call, cast, const, div, maximum, mul, sub
+from relax_tune.ir.expr import Expr, add, call, cast, const, div, maximum, minimum, mul, sub
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import (
     Array,
@@ -130,6 +130,23 @@ class Max(Reduce):
     def array(self, x: Array, axes: tuple[int, ...]) -> Array:
         low: Any = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
         return np.asarray(x.max(axis=axes, keepdims=self.keepdims, initial=low))
+
+
+@dataclass(frozen=True, slots=True)
+class Min(Reduce):
+    """The smallest element; the dtype's largest value over nothing."""
+
+    name: ClassVar[str] = "min"
+
+    def start(self, dtype: DType) -> Expr:
+        return const(np.inf if dtype.is_float else int(np.iinfo(dtype.numpy).max), dtype)
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        return minimum(old, x)
+
+    def array(self, x: Array, axes: tuple[int, ...]) -> Array:
+        high: Any = np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).max
+        return np.asarray(x.min(axis=axes, keepdims=self.keepdims, initial=high))
 
 
 @dataclass(frozen=True, slots=True)

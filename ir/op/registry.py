@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.elementwise import (
     Add,
     AddScalar,
@@ -25,7 +26,9 @@ from relax_tune.ir.op.elementwise import (
     Sub,
     Tanh,
 )
+from relax_tune.ir.op.gather import GatherElements, GatherND
 from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
 from relax_tune.ir.op.movement import (
     BroadcastTo,
     Concat,
@@ -37,7 +40,8 @@ from relax_tune.ir.op.movement import (
     Split,
     Take,
 )
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Softmax, Sum
+from relax_tune.ir.op.numeric import Abs, Floor, Log, Power
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
 
 
 def registry(operators: Iterable[type[OperatorSpec]]) -> Mapping[str, type[OperatorSpec]]:
@@ -56,7 +60,9 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
     (
         Add, Sub, Mul, Div, Maximum, Minimum, AddScalar, MulScalar, MaximumScalar,
         Exp, Erf, Tanh, Sqrt, Rsqrt, Sigmoid, Gelu, Relu, Cast,
-        Matmul, Softmax, LayerNorm, L2Normalize, MeanPool, Sum, Mean, Max,
+        Matmul, Softmax, LayerNorm, L2Normalize, MeanPool, Sum, Mean, Max, Min,
         Take, Reshape, Flatten, ExpandDims, Permute, BroadcastTo, Concat, Split, Slice,
+        Abs, Log, Floor, Power, Equal, NotEqual, Less, LessEqual, LogicalAnd, LogicalOr, LogicalNot, Where,
+        GatherND, GatherElements, Iota, Scalars,
     )
 )  # fmt: skip

@@ -13,6 +13,7 @@ from relax_tune.ir.dtype import dtype, f32, f64, i32, i64
 from relax_tune.ir.expr import Var, as_int, const, expr
 from relax_tune.ir.interp import run_prim
 from relax_tune.ir.op.base import Deduction, OperatorSpec
+from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.elementwise import (
     Add,
     AddScalar,
@@ -34,7 +35,9 @@ from relax_tune.ir.op.elementwise import (
     Tanh,
 )
 from relax_tune.ir.op.erf import erf
+from relax_tune.ir.op.gather import GatherElements, GatherND
 from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
 from relax_tune.ir.op.movement import (
     BroadcastTo,
     Concat,
@@ -46,7 +49,8 @@ from relax_tune.ir.op.movement import (
     Split,
     Take,
 )
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Softmax, Sum
+from relax_tune.ir.op.numeric import Abs, Floor, Log, Power
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
 from relax_tune.ir.op.registry import OPERATORS, registry
 from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.struct_info import TensorInfo, TupleInfo
@@ -60,6 +64,10 @@ def rand(*shape: int) -> np.ndarray[Any, Any]:
 
 def ints(low: int, high: int, *shape: int) -> np.ndarray[Any, Any]:
     return RNG.integers(low, high, shape, dtype=np.int64)
+
+
+def truths(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(0, 2, shape).astype(bool)
 
 
 def dims(*shape: int) -> tuple[Any, ...]:
@@ -109,6 +117,24 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Slice(1, const(6), const(9)), [rand(2, 4)]),
     *[(Split(3), [rand(n, 2)]) for n in (0, 1, 2, 3, 7)],
     (Split(2, 1), [rand(2, 6)]),
+    (Min((1,)), [rand(3, 4, 5)]),
+    (Min((0,)), [ints(-3, 9, 5, 2)]),
+    (Abs(), [rand(3, 5)]),
+    (Floor(), [rand(3, 5) * 4]),
+    (Log(), [np.abs(rand(7)) + np.float32(0.1)]),
+    (Power(), [np.abs(rand(3, 5)) + np.float32(0.1), rand(5)]),
+    *[(op, [ints(0, 3, 4, 5), ints(0, 3, 5)]) for op in (Equal(), NotEqual(), Less(), LessEqual())],
+    (Less(), [rand(3, 1), rand(4)]),
+    *[(op, [truths(4, 5), truths(5)]) for op in (LogicalAnd(), LogicalOr(), NotEqual())],
+    (LogicalNot(), [truths(6)]),
+    (Where(), [truths(4, 1), rand(5), rand(4, 5)]),
+    (Where(), [truths(4, 5), ints(0, 9, 1), ints(0, 9, 4, 1)]),
+    (GatherND(), [rand(3, 4, 5), ints(0, 3, 2, 6, 2)]),
+    (GatherND(), [rand(3, 4), ints(0, 3, 7, 1)]),
+    (GatherElements(1), [rand(3, 6), ints(0, 6, 2, 4)]),
+    (GatherElements(-2), [rand(3, 6), ints(0, 3, 5, 6)]),
+    (Iota(const(5)), []),
+    (Scalars(dims(4, 2, 9)), []),
 ]
 
 
@@ -138,10 +164,10 @@ def test_loops_compute_what_numpy_says(case: tuple[OperatorSpec, list[np.ndarray
         np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[1][0].dtype == np.float32], ids=lambda c: c[0].name)
+@pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[1][0].dtype == np.float32], ids=lambda c: c[0].name)
 def test_double_precision_stays(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
     op, arrays = case
-    if isinstance(op, Cast):
+    if isinstance(op, (Cast, Less)):
         return
     wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
     found = op.evaluate(wide)

@@ -1,0 +1,79 @@
+"""Tensors made from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.dtype import i64
+from relax_tune.ir.expr import Expr, as_int, const, eq, select
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
+from relax_tune.ir.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.tensor_builder import TensorBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Iota(OperatorSpec):
+    """`0, 1 ... size - 1` as int64."""
+
+    size: Expr
+    name: ClassVar[str] = "iota"
+    arity: ClassVar[int] = 0
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        self.tensors(infos)
+        return TensorInfo((ctx.simplify(self.size),), i64)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        y = b.output("y", (self.size,), i64)
+        b.compute(y, lambda i: i, "iota")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.arange(_number(self.size, "iota"), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars(OperatorSpec):
+    """Expressions over shape symbols as an int64 tensor of one dim."""
+
+    values: tuple[Expr, ...]
+    name: ClassVar[str] = "scalars"
+    arity: ClassVar[int] = 0
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        self.tensors(infos)
+        return TensorInfo((const(len(self.values)),), i64)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        y = b.output("y", (len(self.values),), i64)
+
+        def value(i: Expr) -> Expr:
+            chosen = self.values[-1] if self.values else const(0)
+            for position in range(len(self.values) - 2, -1, -1):
+                chosen = select(eq(i, position), self.values[position], chosen)
+            return chosen
+
+        b.compute(y, value, "scalars")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.array([_number(v, "scalars") for v in self.values], np.int64)
+
+
+def _number(e: Expr, what: str) -> int:
+    found = as_int(e)
+    if found is None:
+        raise DeduceError(f"{what}: wanted a number to evaluate with, found {e!r}; bind its symbols first")
+    return found

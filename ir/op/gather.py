@@ -1,0 +1,100 @@
+"""Elements at computed indices along several axes, or along one axis position by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.dtype import i32, i64
+from relax_tune.ir.expr import Expr, as_int
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.tensor_builder import TensorBuilder
+
+
+def _check_indices(name: str, indices: TensorInfo) -> None:
+    if indices.dtype not in (None, i32, i64):
+        raise DeduceError(f"{name}: wanted int32 or int64 indices, found {indices!r}; cast them first")
+
+
+@dataclass(frozen=True, slots=True)
+class GatherND(OperatorSpec):
+    """`y[i..., j...] = x[indices[i..., 0], ..., indices[i..., k-1], j...]`: x (d0 .. dk-1, rest), indices (..., k), k a
+    number; each index in [0, its dim)."""
+
+    name: ClassVar[str] = "gather_nd"
+    arity: ClassVar[int] = 2
+
+    def _depth(self, x: Sequence[Expr], indices: Sequence[Expr]) -> int:
+        depth = as_int(indices[-1]) if indices else None
+        if depth is None or not 1 <= depth <= len(x):
+            raise DeduceError(
+                f"gather_nd: wanted a last dim of indices in 1..{len(x)}, found dims {tuple(indices)!r} for {tuple(x)!r}"
+            )
+        return depth
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, indices = self.tensors(infos)
+        _check_indices(self.name, indices)
+        if x.shape is None or indices.shape is None:
+            return TensorInfo(None, x.dtype)
+        return TensorInfo((*indices.shape[:-1], *x.shape[self._depth(x.shape, indices.shape) :]), x.dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, where = shape_of(infos[0]), shape_of(infos[1])
+        depth, n = self._depth(dims, where), len(where) - 1
+        x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
+        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
+        y = b.output("y", (*where[:-1], *dims[depth:]), dtype_of(infos[0]))
+        b.compute(y, lambda *i: x[(*(indices[(*i[:n], k)] for k in range(depth)), *i[n:])], "gather_nd")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, indices = arrays
+        return np.asarray(x[tuple(np.moveaxis(indices, -1, 0))])
+
+
+@dataclass(frozen=True, slots=True)
+class GatherElements(OperatorSpec):
+    """`y[i..., p, j...] = x[i..., indices[i..., p, j...], j...]` with `p` at `axis`: both of one rank, the result with the
+    dims of indices, which are at most those of x in the other axes."""
+
+    axis: int = 0
+    name: ClassVar[str] = "gather_elements"
+    arity: ClassVar[int] = 2
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, indices = self.tensors(infos)
+        _check_indices(self.name, indices)
+        if x.ndim is not None and indices.ndim is not None and x.ndim != indices.ndim:
+            raise DeduceError(f"gather_elements: wanted one number of dims, found {x!r} and {indices!r}")
+        if x.ndim is not None:
+            axis_index(self.name, self.axis, x.ndim)
+        return TensorInfo(indices.shape, x.dtype, indices.ndim)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, where = shape_of(infos[0]), shape_of(infos[1])
+        axis = axis_index(self.name, self.axis, len(dims))
+        x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
+        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
+        y = b.output("y", where, dtype_of(infos[0]))
+        b.compute(y, lambda *i: x[(*i[:axis], indices[i], *i[axis + 1 :])], "gather_elements")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, indices = arrays
+        axis = self.axis % x.ndim
+        where: list[Array] = list(np.indices(indices.shape, sparse=True))
+        where[axis] = indices
+        return np.asarray(x[tuple(where)])
