@@ -10,7 +10,7 @@ from relax_tune.ir.arith.linear import extent_of, linear
 from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, Op, Var, const, free_vars, le, mul, postorder, transform
+from relax_tune.ir.expr import TRUE, Expr, Op, Var, const, free_vars, le, mul, postorder, transform
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.nest import block_loads
@@ -103,7 +103,10 @@ def updates_in_place(block: Block) -> bool:
 
 
 def writes_everything(block: Block) -> bool:
-    """The block alone writes each element of its buffer: plain distinct spatial iterators over the buffer's dimensions."""
+    """The block alone writes each element of its buffer: plain distinct spatial iterators over the buffer's dimensions, and
+    no condition but the guards that splitting its loops left."""
+    if block.predicate is not TRUE and all(isinstance(b, Var) for b in block.bindings):
+        return False
     extents = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
     where = block.body.indices
     return len(set(where)) == len(where) and all(

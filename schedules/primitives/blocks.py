@@ -69,8 +69,12 @@ def _covered(
         extent = extent_of(e, relaxed, env)
         start = parts[1]
         for v, step in parts[0].items():
-            # extent_of knows the sign of every step; a falling index starts where its variable ends
-            if prove(lt(step, 0), env) is Proof.YES:
+            # a falling index starts where its variable ends
+            if prove(le(0, step), env) is not Proof.YES:
+                if prove(le(step, 0), env) is not Proof.YES:
+                    raise ScheduleError(
+                        f"region inference: the sign of {step!r}, the stride of {v.name} in {e!r}, is not known"
+                    )
                 start = start + step * (relaxed[v] - 1)
         start = simplify(start, env)
         if prove(le(dim, extent), env) is Proof.YES and start is const(0):
@@ -256,8 +260,8 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     full_path = enclosing(func, producer)
     written = tuple(block_value(producer, i) for i in producer.body.indices)
     for e in written:
-        within = tuple(p.var for p in full_path[len(path) :] if p.var in free_vars(e))
-        if linear(e, within, env) is None:
+        within = {p.var: p.extent for p in full_path[len(path) :] if p.var in free_vars(e)}
+        if not is_dense(e, within, env):
             raise ScheduleError(f"{func.name}: what one iteration of {loop!r} makes of {e!r} is no interval")
         ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):

@@ -29,7 +29,18 @@ from relax_tune.ir.expr import (
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, seq
-from relax_tune.schedules.nest import EMPTY, enclosing, find_block, find_loop, fresh, loop_env, replace_node, with_body
+from relax_tune.schedules.independence import separates
+from relax_tune.schedules.nest import (
+    EMPTY,
+    block_value,
+    enclosing,
+    find_block,
+    find_loop,
+    fresh,
+    loop_env,
+    replace_node,
+    with_body,
+)
 
 ASSOCIATIVE = frozenset({"add", "max", "min", "mul"})
 
@@ -39,8 +50,9 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     Before: `for i: for k: (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
     After: `for i: C[i] = 0; for k: C[i] = C[i] + A[i, k]`
-    Checks: `loop` encloses the block, no reduction iterator depends on a loop outside `loop`, and each condition of the
-    block that is left out for its first point keeps no spatial iterator inside its domain.
+    Checks: `loop` encloses the block, no reduction iterator depends on a loop outside `loop`, no loop from there on repeats
+    the reduction of an element, and each condition of the block that is left out for its first point keeps no spatial
+    iterator inside its domain.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     if node.init is None:
@@ -52,6 +64,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     for it, bound in zip(node.iters, node.bindings):
         if it.kind == "reduce" and any(p.var in free_vars(bound) for p in outer):
             raise ScheduleError(f"{func.name}: the reduction over {it.var.name!r} starts outside {loop!r}")
+    _require_once(func, node, inner, path)
     spatial = [(i, b) for i, b in zip(node.iters, node.bindings) if i.kind == "spatial"]
     wanted = {v for _, b in spatial for v in free_vars(b)}
     copies: dict[Var, Expr] = {}
@@ -88,6 +101,17 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         init = replace(p, body=init)
     body = replace_node(target, node, replace(node, init=None))
     return with_body(func, replace_node(func.body, target, seq(init, body)))
+
+
+def _require_once(func: PrimFunc, node: Block, inner: Sequence[For], path: Sequence[For]) -> None:
+    """Each loop inside steps through the reduction or through the elements."""
+    steps = {v for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
+    where = [block_value(node, e) for e in node.body.indices]
+    env = loop_env(path)
+    for at, p in enumerate(inner):
+        ranges = {q.var: q.extent for q in inner[at + 1 :]}
+        if p.var not in steps and not separates(where, p.var, ranges, env):
+            raise ScheduleError(f"{func.name}: loop {p.var.name!r} may repeat the reduction of block {node.name!r}")
 
 
 def _stays_in_range(spatial: Sequence[tuple[IterVar, Expr]], moved: set[Var], env: Env, facts: Sequence[Expr]) -> bool:

@@ -58,7 +58,10 @@ CASES: dict[str, Case] = {
     ),
     "reverse_compute_at": Case(
         lambda: make.matmul(4, 3),
-        [("split", {"loop": "mm_i", "factors": [None, T]}), ("reverse_compute_at", {"block": "relu", "loop": "mm_i_0"})],
+        [
+            ("split", {"loop": "mm_i", "factors": [None, T]}),
+            ("reverse_compute_at", {"block": "relu", "loop": "mm_i_0"}),
+        ],
     ),
     "compute_inline": Case(make.stencil, [("compute_inline", {"block": "square"})]),
     "decompose_reduction": Case(
