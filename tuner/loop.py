@@ -241,7 +241,9 @@ class Tuner:
     def _refresh(self, state: TaskState) -> None:
         """Learn what the store has on a task by now."""
         if self.store.count(self.target_key, state.task.key) != len(state.records):
-            state.learn(self.store.measurements(state.task.key, self.target_key), self.job)
+            records = self.store.measurements(state.task.key, self.target_key)
+            with self._isolated(state, give_up=True):
+                state.learn(records, self.job)
 
     @contextmanager
     def _isolated(self, state: TaskState, give_up: bool = False) -> Iterator[None]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,21 @@ def row_scale() -> IRModule:
     return g.finish(g.call(Softmax(), g.input("x", (n, 16))))
 
 
-def paper_job(module: IRModule, store: Store | None = None, settings: Settings = QUICK) -> Job:
-    """A job for a device that is only described."""
-    return Job(module, PAPER_DEVICE, store if store is not None else MemoryStore(), settings)
+@cache
+def _prepared(make: Callable[[], IRModule]) -> Job:
+    return Job(make(), PAPER_DEVICE, MemoryStore(), QUICK)
+
+
+def paper_job(
+    make: Callable[[], IRModule], store: Store | None = None, settings: Settings = QUICK, fresh: bool = False
+) -> Job:
+    """A job for a device that is only described. Lowering, sketches and generated programs are shared by all jobs of one
+    model unless `fresh`: they are values, and making them is most of a test's time."""
+    module = make() if fresh else _prepared(make).module
+    job = Job(module, PAPER_DEVICE, store if store is not None else MemoryStore(), settings)
+    if not fresh:
+        vars(job).update({name: getattr(_prepared(make), name) for name in ("lowered", "tasks", "choices")})
+    return job
 
 
 def choices_of(
