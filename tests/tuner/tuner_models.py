@@ -23,6 +23,7 @@ from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore, Store
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.expr import const
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Gelu, MulScalar
@@ -85,12 +86,12 @@ def attention(heads: int = 2, size: int = 8) -> IRModule:
     q, k, v = (g.input(name, (b, n, heads * size)) for name in "qkv")
 
     def split(x: Any) -> Any:
-        return g.call(Permute((0, 2, 1, 3)), g.call(Reshape((b, n, heads, size)), x))
+        return g.call(Permute((0, 2, 1, 3)), g.call(Reshape((b, n, const(heads), const(size))), x))
 
     scores = g.call(Matmul(), split(q), g.call(Permute((0, 1, 3, 2)), split(k)))
     weights = g.call(Softmax(), g.call(MulScalar(size**-0.5), scores))
     mixed = g.call(Permute((0, 2, 1, 3)), g.call(Matmul(), weights, split(v)))
-    return g.finish(g.call(Reshape((b, n, heads * size)), mixed))
+    return g.finish(g.call(Reshape((b, n, const(heads * size))), mixed))
 
 
 def row_scale() -> IRModule:
