@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import const
+from relax_tune.ir.expr import Var, const, free_vars
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
-from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -27,15 +27,18 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
 
 
 def _one(s: Schedule, block: Block, machine: Machine) -> None:
+    """Chunks of the last spatial dimension; reductions run outside a chunk where that makes its points neighbours in memory."""
     node = find_block(s.func, block.name)
     names = s.loops_of(block.name)
     spatial = [n for n, i in zip(names, node.iters) if i.kind == "spatial"]
     reduce = [n for n, i in zip(names, node.iters) if i.kind == "reduce"]
-    if spatial and reduce:
-        s.reorder([*spatial, *reduce])
     top = None
     if spatial:
-        top, _ = s.split(s.fuse(spatial), [None, const(CHUNK)])
+        column = [i.var for i in node.iters if i.kind == "spatial"][-1]
+        outer, inner = s.split(spatial[-1], [None, const(CHUNK)])
+        across = bool(reduce) and _steps_along(node, column)
+        s.reorder([*spatial[:-1], outer, *reduce, inner] if across else [*spatial[:-1], outer, inner, *reduce])
+        top = s.fuse([*spatial[:-1], outer])
     if node.init is not None and reduce:
         s.apply("decompose_reduction", block=block.name, loop=reduce[0])
     if top is not None:
@@ -43,3 +46,9 @@ def _one(s: Schedule, block: Block, machine: Machine) -> None:
             s.set_kind(top, "group" if machine.groups else "parallel")
         except ScheduleError:
             return  # a nest whose points are not independent stays serial
+
+
+def _steps_along(block: Block, column: Var) -> bool:
+    """Whether neighbours along `column` are neighbours in memory for every operand that has it."""
+    with_column = [x for x in block_loads(block) if column in free_vars(*x.indices)]
+    return bool(with_column) and all(x.indices[-1] is column for x in with_column)
