@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Var, const, free_vars
+from relax_tune.ir.expr import Expr, Var, as_int, free_vars
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.nest import block_loads, find_block
@@ -35,7 +35,7 @@ def _one(s: Schedule, block: Block, machine: Machine) -> None:
     top = None
     if spatial:
         column = [i.var for i in node.iters if i.kind == "spatial"][-1]
-        outer, inner = s.split(spatial[-1], [None, const(CHUNK)])
+        outer, inner = s.split(spatial[-1], [None, _chunk(next(i.extent for i in node.iters if i.var is column))])
         across = bool(reduce) and _steps_along(node, column)
         s.reorder([*spatial[:-1], outer, *reduce, inner] if across else [*spatial[:-1], outer, inner, *reduce])
         top = s.fuse([*spatial[:-1], outer])
@@ -46,6 +46,13 @@ def _one(s: Schedule, block: Block, machine: Machine) -> None:
             s.set_kind(top, "group" if machine.groups else "parallel")
         except ScheduleError:
             return  # a nest whose points are not independent stays serial
+
+
+def _chunk(extent: Expr) -> int:
+    """The largest divisor of a constant extent up to CHUNK when there is a fair one, so that no point needs a guard."""
+    size = as_int(extent)
+    divisors = [d for d in range(8, CHUNK + 1) if size and size % d == 0]
+    return max(divisors, default=CHUNK)
 
 
 def _steps_along(block: Block, column: Var) -> bool:
