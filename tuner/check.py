@@ -13,7 +13,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.interp import run_prim
-from relax_tune.tuner.emit import input_fill
+from relax_tune.tuner.emit import input_fill, is_constant
 from relax_tune.tuner.measure.inputs import random_array
 from relax_tune.tuner.measure.messages import CheckCase
 from relax_tune.tuner.reference import evaluate, tolerances
@@ -37,7 +37,7 @@ def check_case(task: Task, number: int) -> CheckCase:
     inputs = []
     for position, b in enumerate(task.func.input_buffers):
         shape = tuple(_size(d, values) for d in b.shape)
-        seed = 0 if b in task.func.consts else CHECK_SEED + number
+        seed = 0 if is_constant(task.func, b) else CHECK_SEED + number
         inputs.append(random_array(f"p{position}", b.dtype.name, shape, input_fill(task.func, b), seed))
     expected = _expected(task.func, inputs, values)
     limits = tolerances(task.func, values, expected)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
-from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, mul, postorder
+from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, postorder
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks
 from relax_tune.runtime.program import (
@@ -230,6 +230,11 @@ def nbytes(buffer: Buffer) -> Expr:
     return total
 
 
+def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
+    """Whether a parameter is a weight of fixed size, which can be packed ahead; a weight that grows with a symbol is an input."""
+    return buffer in func.consts and not free_vars(*buffer.shape)
+
+
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     """Random contents that keep an integer input inside the dimension it indexes."""
     if not buffer.dtype.is_int:
@@ -256,7 +261,7 @@ def candidate_program(
     arguments: dict[Buffer, int] = {}
     inputs, outputs = [], []
     for number, b in enumerate(func.buffers):
-        role: Role = "const" if b in func.consts else "output" if b in func.output_buffers else "input"
+        role: Role = "const" if is_constant(func, b) else "output" if b in func.output_buffers else "input"
         arguments[b] = builder.buffer(f"p{number}", b, role, symbols, fill=input_fill(func, b))
         if role == "input":
             inputs.append(arguments[b])
