@@ -11,6 +11,7 @@ from relax_tune.tuner.build import check_policy
 from relax_tune.tuner.commands.options import (
     Bounds,
     Database,
+    Effort,
     Json,
     Model,
     Out,
@@ -37,14 +38,16 @@ def build(
             "generic: untuned kernels only."
         ),
     ] = "measured",
+    effort: Effort = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
     """Build a model's artifact from what has been measured. Measures nothing.
 
-    The same model, records and policy give the same bytes. A task without a usable record gets its generic kernel.
+    The same model, records, policy and effort (which sets the shapes plans are made from) give the same bytes.
+    A task without a usable record gets its generic kernel.
     """
-    settings = load_settings({"target": target, "db": db})
+    settings = load_settings({"target": target, "db": db, "effort": effort})
     wanted = check_policy(policy)
     console = make_console(stderr=json)
     module = load_model(find_model(model), parse_bounds(bound or []))

@@ -35,6 +35,7 @@ Bounds = Annotated[
     list[str] | None,
     typer.Option("--bound", metavar="NAME=LOW:HIGH", help="Bounds of a symbol, such as n=1:512. May be repeated."),
 ]
+Effort = Annotated[str | None, typer.Option("--effort", help="quick, normal or full. [default: normal]")]
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE.rta", help="Where to write the artifact. [default: MODEL-TARGET.rta]"),

@@ -20,6 +20,7 @@ from relax_tune.tuner.cli import NOTHING_MEASURED
 from relax_tune.tuner.commands.options import (
     Bounds,
     Database,
+    Effort,
     Json,
     Model,
     Out,
@@ -46,7 +47,7 @@ def tune(
     target: Target = None,
     db: Database = None,
     bound: Bounds = None,
-    effort: Annotated[str | None, typer.Option(help="quick, normal or full. [default: normal]")] = None,
+    effort: Effort = None,
     trials: Annotated[int | None, typer.Option(help="Candidates per task, instead of the effort's number.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of every random choice. [default: 0]")] = None,
     strategy: Annotated[

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -52,17 +53,21 @@ class ProgressView:
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
             return
-        say(
-            self._console,
-            f"[{progress.position + 1}/{progress.tasks}] {progress.task}: {progress.trials} trials, "
-            f"{progress.failures} failed, best tuned {seconds_text(progress.best_secs)}, "
-            f"{ratio_text(progress.library_secs, progress.best_secs)} over library, "
-            f"{ratio_text(progress.generic_secs, progress.best_secs)} over generic",
-        )
+        known = f"library {seconds_text(progress.library_secs)}, generic {seconds_text(progress.generic_secs)}"
+        if progress.trials:
+            over = [ratio_text(secs, progress.best_secs) for secs in (progress.library_secs, progress.generic_secs)]
+            tried = f"{progress.trials} trials, {progress.failures} failed"
+            known = f"{tried}, best tuned {seconds_text(progress.best_secs)} ({over[0]} library, {over[1]} generic)"
+        say(self._console, f"[{progress.position + 1}/{progress.tasks}] {progress.task}: {known}")
 
     def _table(self) -> Table:
-        table = Table(caption=f"{time.monotonic() - self._started:.0f} s", caption_justify="left")
-        table.add_column("task", overflow="fold")
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            caption=f"{time.monotonic() - self._started:.0f} s",
+            caption_justify="left",
+        )
+        table.add_column("task", no_wrap=True)
         for name in ("calls", "trials", "failed", "best tuned", "over library", "over generic"):
             table.add_column(name, justify="right")
         for row in self._rows:
