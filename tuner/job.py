@@ -14,6 +14,7 @@ from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.runtime.artifact import save_artifact
@@ -35,16 +36,20 @@ Bounds = Mapping[str, tuple[int, int]]
 
 
 def load_model(path: str | Path, bounds: Bounds | None = None) -> IRModule:
-    """A model as one cross-level program. A folder is read as a Hugging Face model (config.json and model.safetensors).
+    """A model as one cross-level program. A folder is read as a Hugging Face model (config.json and model.safetensors), a
+    file that ends in .onnx as an ONNX model.
 
     Raises ParseError or UserError for a path that is no model, or bounds the model cannot have.
     """
     folder = Path(path)
     if not folder.exists():
-        raise UserError(f"{folder}: no such file or folder; give the folder of a Hugging Face model")
+        raise UserError(f"{folder}: no such file or folder; give the folder of a Hugging Face model, or an .onnx file")
+    if folder.is_file() and folder.suffix == ".onnx":
+        return load_onnx(folder, bounds)
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: wanted the folder of a Hugging Face model (config.json and model.safetensors), found a file"
+            f"{folder}: wanted the folder of a Hugging Face model (config.json and model.safetensors) or an .onnx file, "
+            "found another file"
         )
     return load_hf(folder, bounds=bounds)
 

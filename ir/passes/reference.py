@@ -36,8 +36,12 @@ def size_of(e: Expr, symbols: Symbols) -> int:
     return found
 
 
-def evaluate_prim(func: PrimFunc, inputs: Sequence[Array], scalars: Sequence[int] = ()) -> tuple[Array, ...]:
+def evaluate_prim(
+    func: PrimFunc, inputs: Sequence[Array], scalars: Sequence[int] = (), outs: Sequence[tuple[int, ...]] = ()
+) -> tuple[Array, ...]:
     """The outputs of an unscheduled tensor function; floats come back as float64.
+
+    outs: the outputs' shapes, for symbols that no input has.
 
     Raises: UserError for arrays that do not fit, VerifyError for a function that is scheduled or reads what was not written."""
     blocks = plain_blocks(func)
@@ -53,6 +57,8 @@ def evaluate_prim(func: PrimFunc, inputs: Sequence[Array], scalars: Sequence[int
     for buffer, array in zip(func.input_buffers, inputs, strict=True):
         _bind(func.name, buffer.name, buffer.shape, array, symbols)
         stored[buffer] = _wide(array)
+    for buffer, shape in zip(func.output_buffers, outs, strict=False):
+        symbols |= {d: n for d, n in zip(buffer.shape, shape, strict=True) if isinstance(d, Var) and d not in symbols}
     for buffer, array in zip(func.input_buffers, inputs, strict=True):
         wanted = tuple(size_of(d, symbols) for d in buffer.shape)
         if array.shape != wanted:
@@ -247,7 +253,8 @@ class _Graph:
             return bound.evaluate([self.value(a) for a in v.args])
         if isinstance(v, CallTIR):
             scalars = [size_of(s, self.symbols) for s in v.scalars]
-            outs = evaluate_prim(self.module.prim(v.callee), [self.value(a) for a in v.args], scalars)
+            shapes = [tuple(size_of(d, self.symbols) for d in o.shape or ()) for o in v.out]
+            outs = evaluate_prim(self.module.prim(v.callee), [self.value(a) for a in v.args], scalars, shapes)
             if not self.double:
                 outs = tuple(o.astype(i.dtype.numpy) if i.dtype else o for o, i in zip(outs, v.out, strict=True))
             return outs[0] if len(outs) == 1 else outs

@@ -1,0 +1,265 @@
+"""Imports ONNX models, opset 13 and later: every dim may be a symbol, weights stay where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Union
+
+from relax_tune.errors import DeduceError, ParseError, UserError
+from relax_tune.ir.expr import Expr, Var, const
+from relax_tune.ir.frontend import onnx_math, onnx_reduce, onnx_shape
+from relax_tune.ir.frontend.onnx_functions import function_of, substituted
+from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, identifier, near_names
+from relax_tune.ir.frontend.onnx_known import evaluate_known
+from relax_tune.ir.frontend.onnx_tensors import element_type, read_tensor, require_onnx
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import AnyBinding, Binding, Function, GVar, Value
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.movement import VIEWS, Permute
+from relax_tune.ir.passes.rewriter import Emitter, rewrite_function
+
+Bounds = Mapping[str, tuple[int, int]]
+Source = Union[str, Path, bytes, Any]
+"""A path, the bytes of a model, or an `onnx.ModelProto`."""
+
+OLDEST = 13
+DEEPEST = 16
+
+SUPPORTED: Mapping[str, Handler] = {**onnx_math.HANDLERS, **onnx_shape.HANDLERS, **onnx_reduce.HANDLERS}
+
+
+def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
+    """Import an ONNX model as `main(inputs in the model's order) -> its outputs` (a tuple when there are several).
+
+    source: a path, whose folder may hold external data; the bytes of a model; or an `onnx.ModelProto`.
+    bounds: inclusive (lower, upper) of dim symbols by name. A named dim (`dim_param`) is one symbol wherever the name occurs
+    in the inputs, an unnamed one a symbol of its own, called `<input>_<axis>`; each is at least 1 unless a bound says less.
+    Initializers become constants that view the file's data.
+
+    Raises: UserError when onnx is not installed or a bound names no symbol; ParseError for what is no ONNX model, is
+    truncated, or has an operator or element type that is not supported, naming the node and what is near."""
+    proto, folder = _read(source)
+    return _Importer(proto, folder, bounds or {}).run()
+
+
+def _read(source: Source) -> tuple[Any, Path | None]:
+    onnx = require_onnx()
+    if isinstance(source, onnx.ModelProto):
+        return source, None
+    what = "the given bytes"
+    folder: Path | None = None
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        what, folder = str(path), path.parent
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            raise ParseError(f"wanted an ONNX model, found: {error}; give the path of an .onnx file") from None
+    if not isinstance(source, (bytes, bytearray, memoryview)):
+        raise UserError(f"wanted a path, bytes or an onnx.ModelProto, found {type(source).__name__}")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(bytes(source))
+    except Exception as error:  # protobuf's DecodeError has no public home that every version shares
+        raise ParseError(
+            f"{what}: wanted an ONNX model, found: {error}; is the file complete and really ONNX?"
+        ) from None
+    if not proto.opset_import or not proto.HasField("graph") or not proto.graph.output:
+        raise ParseError(
+            f"{what}: wanted an ONNX model with an opset, a graph and outputs, found "
+            f"{len(proto.opset_import)} opsets and {len(proto.graph.output)} outputs; is the file complete and really ONNX?"
+        )
+    return proto, folder
+
+
+class _Importer:
+    """Walks the nodes of one model once."""
+
+    def __init__(self, proto: Any, folder: Path | None, bounds: Bounds) -> None:
+        self.onnx = require_onnx()
+        self.proto, self.folder, self.bounds = proto, folder, bounds
+        self.w = Writer(GraphBuilder())
+        self.symbols: dict[str, Var] = {}
+        self.inputs: set[str] = set()
+        self.local = {(f.domain, f.name): f for f in proto.functions}
+
+    def run(self) -> IRModule:
+        graph = self.proto.graph
+        env: dict[str, Item | None] = {"": None}
+        for t in graph.initializer:
+            env[t.name] = self.w.constant(read_tensor(t, self.folder), t.name)
+        if graph.sparse_initializer:
+            raise ParseError(
+                f"initializer {graph.sparse_initializer[0].values.name!r}: wanted a dense tensor, found a sparse one"
+            )
+        for i in graph.input:
+            if i.name not in env:
+                env[i.name] = self._input(i)
+        unknown = sorted(set(self.bounds) - set(self.symbols))
+        if unknown:
+            known = ", ".join(self.symbols) or "none: every dim is a number"
+            raise UserError(f"bounds of {', '.join(unknown)}: wanted symbols of the model's inputs, which are {known}")
+        names = self._output_names([o.name for o in graph.output])
+        self.nodes(graph.node, env, self._opsets(self.proto.opset_import), 0)
+        missing = [o.name for o in graph.output if env.get(o.name) is None]
+        if missing:
+            raise ParseError(f"output {missing[0]!r}: wanted a node that makes it, found none; is the file complete?")
+        items = [env[o.name] for o in graph.output]
+        return self._finish([i for i in items if i is not None], names)
+
+    def _opsets(self, imports: Any) -> Mapping[str, int]:
+        found = {("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in imports}
+        version = found.get("", 0)
+        if version and version < OLDEST:
+            raise ParseError(
+                f"wanted opset {OLDEST} or later, found {version}; convert it with onnx.version_converter.convert_version"
+            )
+        return found
+
+    # inputs and outputs
+
+    def _input(self, i: Any) -> Item:
+        if i.type.WhichOneof("value") != "tensor_type":
+            raise ParseError(f"input {i.name!r}: wanted a tensor, found {i.type.WhichOneof('value') or 'no type'}")
+        tensor = i.type.tensor_type
+        element = element_type(tensor.elem_type, f"input {i.name!r}")
+        if not tensor.HasField("shape"):
+            raise ParseError(
+                f"input {i.name!r}: wanted a number of dims, found an unknown one; export it with named dims"
+            )
+        dims: list[Expr] = []
+        for axis, d in enumerate(tensor.shape.dim):
+            if d.WhichOneof("value") == "dim_value":
+                dims.append(const(int(d.dim_value)))
+            else:
+                dims.append(self._symbol(d.dim_param or f"{identifier(i.name)}_{axis}"))
+        name, number = identifier(i.name), 0
+        while name in self.inputs:
+            number += 1
+            name = f"{identifier(i.name)}_{number}"
+        self.inputs.add(name)
+        return self.w.of(self.w.g.input(name, dims, element))
+
+    def _symbol(self, name: str) -> Var:
+        if name not in self.symbols:
+            low, high = self.bounds.get(name, (1, None))
+            self.symbols[name] = self.w.g.symbol(identifier(name), low, high)
+        return self.symbols[name]
+
+    def _output_names(self, names: Sequence[str]) -> list[str]:
+        """Names of the results, taken before any intermediate value can have them."""
+        return [self.w.g.fresh(identifier(n)) for n in names]
+
+    def _finish(self, items: Sequence[Item], names: Sequence[str]) -> IRModule:
+        """Every result in memory of its own: parameters, constants and what is returned twice are copied."""
+        w, used, results = self.w, set[Value](), []
+        for item in items:
+            value = w.tensor(item)
+            root = value
+            while root in w.made and isinstance(w.made[root].op, VIEWS):
+                root = w.made[root].args[0]
+            if root not in w.made or root in used:
+                value = w.reshape(value, [const(1)]) if item.ndim == 0 else value
+                value = root = w.g.call(Permute(tuple(range(max(item.ndim, 1)))), value)
+                value = w.reshape(value, item.shape)
+            used.add(root)
+            results.append(value)
+        module = w.g.finish(results if len(results) > 1 else results[0])
+        return _renamed(module, dict(zip(results, names, strict=True)))
+
+    # nodes
+
+    def nodes(self, nodes: Any, env: dict[str, Item | None], opsets: Mapping[str, int], depth: int) -> None:
+        """Run nodes in order; results go into `env`."""
+        for n in nodes:
+            missing = [i for i in n.input if i not in env]
+            if missing:
+                raise ParseError(
+                    f"node {n.name!r}, operator {n.op_type}: wanted input {missing[0]!r} made by an earlier node, an input or "
+                    "an initializer, found none; is the file complete?"
+                )
+            inputs = [env[i] for i in n.input]
+            while inputs and inputs[-1] is None:
+                inputs.pop()
+            domain = "" if n.domain == "ai.onnx" else n.domain
+            node = Node(
+                n.op_type, n.name or (n.output[0] if n.output else ""), opsets.get(domain, 0), tuple(inputs),
+                self._attributes(n), tuple(n.output), near_names(n.op_type, list(SUPPORTED)),
+            )  # fmt: skip
+            for name, item in zip(n.output, self._results(n, node, domain, opsets, depth), strict=False):
+                if name:
+                    env[name] = item
+
+    def _attributes(self, n: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for a in n.attribute:
+            value = self.onnx.helper.get_attribute_value(a)
+            found[a.name] = read_tensor(value, self.folder) if isinstance(value, self.onnx.TensorProto) else value
+        return found
+
+    def _results(
+        self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int
+    ) -> Sequence[Item | None]:
+        known = evaluate_known(self.w, node) if domain == "" else None
+        if known is not None:
+            return [known]
+        handler = SUPPORTED.get(node.op) if domain == "" else None
+        failure: ParseError | None = None
+        if handler is not None:
+            try:
+                found = handler(self.w, node)
+                return [found] if isinstance(found, Item) else list(found)
+            except ParseError as error:
+                failure = error if error.args and str(error).startswith("node ") else node.refuse(str(error))
+            except (DeduceError, KeyError, ValueError, IndexError) as error:
+                failure = node.refuse(f"wanted arguments that fit together, found: {error}")
+        inlined = self._inlined(proto, node, domain, opsets, depth, failure)
+        if inlined is not None:
+            return inlined
+        raise failure or node.refuse(
+            f"wanted one of the {len(SUPPORTED)} supported operators"
+            + (f" of the standard domain, found domain {domain!r}" if domain else ", found one that is not")
+        )
+
+    def _inlined(
+        self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int, failure: ParseError | None
+    ) -> Sequence[Item | None] | None:
+        """The node through the function that defines it: the model's own, or the standard's; None without one."""
+        body = self.local.get((proto.domain, proto.op_type)) or function_of(self.onnx, proto, node, domain)
+        if body is None:
+            return None
+        if depth >= DEEPEST:
+            raise node.refuse(
+                f"wanted functions nested at most {DEEPEST} deep, found more; does a function call itself?"
+            )
+        env: dict[str, Item | None] = {"": None}
+        for position, name in enumerate(body.input):
+            env[name] = node.inputs[position] if position < len(node.inputs) else None
+        inner = {**opsets, **self._opsets(body.opset_import)}
+        try:
+            self.nodes(substituted(self.onnx, body, proto), env, inner, depth + 1)
+        except ParseError as error:
+            if failure is not None:
+                raise failure from None
+            raise node.refuse(f"wanted the parts it is made of, found: {error}") from None
+        return [env.get(name) for name in body.output]
+
+
+def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
+    """The module with its results named as in the model."""
+
+    def visit(out: Emitter, binding: AnyBinding) -> None:
+        name = names.get(binding.var)
+        if name is None or not isinstance(binding, Binding):
+            out.keep(binding)
+            return
+        var = GVar(name, binding.var.info)
+        value = out.value(binding.value)
+        out.mapping[binding.var] = var
+        out.bindings.append(Binding(var, value))
+
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    return replace(module, functions={**module.functions, "main": rewrite_function(main, visit)})

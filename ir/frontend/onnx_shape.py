@@ -1,0 +1,341 @@
+"""ONNX operators that ask for shapes, view, move, join and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.dtype import DType, f32, i64
+from relax_tune.ir.expr import Const, Expr, Op, add, as_int, const, floordiv, le, maximum, mul, sub
+from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer
+from relax_tune.ir.frontend.onnx_known import numbers, objects
+from relax_tune.ir.graph import Value
+from relax_tune.ir.graph_builder import info_of
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
+from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice, Take
+from relax_tune.ir.struct_info import TensorInfo
+
+
+def axis_of(node: Node, axis: int, ndim: int) -> int:
+    """A possibly negative axis as 0 .. ndim-1. Raises ParseError."""
+    if not -ndim <= axis < max(ndim, 1):
+        raise node.refuse(f"wanted an axis in {-ndim}..{ndim - 1}, found {axis}")
+    return axis % ndim if ndim else 0
+
+
+def integers(w: Writer, node: Node, position: int) -> list[int]:
+    """An input that must be integer literals. Raises ParseError."""
+    found = numbers(w.scalars(node.item(position)))
+    if found is None:
+        raise node.refuse(f"wanted input {position} to be constant, found {node.item(position).info!r}")
+    return found
+
+
+def expressions(w: Writer, node: Node, position: int) -> list[Expr]:
+    """An input that must be known from shapes and constants. Raises ParseError."""
+    found = w.scalars(node.item(position))
+    if found is None:
+        raise node.refuse(
+            f"wanted input {position} to be known from constants and shapes, found values computed from tensors"
+        )
+    return list(found.reshape(-1))
+
+
+def shape_of(value: Value) -> tuple[Expr, ...]:
+    info = info_of(value)
+    assert isinstance(info, TensorInfo) and info.shape is not None
+    return info.shape
+
+
+def axes_of(w: Writer, node: Node, position: int, ndim: int) -> tuple[int, ...] | None:
+    """Axes as an attribute or an input; None when neither is there."""
+    given = node.attributes.get("axes")
+    if given is None and node.has(position):
+        given = integers(w, node, position)
+    return None if given is None else tuple(axis_of(node, int(a), ndim) for a in given)
+
+
+def _shape(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    dims = list(x.shape[slice(int(node.attributes.get("start", 0)), node.attributes.get("end"))])
+    return w.known(objects(dims) if dims else np.empty(0, object), i64, node.outputs[0])
+
+
+def _size(w: Writer, node: Node) -> Item:
+    scalar = np.empty((), object)
+    scalar[()] = product(node.item(0).shape)
+    return w.known(scalar, i64, node.outputs[0])
+
+
+def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
+    """A product of dims as a number and other factors."""
+    number, rest, stack = 1, [], list(dims)
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Const):
+            number *= int(e.value)
+        elif isinstance(e, Op) and e.op == "mul":
+            stack.extend(e.args)
+        else:
+            rest.append(e)
+    return number, rest
+
+
+def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr:
+    """The dim that makes the products of both equal: common factors cancel."""
+    top, upper = _factors([w.simplify(d) for d in have])
+    bottom, lower = _factors([w.simplify(d) for d in others])
+    for e in list(lower):
+        if e in upper:
+            upper.remove(e)
+            lower.remove(e)
+    if bottom and top % bottom == 0:
+        top, bottom = top // bottom, 1
+    above = w.simplify(mul(product(upper), const(top)))
+    below = w.simplify(mul(product(lower), const(bottom)))
+    return above if as_int(below) in (0, 1) else w.simplify(floordiv(above, below))
+
+
+def _reshape(w: Writer, node: Node) -> Item:
+    x, target = node.item(0), expressions(w, node, 1)
+    dims: list[Expr] = []
+    for p, d in enumerate(target):
+        if as_int(d) == 0 and not node.attributes.get("allowzero", 0):
+            if p >= x.ndim:
+                raise node.refuse(f"wanted at most {x.ndim} dims to copy, found a 0 at {p}")
+            d = x.shape[p]
+        dims.append(d)
+    open_ = [p for p, d in enumerate(dims) if as_int(d) == -1]
+    if len(open_) > 1:
+        raise node.refuse(f"wanted at most one -1 in the shape, found {len(open_)}")
+    for p in open_:
+        dims[p] = missing_dim(w, x.shape, [d for q, d in enumerate(dims) if q != p])
+    return w.of(w.reshape(w.tensor(x), [w.simplify(d) for d in dims]), x.natural)
+
+
+def _flatten(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    axis = int(node.attributes.get("axis", 1))
+    if not -x.ndim <= axis <= x.ndim:
+        raise node.refuse(f"wanted an axis in {-x.ndim}..{x.ndim}, found {axis}")
+    axis = axis + x.ndim if axis < 0 else axis
+    dims = [w.simplify(product(part)) for part in (x.shape[:axis], x.shape[axis:])]
+    return w.of(w.reshape(w.tensor(x), dims), x.natural)
+
+
+def _squeeze(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    axes = axes_of(w, node, 1, x.ndim)
+    if axes is None:
+        axes = tuple(p for p, d in enumerate(x.shape) if as_int(d) == 1)
+    dims = [d for p, d in enumerate(x.shape) if p not in axes]
+    return w.of(w.reshape(w.tensor(x), dims), x.natural)
+
+
+def _unsqueeze(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    axes = integers(w, node, 1)
+    return w.of(w.emit(ExpandDims(tuple(axis_of(node, a, x.ndim + len(axes)) for a in axes)), w.tensor(x)), x.natural)
+
+
+def permuted(w: Writer, value: Value, axes: Sequence[int]) -> Value:
+    return value if tuple(axes) == tuple(range(len(axes))) else w.emit(Permute(tuple(axes)), value)
+
+
+def _transpose(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    axes = node.attributes.get("perm") or range(x.ndim - 1, -1, -1)
+    return w.of(permuted(w, w.tensor(x), [int(a) for a in axes]), x.natural)
+
+
+def _expand(w: Writer, node: Node) -> Item:
+    x, target = node.item(0), expressions(w, node, 1)
+    dims, _ = broadcast_dims("Expand", x.shape, target, w.g.deduction)
+    if dims is None:
+        raise node.refuse(f"wanted a shape that is certain to fit {x.info!r}, found {target!r}")
+    value = w.tensor(x)
+    if len(dims) == x.ndim and all(map(w.g.deduction.same, dims, x.shape)):
+        return x
+    return w.of(w.emit(BroadcastTo(dims), value), x.natural)
+
+
+def _concat(w: Writer, node: Node) -> Item:
+    items = [node.item(p) for p in range(len(node.inputs))]
+    axis = axis_of(node, int(node.attributes["axis"]), items[0].ndim)
+    if len(items) == 1:
+        return items[0]
+    return w.of(w.emit(Concat(axis), *map(w.tensor, items)), all(i.natural for i in items))
+
+
+def cut(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
+    """`value[..., begin:end, ...]`; the value itself when that is all of it."""
+    same = w.g.deduction.same
+    if as_int(begin) == 0 and (
+        same(end, shape_of(value)[axis]) or w.g.deduction.proves(le(shape_of(value)[axis], end)) is Proof.YES
+    ):
+        return value
+    return w.emit(Slice(axis, begin, end), value)
+
+
+def _split(w: Writer, node: Node) -> list[Item]:
+    x = node.item(0)
+    axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
+    n, parts = x.shape[axis], int(node.attributes.get("num_outputs", len(node.outputs)))
+    if node.has(1):
+        sizes = expressions(w, node, 1)
+    else:
+        size = w.simplify(floordiv(add(n, parts - 1), parts))
+        sizes = [size] * (parts - 1)
+        sizes.append(w.simplify(sub(n, mul(size, parts - 1))))
+    value, begin, found = w.tensor(x), const(0), []
+    for size in sizes:
+        end = w.simplify(add(begin, size))
+        found.append(w.of(cut(w, value, axis, begin, end), x.natural))
+        begin = end  # type: ignore[assignment]
+    return found
+
+
+def _edge(w: Writer, node: Node, e: Expr, n: Expr) -> Expr:
+    """A slice's end within a dim of size `n`, counted from the back when negative."""
+    number = as_int(e)
+    if number is not None:
+        if number < 0:
+            return w.simplify(maximum(add(n, number), 0)) if number > -(2**62) else const(0)
+        return n if number > 2**62 or number == 2**31 - 1 else e
+    if not w.natural(e):
+        if w.natural(sub(-1, e)):
+            return w.simplify(maximum(add(n, e), 0))
+        raise node.refuse(f"wanted an end whose sign is certain, found {e!r}; give its symbols bounds")
+    return e
+
+
+def _slice(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    starts, ends = expressions(w, node, 1), expressions(w, node, 2)
+    axes = integers(w, node, 3) if node.has(3) else list(range(len(starts)))
+    steps = integers(w, node, 4) if node.has(4) else [1] * len(starts)
+    value = w.tensor(x)
+    for start, end, a, step in zip(starts, ends, axes, steps, strict=True):
+        axis = axis_of(node, a, x.ndim)
+        n = shape_of(value)[axis]
+        if step == 1:
+            value = cut(w, value, axis, _edge(w, node, start, n), _edge(w, node, end, n))
+            continue
+        size, low, high = as_int(n), as_int(start), as_int(end)
+        if size is None or low is None or high is None:
+            raise node.refuse(f"wanted steps of 1 along dims that are not numbers, found {step} along {n!r}")
+        where = np.arange(size)[slice(low, None if step < 0 and high < -size else high, step)]
+        value = taken(w, value, axis, w.tensor(w.constant(where, "stride")))
+    return w.of(value, x.natural)
+
+
+def taken(w: Writer, table: Value, axis: int, indices: Value) -> Value:
+    """Rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
+    n, k = len(shape_of(table)), len(shape_of(indices))
+    front = permuted(w, table, [axis, *(p for p in range(n) if p != axis)])
+    found = w.emit(Take(), front, indices)
+    return permuted(w, found, [*range(k, k + axis), *range(k), *range(k + axis, n + k - 1)])
+
+
+def _range(w: Writer, node: Node) -> Item:
+    known = [w.scalars(node.item(p)) for p in range(3)]
+    element = node.item(0).dtype
+    if all(k is not None for k in known) and element.is_int:
+        start, limit, delta = (k.reshape(-1)[0] for k in known if k is not None)
+        step = as_int(delta)
+        if not step:
+            raise node.refuse(f"wanted a step that is a number other than 0, found {delta!r}")
+        span = sub(limit, start) if step > 0 else sub(start, limit)
+        size = w.simplify(maximum(floordiv(add(span, abs(step) - 1), abs(step)), 0))
+        value = w.emit(Iota(size))
+        if step != 1:
+            value = w.emit(MulScalar(step), value)
+        first = as_int(start)
+        if first is None:
+            raise node.refuse(f"wanted a start that is a number, found {start!r}")
+        if first:
+            value = w.emit(AddScalar(first), value)
+        if element is not i64:
+            value = w.emit(Cast(element), value)
+        return w.of(value, first >= 0 and step > 0)
+    arrays = [node.item(p).array for p in range(3)]
+    if any(a is None for a in arrays):
+        raise node.refuse("wanted start, limit and step known from constants and shapes")
+    begin, end, by = (a.reshape(-1)[0].item() for a in arrays if a is not None)
+    count = max(int(np.ceil((end - begin) / by)), 0)
+    return w.constant((begin + by * np.arange(count)).astype(element.numpy), node.outputs[0])
+
+
+def _constant_of_shape(w: Writer, node: Node) -> Item:
+    value = node.attributes.get("value")
+    array = np.zeros(1, np.float32) if value is None else np.asarray(value)
+    dims = expressions(w, node, 0)
+    sizes = numbers(objects(dims)) if dims else []
+    element: DType = f32 if value is None else w.constant(array).dtype
+    if sizes is not None:
+        return w.constant(np.full(sizes, array.reshape(-1)[0], element.numpy), node.outputs[0])
+    return w.of(w.full(dims, array.reshape(-1)[0].item(), element))
+
+
+def _tile(w: Writer, node: Node) -> Item:
+    x, times = node.item(0), expressions(w, node, 1)
+    pairs: list[Expr] = [d for r, n in zip(times, x.shape, strict=True) for d in (r, n)]
+    value = w.emit(ExpandDims(tuple(range(0, 2 * x.ndim, 2))), w.tensor(x))
+    value = w.emit(BroadcastTo(tuple(pairs)), value)
+    return w.of(w.reshape(value, [w.simplify(mul(r, n)) for r, n in zip(times, x.shape, strict=True)]), x.natural)
+
+
+def _pad(w: Writer, node: Node) -> Item:
+    if node.text("mode", "constant") != "constant":
+        raise node.refuse(f"wanted mode 'constant', found {node.text('mode', '')!r}")
+    x, pads = node.item(0), integers(w, node, 1)
+    axes = integers(w, node, 3) if node.has(3) else list(range(x.ndim))
+    fill = 0.0
+    if node.has(2):
+        given = node.item(2).array
+        if given is None:
+            raise node.refuse("wanted a constant padding value, found one computed from tensors")
+        fill = given.reshape(-1)[0].item()
+    value = w.tensor(x)
+    for a, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        axis = axis_of(node, a, x.ndim)
+        n = shape_of(value)[axis]
+        value = cut(w, value, axis, const(max(-before, 0)), w.simplify(sub(n, max(-after, 0))))
+        dims = shape_of(value)
+        parts = [value]
+        for size, front in ((before, True), (after, False)):
+            if size > 0:
+                block = w.full((*dims[:axis], const(size), *dims[axis + 1 :]), fill, x.dtype)
+                parts = [block, *parts] if front else [*parts, block]
+        value = value if len(parts) == 1 else w.emit(Concat(axis), *parts)
+    return w.of(value)
+
+
+def _blocks(w: Writer, node: Node) -> Item:
+    """DepthToSpace and SpaceToDepth: (b, c, h, w) with blocks of `blocksize` between channels and positions."""
+    x, size = node.item(0), const(int(node.attributes["blocksize"]))
+    b, c, h, wide = x.shape
+    if node.op == "SpaceToDepth":
+        value = w.reshape(
+            w.tensor(x), [b, c, w.simplify(floordiv(h, size)), size, w.simplify(floordiv(wide, size)), size]
+        )
+        value = w.emit(Permute((0, 3, 5, 1, 2, 4)), value)
+        d = shape_of(value)
+        return w.of(w.reshape(value, [b, w.simplify(product(d[1:4])), d[4], d[5]]))
+    deep = w.simplify(floordiv(c, mul(size, size)))
+    first = node.text("mode", "DCR") == "DCR"
+    value = w.reshape(w.tensor(x), [b, size, size, deep, h, wide] if first else [b, deep, size, size, h, wide])
+    value = w.emit(Permute((0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3)), value)
+    return w.of(w.reshape(value, [b, deep, w.simplify(mul(h, size)), w.simplify(mul(wide, size))]))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "Shape": _shape, "Size": _size, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze, "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Split": _split,
+    "Slice": _slice, "Range": _range, "ConstantOfShape": _constant_of_shape, "Tile": _tile, "Pad": _pad,
+    "DepthToSpace": _blocks, "SpaceToDepth": _blocks,
+}  # fmt: skip
