@@ -66,7 +66,8 @@ def times_of(
 
 
 def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy = "measured") -> TaskPlan:
-    """Choose variants for a task. Without usable records the generic form is dispatched everywhere."""
+    """Choose variants for a task. Without usable records the generic form is dispatched everywhere, or the library where the
+    policy asks for it."""
     times, variants = times_of(choices, records)
     allowed = {k for k, v in variants.items() if _usable(choices, v)}
     if policy == "generic":
@@ -77,8 +78,9 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     while True:
         kept = {k: times[k] for k in sorted(allowed)}
         if not kept or not any(None not in row for row in kept.values()):
-            generic = choices.generic()
-            return TaskPlan(Plan((PlanEntry((), generic.key),), 0.0), {generic.key: generic}, times)
+            asked = choices.library_variants()[:1] if policy == "library" else ()
+            (default,) = asked or (choices.generic(),)
+            return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times)
         has_library = any(variants[k].kind == "library" for k in kept)
         handicap = {k: 1 + NOISE for k in kept if has_library and variants[k].kind != "library"}
         plan = select(kept, choices.task.domain, handicap)
@@ -133,18 +135,19 @@ def build_program(
     for callee, own in choices.items():
         records = store.measurements(own.task.key, target_key)
         plans[callee] = plan_task(own, records, policy)
-        notes += _notes(callee, own, plans[callee], records, policy)
+        notes += _notes(callee, plans[callee], records, policy)
     emitter = _Emitter(lowered, choices, plans, ProgramBuilder(name, target))
     return BuildResult(emitter.run(), plans, tuple(notes))
 
 
-def _notes(callee: str, choices: Choices, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
+def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
     """What a task lacks."""
     found = []
     if policy != "generic":
         if not plan.times:
+            (kind,) = {plan.variants[k].kind for k in plan.plan.variants}
             found.append(
-                f"{callee}: no usable record for this device, so the generic form is dispatched; "
+                f"{callee}: no usable record for this device, so the {kind} form is dispatched; "
                 "run `relax-tune tune` to measure some"
             )
         elif not any(r.variant.kind == "tuned" for r in records):
@@ -152,7 +155,8 @@ def _notes(callee: str, choices: Choices, plan: TaskPlan, records: Sequence[Meas
     failures = [r for r in records if r.status == "failed" and r.variant.key in plan.plan.variants]
     if failures and plan.plan.variants[0] not in plan.times:
         why = f"{failures[0].stage}: {failures[0].message.splitlines()[0][:200]}"
-        found.append(f"{callee}: the generic form is dispatched although it failed on this device ({why})")
+        kind = plan.variants[plan.plan.variants[0]].kind
+        found.append(f"{callee}: the {kind} form is dispatched although it failed on this device ({why})")
     return found
 
 
