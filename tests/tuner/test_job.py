@@ -35,6 +35,8 @@ from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import Choices
 
+# a thread pool that an earlier test has started keeps its size
+pytestmark = pytest.mark.filterwarnings("ignore:.*was tuned elsewhere")
 ROWS = (1, 2, 7, 64, 97)
 
 
