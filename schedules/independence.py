@@ -10,7 +10,21 @@ from relax_tune.ir.arith.linear import extent_of, linear
 from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import TRUE, Expr, Op, Var, const, free_vars, le, mul, postorder, transform
+from relax_tune.ir.expr import (
+    TRUE,
+    Expr,
+    Op,
+    Var,
+    as_int,
+    const,
+    floormod,
+    free_vars,
+    le,
+    mul,
+    postorder,
+    sub,
+    transform,
+)
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.nest import block_loads
@@ -22,6 +36,8 @@ def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env:
     It looks at each index alone, and at the numbers whose digits (`u // E`, `u % E`, as fused loops make them) can all be
     read off the indices.
     """
+    if prove(le(var, 0), env) is Proof.YES:
+        return True  # it has one value
     flat = [simplify(e, env) for e in indices]
     return any(_steps(e, var, inner, env) for e in (*flat, *_joined(flat, var, inner, env)))
 
@@ -45,7 +61,7 @@ def _joined(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: E
     digits = [_place_of(d) for e in indices for d in _digits(e, var, inner, env)]
     found = []
     for u in dict.fromkeys(number for number, _, _ in digits):
-        left = [d[1:] for d in digits if d[0] is u]
+        left = [(d, m) for number, d, m in digits if number is u or _congruent(number, d, m, u)]
         scale: Expr = const(1)
         while left:
             here = [d for d in left if prove_equal(d[0], scale) is Proof.YES]
@@ -57,6 +73,13 @@ def _joined(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: E
             assert here[0][1] is not None
             scale = mul(scale, here[0][1])
     return found
+
+
+def _congruent(number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
+    """`number % modulus` is `u % modulus` (simplifying takes multiples of the modulus out)."""
+    if modulus is None or as_int(divisor) != 1:
+        return False
+    return as_int(simplify(floormod(sub(number, u), modulus))) == 0
 
 
 def _place_of(digit: Op) -> tuple[Expr, Expr, Expr | None]:

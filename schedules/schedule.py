@@ -71,15 +71,20 @@ class Schedule:
             self.constraints.append(fact)
 
     def apply(self, primitive: str, **args: Any) -> None:
-        """Apply a primitive by name and record it. Raises ScheduleError when it refuses."""
+        """Apply a primitive by name and record it. Raises ScheduleError when it refuses, or for arguments it does not take."""
         known = PRIMITIVES.get(primitive)
         if known is None:
             raise ScheduleError(f"wanted a primitive, one of {', '.join(PRIMITIVES)}; found {primitive!r}")
+        _check_arguments(primitive, known, args)
+        found: dict[str, Tunable] = {}
         for value in args.values():
             for v in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(v, Tunable):
-                    self.tunables.setdefault(v.name, v)
+                    found[v.name] = v
+                    if self.tunables.get(v.name, v) is not v:
+                        raise ScheduleError(f"{self.func.name}: tunable {v.name!r} is already another one's name")
         self.func = known(self.func, **args)
+        self.tunables |= found
         frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in args.items())
         self.steps.append(Step(primitive, frozen))
 
@@ -154,6 +159,37 @@ class Schedule:
         return find_loop(self.func, loop).extent
 
 
+def _is_factor(v: Any) -> bool:
+    return isinstance(v, Expr) or type(v) is int
+
+
+# What an argument may be, by the annotation of the primitive's parameter: traces may come from anywhere.
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "str": lambda v: isinstance(v, str),
+    "bool": lambda v: isinstance(v, bool),
+    "int": lambda v: type(v) is int,
+    "ExprLike": _is_factor,
+    "Sequence[str]": lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v),
+    "Sequence[int]": lambda v: isinstance(v, (list, tuple)) and all(type(x) is int for x in v),
+    "Sequence[ExprLike | None]": lambda v: isinstance(v, (list, tuple)) and all(x is None or _is_factor(x) for x in v),
+}
+
+
+def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Mapping[str, Any]) -> None:
+    wanted = {n: str(a) for n, a in function.__annotations__.items() if n not in ("func", "return")}
+    optional = len(function.__defaults__ or ())
+    missing = [n for n in list(wanted)[: len(wanted) - optional] if n not in args]
+    strange = [n for n in args if n not in wanted]
+    if missing or strange:
+        raise ScheduleError(
+            f"{primitive} wants the arguments {', '.join(wanted)}; missing {missing}, not among them {strange}"
+        )
+    for name, value in args.items():
+        # the other annotations are Literals, whose primitives list what they want
+        if not _FITS.get(wanted[name], _FITS["str"])(value):
+            raise ScheduleError(f"{primitive} wants {name} to be of kind {wanted[name]}, found {value!r}")
+
+
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
     """Apply a trace to a function. Raises ScheduleError naming the step that does not apply."""
     schedule = Schedule(func)
@@ -162,7 +198,7 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
     for number, step in enumerate(trace.steps, 1):
         try:
             schedule.apply(step.primitive, **dict(step.args))
-        except (ScheduleError, TypeError) as error:
+        except ScheduleError as error:
             args = ", ".join(f"{k}={v!r}" for k, v in step.args)
             raise ScheduleError(
                 f"step {number} of the trace, {step.primitive}({args}), does not apply: {error}"

@@ -48,7 +48,7 @@ class Trace:
                 Step(str(name), tuple((str(k), _decode(v, tunables)) for k, v in args.items()))
                 for name, args in data["steps"]
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ScheduleError(
                 f"wanted a schedule trace (JSON with tunables and steps), found text with {error!r}"
             ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
@@ -23,6 +24,7 @@ from relax_tune.ir.expr import (
     le,
     loads,
     lt,
+    maximum,
     substitute,
     transform,
 )
@@ -46,27 +48,29 @@ from relax_tune.schedules.nest import (
     writer,
 )
 
+# What is needed (or made) of a dimension: where it starts and its extent; None: the loops around choose one element.
+Span = tuple[Expr, Expr | None]
 
-def _covered(
-    indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env
-) -> list[tuple[Expr, Expr]] | None:
-    """Per dimension (start, extent) of what `indices` cover while the loops inside `loop` run. None: not expressible."""
-    inner = {p.var: p.extent for p in path[path.index(loop) + 1 :]}
-    box: list[tuple[Expr, Expr]] = []
+
+def _covered(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[Span]:
+    """Per dimension what `indices` cover while the loops inside `loop` run: at least that for indices that are not affine.
+
+    The answer's form depends on which loops an index mentions, never on the value of a tunable, so that a trace with numbers
+    makes the same loops.
+    """
+    at = path.index(loop) + 1
+    outer, inner = {p.var for p in path[:at]}, {p.var: p.extent for p in path[at:]}
+    box: list[Span] = []
     for e, dim in zip(indices, buffer.shape):
+        used = set(free_vars(e))
         relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
-        if loads(e):
-            box.append((const(0), dim))  # a gathered element may be any
-            continue
-        if not relaxed:
-            box.append((simplify(e, env), const(1)))
-            continue
         parts = linear(e, tuple(relaxed), env)
-        if parts is None:
-            # not affine in the relaxed loops: the whole dimension is a safe answer for a producer
+        if loads(e) or parts is None or (relaxed and not used & outer):
             box.append((const(0), dim))
             continue
-        extent = extent_of(e, relaxed, env)
+        if not relaxed:
+            box.append((simplify(e, env), None))
+            continue
         start = parts[1]
         for v, step in parts[0].items():
             # a falling index starts where its variable ends
@@ -76,25 +80,22 @@ def _covered(
                         f"region inference: the sign of {step!r}, the stride of {v.name} in {e!r}, is not known"
                     )
                 start = start + step * (relaxed[v] - 1)
-        start = simplify(start, env)
-        if prove(le(dim, extent), env) is Proof.YES and start is const(0):
-            extent = dim
-        box.append((start, extent))
+        box.append((simplify(start, env), extent_of(e, relaxed, env)))
     return box
 
 
-def _union(boxes: Sequence[Sequence[tuple[Expr, Expr]]], buffer: Buffer, env: Env) -> list[tuple[Expr, Expr]]:
-    result: list[tuple[Expr, Expr]] = []
+def _union(boxes: Sequence[Sequence[Span]], buffer: Buffer) -> list[Span]:
+    result: list[Span] = []
     for d, dim in enumerate(buffer.shape):
-        options = {b[d] for b in boxes}
+        options = dict.fromkeys(b[d] for b in boxes)
+        starts = {start for start, _ in options}
         if len(options) == 1:
             result.append(next(iter(options)))
-            continue
-        widest = None
-        for start, extent in options:
-            if all(s is start and prove(le(x, extent), env) is Proof.YES for s, x in options):
-                widest = (start, extent)
-        result.append(widest or (const(0), dim))
+        elif len(starts) == 1:
+            extents = [const(1) if extent is None else extent for _, extent in options]
+            result.append((starts.pop(), simplify(reduce(maximum, extents))))
+        else:
+            result.append((const(0), dim))
     return result
 
 
@@ -124,16 +125,11 @@ def _not_loops(e: Expr, path: Sequence[For]) -> set[Var]:
 
 
 def _place(
-    func: PrimFunc,
-    block: Block,
-    box: Sequence[tuple[Expr, Expr]],
-    inherited: Sequence[Expr],
-    env: Env,
-    trusted: Sequence[bool],
+    func: PrimFunc, block: Block, box: Sequence[Span], inherited: Sequence[Expr], env: Env, trusted: Sequence[bool]
 ) -> Stmt:
     """The block with a fresh nest that covers `box` of its output (and all of its reductions).
 
-    A dimension of extent 1 is addressed by the loops around alone; where it is `trusted`, it is in range whenever the
+    A dimension without an extent is addressed by the loops around alone; where it is `trusted`, it is in range whenever the
     `inherited` conditions hold.
     """
     where = dict(zip(_spatial_of(block), box))
@@ -145,9 +141,9 @@ def _place(
     inner_env = env
     for it in block.iters:
         start, extent = where.get(it.var, (const(0), it.extent))
-        if extent is const(1):
+        if extent is None:
             bindings.append(start)
-            if not in_range.get(it.var, True):
+            if not in_range[it.var]:
                 guards += [le(0, start), lt(start, it.extent)]
             continue
         name = fresh(func, f"{block.name}_{it.var.name.removeprefix('v')}", names)
@@ -193,19 +189,16 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     path = (*enclosing(func, target), target)
     env = loop_env(path)
     boxes = []
-    exact = [True] * len(buffer.shape)
     for reader in consumers:
         full_path = enclosing(func, reader)
         for access in block_loads(reader):
             if access.buffer is buffer:
                 where = tuple(block_value(reader, i) for i in access.indices)
                 boxes.append(_covered(where, full_path, target, buffer, env))
-                inner = {p.var for p in full_path[len(path) :]}
-                exact = [known and not inner & set(free_vars(e)) for known, e in zip(exact, where)]
-    box = _union([b for b in boxes if b is not None], buffer, env)
+    box = _union(boxes, buffer)
     inherited = _outer_guards(consumers, path)
     alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
-    nest = _place(func, node, box, inherited, env, [alike and known for known in exact])
+    nest = _place(func, node, box, inherited, env, [alike] * len(box))
     moved = replace(target, body=seq(nest, target.body))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
@@ -267,8 +260,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
             raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
     box = _covered(written, full_path, target, producer.body.buffer, env)
-    assert box is not None
-    own: dict[Var, tuple[Expr, Expr]] = {}
+    own: dict[Var, Span] = {}
     for e, span in zip(access.indices, box):
         if not isinstance(e, Var) or e in own:
             raise ScheduleError(
@@ -276,13 +268,9 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             )
         own[e] = span
     extents = {i.var: i.extent for i in node.iters}
-    inner = {p.var for p in full_path[len(path) :]}
-    exact = {e: not inner & set(free_vars(w)) for e, w in zip(access.indices, written)}
     made = dict(zip(access.indices, producer.body.buffer.shape))
     order = [own.get(v, (const(0), extents[v])) for v in _spatial_of(node)]
-    trusted = [
-        v not in made or (exact[v] and prove(le(made[v], extents[v]), env) is Proof.YES) for v in _spatial_of(node)
-    ]
+    trusted = [v not in made or prove(le(made[v], extents[v]), env) is Proof.YES for v in _spatial_of(node)]
     nest = _place(func, node, order, _outer_guards((producer,), path), env, trusted)
     moved = replace(target, body=seq(target.body, nest))
     body = replace_node(func.body, target, moved)

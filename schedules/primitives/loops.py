@@ -141,6 +141,8 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     has no loop that feeds a spatial and a reduction iterator at once (its first point must stay the first).
     """
     nodes = [find_loop(func, n) for n in names]
+    if not nodes:
+        return func
     if len(set(names)) != len(names):
         raise ScheduleError(f"{func.name}: reorder wants distinct loops, found {list(names)}")
     chain = max(((*enclosing(func, n), n) for n in nodes), key=len)
@@ -216,8 +218,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             path = enclosing(func, block)
             inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
             shared = target.scope != "local" or kind == "vectorized"
-            once = prove(le(node.extent, 1), loop_env(path)) is Proof.YES
-            if shared and not once and not separates(where, node.var, inner, loop_env(path)):
+            if shared and not separates(where, node.var, inner, loop_env(path)):
                 raise ScheduleError(
                     f"{func.name}: {kind} wants iterations that write different elements, but iterations of {loop!r} may "
                     f"write the same element of {target.name!r} in block {block.name!r}"

@@ -141,8 +141,8 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
     After: `for i: (for k0: for k1: R[i, k1] += A[i, k0 * F + k1]); (for r: B[i] += R[i, r])`
     Checks: `loop` feeds exactly one reduction iterator, linearly; the block combines with an associative operation, from an
     initial value that may be combined more than once; the reduction loops are innermost.
-    The final combination is placed after the outermost reduction loop of the block. Where a condition can keep an
-    accumulator from its first point, the initial values are stored separately, as by `decompose_reduction`.
+    The final combination is placed after the outermost reduction loop of the block. Initial values are stored separately, as
+    by `decompose_reduction`: a condition may keep an accumulator from its first point.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     operation, term = combiner(node)
@@ -207,10 +207,12 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
         )
     body = seq(replace_node(top, node, factored), For(r, target.extent, final))
     made = replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
-    if any(target.var in free_vars(c) for c in conjuncts(node.predicate)):
-        if alone:
-            raise ScheduleError(f"{func.name}: some iterations of {loop!r} are skipped; split it, or decompose first")
+    if not alone:
         return decompose_reduction(made, factored.name, top.var.name)
+    if any(target.var in free_vars(c) for c in conjuncts(node.predicate)):
+        raise ScheduleError(
+            f"{func.name}: some iterations of {loop!r} are skipped, whose accumulators nothing would set"
+        )
     return made
 
 

@@ -115,19 +115,26 @@ def _vectorise(s: Schedule, block: str, row: str, width: Tunable, machine: Machi
     c_0, c_1 = s.split(column, [None, width])
     s.set_tail(c_0, "peel")
     if node.is_reduction:
-        s.apply("rfactor", block=block, loop=c_1)
-        for name in s.loops_of(f"{block}_rf_init")[-1:]:
-            s.set_kind(name, "vectorized")
+        _accumulate(s, block, c_1)
         lanes_loop = s.inner_loops(block, row)[-1]
         _combine_lanes(s, block, lanes_loop, machine)
     s.set_kind(c_1, "vectorized")
     return c_0
 
 
+def _accumulate(s: Schedule, block: str, loop: str) -> None:
+    """One accumulator per iteration of `loop`, their initial values in vectors too."""
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply("rfactor", block=block, loop=loop)
+    for made in blocks(s.func.body):
+        if made.name not in before and made.name.endswith("_init"):
+            s.set_kind(s.loops_of(made.name)[-1], "vectorized")
+
+
 def _combine_lanes(s: Schedule, block: str, lanes: str, machine: Machine) -> None:
     """Add the accumulators vector by vector, then the lanes of the one that is left as a tree."""
     r_0, r_1 = s.split(lanes, [None, machine.lanes], divides=True)
-    s.apply("rfactor", block=block, loop=r_1)
+    _accumulate(s, block, r_1)
     s.set_kind(r_0, "unrolled")
     s.set_kind(r_1, "vectorized")
     s.apply("tree_reduce", block=block)

@@ -70,6 +70,7 @@ def summed() -> PrimFunc:
 
 
 CACHE_W = step("cache_read", block="mm", buffer="W")
+PREPARE_W = step("mark_prepare", block="W_cache_copy")
 DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_i")
 
 REFUSALS = [
@@ -106,7 +107,7 @@ REFUSALS = [
         step("cache_write", block="inc"),
         message="alone in its nest",
     ),
-    refuse("write what runs once", plain, CACHE_W, step("mark_prepare", block="W_cache_copy"), step("cache_write", block="W_cache_copy"), message="runs once"),
+    refuse("write what runs once", plain, CACHE_W, PREPARE_W, step("cache_write", block="W_cache_copy"), message="runs once"),
     refuse("scope of an output", make.chain, step("set_scope", buffer="C", scope="local"), message="intermediate buffer called 'C'"),
     refuse("an unknown scope", make.chain, step("set_scope", buffer="B", scope="moon"), message="wanted a scope"),
     refuse(
@@ -142,7 +143,13 @@ REFUSALS = [
         step("reuse_output", buffer="E", output="Y"),
         message="an earlier iteration",
     ),
-    refuse("prepare an input", plain, step("cache_read", block="mm", buffer="A"), step("mark_prepare", block="A_cache_copy"), message="not constant"),
+    refuse(
+        "prepare an input",
+        plain,
+        step("cache_read", block="mm", buffer="A"),
+        step("mark_prepare", block="A_cache_copy"),
+        message="not constant",
+    ),
     refuse(
         "prepare a local copy",
         plain,

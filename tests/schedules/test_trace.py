@@ -1,0 +1,232 @@
+"""Traces as data: JSON and back, as Python, replayed on a copy with other names, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.ir import zoo
+from tests.schedules import functions as make
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import Expr, Tunable, Var, const, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import replace_buffers, substitute_stmt
+from relax_tune.ir.structural import structural_equal
+from relax_tune.schedules.schedule import Schedule, replay
+from relax_tune.schedules.sketch import generate_sketches
+from relax_tune.schedules.target import Machine
+from relax_tune.schedules.trace import Step, Trace
+
+C = Machine("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20)
+OPENCL = Machine("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20)
+
+
+def scheduled() -> Schedule:
+    tile = Tunable("T", (2, 4))
+    s = Schedule(make.chain())
+    i_0, i_1 = s.split("inc_i", [None, tile])
+    s.compute_at("double", i_0)
+    s.reorder([i_1, "inc_j"])
+    s.set_tail(i_0, "peel")
+    s.set_kind(i_0, "parallel")
+    s.apply("tile_layout", buffer="B", dim=1, factor=3, order=[1, 0, 2])
+    return s
+
+
+def other_symbols(func: PrimFunc) -> PrimFunc:
+    """A structurally equal copy: shape symbols and buffers are other objects with other names."""
+    renamed: dict[Var, Expr] = {v: Var(f"other_{v.name}") for v in func.symbols}
+
+    def copy(b: Buffer) -> Buffer:
+        return replace(b, shape=tuple(substitute(d, renamed) for d in b.shape))
+
+    swaps = {b: copy(b) for b in (*func.buffers, *func.allocs)}
+    params = tuple(swaps[p] if isinstance(p, Buffer) else renamed[p] for p in func.params)
+    body = replace_buffers(substitute_stmt(func.body, renamed), swaps)
+    allocs, consts = tuple(swaps[b] for b in func.allocs), tuple(swaps[b] for b in func.consts)
+    return PrimFunc("other", params, func.outputs, body, allocs, consts)  # type: ignore[arg-type]
+
+
+def test_json_goes_round() -> None:
+    trace = scheduled().trace
+    text = trace.to_json()
+    read = Trace.from_json(text)
+    assert read.to_json() == text
+    assert [s.primitive for s in read.steps] == [s.primitive for s in trace.steps]
+    assert [dict(s.args) for s in read.steps][1:] == [dict(s.args) for s in trace.steps][1:]
+    assert [(t.name, t.domain) for t in read.tunables] == [("T", (2, 4))]
+
+
+def test_json_is_plain_and_canonical() -> None:
+    data = json.loads(scheduled().trace.to_json())
+    assert data["tunables"] == {"T": [2, 4]}
+    assert data["steps"][0] == ["split", {"loop": "inc_i", "factors": [None, {"tunable": "T"}], "divides": False}]
+    # equal schedules made separately give the same bytes
+    assert scheduled().trace.to_json() == scheduled().trace.to_json()
+
+
+def test_numbers_that_are_expressions_become_numbers() -> None:
+    s = Schedule(make.chain())
+    s.split("inc_i", [None, const(4)])
+    assert '"factors":[null,4]' in s.trace.to_json()
+
+
+def test_shape_symbols_cannot_be_arguments() -> None:
+    s = Schedule(make.chain())
+    s.split("inc_i", [None, s.func.symbols[0]])
+    with pytest.raises(ScheduleError, match="names, numbers and tunables; found the expression"):
+        s.trace.to_json()
+
+
+def test_as_python(golden: Callable[[str, str], None]) -> None:
+    golden("schedules/trace_as_python.txt", scheduled().trace.as_python())
+
+
+def test_the_python_form_runs() -> None:
+    original = scheduled()
+    s = Schedule(make.chain())
+    exec(original.trace.as_python(), {"s": s, "Tunable": Tunable})
+    # a domain prints as a list, and two tunables of one name and domain are different objects: compare instances
+    again, first = (replay(x.trace.with_values({"T": 4}), make.chain()).func for x in (s, original))
+    assert structural_equal(again, first)
+    assert s.trace.to_json() == original.trace.to_json()
+
+
+def test_replays_on_a_copy_with_other_names() -> None:
+    trace = scheduled().trace
+    copy = other_symbols(make.chain())
+    assert structural_equal(copy, make.chain())
+    for values in ({"T": 2}, {"T": 4}):
+        concrete = trace.with_values(values)
+        assert structural_equal(replay(concrete, copy).func, replay(concrete, make.chain()).func)
+
+
+@pytest.mark.parametrize("machine", [C, OPENCL], ids=["c", "opencl"])
+def test_sketches_replay_on_a_copy(machine: Machine) -> None:
+    for func in (make.matmul(30, 7), zoo.softmax().func, make.scores()):
+        copy = other_symbols(func)
+        for sketch in generate_sketches(func, machine):
+            values = {t.name: t.domain[-1] for t in sketch.tunables}
+            concrete = Trace.from_json(sketch.trace.to_json()).with_values(values)
+            assert structural_equal(replay(concrete, copy).func, replay(concrete, func).func), sketch.name
+
+
+def test_a_step_that_does_not_apply_is_named() -> None:
+    trace = scheduled().trace
+    with pytest.raises(ScheduleError) as error:
+        replay(trace, make.stencil())
+    assert "step 1 of the trace, split(loop='inc_i', factors=(None, T), divides=False), does not apply" in str(
+        error.value
+    )
+    assert "'inc_i'" in str(error.value)
+
+
+def test_a_later_step_is_numbered() -> None:
+    trace = scheduled().trace
+    steps = (*trace.steps[:2], Step("compute_at", (("block", "double"), ("loop", "inc_j"))))
+    with pytest.raises(ScheduleError, match="step 3 of the trace"):
+        replay(Trace(steps, trace.tunables), make.chain())
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("explode", (("loop", "inc_i"),)),
+        ("split", (("loop", "inc_i"),)),
+        ("split", (("loop", "inc_i"), ("factors", (None, 2)), ("colour", "red"))),
+        ("split", (("loop", "inc_i"), ("factors", 7))),
+        ("split", (("loop", "inc_i"), ("factors", (None, "two")))),
+        ("reorder", (("names", 3),)),
+        ("set_kind", (("loop", "inc_i"), ("kind", 5))),
+        ("set_kind", (("loop", ("inc_i",)), ("kind", "parallel"))),
+        ("tile_layout", (("buffer", "B"), ("dim", "one"), ("factor", 2), ("order", (0, 1, 2)))),
+        ("tile_layout", (("buffer", "B"), ("dim", 1), ("factor", None), ("order", (0, 1, 2)))),
+        ("permute_layout", (("buffer", "B"), ("order", (0, "x")))),
+    ],
+)
+def test_steps_from_elsewhere_are_refused(name: str, args: tuple[tuple[str, Any], ...]) -> None:
+    with pytest.raises(ScheduleError, match="step 1 of the trace"):
+        replay(Trace((Step(name, args),)), make.chain())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        '{"tunables":{},"steps":[["split"]]}',
+        '{"tunables":{},"steps":[["split",[]]]}',
+        '{"tunables":{"T":[]},"steps":[]}',
+        '{"tunables":{"T":[0]},"steps":[]}',
+        '{"tunables":{"T":["a"]},"steps":[]}',
+        '{"tunables":{},"steps":[["split",{"loop":{"tunable":"T"}}]]}',
+        '{"tunables":{},"steps":[["split",{"loop":{}}]]}',
+        "[" * 100_000,
+    ],
+)
+def test_text_that_is_no_trace(text: str) -> None:
+    with pytest.raises(ScheduleError, match="wanted a schedule trace"):
+        Trace.from_json(text)
+
+
+_ATOMS = st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.sampled_from(["inc_i", "B", "x", "parallel", ""]))
+_VALUES = st.one_of(_ATOMS, st.lists(_ATOMS, max_size=3), st.just({"tunable": "T"}))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False), st.data())
+def test_damaged_traces_are_refused_or_mean_something(rng: random.Random, data: st.DataObject) -> None:
+    sketches = generate_sketches(make.chain(), C)
+    trace = json.loads(rng.choice([scheduled().trace, *(s.trace for s in sketches)]).to_json())
+    trace["tunables"]["T"] = [2, 4]
+    steps = trace["steps"]
+    for _ in range(rng.randrange(1, 3)):
+        args = rng.choice(steps)[1]
+        args[rng.choice(sorted(args))] = data.draw(_VALUES)
+    with suppress(ScheduleError):
+        replay(Trace.from_json(json.dumps(trace)), make.chain())
+
+
+class TestWithValues:
+    def test_puts_numbers_in(self) -> None:
+        concrete = scheduled().trace.with_values({"T": 4})
+        assert concrete.tunables == ()
+        assert dict(concrete.steps[0].args)["factors"] == (None, 4)
+
+    def test_missing(self) -> None:
+        with pytest.raises(ScheduleError, match=r"tunable 'T' wants one of \[2, 4\], found None"):
+            scheduled().trace.with_values({})
+
+    def test_outside_the_domain(self) -> None:
+        with pytest.raises(ScheduleError, match=r"wants one of \[2, 4\], found 3"):
+            scheduled().trace.with_values({"T": 3})
+
+
+def test_a_tunable_is_declared_once() -> None:
+    s = Schedule(make.chain())
+    s.tunable("T", (1, 2))
+    with pytest.raises(ScheduleError, match="declared twice"):
+        s.tunable("T", (1, 2))
+
+
+def test_two_tunables_of_one_name_are_refused() -> None:
+    s = Schedule(make.chain())
+    s.split("inc_i", [None, Tunable("T", (2, 4))])
+    with pytest.raises(ScheduleError, match="'T'"):
+        s.split("inc_j", [None, Tunable("T", (3,))])
+
+
+def test_an_unknown_primitive_lists_the_known_ones() -> None:
+    with pytest.raises(ScheduleError, match=r"one of split, fuse, .*found 'tensorise'"):
+        Schedule(make.chain()).apply("tensorise", loop="inc_i")
