@@ -9,9 +9,9 @@ from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.expr import Expr, Var, free_vars
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import CallTIR, Constant, GVar, Value
+from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.passes.symbols import bind_symbols
-from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.structural import workload_key
