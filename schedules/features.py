@@ -7,6 +7,7 @@ them are compiled once per sketch and evaluated for every candidate and shape at
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +22,11 @@ from relax_tune.ir.stmt import Block, For, blocks
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.sketch import Sketch
 from relax_tune.schedules.target import Machine
-from relax_tune.schedules.vectorized import compile_numpy
+from relax_tune.schedules.vectorized import Array, compile_numpy
 
 OPERANDS = 3
+# Rows evaluated at a time: their features at a few shapes stay in the second-level cache.
+CHUNK_ROWS = 1024
 ONE = const(1)
 
 
@@ -44,6 +47,7 @@ class FeatureFunction:
         self.features = sketch_features(sketch.func, machine)
         exprs = [e for f in self.features for e in (f.numerator, f.denominator)]
         self._run, self.variables = compile_numpy(exprs)
+        self._threads = machine.workers
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,14 +59,30 @@ class FeatureFunction:
         """tunables: each (R,), shapes: each (S,) -> (R, S, F) float32."""
         rows = len(next(iter(tunables.values()))) if tunables else 1
         points = len(next(iter(shapes.values()))) if shapes else 1
-        columns = {n: np.asarray(a, np.float64).reshape(-1, 1) for n, a in tunables.items()}
-        columns |= {n: np.asarray(a, np.float64).reshape(1, -1) for n, a in shapes.items()}
-        values = self._run(columns)
         out = np.empty((rows, points, len(self.features)), np.float32)
-        for a, f in enumerate(self.features):
-            x = values[2 * a] / np.maximum(values[2 * a + 1], 1e-9)
-            out[:, :, a] = np.log2(1 + np.maximum(x, 0)).astype(np.float32) if f.log else x
+        fixed = {n: np.asarray(a, np.float64).reshape(1, -1) for n, a in shapes.items()}
+        starts = range(0, rows, CHUNK_ROWS)
+
+        def chunk(start: int) -> None:
+            part = slice(start, start + CHUNK_ROWS)
+            columns = {n: np.asarray(a[part], np.float64).reshape(-1, 1) for n, a in tunables.items()}
+            self._chunk(columns | fixed, out[part])
+
+        if len(starts) == 1:
+            chunk(0)
+        else:
+            with ThreadPoolExecutor(self._threads) as pool:
+                list(pool.map(chunk, starts))
         return out
+
+    def _chunk(self, columns: Mapping[str, Array], out: NDArray[np.float32]) -> None:
+        """Fill `out` (r, S, F): logarithms are taken before broadcasting, and in float32."""
+        values = self._run(columns)
+        plane = np.empty((len(self.features), *out.shape[:2]), np.float32)
+        for a, f in enumerate(self.features):
+            x = np.asarray(values[2 * a] / np.maximum(values[2 * a + 1], 1e-9), np.float32)
+            plane[a] = np.log2(1 + np.maximum(x, 0)) if f.log else x
+        out[...] = plane.transpose(1, 2, 0)
 
 
 def _product(parts: Sequence[Expr]) -> Expr:
