@@ -150,6 +150,9 @@ def _pack(s: Schedule, main: str, operand: str, column: Var, packed: bool) -> tu
         s.apply("mark_prepare", block=copy.name)
         return made, "prepare", dims[0]
     if packed and not contiguous:
+        depth = [i.extent for i in block.iters if i.kind == "reduce" and i.var in free_vars(*access.indices)]
+        if any(as_int(e) is None for e in depth):
+            raise ScheduleError(f"{s.func.name}: a panel of {operand!r} has no constant size")
         s.apply("cache_read", block=main, buffer=operand, scope="local")
         rank = len(access.indices)
         made = f"{operand}_cache"

@@ -1,0 +1,104 @@
+"""Candidates of every rule for the tests that run them: the functions, the shapes, and sampled instances."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.ir import zoo
+from tests.schedules import functions as make
+from tests.schedules.meaning import make_inputs, size_of
+
+from relax_tune.ir.expr import Var
+from relax_tune.ir.function import PrimFunc
+from relax_tune.schedules.schedule import holds
+from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate
+from relax_tune.schedules.target import Machine
+from relax_tune.tuner.reference import evaluate, tolerances
+
+Array = NDArray[Any]
+Dims = Mapping[str, int]
+
+MACHINES = {
+    "c": Machine("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20),
+    "opencl": Machine("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20),
+}
+
+
+def _zoo(name: str) -> Callable[[], PrimFunc]:
+    return lambda: next(c.func for c in zoo.cases() if c.name == name)
+
+
+# name: (function, shapes: off every tile, one row, one column)
+CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
+    "matmul symbolic": (lambda: make.matmul(const_weight=False), ({"m": 13, "n": 37, "k": 5}, {"m": 1, "n": 1, "k": 1})),
+    "matmul 96": (lambda: make.matmul(96, 24), ({"m": 1}, {"m": 37}, {"m": 0})),
+    "matmul 7": (lambda: make.matmul(7, 33), ({"m": 5}, {"m": 16})),
+    "matmul 30, K = 1": (lambda: make.matmul(30, 1), ({"m": 3}, {"m": 17})),
+    "matmul 50, bare": (lambda: make.matmul(50, 9, epilogue=False), ({"m": 29}, {"m": 4})),
+    "batched NT": (make.scores, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
+    "batched NN": (make.context, ({"b": 2, "n": 13}, {"b": 1, "n": 1})),
+    "zoo batched NT": (_zoo("batched_matmul_nt"), ({"b": 3, "n": 5, "m": 21}, {"b": 1, "n": 1, "m": 1})),
+    "mean pool": (_zoo("mean_pool"), ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
+    "mean over the middle": (make.mean_over_middle, ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
+    "layer norm": (_zoo("layer_norm"), ({"n": 5, "m": 37}, {"n": 1, "m": 2}, {"n": 33, "m": 64})),
+    "softmax": (_zoo("softmax"), ({"n": 7, "m": 41}, {"n": 1, "m": 1}, {"n": 2, "m": 128})),
+    "softmax with mask": (make.softmax_mask, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
+    "gather, add, norm": (make.embed_norm, ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
+    "row sum": (_zoo("row_sum"), ({"n": 5, "m": 70}, {"n": 9, "m": 1}, {"n": 0, "m": 4})),
+    "row max": (_zoo("row_max"), ({"n": 5, "m": 70}, {"n": 9, "m": 1})),
+    "transpose": (_zoo("transpose_0213"), ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
+    "reshape": (_zoo("reshape"), ({"n": 13}, {"n": 1})),
+    "gather": (_zoo("gather"), ({"s": 13}, {"s": 1})),
+    "concat": (_zoo("concat_select"), ({"n": 5, "m": 8}, {"n": 1, "m": 1})),
+    "pointwise 1": (lambda: make.pointwise(1), ({"n": 71}, {"n": 1}, {"n": 0})),
+    "pointwise 2": (lambda: make.pointwise(2), ({"n": 5, "m": 33}, {"n": 1, "m": 1})),
+    "pointwise 4": (lambda: make.pointwise(4), ({"b": 2, "n": 7}, {"b": 1, "n": 1})),
+    "stencil": (make.stencil, ({"n": 37}, {"n": 1})),
+    "reverse": (make.reverse, ({"n": 37}, {"n": 1})),
+    "two outputs": (make.two_outputs, ({"n": 5, "m": 9}, {"n": 1, "m": 1})),
+    "scalar parameter": (make.scaled_rows, ({"n": 9, "limit": 4}, {"n": 3, "limit": 50})),
+    "one element": (make.dot, ({"n": 37}, {"n": 1})),
+}  # fmt: skip
+
+
+def chosen(func: PrimFunc, language: str, limit: int, seed: str = "") -> list[Sketch]:
+    """At most `limit` of the function's sketches, the fallback among them."""
+    rng = random.Random(f"a {seed} {func.name} {language}")
+    *others, last = generate_sketches(func, MACHINES[language])
+    return [*rng.sample(others, min(len(others), limit - 1)), last]
+
+
+def sampled(func: PrimFunc, language: str, limit: int, seed: str = "") -> list[tuple[Sketch, dict[str, int], PrimFunc]]:
+    """(sketch, values, instance) of each chosen sketch, for random values that satisfy its constraints."""
+    rng = random.Random(f"values {seed} {func.name} {language}")
+    found = []
+    for sketch in chosen(func, language, limit, seed):
+        for _ in range(400):
+            values = {t.name: rng.choice(t.domain) for t in sketch.tunables}
+            if all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in sketch.constraints):
+                found.append((sketch, values, instantiate(sketch, values)))
+                break
+        else:
+            raise AssertionError(f"{sketch.name} of {func.name}: no values found that satisfy its constraints")
+    return found
+
+
+def arguments(func: PrimFunc, dims: Dims, seed: int = 0) -> tuple[list[Array], list[int]]:
+    """(all arrays with poisoned outputs last, scalar arguments)."""
+    outputs = [np.full(tuple(size_of(d, dims, func) for d in b.shape), 77, b.dtype.numpy) for b in func.output_buffers]
+    return [*make_inputs(func, dims, seed), *outputs], [dims[v.name] for v in func.scalar_params]
+
+
+def problems(func: PrimFunc, arrays: list[Array], found: list[Array], dims: Dims) -> list[str]:
+    """What is wrong with the outputs, against the f64 reference of the unscheduled function."""
+    symbols: dict[Var, int] = {v: dims[v.name] for v in func.symbols}
+    wanted = evaluate(func, arrays[: len(func.input_buffers)], symbols)
+    out = []
+    for o, w, (rtol, atol) in zip(found, wanted, tolerances(func, symbols, wanted), strict=True):
+        if not np.all(np.abs(o - w) <= atol + rtol * np.abs(w)):
+            out.append(f"{dict(dims)}: off by {np.nanmax(np.abs(o - w))}, {np.count_nonzero(np.isnan(o))} NaN")
+    return out
