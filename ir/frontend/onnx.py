@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
@@ -36,6 +36,7 @@ def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
     source: a path, whose folder may hold external data; the bytes of a model; or an `onnx.ModelProto`.
     bounds: inclusive (lower, upper) of dim symbols by name. A named dim (`dim_param`) is one symbol wherever the name occurs
     in the inputs, an unnamed one a symbol of its own, called `<input>_<axis>`; each is at least 1 unless a bound says less.
+    Where only a run can tell whether two dims that meet are equal, they are taken to be, and that is checked at run time.
     Initializers become constants that view the file's data.
 
     Raises: UserError when onnx is not installed or a bound names no symbol; ParseError for what is no ONNX model, is
@@ -71,7 +72,31 @@ def _read(source: Source) -> tuple[Any, Path | None]:
             f"{what}: wanted an ONNX model with an opset, a graph and outputs, found "
             f"{len(proto.opset_import)} opsets and {len(proto.graph.output)} outputs; is the file complete and really ONNX?"
         )
+    damaged = [s for s in _strings(proto) if not isinstance(s, str)]
+    if damaged:
+        raise ParseError(f"{what}: wanted names in UTF-8, found {damaged[0]!r}; is the file complete and really ONNX?")
     return proto, folder
+
+
+def _strings(proto: Any) -> Iterator[Any]:
+    """Every name the importer reads; protobuf gives bytes for one that is not UTF-8."""
+    graph = proto.graph
+    for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
+        yield opset.domain
+    for f in proto.functions:
+        yield from (f.domain, f.name, *f.input, *f.output)
+    for n in (*graph.node, *(n for f in proto.functions for n in f.node)):
+        yield from (n.op_type, n.domain, n.name, *n.input, *n.output)
+        for a in n.attribute:
+            yield from (a.name, a.ref_attr_name, a.t.name)
+    for t in graph.initializer:
+        yield t.name
+        for entry in t.external_data:
+            yield from (entry.key, entry.value)
+    for v in (*graph.input, *graph.output):
+        yield v.name
+        for d in v.type.tensor_type.shape.dim:
+            yield d.dim_param
 
 
 class _Importer:
@@ -237,7 +262,7 @@ class _Importer:
         env: dict[str, Item | None] = {"": None}
         for position, name in enumerate(body.input):
             env[name] = node.inputs[position] if position < len(node.inputs) else None
-        inner = {**opsets, **self._opsets(body.opset_import)}
+        inner = {**opsets, **{("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in body.opset_import}}
         try:
             self.nodes(substituted(self.onnx, body, proto), env, inner, depth + 1)
         except ParseError as error:

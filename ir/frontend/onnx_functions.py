@@ -12,7 +12,7 @@ from relax_tune.ir.frontend.onnx_tensors import NUMBERS
 
 def function_of(onnx: Any, proto: Any, node: Node, domain: str) -> Any:
     """The standard's definition of a node, or None."""
-    if domain or not node.opset:
+    if domain or not 0 < node.opset < 2**31:
         return None
     try:
         schema = onnx.defs.get_schema(node.op, node.opset, "")

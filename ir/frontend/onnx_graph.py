@@ -13,20 +13,25 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import DType, bool_, dtype, i64
-from relax_tune.ir.expr import Expr, as_int, const, expr, ge
+from relax_tune.ir.dtype import DType, bool_, dtype, f16, f32, i64
+from relax_tune.ir.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.frontend.onnx_patterns import Made, rewritten
 from relax_tune.ir.graph import Call, Constant, GVar, Value
 from relax_tune.ir.graph_builder import GraphBuilder, info_of
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars
-from relax_tune.ir.op.elementwise import Cast
+from relax_tune.ir.op.elementwise import Binary, Cast
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import Where
 from relax_tune.ir.op.movement import BroadcastTo, Reshape
+from relax_tune.ir.op.reduce import LayerNorm, Mean, Softmax, Sum
 from relax_tune.ir.struct_info import TensorInfo
 
 Array = NDArray[Any]
 # Integer constants of up to this many elements are followed as scalar expressions.
 SCALAR_LIMIT = 256
+# Operators that sum many elements: of 16-bit floats in 32 bits, rounded once at the end.
+SUMMING = (Matmul, Softmax, LayerNorm, Sum, Mean)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +98,13 @@ class Node:
     def text(self, name: str, default: str) -> str:
         value = self.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def tensor_dims(value: Value) -> tuple[Expr, ...]:
+    """The dims of a tensor, which the importer always knows."""
+    info = info_of(value)
+    assert isinstance(info, TensorInfo) and info.shape is not None
+    return info.shape
 
 
 def near_names(op: str, supported: Sequence[str]) -> tuple[str, ...]:
@@ -174,6 +186,10 @@ class Writer:
 
     def emit(self, op: OperatorSpec, *args: Value) -> Value:
         """An operator's result; a few decompositions come back as the operator they spell. Raises DeduceError."""
+        if isinstance(op, SUMMING) and any(isinstance(i := info_of(a), TensorInfo) and i.dtype is f16 for a in args):
+            return self.emit(Cast(f16), self.emit(op, *(self.emit(Cast(f32), a) for a in args)))
+        if isinstance(op, (Binary, Where, Matmul)):
+            args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
         found = rewritten(op, args, self.made, self.emit)
         if found is not None:
             return found
@@ -186,6 +202,19 @@ class Writer:
                 "export the model with more precise dims"
             )
         return value
+
+    def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
+        """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the
+        other, which is checked at run time. own: how many last dims do not take part."""
+        shapes = [list(tensor_dims(a)) for a in args]
+        for axis in range(-max(map(len, shapes)), -own):
+            taking = [s for s in shapes if len(s) >= -axis and as_int(s[axis]) != 1]
+            dims: list[Expr] = [s[axis] for s in taking]
+            plainest = [d for d in dims if isinstance(d, Const)] + [d for d in dims if isinstance(d, Var)] + dims
+            for s in taking:
+                if self.g.deduction.equal(s[axis], plainest[0]) is Proof.UNKNOWN:
+                    s[axis] = plainest[0]
+        return tuple(self.reshape(a, s) for a, s in zip(args, shapes, strict=True))
 
     def literal(self, value: float, element: DType) -> Value:
         """A constant without dims."""
@@ -207,14 +236,8 @@ class Writer:
 
     def reshape(self, value: Value, shape: Sequence[Expr]) -> Value:
         """The same elements under other dims; the value itself when they are the same."""
-        dims = tuple(map(expr, shape))
-        info = info_of(value)
-        assert isinstance(info, TensorInfo)
-        if (
-            info.shape is not None
-            and len(info.shape) == len(dims)
-            and all(map(self.g.deduction.same, info.shape, dims))
-        ):
+        dims, old = tuple(map(expr, shape)), tensor_dims(value)
+        if len(old) == len(dims) and all(map(self.g.deduction.same, old, dims)):
             return value
         return self.emit(Reshape(dims), value)
 

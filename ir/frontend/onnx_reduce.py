@@ -8,9 +8,9 @@ import numpy as np
 
 from relax_tune.ir.dtype import bool_, i64
 from relax_tune.ir.expr import Expr, as_int, const
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer
+from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
 from relax_tune.ir.frontend.onnx_math import cast_to, clipped
-from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, cut, expressions, integers, permuted, shape_of, taken
+from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, cut, expressions, integers, permuted, taken
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
@@ -25,11 +25,11 @@ from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, 
 
 def _matmul(w: Writer, node: Node) -> Item:
     a, b = w.tensor(node.item(0)), w.tensor(node.item(1))
-    one_a, one_b = len(shape_of(a)) == 1, len(shape_of(b)) == 1
+    one_a, one_b = len(tensor_dims(a)) == 1, len(tensor_dims(b)) == 1
     a = w.emit(ExpandDims((0,)), a) if one_a else a
     b = w.emit(ExpandDims((1,)), b) if one_b else b
     c = w.emit(Matmul(), a, b)
-    dims = list(shape_of(c))
+    dims = list(tensor_dims(c))
     if one_b:
         del dims[-1]
     if one_a:
@@ -55,21 +55,25 @@ def _gemm(w: Writer, node: Node) -> Item:
 
 def _on_last(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
     """A row operator along any axis."""
-    n = len(shape_of(value))
+    n = len(tensor_dims(value))
     order = [*(p for p in range(n) if p != axis), axis]
     return permuted(w, fn(permuted(w, value, order)), [order.index(p) for p in range(n)])
 
 
+def _soft_axis(node: Node) -> int:
+    if node.opset < 13:
+        raise node.refuse("wanted opset 13 or later, where an axis is one axis")
+    return axis_of(node, int(node.attributes.get("axis", -1)), node.item(0).ndim)
+
+
 def _softmax(w: Writer, node: Node) -> Item:
-    x = node.item(0)
-    axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
+    x, axis = node.item(0), _soft_axis(node)
     return w.of(_on_last(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
 
 
 def _log_softmax(w: Writer, node: Node) -> Item:
-    x = node.item(0)
-    axis = (axis_of(node, int(node.attributes.get("axis", -1)), x.ndim),)
-    value = w.tensor(x)
+    axis = (_soft_axis(node),)
+    value = w.tensor(node.item(0))
     low = w.emit(Sub(), value, w.emit(Max(axis, True), value))
     return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
 
@@ -91,7 +95,7 @@ def _layer_norm(w: Writer, node: Node) -> Item:
 
 def _row(w: Writer, value: Value, tail: Sequence[Expr], width: Expr) -> Value:
     """Scales of the normalised dims as one row."""
-    own = shape_of(value)
+    own = tensor_dims(value)
     if len(own) < len(tail) or any(as_int(d) == 1 and as_int(t) != 1 for d, t in zip(own, tail, strict=False)):
         value = w.emit(BroadcastTo(tuple(tail)), value)
     return w.reshape(value, [width])
@@ -134,7 +138,7 @@ def _log_sum_exp(w: Writer, node: Node) -> Item:
     total = w.emit(Sum(axes, True), w.emit(Exp(), w.emit(Sub(), value, top)))
     found = w.emit(Add(), w.emit(Log(), total), top)
     if not node.attributes.get("keepdims", 1):
-        found = w.reshape(found, [d for p, d in enumerate(shape_of(found)) if p not in axes])
+        found = w.reshape(found, [d for p, d in enumerate(tensor_dims(found)) if p not in axes])
     return w.of(found)
 
 

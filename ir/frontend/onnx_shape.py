@@ -9,15 +9,13 @@ import numpy as np
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import DType, f32, i64
 from relax_tune.ir.expr import Const, Expr, Op, add, as_int, const, floordiv, le, maximum, mul, sub
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer
+from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
 from relax_tune.ir.frontend.onnx_known import numbers, objects
 from relax_tune.ir.graph import Value
-from relax_tune.ir.graph_builder import info_of
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice, Take
-from relax_tune.ir.struct_info import TensorInfo
 
 
 def axis_of(node: Node, axis: int, ndim: int) -> int:
@@ -43,12 +41,6 @@ def expressions(w: Writer, node: Node, position: int) -> list[Expr]:
             f"wanted input {position} to be known from constants and shapes, found values computed from tensors"
         )
     return list(found.reshape(-1))
-
-
-def shape_of(value: Value) -> tuple[Expr, ...]:
-    info = info_of(value)
-    assert isinstance(info, TensorInfo) and info.shape is not None
-    return info.shape
 
 
 def axes_of(w: Writer, node: Node, position: int, ndim: int) -> tuple[int, ...] | None:
@@ -138,7 +130,8 @@ def _squeeze(w: Writer, node: Node) -> Item:
 
 def _unsqueeze(w: Writer, node: Node) -> Item:
     x = node.item(0)
-    axes = integers(w, node, 1)
+    given = node.attributes.get("axes")
+    axes = integers(w, node, 1) if given is None else [int(a) for a in given]
     return w.of(w.emit(ExpandDims(tuple(axis_of(node, a, x.ndim + len(axes)) for a in axes)), w.tensor(x)), x.natural)
 
 
@@ -154,12 +147,21 @@ def _transpose(w: Writer, node: Node) -> Item:
 
 def _expand(w: Writer, node: Node) -> Item:
     x, target = node.item(0), expressions(w, node, 1)
-    dims, _ = broadcast_dims("Expand", x.shape, target, w.g.deduction)
+    known = [w.simplify(d) for d in target]
+    value = w.tensor(x)
+    own = list(x.shape)
+    for p in range(1, min(x.ndim, len(known)) + 1):
+        # where only a run can tell, the two dims are taken to be equal, which is checked
+        certain = (
+            1 in (as_int(own[-p]), as_int(known[-p])) or w.g.deduction.equal(own[-p], known[-p]) is not Proof.UNKNOWN
+        )
+        own[-p] = own[-p] if certain else known[-p]
+    value = w.reshape(value, own)
+    dims, _ = broadcast_dims("Expand", tensor_dims(value), known, w.g.deduction)
     if dims is None:
         raise node.refuse(f"wanted a shape that is certain to fit {x.info!r}, found {target!r}")
-    value = w.tensor(x)
-    if len(dims) == x.ndim and all(map(w.g.deduction.same, dims, x.shape)):
-        return x
+    if len(dims) == x.ndim and all(map(w.g.deduction.same, dims, tensor_dims(value))):
+        return x if value is x.value else w.of(value, x.natural)
     return w.of(w.emit(BroadcastTo(dims), value), x.natural)
 
 
@@ -175,7 +177,7 @@ def cut(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
     """`value[..., begin:end, ...]`; the value itself when that is all of it."""
     same = w.g.deduction.same
     if as_int(begin) == 0 and (
-        same(end, shape_of(value)[axis]) or w.g.deduction.proves(le(shape_of(value)[axis], end)) is Proof.YES
+        same(end, tensor_dims(value)[axis]) or w.g.deduction.proves(le(tensor_dims(value)[axis], end)) is Proof.YES
     ):
         return value
     return w.emit(Slice(axis, begin, end), value)
@@ -221,7 +223,7 @@ def _slice(w: Writer, node: Node) -> Item:
     value = w.tensor(x)
     for start, end, a, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(node, a, x.ndim)
-        n = shape_of(value)[axis]
+        n = tensor_dims(value)[axis]
         if step == 1:
             value = cut(w, value, axis, _edge(w, node, start, n), _edge(w, node, end, n))
             continue
@@ -235,7 +237,7 @@ def _slice(w: Writer, node: Node) -> Item:
 
 def taken(w: Writer, table: Value, axis: int, indices: Value) -> Value:
     """Rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
-    n, k = len(shape_of(table)), len(shape_of(indices))
+    n, k = len(tensor_dims(table)), len(tensor_dims(indices))
     front = permuted(w, table, [axis, *(p for p in range(n) if p != axis)])
     found = w.emit(Take(), front, indices)
     return permuted(w, found, [*range(k, k + axis), *range(k), *range(k + axis, n + k - 1)])
@@ -303,9 +305,9 @@ def _pad(w: Writer, node: Node) -> Item:
     value = w.tensor(x)
     for a, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         axis = axis_of(node, a, x.ndim)
-        n = shape_of(value)[axis]
+        n = tensor_dims(value)[axis]
         value = cut(w, value, axis, const(max(-before, 0)), w.simplify(sub(n, max(-after, 0))))
-        dims = shape_of(value)
+        dims = tensor_dims(value)
         parts = [value]
         for size, front in ((before, True), (after, False)):
             if size > 0:
@@ -324,7 +326,7 @@ def _blocks(w: Writer, node: Node) -> Item:
             w.tensor(x), [b, c, w.simplify(floordiv(h, size)), size, w.simplify(floordiv(wide, size)), size]
         )
         value = w.emit(Permute((0, 3, 5, 1, 2, 4)), value)
-        d = shape_of(value)
+        d = tensor_dims(value)
         return w.of(w.reshape(value, [b, w.simplify(product(d[1:4])), d[4], d[5]]))
     deep = w.simplify(floordiv(c, mul(size, size)))
     first = node.text("mode", "DCR") == "DCR"

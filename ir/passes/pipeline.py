@@ -24,6 +24,7 @@ STANDARD: tuple[Pass, ...] = (
     DeadCode(),
     CollapseDims(),
     CancelViews(),
+    FoldConstants(),
     DeadCode(),
     TidyNames(),
 )

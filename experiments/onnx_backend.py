@@ -1,0 +1,316 @@
+"""The onnx package's own node tests through the ONNX importer, the passes, generated C and the C device.
+
+    python experiments/onnx_backend.py                      (both forms, writes experiments/results/onnx_backend.{json,md})
+    python experiments/onnx_backend.py --only 'reduce_.*'   (some cases, printed)
+
+Each case runs in two forms: `static`, with the dims of the test, and `dynamic`, where every input dim beyond 1 is a symbol
+(one symbol per size, so that dims that must agree do). Inputs that a node needs to know its shapes or axes, such as the
+shape of a Reshape, are bound as initializers, because the importer wants them constant; the list says where.
+
+A case counts as passed only when it was executed by compiled code: its results agree with the suite's, with the suite's
+tolerances, shapes and types, and at least one kernel computed something. What folds away at import (constants, shapes) or
+only views its input counts apart. Cases run with the generic schedule, in a child process per batch, so that a crash is one
+case's. Exit status 1 when a result is wrong, a child crashed, or the tool failed otherwise than by refusing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+FORMS = ("static", "dynamic")
+BAD = ("wrong", "failed", "crashed")
+BATCH = 200
+
+# Inputs that decide shapes: by operator, the positions that must be constants.
+_AXES = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
+         "ReduceLogSumExp", "ReduceSumSquare", "Squeeze", "Unsqueeze")  # fmt: skip
+BOUND: dict[str, tuple[int, ...]] = {
+    **{op: (1,) for op in (*_AXES, "Reshape", "Expand", "Tile", "Split", "Trilu", "OneHot")},
+    "Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "ConstantOfShape": (0,), "Range": (0, 1, 2), "Dropout": (1, 2),
+    "CenterCropPad": (1,), "AffineGrid": (1,), "Resize": (1, 2, 3),
+}  # fmt: skip
+
+
+def cases() -> list[Any]:
+    """The node suite, in its order."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(load_model_tests(kind="node"))
+
+
+def plain(value: Any) -> Any:
+    """Tensors and numbers as arrays; sequences and the like as they are."""
+    from onnx import TensorProto, numpy_helper
+
+    if isinstance(value, TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, (np.ndarray, np.generic, int, float, bool)) else value
+
+
+def bound_inputs(model: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any], list[str]]:
+    """(model, remaining inputs, names): shape inputs become initializers with the case's values."""
+    from onnx import ModelProto, numpy_helper
+
+    model_copy = ModelProto()
+    model_copy.CopyFrom(model)
+    graph = model_copy.graph
+    wanted = {
+        n.input[p]
+        for n in graph.node
+        for p in BOUND.get(n.op_type, ())
+        if p < len(n.input) and n.domain in ("", "ai.onnx")
+    }
+    names = [i.name for i in graph.input]
+    bound, rest = [], []
+    for name, value in zip(names, inputs):
+        if name in wanted and isinstance(value, np.ndarray):
+            graph.initializer.append(numpy_helper.from_array(value, name))
+            bound.append(name)
+        else:
+            rest.append(value)
+    kept = [i for i in graph.input if i.name not in bound]
+    del graph.input[:]
+    graph.input.extend(kept)
+    return model_copy, rest, bound
+
+
+def symbolic(model: Any) -> bool:
+    """Make every dim beyond 1 of the inputs a symbol, one per size; whether there was any."""
+    found = False
+    for i in model.graph.input:
+        for d in i.type.tensor_type.shape.dim:
+            if d.dim_value > 1:
+                d.dim_param = f"d{d.dim_value}"
+                found = True
+    return found
+
+
+def computes(module: Any) -> bool:
+    """Whether anything but views and copies is left when constants are folded."""
+    from relax_tune.ir.graph import Call
+    from relax_tune.ir.op.movement import VIEWS, Permute
+    from relax_tune.ir.passes.cleanup import DeadCode, FoldConstants
+
+    main = DeadCode()(FoldConstants()(module)).functions["main"]
+    for b in main.bindings:
+        op = b.value.op if isinstance(b.value, Call) else None
+        copies = isinstance(op, Permute) and op.axes == tuple(range(len(op.axes)))
+        if op is not None and not isinstance(op, VIEWS) and not copies:
+            return True
+    return False
+
+
+def same(found: np.ndarray[Any, Any], wanted: Any, rtol: float, atol: float) -> str:
+    """Why two results differ; empty when they agree."""
+    wanted = np.asarray(wanted)
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return f"wanted {wanted.dtype} {wanted.shape}, found {found.dtype} {found.shape}"
+    try:
+        if found.dtype.kind == "f":
+            np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=rtol, atol=atol)
+        else:
+            np.testing.assert_array_equal(found, wanted)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:300]
+    return ""
+
+
+def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
+    """One case: its status, and why."""
+    from relax_tune.database.memory_store import MemoryStore
+    from relax_tune.errors import RelaxTuneError
+    from relax_tune.ir.frontend.onnx import load_onnx
+    from relax_tune.runtime.vm import Executor
+    from relax_tune.tuner.job import Job
+    from relax_tune.tuner.settings import Settings
+
+    operators = sorted({n.op_type for n in case.model.graph.node})
+    report: dict[str, Any] = {"case": case.name, "form": form, "operators": operators}
+    inputs, outputs = ([plain(v) for v in values] for values in case.data_sets[0])
+    model, rest, bound = bound_inputs(case.model, inputs)
+    report["bound"] = bound
+    if form == "dynamic" and not symbolic(model):
+        return report | {"status": "no dims"}
+    try:
+        module = load_onnx(model)
+        if not computes(module):
+            return report | {"status": "folded"}
+        job = Job(module, device.info, MemoryStore(), Settings(target="c"))
+        built = job.build("generic")
+        names = {s.name for s in built.program.buffers if s.role == "const"}
+        constants = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
+    except RelaxTuneError as error:
+        return report | {"status": "unsupported", "why": f"{type(error).__name__}: {error}"[:600]}
+    if not built.program.calls:
+        return report | {"status": "folded"}
+    executor = Executor(built.program, device, constants)
+    try:
+        found = executor.run(rest)
+    finally:
+        executor.close()
+    report["kernels"] = len(built.program.kernels)
+    for position, (f, w) in enumerate(zip(found, outputs, strict=True)):
+        why = same(f, w, case.rtol, case.atol)
+        if why:
+            return report | {"status": "wrong", "why": f"output {position}: {why}"}
+    return report | {"status": "passed"}
+
+
+def serve(form: str, start: int, stop: int, only: str) -> None:
+    """Run cases start .. stop-1 and print one JSON line for each, the case's name in front of it."""
+    import logging
+
+    from relax_tune.runtime.device.registry import open_device
+
+    logging.disable(logging.WARNING)
+    device = open_device("c")
+    every = cases()
+    for index in range(start, min(stop, len(every))):
+        if only and not re.fullmatch(only, every[index].name):
+            continue
+        print(json.dumps({"begin": index, "case": every[index].name}), flush=True)
+        try:
+            report = attempt(every[index], form, device)
+        except Exception as error:
+            report = {"case": every[index].name, "form": form, "status": "failed", "operators": []}
+            report["why"] = f"{type(error).__name__}: {error}"[:600]
+        print(json.dumps(report), flush=True)
+    device.close()
+
+
+def run_batch(form: str, start: int, stop: int, only: str, cache: str) -> Iterator[dict[str, Any]]:
+    """The reports of a batch; a child that dies costs its case, and another takes over behind it."""
+    while start < stop:
+        command = [sys.executable, __file__, "--serve", form, str(start), str(stop), "--only", only]
+        environment = {**os.environ, "RELAX_TUNE_CACHE": cache, "OMP_NUM_THREADS": "1"}
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        assert child.stdout is not None
+        open_case: dict[str, Any] | None = None
+        for line in child.stdout:
+            if not line.startswith("{"):
+                continue
+            message = json.loads(line)
+            if "begin" in message:
+                open_case = message
+            else:
+                open_case = None
+                yield message
+        code = child.wait()
+        if open_case is None:
+            if code:
+                raise SystemExit(
+                    f"wanted the batch {start}:{stop} to run, found exit status {code}: {' '.join(command)}"
+                )
+            return
+        yield {
+            "case": open_case["case"],
+            "form": form,
+            "status": "crashed",
+            "operators": [],
+            "why": f"exit status {code}",
+        }
+        start = open_case["begin"] + 1
+
+
+def environment() -> dict[str, str]:
+    cpu = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")),
+        "",
+    )
+    compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
+    return {
+        "onnx": version("onnx"), "numpy": version("numpy"), "python": platform.python_version(),
+        "processor": cpu or platform.processor(), "compiler": compiler[0] if compiler else "",
+    }  # fmt: skip
+
+
+def summary(reports: Sequence[dict[str, Any]], env: dict[str, str]) -> str:
+    """The Markdown page."""
+    lines = ["# The ONNX node suite through compiled C", "", __doc__.split("\n\n")[2].replace("\n", " "), ""]
+    lines += [__doc__.split("\n\n")[3].replace("\n", " ").split(" Exit status")[0], ""]
+    lines += [f"* {k}: {v}" for k, v in env.items()]
+    lines += [
+        "",
+        "| form | passed | folded or views | unsupported | wrong | failed or crashed | no dims |",
+        "|---|" + "---:|" * 6,
+    ]
+    for form in FORMS:
+        c = Counter(r["status"] for r in reports if r["form"] == form)
+        cells = (c["passed"], c["folded"], c["unsupported"], c["wrong"], c["failed"] + c["crashed"], c["no dims"])
+        lines.append(f"| {form} | " + " | ".join(map(str, cells)) + " |")
+    for status in BAD:
+        bad = [r for r in reports if r["status"] == status]
+        if bad:
+            lines += ["", f"## {status.capitalize()}", ""]
+            lines += [f"* `{r['case']}` ({r['form']}): {r.get('why', '')}" for r in bad]
+    lines += [
+        "",
+        "## Unsupported, by operator",
+        "",
+        "Cases of the static form; an operator in several cases counts each.",
+        "",
+    ]
+    by = Counter(o for r in reports if r["form"] == "static" and r["status"] == "unsupported" for o in r["operators"])
+    lines.append(", ".join(f"{o} {n}" for o, n in sorted(by.items(), key=lambda x: (-x[1], x[0]))))
+    for form in FORMS:
+        lines += ["", f"## Passed, {form}", ""]
+        names = [r["case"].removeprefix("test_") + ("*" if r.get("bound") else "") for r in reports
+                 if r["form"] == form and r["status"] == "passed"]  # fmt: skip
+        lines.append(", ".join(sorted(names)))
+    return "\n".join([*lines, "", "`*`: inputs that decide shapes were bound as initializers.", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="a regular expression for whole case names without test_")
+    parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve[0], int(args.serve[1]), int(args.serve[2]), args.only)
+        return
+    only = f"test_({args.only})" if args.only else ""
+    total, reports, started = len(cases()), [], time.monotonic()
+    with tempfile.TemporaryDirectory() as cache:
+        for form in args.forms:
+            for start in range(0, total, BATCH if not only else total):
+                stop = min(start + BATCH, total) if not only else total
+                for report in run_batch(form, start, stop, only, cache):
+                    reports.append(report)
+                    if only or report["status"] in BAD:
+                        print(report["status"], form, report["case"], report.get("why", ""), flush=True)
+                print(
+                    f"{form} {stop}/{total}: {dict(Counter(r['status'] for r in reports if r['form'] == form))}",
+                    flush=True,
+                )
+    bad = [r for r in reports if r["status"] in BAD]
+    print(f"{time.monotonic() - started:.0f} s")
+    if not only:
+        env = environment()
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "onnx_backend.json").write_text(json.dumps({"environment": env, "cases": reports}, indent=0) + "\n")
+        (RESULTS / "onnx_backend.md").write_text(summary(reports, env))
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

