@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from tests.ir.onnx_models import check, model
 
+from relax_tune.database.memory_store import MemoryStore
+from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, Function
@@ -23,6 +26,10 @@ from relax_tune.ir.passes.memory import PlanMemory
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.ir.verify import verify
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.vm import Executor
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -49,7 +56,31 @@ def test_exported_bert_gives_the_embeddings_of_torch() -> None:
     assert calls["layer_norm"] + calls["fused_layer_norm_mul"] == 4
 
 
-def test_minilm_exported_gives_the_embeddings_of_torch(tmp_path: Path) -> None:
+@pytest.mark.ccompiler
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_exported_bert_compiled() -> None:
+    """The same embeddings from generated C, one artifact for every batch and length."""
+    device = open_device("c")
+    try:
+        module = load_onnx(DATA / "tiny_bert.onnx", {"batch": (1, 8), "seq": (1, 48)})
+        job = Job(module, device.info, MemoryStore(), Settings(target="c"))
+        built = job.build("generic").program
+        names = {b.name for b in built.buffers if b.role == "const"}
+        weights = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
+        executor = Executor(built, device, weights)
+        with np.load(DATA / "tiny_bert.npz") as found:
+            for k in range(len(found.files) // 3):
+                (got,) = executor.run({"input_ids": found[f"ids_{k}"], "attention_mask": found[f"mask_{k}"]})
+                np.testing.assert_allclose(got, found[f"embedding_{k}"], atol=2e-6)
+        assert [built.buffers[i].name for i in built.outputs] == ["embedding"]
+        executor.close()
+    finally:
+        device.close()
+
+
+@pytest.mark.slow
+@pytest.mark.minilm
+def test_minilm_exported_gives_the_embeddings_of_torch_and_of_its_folder(tmp_path: Path) -> None:
     python = os.environ.get("RELAX_TUNE_TORCH_PYTHON", sys.executable)
     known = subprocess.run([python, "-c", "import torch, transformers, onnxscript"], capture_output=True)
     if known.returncode:
@@ -62,6 +93,10 @@ def test_minilm_exported_gives_the_embeddings_of_torch(tmp_path: Path) -> None:
     subprocess.run([python, str(DATA / "make_bert_onnx.py"), str(folder), str(out)], check=True, capture_output=True)
     module = same_embeddings(out, out.with_suffix(".npz"), 512)
     assert sum(1 for name in module.functions if name != "main") <= 19
+    from_folder = load_hf(folder)
+    with np.load(out.with_suffix(".npz")) as found:
+        inputs = [found["ids_2"], found["mask_2"]]
+    np.testing.assert_allclose(evaluate_function(module, inputs), evaluate_function(from_folder, inputs), atol=2e-6)
 
 
 def operators(module: IRModule) -> list[OperatorSpec]:
