@@ -211,7 +211,7 @@ class _Importer:
             domain = "" if n.domain == "ai.onnx" else n.domain
             node = Node(
                 n.op_type, n.name or (n.output[0] if n.output else ""), opsets.get(domain, 0), tuple(inputs),
-                self._attributes(n), tuple(n.output), near_names(n.op_type, list(SUPPORTED)),
+                self._attributes(n), tuple(n.output), () if n.op_type in SUPPORTED else near_names(n.op_type, list(SUPPORTED)),
             )  # fmt: skip
             for name, item in zip(n.output, self._results(n, node, domain, opsets, depth), strict=False):
                 if name:

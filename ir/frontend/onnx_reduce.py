@@ -9,7 +9,7 @@ import numpy as np
 from relax_tune.ir.dtype import bool_, i64
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
-from relax_tune.ir.frontend.onnx_math import cast_to, clipped
+from relax_tune.ir.frontend.onnx_math import cast_to, clipped, literal_of
 from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, cut, expressions, integers, permuted, taken
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
@@ -250,9 +250,11 @@ def _trilu(w: Writer, node: Node) -> Item:
 
 def _one_hot(w: Writer, node: Node) -> Item:
     indices, pair = node.item(0), node.item(2)
-    depth = expressions(w, node, 1)[0]
+    count = literal_of(node.item(1))
+    depth = expressions(w, node, 1)[0] if count is None else const(int(count))
     axis = axis_of(node, int(node.attributes.get("axis", -1)), indices.ndim + 1)
-    where = cast_to(w, natural_indices(w, indices, depth), indices.dtype, i64)
+    whole = w.of(cast_to(w, w.tensor(indices), indices.dtype, i64), indices.natural and indices.dtype.is_int)
+    where = natural_indices(w, whole, depth)
     where = w.emit(ExpandDims((axis,)), where)
     slots = w.reshape(w.emit(Iota(depth)), [depth, *[const(1)] * (indices.ndim - axis)])
     off, on = (w.reshape(cut(w, w.tensor(pair), 0, const(p), const(p + 1)), []) for p in (0, 1))

@@ -325,7 +325,8 @@ def _blocks(w: Writer, node: Node) -> Item:
         value = w.reshape(
             w.tensor(x), [b, c, w.simplify(floordiv(h, size)), size, w.simplify(floordiv(wide, size)), size]
         )
-        value = w.emit(Permute((0, 3, 5, 1, 2, 4)), value)
+        first = node.text("mode", "DCR") == "DCR"
+        value = w.emit(Permute((0, 3, 5, 1, 2, 4) if first else (0, 1, 3, 5, 2, 4)), value)
         d = tensor_dims(value)
         return w.of(w.reshape(value, [b, w.simplify(product(d[1:4])), d[4], d[5]]))
     deep = w.simplify(floordiv(c, mul(size, size)))
