@@ -220,8 +220,12 @@ def find_compiler() -> str:
 
 
 def _ask(command: list[str]) -> str:
+    # the answer is part of the fingerprint: it must not depend on the language or the width of the terminal
+    plain = {k: v for k, v in os.environ.items() if k != "COLUMNS" and not k.startswith(("LANG", "LC_"))} | {
+        "LC_ALL": "C"
+    }
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=plain)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"C device: {' '.join(command)} gave no answer: {error}") from None
     return done.stdout

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.library.team import SleepingTeam
 from relax_tune.runtime.program import KernelSource
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
@@ -43,6 +44,9 @@ void relax_tune_blas_jobs(int sync, void (*job)(int, void*, int), int jobs, size
 """
 
 
+_TEAM = SleepingTeam()
+
+
 def _load() -> Any:
     try:
         import scipy_openblas32
@@ -65,8 +69,8 @@ class OpenBlas:
 
     Threads: two pools that both spin while idle take the processors from each other (a product followed by an OpenMP
     kernel was seen 100 times slower on two busy cores). So on the C device OpenBLAS runs its jobs on libgomp's threads,
-    through its threads callback, and its own pool stays asleep. On an OpenCL device it uses its own pool, of as many
-    threads as the device has workers. The choice is the process's; each launch makes it its own device's.
+    through its threads callback, and its own pool stays asleep. On an OpenCL device its jobs run on threads that sleep
+    while idle (`team.SleepingTeam`). The choice is the process's; each launch makes it its own device's.
     """
 
     name = "openblas"
@@ -146,7 +150,7 @@ class OpenBlas:
             device.free(size)
             register(ctypes.cast(handles[names[1]], ctypes.c_void_p))
         elif register is not None:
-            register(ctypes.c_void_p(None))
+            register(ctypes.cast(_TEAM.callback, ctypes.c_void_p))
         self._symbol("openblas_set_num_threads")(ctypes.c_int(threads))
         OpenBlas._shared_with = device.info.kind
 
