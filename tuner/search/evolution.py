@@ -150,9 +150,11 @@ class EvolutionarySearch:
         return pool[chosen]
 
     def _trees_share(self, judge: _Judge, seen: Observations) -> float:
-        """The share of slots that go by the cost model: `settings.trees` where it orders as well as the process, more
-        where it leads,
-        less where it lags; before there is evidence, nothing unless a history taught it."""
+        """The share of slots that go by the cost model.
+
+        `settings.trees` where it orders as well as the process, more where it leads, less where it lags; before there is
+        evidence, nothing unless a history taught it.
+        """
         if not judge.has_trees:
             return 0.0
         lead = self._forecasts.lead(self.problem.space, seen, self.problem.weights)
