@@ -224,7 +224,8 @@ def table_of(medians: dict[str, dict[int, float]]) -> str:
 
 def environment() -> dict[str, str]:
     """What the figures depend on."""
-    model = next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").open() if x.startswith("model name")), "")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")
     return {
         "cpu": f"{model}, {os.cpu_count()} cores",
         "load": " ".join(f"{x:.2f}" for x in os.getloadavg()),

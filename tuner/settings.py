@@ -20,6 +20,7 @@ EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "normal": (64, 8, 6, 0.05),
     "full": (256, 16, 8, 0.1),
 }
+NUMBERS = ("trials", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,17 @@ def load_settings(
             raise UserError(
                 f"{path.name}: wanted settings among {', '.join(sorted(known))}; found {', '.join(unknown)}"
             )
+        for name, value in data.items():
+            wanted: type = int if name in NUMBERS else str
+            if type(value) is not wanted:
+                kind = "a whole number" if wanted is int else "text"
+                raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
         merged |= data
     variables = os.environ if environment is None else environment
-    for name in known:
+    for name in sorted(known):
         value = variables.get(f"RELAX_TUNE_{name.upper()}")
         if value is not None:
-            merged[name] = _number(name, value) if name in ("trials", "seed") else value
+            merged[name] = _number(name, value) if name in NUMBERS else value
     merged |= {k: v for k, v in flags.items() if v is not None}
     return replace(Settings(), **merged)
 
