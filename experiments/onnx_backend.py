@@ -318,6 +318,9 @@ def main() -> None:
                     f"{form} {stop}/{total}: {dict(Counter(r['status'] for r in reports if r['form'] == form))}",
                     flush=True,
                 )
+    seen = Counter((r["form"], r["case"]) for r in reports)
+    if not only and (len(seen) != total * len(args.forms) or max(seen.values()) != 1):
+        raise SystemExit(f"wanted one report for each of {total} cases in each form, found {len(seen)}; run again")
     bad = [r for r in reports if r["status"] in BAD]
     print(f"{time.monotonic() - started:.0f} s")
     if not only:
