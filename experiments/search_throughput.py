@@ -25,6 +25,8 @@ from relax_tune.tuner.task import points_array
 
 ROWS = 100_000
 SHAPES = 8
+# Closed-form features, and the sketch; a task of one sketch has no such column.
+WIDTH = 50
 
 
 def training_rows(job: Job) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -39,10 +41,8 @@ def training_rows(job: Job) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any],
             spot = spots.get(tuple(sorted(record.symbols.items())))
             if candidate is None or spot is None:
                 continue
-            sketch = choices.space.sketches[candidate.sketch]
-            assert sketch.features is not None
-            row = np.asarray([candidate.values], np.int64).reshape(1, -1)
-            features.append(sketch.features(row, points[spot : spot + 1])[0, 0])
+            row = choices.space.features(choices.space.encode([candidate]), points[spot : spot + 1])[0, 0]
+            features.append(row if len(row) == WIDTH else np.append(row, np.float32(0)))
             times.append(np.log(record.median_secs))
             groups.append(group + spot)
         group += len(points)
@@ -74,9 +74,9 @@ def main() -> None:
             start = time.perf_counter()
             kept = codes[space.valid(codes)]
             filtered = time.perf_counter()
-            rows = space.features(kept, shapes)[:, :, : features.shape[1]]
+            rows = space.features(kept, shapes)
             described = time.perf_counter()
-            model.rank(np.ascontiguousarray(rows.reshape(-1, rows.shape[2])))
+            model.rank(rows.reshape(-1, rows.shape[2]))
             end = time.perf_counter()
             for name, secs in (
                 ("filter", filtered - start),
