@@ -278,6 +278,14 @@ def summary(reports: Sequence[dict[str, Any]], env: dict[str, str]) -> str:
         if bad:
             lines += ["", f"## {status.capitalize()}", ""]
             lines += [f"* `{r['case']}` ({r['form']}): {r.get('why', '')}" for r in bad]
+    near = sorted(f"`{r['case']}` ({r['form']})" for r in reports if r["status"] == "passed" and "rounding" in r)
+    if near:
+        lines += [
+            "",
+            "## Counted as passed beyond the suite's tolerance, within two units of 16-bit floats",
+            "",
+            ", ".join(near),
+        ]
     lines += [
         "",
         "## Unsupported, by operator",
