@@ -176,7 +176,8 @@ class Choices:
     def _made_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         if record.kind == "library":
             return self._library_stages(record)
-        if record.kind == "tuned":
+        # a build replays its few winners; a tuning job has the sketches already, which gives the same function sooner
+        if record.kind == "tuned" and "sketches" in self.__dict__:
             sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
             if sketch is not None:
                 return (KernelStage(instantiate(sketch, record.values)),)

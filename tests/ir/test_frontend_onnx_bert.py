@@ -79,7 +79,7 @@ def test_exported_bert_compiled() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.minilm
+@pytest.mark.torch
 def test_minilm_exported_gives_the_embeddings_of_torch_and_of_its_folder(tmp_path: Path) -> None:
     python = os.environ.get("RELAX_TUNE_TORCH_PYTHON", sys.executable)
     known = subprocess.run([python, "-c", "import torch, transformers, onnxscript"], capture_output=True)

@@ -31,7 +31,7 @@ from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.ir.function import IRModule
 from relax_tune.runtime.program import program_from_json
-from relax_tune.schedules.sketch import instantiate
+from relax_tune.schedules.sketch import replay_with
 from relax_tune.tuner import task as task_module
 from relax_tune.tuner.build import check_policy, plan_task, times_of
 from relax_tune.tuner.job import Job
@@ -229,11 +229,10 @@ def test_all_samples_of_a_variant_count(stage: Stage) -> None:
     assert times[stage.fast.key] == [5e-6] * len(first)
 
 
-@pytest.mark.parametrize("records", ["unknown sketch", "not a trace", "value outside its domain", "no such tunable"])
+@pytest.mark.parametrize("records", ["not a trace", "value outside its domain", "no such tunable"])
 def test_a_record_that_no_longer_applies_is_passed_over(stage: Stage, records: str) -> None:
     trace = json.loads(stage.fast.trace)
     odd = {
-        "unknown sketch": replace(stage.fast, sketch="of another age"),
         "not a trace": replace(stage.fast, trace="[1, 2]"),
         "value outside its domain": replace(stage.fast, parameters=json.dumps(dict.fromkeys(stage.fast.values, 77))),
         "no such tunable": replace(stage.fast, trace=json.dumps(trace | {"tunables": {}}), parameters="{}"),
@@ -245,17 +244,17 @@ def test_a_record_that_no_longer_applies_is_passed_over(stage: Stage, records: s
 
 
 def test_a_sketch_that_cannot_be_made_any_more_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the space, but its steps fail: found out only when the winner is put together."""
+    """Its steps fail: found out only when the winner is put together."""
     stage = Stage()
     job = paper_job(row_scale, fresh=True)
     (choices,) = job.choices.values()
 
-    def broken(sketch: Any, values: Any) -> Any:
-        if values == stage.fast.values and sketch.name == stage.fast.sketch:
+    def broken(trace: Any, func: Any, values: Any) -> Any:
+        if values == stage.fast.values and trace.to_json() == stage.fast.trace:
             raise ScheduleError("this step is gone")
-        return instantiate(sketch, values)
+        return replay_with(trace, func, values)
 
-    monkeypatch.setattr(task_module, "instantiate", broken)
+    monkeypatch.setattr(task_module, "replay_with", broken)
     records = [*stage.records(stage.fast, 1e-6), *stage.records(stage.slow, 1e-3)]
     assert plan_task(choices, records).plan.variants == (stage.slow.key,)
 
