@@ -13,6 +13,9 @@ from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
 
 Point = tuple[int, ...]
 
+# Combinations of symbol values looked at to choose anchors; with many symbols each gets fewer levels.
+COMBINATIONS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -51,10 +54,16 @@ def anchors(
         points = {tuple(_value(e, {}) for e in site) for site in sites}
         return Domain(tuple(sorted(points)), tuple(1 / len(points) for _ in points))
     wide = max(r.upper / max(r.lower, 1) for r in ranges.values())
-    levels = [
-        ranges[s].levels(per_symbol if ranges[s].upper / max(ranges[s].lower, 1) > 16 or wide <= 16 else 3)
-        for s in symbols
-    ]
+    while True:
+        levels = [
+            ranges[s].levels(
+                per_symbol if ranges[s].upper / max(ranges[s].lower, 1) > 16 or wide <= 16 else min(3, per_symbol)
+            )
+            for s in symbols
+        ]
+        if per_symbol <= 2 or math.prod(map(len, levels)) <= COMBINATIONS:
+            break
+        per_symbol -= 1
     seen: dict[Point, int] = {}
     for combination in itertools.product(*levels):
         values = dict(zip(symbols, combination))
