@@ -8,7 +8,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Load, Op, Var, free_vars, postorder
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
-from relax_tune.schedules.nest import block_loads, readers, writer
+from relax_tune.schedules.nest import block_loads, writer
 from relax_tune.schedules.primitives.reductions import combiner
 
 EXPENSIVE = frozenset({"exp", "erf", "tanh", "log", "pow", "sqrt", "rsqrt", "div"})
@@ -88,7 +88,3 @@ def final_block(func: PrimFunc) -> Block:
     if found is None:
         raise ScheduleError(f"{func.name}: nothing writes the output")
     return found
-
-
-def single_reader(func: PrimFunc, block: Block) -> bool:
-    return len(readers(func, block.body.buffer)) == 1

@@ -11,7 +11,7 @@ from dataclasses import replace
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import TRUE, Expr, Load, Var, conjuncts, free_vars, loads, substitute
+from relax_tune.ir.expr import TRUE, Expr, Load, Var, free_vars, loads, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks, children, loops, rewrite, seq
 
@@ -181,7 +181,3 @@ def require_role(func: PrimFunc, step: str, *found: Block) -> None:
     for block in found:
         if block.role != "compute":
             raise ScheduleError(f"{func.name}: {step} wants blocks of every call, {block.name!r} runs once before them")
-
-
-def has_conjunct(predicate: Expr, part: Expr) -> bool:
-    return part in conjuncts(predicate)

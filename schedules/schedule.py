@@ -7,7 +7,7 @@ from typing import Any
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, ceildiv, const, eq, floormod, mul, substitute
+from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, const, eq, floormod, mul, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import For, LoopKind, Tail, loops
 from relax_tune.schedules.nest import enclosing, find_block, find_loop
@@ -204,11 +204,6 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
                 f"step {number} of the trace, {step.primitive}({args}), does not apply: {error}"
             ) from None
     return schedule
-
-
-def blocks_needed(extent: ExprLike, tile: ExprLike) -> Expr:
-    """How many tiles cover an extent."""
-    return simplify(ceildiv(extent, tile))
 
 
 def holds(constraint: Expr, values: Mapping[Tunable, int]) -> bool:
