@@ -147,7 +147,9 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         raise ArtifactError(f"{where}: wanted a {FORMAT} ({SUFFIX}), found another kind of file")
     comment = data[-_COMMENT_BYTES:]
     if not comment.startswith(_COMMENT):
-        raise ArtifactError(f"{where}: wanted a content hash at its end, found none: truncated, or another kind of zip")
+        raise ArtifactError(
+            f"{where}: wanted a content hash at its end, found none: truncated, or another kind of zip; copy or build it again"
+        )
     if _hash(memoryview(data)[:-_COMMENT_BYTES]).encode() != comment[len(_COMMENT) :]:
         raise ArtifactError(f"{where}: the content hash does not fit: altered or damaged; build or copy it again")
     try:
