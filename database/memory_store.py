@@ -112,10 +112,10 @@ class MemoryStore:
                     self._by_task.setdefault((kept.workload, kept.target), {})[id] = kept
             return len(new) - len(old)
 
-    def measurements(
+    def query(
         self,
-        workload: str,
         target: str,
+        workload: str | None = None,
         *,
         status: Status | None = None,
         kinds: Sequence[VariantKind] | None = None,
@@ -123,20 +123,21 @@ class MemoryStore:
         regime: Regime | None = None,
     ) -> list[Measurement]:
         with self._lock:
-            found = sorted(self._matching(workload, target, status, kinds, symbols, regime), key=lambda m: m.id)
+            found = sorted(self._matching(target, workload, status, kinds, symbols, regime), key=lambda m: m.id)
         return [_copy(measurement) for measurement in found]
 
     def _matching(
         self,
-        workload: str,
         target: str,
+        workload: str | None,
         status: Status | None,
         kinds: Sequence[VariantKind] | None,
         symbols: Mapping[str, int] | None,
         regime: Regime | None,
     ) -> Iterator[Measurement]:
         point = None if symbols is None else symbols_text(symbols)
-        for m in self._by_task.get((workload, target), {}).values():
+        known = self._of_target(target) if workload is None else self._by_task.get((workload, target), {}).values()
+        for m in known:
             if (
                 (status is None or m.status == status)
                 and (kinds is None or m.variant.kind in kinds)
@@ -164,7 +165,7 @@ class MemoryStore:
         self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
     ) -> list[Measurement]:
         with self._lock:
-            return [_copy(m) for m in best_of(self._matching(workload, target, "ok", None, symbols, regime), n)]
+            return [_copy(m) for m in best_of(self._matching(target, workload, "ok", None, symbols, regime), n)]
 
     def stats(self, target: str) -> TargetStats | None:
         with self._lock:

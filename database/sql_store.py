@@ -205,10 +205,10 @@ class SqlStore:
                 raise DatabaseError(f"{self.where}: measurement {row['id']!r} has lost its variant; restore a backup")
         return sorted((rows.measurement_of(row, variants[row["variant"]]) for row in found), key=lambda m: m.id)
 
-    def measurements(
+    def query(
         self,
-        workload: str,
         target: str,
+        workload: str | None = None,
         *,
         status: Status | None = None,
         kinds: Sequence[VariantKind] | None = None,

@@ -97,17 +97,17 @@ class Store(Protocol):
         """
         ...
 
-    def measurements(
+    def query(
         self,
-        workload: str,
         target: str,
+        workload: str | None = None,
         *,
         status: Status | None = None,
         kinds: Sequence[VariantKind] | None = None,
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
     ) -> list[Measurement]:
-        """By id; each argument that is given narrows."""
+        """Measurements of a target, by id; each further argument that is given narrows."""
         ...
 
     def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:

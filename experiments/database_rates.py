@@ -86,7 +86,7 @@ def measure(store: Store, count: int, repeats: int) -> dict[str, float]:
         "bulk again (no-op), measurements/s": rate(lambda repeat: count + in_batches(bulk[repeat], count), repeats),
         "plan look-ups/s": rate(plans, repeats),
         f"best at a point, of {store.count(target.key) // TASKS} a task, /s": rate(best, repeats),
-        "reading a task, measurements/s": rate(lambda _: len(store.measurements("w0", target.key)), repeats),
+        "reading a task, measurements/s": rate(lambda _: len(store.query(target.key, "w0")), repeats),
     }
 
 

@@ -36,7 +36,7 @@ def training_rows(job: Job) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any],
     for choices in job.choices.values():
         points = points_array(choices.task.domain.points)
         spots = {tuple(sorted(b.items())): a for a, b in enumerate(choices.task.bindings())}
-        for record in job.store.measurements(choices.task.key, job.target.key, status="ok", kinds=("tuned",)):
+        for record in job.store.query(job.target.key, choices.task.key, status="ok", kinds=("tuned",)):
             candidate = choices.candidate_of(record.variant)
             spot = spots.get(tuple(sorted(record.symbols.items())))
             if candidate is None or spot is None:

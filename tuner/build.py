@@ -133,7 +133,7 @@ def build_program(
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
-        records = store.measurements(own.task.key, target_key)
+        records = store.query(target_key, own.task.key)
         plans[callee] = plan_task(own, records, policy)
         notes += _notes(callee, plans[callee], records, policy)
     emitter = _Emitter(lowered, choices, plans, ProgramBuilder(name, target))

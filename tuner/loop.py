@@ -241,7 +241,7 @@ class Tuner:
     def _refresh(self, state: TaskState) -> None:
         """Learn what the store has on a task by now."""
         if self.store.count(self.target_key, state.task.key) != len(state.records):
-            records = self.store.measurements(state.task.key, self.target_key)
+            records = self.store.query(self.target_key, state.task.key)
             with self._isolated(state, give_up=True):
                 state.learn(records, self.job)
 

@@ -87,7 +87,7 @@ def export_lines(store: Store, targets: Sequence[str] | None = None) -> Iterator
     written: set[str] = set()
     for target in chosen:
         for workload in store.workloads(target.key):
-            for measurement in store.measurements(workload.key, target.key):
+            for measurement in store.query(target.key, workload.key):
                 if measurement.variant.key not in written:
                     written.add(measurement.variant.key)
                     yield _line("variant", rows.variant_values(measurement.variant))

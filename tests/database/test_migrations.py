@@ -53,7 +53,7 @@ def test_an_old_file_is_refused_with_the_command_and_then_upgraded(frozen: Path,
     with open_store(url) as store:
         assert store.check() == []
         assert store.targets() == sorted([ZEN, ZEN_OLD], key=lambda target: target.key)
-        found = store.measurements(MATMUL.key, ZEN.key)
+        found = store.query(ZEN.key, MATMUL.key)
         assert [m.id for m in found] == ["bad", "library", "ok-16", "ok-8", "raw"]
         assert found[2] == timing("ok-16", 1e-5, tile=16)
         assert (found[0].stage, found[0].message, found[0].measured_at) == ("wrong-result", "off by 3 at [0, 1]", 0.0)

@@ -183,7 +183,7 @@ def test_altered_rows_are_found_and_never_believed(tmp_path: Path) -> None:
         for part in ("variants row", "refers to a row of targets", "workload text"):
             assert part in problems
         with pytest.raises(DatabaseError, match="was altered"):
-            store.measurements(MATMUL.key, ZEN.key)
+            store.query(ZEN.key, MATMUL.key)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_two_processes_lose_nothing_and_mix_nothing(sql_url: str) -> None:
         seen = {}
         for which, target in enumerate(targets):
             for workload in store.workloads(target.key):
-                for measurement in store.measurements(workload.key, target.key):
+                for measurement in store.query(target.key, workload.key):
                     seen[measurement.id] = measurement
                     if measurement.id == "shared-0":
                         continue

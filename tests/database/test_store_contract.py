@@ -49,7 +49,7 @@ def test_what_was_added_comes_back_equal(store: Store) -> None:
     )
     broken = failure("m2", "compile", "строка «ü» 🙂\nline 2")
     assert store.add_measurements([full, broken]) == 2
-    assert store.measurements(MATMUL.key, ZEN.key) == [full, broken]
+    assert store.query(ZEN.key, MATMUL.key) == [full, broken]
     assert store.target(ZEN.key) == ZEN and store.workload(MATMUL.key) == MATMUL
     assert store.environment(environment.key) == environment and store.environments() == [environment]
     assert store.targets() == sorted([ZEN, ZEN_OLD], key=lambda target: target.key)
@@ -64,7 +64,7 @@ def test_adding_again_changes_nothing(store: Store) -> None:
     assert store.add_measurements([first, second, second]) == 1
     assert store.add_measurements([timing("a", 9.0)]) == 0, "a retried trial of the same subject is no news"
     assert store.add_measurements([]) == 0
-    assert store.measurements(MATMUL.key, ZEN.key) == [first, second]
+    assert store.query(ZEN.key, MATMUL.key) == [first, second]
     assert len(store.targets()) == 2 and len(store.workloads(None)) == 2
 
 
@@ -84,9 +84,9 @@ def test_what_a_caller_does_to_a_point_changes_nothing_stored(store: Store) -> N
     given = timing("a", 1.0)
     filled(store).add_measurements([given])
     given.symbols["n"] = 77
-    store.measurements(MATMUL.key, ZEN.key)[0].symbols["n"] = 78
+    store.query(ZEN.key, MATMUL.key)[0].symbols["n"] = 78
     store.top(MATMUL.key, ZEN.key, {"n": 8}, 1)[0].symbols["n"] = 79
-    assert [m.symbols for m in store.measurements(MATMUL.key, ZEN.key)] == [{"n": 8}]
+    assert [m.symbols for m in store.query(ZEN.key, MATMUL.key)] == [{"n": 8}]
 
 
 def test_a_batch_is_all_or_nothing(store: Store) -> None:
@@ -107,7 +107,7 @@ def test_a_target_never_sees_anothers_records(store: Store) -> None:
         [timing("fast", 1e-6, target=ZEN_OLD), timing("slow", 1.0), failure("bad", "crash", target=ZEN_OLD)]
     )
     store.put_plan(MATMUL.key, ZEN_OLD.key, '["old"]')
-    assert [m.id for m in store.measurements(MATMUL.key, ZEN.key)] == ["slow"]
+    assert [m.id for m in store.query(ZEN.key, MATMUL.key)] == ["slow"]
     best = store.best(MATMUL.key, ZEN.key, {"n": 8})
     assert best is not None and best.id == "slow"
     assert store.count(ZEN.key) == 1 and store.count(ZEN_OLD.key) == 2
@@ -159,13 +159,15 @@ def test_questions_narrow(store: Store) -> None:
     store.add_measurements(records)
 
     def ids(**narrow: Any) -> str:
-        return "".join(m.id for m in store.measurements(MATMUL.key, ZEN.key, **narrow))
+        return "".join(m.id for m in store.query(ZEN.key, MATMUL.key, **narrow))
 
     assert ids() == "abcd"
     assert ids(status="ok") == "abc" and ids(status="failed") == "d"
     assert ids(kinds=["library", "generic"]) == "ab" and ids(kinds=[]) == ""
     assert ids(symbols={"n": 9}) == "b" and ids(symbols={}) == "d"
     assert ids(regime="flushed") == "c"
+    assert [m.id for m in store.query(ZEN.key)] == ["a", "b", "c", "d"]
+    assert [m.id for m in store.query(ZEN.key, status="failed")] == ["d"] and store.query("0" * 64) == []
     assert store.count(ZEN.key, MATMUL.key) == 4 and store.count(ZEN.key, SOFTMAX.key) == 0
     assert store.count(ZEN.key, MATMUL.key, "failed") == 1
 
@@ -192,7 +194,7 @@ def _order_is_nothing(shuffled: Store, sorted_store: Store, order: list[int], cu
     for start, stop in zip(bounds, bounds[1:]):
         shuffled.add_measurements([records[i] for i in order[start:stop]])
     question = (MATMUL.key, ZEN.key)
-    assert shuffled.measurements(*question) == sorted_store.measurements(*question)
+    assert shuffled.query(ZEN.key, MATMUL.key) == sorted_store.query(ZEN.key, MATMUL.key)
     assert shuffled.top(*question, {"n": 8}, 4) == sorted_store.top(*question, {"n": 8}, 4)
     assert shuffled.stats(ZEN.key) == sorted_store.stats(ZEN.key)
 
@@ -314,9 +316,9 @@ def test_prune_removes_what_was_asked_and_no_more(store: Store) -> None:
         store.prune(ZEN.key)
     assert store.prune(ZEN.key, older_than=200.0, failed=True, dry_run=True) == 1 and store.count(ZEN.key) == 4
     assert store.prune(ZEN.key, older_than=200.0, failed=True) == 1
-    assert [m.id for m in store.measurements(MATMUL.key, ZEN.key)] == ["new-failed", "old", "undated"]
+    assert [m.id for m in store.query(ZEN.key, MATMUL.key)] == ["new-failed", "old", "undated"]
     assert store.prune(ZEN.key, older_than=200.0) == 1 and store.prune(ZEN.key, failed=True) == 1
-    assert [m.id for m in store.measurements(MATMUL.key, ZEN.key)] == ["undated"]
+    assert [m.id for m in store.query(ZEN.key, MATMUL.key)] == ["undated"]
     assert store.check() == []
     assert store.add_measurements(records) == 3, "what was pruned may come back"
 
@@ -338,4 +340,4 @@ def test_any_content_comes_back_equal(
     id = f"{made.key}{hash(tuple(samples))}"
     record = Measurement(id, MATMUL.key, ZEN.key, made, parameters, samples_secs=tuple(samples), job=text)
     store.add_measurements([record])
-    assert record in store.measurements(MATMUL.key, ZEN.key, symbols=parameters)
+    assert record in store.query(ZEN.key, MATMUL.key, symbols=parameters)

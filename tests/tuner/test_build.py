@@ -51,7 +51,7 @@ def answer(program: Any, symbols: Any) -> float | str:
 def _tuned(make: Make) -> tuple[Job, list[Measurement]]:
     job = paper_job(make, settings=FOUR)
     job.tune(RecordedRunner(answer))
-    return job, [r for t in job.tasks for r in job.store.measurements(t.key, job.target.key)]
+    return job, [r for t in job.tasks for r in job.store.query(job.target.key, t.key)]
 
 
 def filled(job: Job, store: Store, records: Sequence[Measurement]) -> Store:
@@ -111,9 +111,9 @@ def test_another_process_with_another_hash_seed_gives_the_same_bytes(tmp_path: P
 
 def test_a_build_does_not_change_the_store() -> None:
     job, _ = _tuned(feed_forward)
-    before = [job.store.measurements(t.key, job.target.key) for t in job.tasks]
+    before = [job.store.query(job.target.key, t.key) for t in job.tasks]
     job.build()
-    assert [job.store.measurements(t.key, job.target.key) for t in job.tasks] == before
+    assert [job.store.query(job.target.key, t.key) for t in job.tasks] == before
     assert not job.store.plans(job.target.key)
 
 

@@ -84,7 +84,7 @@ def test_every_task_was_tuned(tuned: Tuned) -> None:
     with open_store(tuned.url, read_only=True) as store:
         job = tuned.job(store)
         for task in extract_tasks(job.lowered, 2):
-            kinds = {r.variant.kind for r in store.measurements(task.key, job.target.key, status="ok") if r.checked}
+            kinds = {r.variant.kind for r in store.query(job.target.key, task.key, status="ok") if r.checked}
             assert {"generic", "tuned"} <= kinds, task.name
     assert not tuned.built.notes and len(tuned.built.plans) == 12
     for plan in tuned.built.plans.values():

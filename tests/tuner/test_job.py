@@ -154,7 +154,7 @@ def test_bad_candidates_are_recorded_and_cost_only_themselves(monkeypatch: pytes
     finally:
         runner.close()
     (task,) = job.tasks
-    records = store.measurements(task.key, job.target.key)
+    records = store.query(job.target.key, task.key)
     stages = {r.variant.key: r.stage for r in records if r.status == "failed"}
     assert stages == spoil and result.failures == len(BAD)
     assert all(r.message and not r.samples_secs for r in records if r.status == "failed")

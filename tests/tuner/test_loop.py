@@ -41,7 +41,7 @@ FOUR = replace(QUICK, trials=4)
 
 
 def all_records(job: Job) -> list[Any]:
-    return [r for t in job.tasks for r in job.store.measurements(t.key, job.target.key)]
+    return [r for t in job.tasks for r in job.store.query(job.target.key, t.key)]
 
 
 def asked(runner: RecordedRunner) -> list[list[str]]:
@@ -233,7 +233,7 @@ def test_a_task_that_cannot_be_tuned_never_stops_the_others(part: str, monkeypat
             patched.__set_name__(Choices, "sketches")
         monkeypatch.setattr(Choices, method, patched)
     result = job.tune(RecordedRunner())
-    failures = store.measurements(bad.key, job.target.key, status="failed")
+    failures = store.query(job.target.key, bad.key, status="failed")
     assert failures and all(r.stage == "constraint" and r.message for r in failures)
     assert result.failures >= len(failures)
     expected = {"reference": "the reference cannot read this", "program": "KeyError"}.get(part, f"bug in {part}")
@@ -241,10 +241,10 @@ def test_a_task_that_cannot_be_tuned_never_stops_the_others(part: str, monkeypat
     if part != "program":
         assert [name for name, _ in result.problems] == [bad.name]
     for task in job.tasks:
-        kinds = {r.variant.kind for r in store.measurements(task.key, job.target.key, status="ok")}
+        kinds = {r.variant.kind for r in store.query(job.target.key, task.key, status="ok")}
         assert ("tuned" in kinds) == (task.key != bad.key or part == "baselines"), task.name
     if part == "sketches":
-        assert {r.variant.kind for r in store.measurements(bad.key, job.target.key, status="ok")} >= {"generic"}
+        assert {r.variant.kind for r in store.query(job.target.key, bad.key, status="ok")} >= {"generic"}
     again = RecordedRunner()
     if part != "program":
         assert paper_job(feed_forward, store, QUICK, fresh=part != "reference").tune(again).measurements == 0
@@ -299,15 +299,15 @@ def test_a_task_another_job_holds_is_left_for_last_and_not_measured_twice(monkey
     def sleep(_: float) -> None:
         """Nothing but the held task is left: the other job ends, its records are there."""
         assert held.key not in worked and set(worked) == {t.key for t in job.tasks} - {held.key}
-        assert not [r for r in store.measurements(held.key, job.target.key)]
-        add_records(store, held, other.store.measurements(held.key, job.target.key))
+        assert not [r for r in store.query(job.target.key, held.key)]
+        add_records(store, held, other.store.query(job.target.key, held.key))
         store.release_lease(lease)
 
     monkeypatch.setattr(loop.time, "sleep", sleep)
     job.report = lambda p: worked.append(next(t.key for t in job.tasks if t.name == p.task))
     job.tune(runner)
     assert held.key not in worked
-    assert store.measurements(held.key, job.target.key) == other.store.measurements(held.key, job.target.key)
+    assert store.query(job.target.key, held.key) == other.store.query(job.target.key, held.key)
 
 
 def test_a_lease_is_held_while_measuring_and_renewed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def _timed(task: str, target: str, variant: Variant, binding: dict[str, int], se
 
 @pytest.fixture(scope="module")
 def rows(job: Job) -> tuple[TaskRow, ...]:
-    records = {name: job.store.measurements(c.task.key, job.target.key) for name, c in job.choices.items()}
+    records = {name: job.store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
     return task_rows(job.choices, job.build().plans, records)
 
 
@@ -181,4 +181,4 @@ def test_targets_of_other_devices_are_not_mixed_in(job: Job) -> None:
     other = Target("c", "another", (("kind", "c"),))
     assert job.store.target(other.key) is None
     job.store.add_target(other)
-    assert not any(job.store.measurements(c.task.key, other.key) for c in job.choices.values())
+    assert not any(job.store.query(other.key, c.task.key) for c in job.choices.values())

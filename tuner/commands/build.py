@@ -55,7 +55,7 @@ def build(
         job = Job(module, device_info(settings.target), store, settings)
         built = job.build(wanted)
         saved = job.save(artifact_path(model, settings.target, out), built)
-        records = {name: store.measurements(c.task.key, job.target.key) for name, c in job.choices.items()}
+        records = {name: store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))
     console.print(dispatch_table(rows))

@@ -125,7 +125,7 @@ def top(
         target = one_target(store, on)
         wanted = [one_workload(store, workload, target.key)] if workload else store.workloads(target.key)
         for one in wanted:
-            for symbols in measured_points(store.measurements(one.key, target.key, status="ok")):
+            for symbols in measured_points(store.query(target.key, one.key, status="ok")):
                 rows += [(one, m) for m in store.top(one.key, target.key, symbols, count)]
     if json:
         print_json(
@@ -219,7 +219,7 @@ def export_(
             say(make_console(), f"wrote {lines} records to {file}")
             return
         target = one_target(store, on)
-        found = [m for w in store.workloads(target.key) for m in store.measurements(w.key, target.key)]
+        found = store.query(target.key)
         text = export_t4(target, found, tool_version())
     try:
         file.write_text(text, encoding="utf-8")

@@ -94,7 +94,7 @@ def tune(
                 job.report = view.report
                 result = job.tune(runner)
         built = job.build()
-        records = {name: store.measurements(c.task.key, job.target.key) for name, c in job.choices.items()}
+        records = {name: store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
     if not any(plan.times for plan in built.plans.values()):
         say(console, _nothing_usable(records))
         raise typer.Exit(NOTHING_MEASURED)

@@ -69,7 +69,7 @@ def test_any_records_survive(data: st.DataObject) -> None:
     other = MemoryStore()
     report = import_lines(other, lines)
     assert report.problems == [] and list(export_lines(other)) == lines
-    assert other.measurements(MATMUL.key, ZEN.key) == source.measurements(MATMUL.key, ZEN.key)
+    assert other.query(ZEN.key, MATMUL.key) == source.query(ZEN.key, MATMUL.key)
 
 
 def test_a_torn_last_line_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_one_target_can_be_exported(store: Store) -> None:
     other = MemoryStore()
     import_lines(other, export_lines(store, [ZEN_OLD.key]))
     assert other.targets() == [ZEN_OLD] and [w.key for w in other.workloads(None)] == [MATMUL.key]
-    assert [m.id for m in other.measurements(MATMUL.key, ZEN_OLD.key)] == ["c"]
+    assert [m.id for m in other.query(ZEN_OLD.key, MATMUL.key)] == ["c"]
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
