@@ -166,7 +166,7 @@ def build_ours(db: str, devices: list[str], effort: str, folder: Path, trials: i
             runner.close()
             for policy in ("measured", "library", "generic"):
                 path = folder / f"{device.replace(':', '_')}-{policy}.rta"
-                job.save(path, job.build(policy))  # type: ignore[arg-type]
+                job.artifact(job.build(policy)).save(path)  # type: ignore[arg-type]
                 made[f"ours-{device}-{policy}"] = str(path)
     return made
 

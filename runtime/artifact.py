@@ -36,6 +36,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program import Program, program_from_json, verify_program
 from relax_tune.runtime.scalars import constant_values
+from relax_tune.runtime.signature import TensorSpec, tensor_specs
 from relax_tune.runtime.vm import Executor
 
 FORMAT = "relax-tune artifact"
@@ -220,6 +221,23 @@ def check_constants(program: Program, constants: Mapping[str, NDArray[Any]]) -> 
             )
 
 
+def new_artifact(
+    program: Program, constants: Mapping[str, NDArray[Any]], manifest_extra: Mapping[str, Any] | None = None
+) -> Artifact:
+    """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
+    verify_program(program)
+    check_constants(program, constants)
+    return Artifact(program, constants, {"device_kind": device_kind(program), "extra": dict(manifest_extra or {})})
+
+
+def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Model:
+    """Open an artifact on a device, ready to run: `load_artifact(path).open(device)`.
+
+    Raises: as `load_artifact` and `Artifact.open`.
+    """
+    return load_artifact(path).open(device)
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A verified artifact in memory. `manifest["extra"]` is what the build put there."""
@@ -233,6 +251,26 @@ class Artifact:
     def device_kind(self) -> str:
         """The kind of device its kernels are for."""
         return str(self.manifest["device_kind"])
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its parameters in order."""
+        return tensor_specs(self.program, self.program.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its results in order."""
+        return tensor_specs(self.program, self.program.outputs)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the build lacked, a sentence each: tasks without records, kernels that failed."""
+        found = self.manifest["extra"].get("notes")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""
+        return save_artifact(path, self.program, self.constants, self.manifest["extra"])
 
     @property
     def constant_bytes(self) -> int:
@@ -267,17 +305,30 @@ class Artifact:
             if owned:
                 opened.close()
             raise
-        return Model(executor, opened if owned else None)
+        return Model(self, executor, opened if owned else None)
 
 
 class Model:
-    """A program ready to run. Use as a context manager, or call `close`."""
+    """An artifact on a device, ready to run. Use as a context manager, or call `close`. Not thread-safe."""
 
-    def __init__(self, executor: Executor, owned_device: Device | None) -> None:
-        self.executor, self._owned_device = executor, owned_device
+    def __init__(self, artifact: Artifact, executor: Executor, owned_device: Device | None) -> None:
+        self.artifact, self.executor, self._owned_device = artifact, executor, owned_device
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its parameters in order."""
+        return self.artifact.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its results in order."""
+        return self.artifact.outputs
 
     def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
-        """See `Executor.run`."""
+        """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays.
+
+        Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found.
+        """
         return self.executor.run(inputs)
 
     def close(self) -> None:

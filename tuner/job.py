@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from relax_tune.database.records import Job as JobRecord
 from relax_tune.database.records import Target, canonical_json
@@ -17,7 +20,8 @@ from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
-from relax_tune.runtime.artifact import save_artifact
+from relax_tune.ir.printer import print_text
+from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import open_libraries
@@ -52,6 +56,15 @@ def load_model(path: str | Path, bounds: Bounds | None = None) -> IRModule:
             "found another file"
         )
     return load_hf(folder, bounds=bounds)
+
+
+def model_key(module: IRModule) -> str:
+    """What tells two models apart: BLAKE2 of the program without its declared bounds, and of every weight."""
+    state = hashlib.blake2b(print_text(replace(module, constants={}, bounds=())).encode(), digest_size=16)
+    for name, array in sorted(module.constants.items()):
+        state.update(f"{name}:{array.dtype}:{array.shape}".encode())
+        state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()
 
 
 def open_runner(settings: Settings) -> Runner:
@@ -139,12 +152,17 @@ class Job:
             self.lowered, self.choices, self.store, self.target.key, self.code_target, policy, self.lowered.main.name
         )
 
-    def save(self, path: str | Path, built: BuildResult) -> Path:
-        """Write the artifact."""
+    def artifact(self, built: BuildResult) -> Artifact:
+        """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it."""
         names = {b.name for b in built.program.buffers if b.role == "const"}
         constants = {n: a for n, a in self.lowered.module.constants.items() if n in names}
-        extra = {"fingerprint": dict(self.target.fingerprint), "target": self.target.key, "notes": list(built.notes)}
-        return save_artifact(path, built.program, constants, extra)
+        extra = {
+            "fingerprint": dict(self.target.fingerprint),
+            "model": model_key(self.module),
+            "notes": list(built.notes),
+            "target": self.target.key,
+        }
+        return new_artifact(built.program, constants, extra)
 
 
 def device_info(spec: str) -> DeviceInfo:

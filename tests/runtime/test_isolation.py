@@ -51,7 +51,7 @@ def test_a_built_model_runs_alone(kind: str, policy: Any, tmp_path: Path) -> Non
     built = job.build(policy)
     labels = {v.label for c in built.program.calls for v in c.variants}
     assert labels == {"generic"} if policy == "generic" else "library" in labels
-    path = job.save(tmp_path / "m.rta", built)
+    path = job.artifact(built).save(tmp_path / "m.rta")
     rng = np.random.default_rng(1)
     inputs = {f"x{n}": rng.standard_normal((n, 24)).astype(np.float32) for n in (1, 7, 97)}
     np.savez(tmp_path / "in.npz", **inputs)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def test_other_orders_and_stores_give_the_same_bytes(make: Make, tmp_path: Path)
     job, records = _tuned(make)
     built = job.build()
     assert any(len(p.plan.entries) > 1 for p in built.plans.values())
-    expected = job.save(tmp_path / "first.rta", built).read_bytes()
+    expected = job.artifact(built).save(tmp_path / "first.rta").read_bytes()
     shuffled = list(records)
     for number in range(3):
         random.Random(number).shuffle(shuffled)
@@ -78,7 +78,7 @@ def test_other_orders_and_stores_give_the_same_bytes(make: Make, tmp_path: Path)
             other = paper_job(make, store, FOUR, fresh=number == 2)
             again = other.build()
             assert again.program.to_json() == built.program.to_json()
-            assert other.save(tmp_path / f"{number}.rta", again).read_bytes() == expected
+            assert other.artifact(again).save(tmp_path / f"{number}.rta").read_bytes() == expected
 
 
 BUILD = """
@@ -90,13 +90,13 @@ from tests.tuner import tuner_models
 
 job = tuner_models.paper_job(tuner_models.feed_forward, open_store(sys.argv[2], read_only=True),
                              replace(tuner_models.QUICK, trials=4))
-job.save(sys.argv[3], job.build())
+job.artifact(job.build()).save(sys.argv[3])
 """
 
 
 def test_another_process_with_another_hash_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     job, records = _tuned(feed_forward)
-    expected = job.save(tmp_path / "here.rta", job.build()).read_bytes()
+    expected = job.artifact(job.build()).save(tmp_path / "here.rta").read_bytes()
     url = f"sqlite:///{tmp_path / 't.db'}"
     with open_store(url) as store:
         filled(job, store, records)

@@ -73,7 +73,7 @@ def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             job = Job(module, runner.device_info(), store, settings, overrides=TUNED_OVER)
             result = job.tune(runner)
             built = job.build()
-            path = job.save(folder / "m.rta", built)
+            path = job.artifact(built).save(folder / "m.rta")
         finally:
             runner.close()
         yield Tuned(f"sqlite:///{folder / 't.db'}", module, job.device, settings, path, result, built)
@@ -117,6 +117,6 @@ def test_the_same_again_measures_nothing_and_writes_the_same_bytes(tuned: Tuned,
         before = store.count(job.target.key)
         result = job.tune(NoRunner())
         assert result.measurements == result.trials == 0
-        again = job.save(tmp_path / "again.rta", job.build())
+        again = job.artifact(job.build()).save(tmp_path / "again.rta")
         assert store.count(job.target.key) == before == tuned.result.measurements
     assert again.read_bytes() == tuned.artifact.read_bytes()

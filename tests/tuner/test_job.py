@@ -80,10 +80,10 @@ def test_a_feed_forward_block_through_every_arrow(runner: Runner, tmp_path: Path
         assert result.measurements == store.count(job.target.key) and not store.check()
         built = job.build()
         assert not built.notes
-        path = job.save(tmp_path / "m.rta", built)
+        path = job.artifact(built).save(tmp_path / "m.rta")
         again = Job(module, runner.device_info(), store, QUICK)
         assert again.tune(runner).measurements == 0
-        assert again.save(tmp_path / "again.rta", again.build()).read_bytes() == path.read_bytes()
+        assert again.artifact(again.build()).save(tmp_path / "again.rta").read_bytes() == path.read_bytes()
     artifact = load_artifact(path)
     assert artifact.manifest["extra"]["target"] == job.target.key
     rng = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def test_builds_without_tuning_are_right(kind: str, policy: Any, tmp_path: Path)
     with opened(kind) as device:
         module = feed_forward(upper=128)
         job = Job(module, device.info, MemoryStore(), QUICK)
-        with load_artifact(job.save(tmp_path / "m.rta", job.build(policy))).open(device) as model:
+        with load_artifact(job.artifact(job.build(policy)).save(tmp_path / "m.rta")).open(device) as model:
             for rows in (1, 97):
                 x = np.random.default_rng(rows).standard_normal((rows, 24)).astype(np.float32)
                 np.testing.assert_allclose(model.run([x])[0], feed_forward_reference(module, x), rtol=1e-4, atol=1e-4)

@@ -54,7 +54,7 @@ def build(
     with open_store(settings.db) as store:
         job = Job(module, device_info(settings.target), store, settings)
         built = job.build(wanted)
-        saved = job.save(artifact_path(model, settings.target, out), built)
+        saved = job.artifact(built).save(artifact_path(model, settings.target, out))
         records = {name: store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))

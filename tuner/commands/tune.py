@@ -98,7 +98,7 @@ def tune(
     if not any(plan.times for plan in built.plans.values()):
         say(console, _nothing_usable(records))
         raise typer.Exit(NOTHING_MEASURED)
-    saved = job.save(path, built)
+    saved = job.artifact(built).save(path)
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))
     console.print(dispatch_table(rows))

@@ -1,0 +1,71 @@
+"""What a program takes and gives, for people: names, dtypes, and shapes in terms of its symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from relax_tune.runtime.program import Program
+from relax_tune.runtime.scalars import WIDTH, Op
+
+_INFIX = {Op.ADD: " + ", Op.SUB: " - ", Op.MUL: "*", Op.FLOORDIV: "//", Op.FLOORMOD: "%"}
+_COMPARED = {Op.LT: " < ", Op.LE: " <= ", Op.EQ: " == ", Op.NE: " != ", Op.AND: " and ", Op.OR: " or "}
+_NAMED = {Op.MIN: "min", Op.MAX: "max", Op.SELECT: "select", Op.NOT: "not"}
+# Below this depth an expression is cut: a shape is shown to be read.
+_DEPTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output. `shape` holds an int for a fixed dim, a symbol's name or an expression such as `b*n` for others."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype} ({', '.join(map(str, self.shape))}{',' if len(self.shape) == 1 else ''})"
+
+
+def tensor_specs(program: Program, buffers: Sequence[int]) -> tuple[TensorSpec, ...]:
+    """The specs of some buffers of a verified program, such as `program.inputs`."""
+    names = [symbol.name for symbol in program.symbols]
+    specs = [program.buffers[index] for index in buffers]
+    return tuple(
+        TensorSpec(s.name, np.dtype(s.dtype), tuple(dim_of(program.scalars, slot, names) for slot in s.shape))
+        for s in specs
+    )
+
+
+def dim_of(scalars: Sequence[int], slot: int, names: Sequence[str]) -> int | str:
+    """A slot as a number where it is one, else as text over the symbols' `names`."""
+    opcode, operand = scalars[slot * WIDTH : slot * WIDTH + 2]
+    return operand if opcode == Op.CONST else _text(scalars, slot, names, 0)
+
+
+def _text(scalars: Sequence[int], slot: int, names: Sequence[str], depth: int) -> str:
+    opcode, *operands = scalars[slot * WIDTH : slot * WIDTH + WIDTH]
+    op = Op(opcode)
+    if op is Op.CONST:
+        return str(operands[0])
+    if op is Op.SYMBOL:
+        return names[operands[0]]
+    if depth == _DEPTH:
+        return "..."
+    count = {Op.NOT: 1, Op.SELECT: 3}.get(op, 2)
+    parts = [_text(scalars, o, names, depth + 1) for o in operands[:count]]
+    if op in _NAMED:
+        return f"{_NAMED[op]}({', '.join(parts)})"
+    joined = _INFIX.get(op) or _COMPARED[op]
+    return joined.join(part if _binds_tighter(scalars, o, op) else f"({part})" for part, o in zip(parts, operands))
+
+
+def _binds_tighter(scalars: Sequence[int], slot: int, outer: Op) -> bool:
+    """Whether an operand needs no parentheses: atoms and function calls never do, products not in a sum or another product."""
+    inner = Op(scalars[slot * WIDTH])
+    if inner in (Op.CONST, Op.SYMBOL) or inner in _NAMED:
+        return True
+    return inner is Op.MUL and outer in (Op.ADD, Op.SUB, Op.MUL)
