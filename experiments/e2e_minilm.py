@@ -149,7 +149,8 @@ class Contender:
 def build_ours(db: str, devices: list[str], effort: str, folder: Path, trials: int | None) -> dict[str, str]:
     """Tune what the database lacks and build each device three ways; artifact paths by contender name."""
     from relax_tune.database.store import open_store
-    from relax_tune.tuner.job import Job, load_model, open_runner
+    from relax_tune.ir.frontend.load import load_model
+    from relax_tune.tuner.job import Job, open_runner
     from relax_tune.tuner.settings import Settings
 
     for name in [n for n in os.environ if n.startswith("OPENBLAS_")]:

@@ -18,8 +18,9 @@ import numpy as np
 from e2e_minilm import RESULTS, environment, model_folder
 
 from relax_tune.database.store import open_store
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.cost_model import GradientBoostedModel
-from relax_tune.tuner.job import Job, device_info, load_model, open_runner
+from relax_tune.tuner.job import Job, device_info, open_runner
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import points_array
 

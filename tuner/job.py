@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +15,6 @@ from relax_tune.database.records import Target, canonical_json
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
-from relax_tune.ir.frontend.hf import load_hf
-from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.printer import print_text
@@ -29,7 +26,7 @@ from relax_tune.schedules.target import Machine
 from relax_tune.tuner.build import BuildResult, build_program
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
-from relax_tune.tuner.loop import Progress, Tuner, TuneResult
+from relax_tune.tuner.loop import Progress, Tuner, Work
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
@@ -37,25 +34,6 @@ from relax_tune.tuner.settings import Policy, Settings
 from relax_tune.tuner.task import Choices, Task
 
 Bounds = Mapping[str, tuple[int, int]]
-
-
-def load_model(path: str | Path, bounds: Bounds | None = None) -> IRModule:
-    """A model as one cross-level program. A folder is read as a Hugging Face model (config.json and model.safetensors), a
-    file that ends in .onnx as an ONNX model.
-
-    Raises ParseError or UserError for a path that is no model, or bounds the model cannot have.
-    """
-    folder = Path(path)
-    if not folder.exists():
-        raise UserError(f"{folder}: no such file or folder; give the folder of a Hugging Face model, or an .onnx file")
-    if folder.is_file() and folder.suffix == ".onnx":
-        return load_onnx(folder, bounds)
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder}: wanted the folder of a Hugging Face model (config.json and model.safetensors) or an .onnx file, "
-            "found another file"
-        )
-    return load_hf(folder, bounds=bounds)
 
 
 def model_key(module: IRModule) -> str:
@@ -127,7 +105,7 @@ class Job:
         libraries = frozenset(open_libraries())
         return {t.name: Choices(t, self.machine, self.code_target, libraries) for t in self.tasks}
 
-    def tune(self, runner: Runner) -> TuneResult:
+    def tune(self, runner: Runner) -> Work:
         """Measure what the settings ask for and the store does not have yet."""
         self.store.add_target(self.target)
         identity = uuid.uuid4().hex

@@ -55,8 +55,8 @@ class Progress:
 
 
 @dataclass
-class TuneResult:
-    """What a job did. problems: (task, sentence) for each task that could not be tuned."""
+class Work:
+    """What a job measured. problems: (task, sentence) for each task that could not be tuned."""
 
     trials: int = 0
     measurements: int = 0
@@ -91,7 +91,7 @@ class Tuner:
         self.settings = settings
         self.job = job
         self.report = report
-        self.result = TuneResult()
+        self.result = Work()
         self._references: dict[tuple[str, int], CheckCase] = {}
         self._lease: Lease | None = None
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
@@ -117,7 +117,7 @@ class Tuner:
 
     # -- the job ------------------------------------------------------------------------------------------------------
 
-    def run(self) -> TuneResult:
+    def run(self) -> Work:
         """Tune until every task has had its share. Interruptible between batches without losing a record."""
         started = time.monotonic()
         held_elsewhere: set[int] = set()

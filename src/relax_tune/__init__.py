@@ -1,1 +1,88 @@
-"""relax-tune: compile models with symbolic shapes through measured kernel search."""
+"""relax-tune: compile models with symbolic shapes through measured kernel search.
+
+The Python interface, in the order of its use:
+
+    import relax_tune as rt
+
+    model = rt.load_model("folder-or-file.onnx", bounds={"n": (1, 512)})
+    result = rt.tune(model, target="c", db="records.db")
+    artifact = rt.build(model, target="c", db="records.db")
+    outputs = rt.load(artifact.save("model.rta")).run({"x": array})
+
+Names are imported when they are first used, so a program that only runs artifacts needs nothing of the tuner.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relax_tune.database.store import Store
+    from relax_tune.database.store import open_store as open_database
+    from relax_tune.errors import RelaxTuneError, UserError
+    from relax_tune.ir.frontend.load import load_model
+    from relax_tune.ir.function import IRModule
+    from relax_tune.ir.graph_builder import GraphBuilder
+    from relax_tune.runtime.artifact import Artifact, Model, load, load_artifact
+    from relax_tune.runtime.signature import TensorSpec
+    from relax_tune.tuner.api import TuneResult, build, tune
+    from relax_tune.tuner.loop import Progress
+
+# Name -> (module, name there, the extra to install for it).
+_PUBLIC = {
+    "load_model": ("relax_tune.ir.frontend.load", "load_model", "tune"),
+    "GraphBuilder": ("relax_tune.ir.graph_builder", "GraphBuilder", "tune"),
+    "IRModule": ("relax_tune.ir.function", "IRModule", "tune"),
+    "tune": ("relax_tune.tuner.api", "tune", "tune"),
+    "TuneResult": ("relax_tune.tuner.api", "TuneResult", "tune"),
+    "Progress": ("relax_tune.tuner.loop", "Progress", "tune"),
+    "build": ("relax_tune.tuner.api", "build", "tune"),
+    "Artifact": ("relax_tune.runtime.artifact", "Artifact", "opencl"),
+    "load_artifact": ("relax_tune.runtime.artifact", "load_artifact", "opencl"),
+    "load": ("relax_tune.runtime.artifact", "load", "opencl"),
+    "Model": ("relax_tune.runtime.artifact", "Model", "opencl"),
+    "TensorSpec": ("relax_tune.runtime.signature", "TensorSpec", "opencl"),
+    "open_database": ("relax_tune.database.store", "open_store", "tune"),
+    "Store": ("relax_tune.database.store", "Store", "tune"),
+    "RelaxTuneError": ("relax_tune.errors", "RelaxTuneError", "tune"),
+    "UserError": ("relax_tune.errors", "UserError", "tune"),
+}
+
+__all__ = [
+    "load_model",
+    "GraphBuilder",
+    "IRModule",
+    "tune",
+    "TuneResult",
+    "Progress",
+    "build",
+    "Artifact",
+    "load_artifact",
+    "load",
+    "Model",
+    "TensorSpec",
+    "open_database",
+    "Store",
+    "RelaxTuneError",
+    "UserError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
+    module, attribute, extra = _PUBLIC[name]
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("relax_tune"):
+            raise
+        raise ImportError(
+            f"relax_tune.{name} wants the package {error.name}, found none; pip install 'relax-tune[{extra}]'",
+            name=error.name,
+        ) from None
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

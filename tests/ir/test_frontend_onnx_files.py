@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.ir.onnx_models import model, onnx
 
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.graph import Function
 from relax_tune.ir.passes.reference import evaluate_function
-from relax_tune.tuner.job import load_model
 
 DENSE = "(float[n, 3] x) => (float[n, 2] y) <float[3, 2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}> { y = MatMul(x, w) }"
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from relax_tune.database.records import Job
 from relax_tune.database.store import open_store
 from relax_tune.tuner.cli import COMMANDS, app, load_command
-from relax_tune.tuner.commands.options import artifact_path
+from relax_tune.tuner.commands.destination import artifact_path
 
 RUNNER = CliRunner()
 

@@ -14,14 +14,15 @@ import pytest
 from tests.tuner.tuner_models import DEVICES, minilm_folder, opened
 
 from relax_tune.database.store import open_store
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.function import IRModule
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.build import BuildResult
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
-from relax_tune.tuner.job import Job, load_model, open_runner
-from relax_tune.tuner.loop import TuneResult
+from relax_tune.tuner.job import Job, open_runner
+from relax_tune.tuner.loop import Work
 from relax_tune.tuner.settings import Settings
 
 pytestmark = [
@@ -52,7 +53,7 @@ class Tuned:
     info: DeviceInfo
     settings: Settings
     artifact: Path
-    result: TuneResult
+    result: Work
     built: BuildResult
 
     def job(self, store: Any) -> Job:

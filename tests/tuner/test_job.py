@@ -23,12 +23,13 @@ from tests.tuner.tuner_models import (
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import UserError
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.program import KernelSource, Program, Step
 from relax_tune.tuner import loop
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
-from relax_tune.tuner.job import Job, device_info, load_model, open_runner, parse_bounds
+from relax_tune.tuner.job import Job, device_info, open_runner, parse_bounds
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster_processes import start_scheduler, start_worker
 from relax_tune.tuner.measure.local import LocalRunner

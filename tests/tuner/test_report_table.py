@@ -12,8 +12,9 @@ from tests.tuner.cli_model import LAYERS, make_bert
 
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.records import Measurement, Target, Variant, Workload
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.job import Job, load_model
+from relax_tune.tuner.job import Job
 from relax_tune.tuner.report.console import ratio_text, seconds_text
 from relax_tune.tuner.report.table import (
     TaskRow,

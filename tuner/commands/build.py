@@ -7,20 +7,19 @@ from typing import Annotated
 import typer
 
 from relax_tune.database.store import open_store
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.build import check_policy
+from relax_tune.tuner.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.commands.options import (
     Bounds,
     Database,
     Effort,
     Json,
     Model,
-    Out,
     Target,
-    artifact_path,
-    find_model,
     print_json,
 )
-from relax_tune.tuner.job import Job, device_info, load_model, parse_bounds
+from relax_tune.tuner.job import Job, device_info, model_key, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.table import dispatch_table, task_rows, task_table
 from relax_tune.tuner.settings import load_settings
@@ -40,6 +39,7 @@ def build(
     ] = "measured",
     effort: Effort = None,
     out: Out = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Build a model's artifact from what has been measured. Measures nothing.
@@ -50,11 +50,13 @@ def build(
     settings = load_settings({"target": target, "db": db, "effort": effort})
     wanted = check_policy(policy)
     console = make_console(stderr=json)
-    module = load_model(find_model(model), parse_bounds(bound or []))
+    module = load_model(model, parse_bounds(bound or []))
+    path = artifact_path(model, settings.target, out)
+    check_destination(path, model_key(module), overwrite)
     with open_store(settings.db) as store:
         job = Job(module, device_info(settings.target), store, settings)
         built = job.build(wanted)
-        saved = job.artifact(built).save(artifact_path(model, settings.target, out))
+        saved = job.artifact(built).save(path)
         records = {name: store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))

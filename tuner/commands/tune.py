@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from relax_tune.database.records import Measurement
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program import Program
-from relax_tune.runtime.vm import Executor
+from relax_tune.tuner.api import TuneResult, tune_result
 from relax_tune.tuner.build import BuildResult
 from relax_tune.tuner.cli import NOTHING_MEASURED
+from relax_tune.tuner.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.commands.options import (
     Bounds,
     Database,
     Effort,
     Json,
     Model,
-    Out,
     Target,
-    artifact_path,
-    find_model,
     print_json,
 )
-from relax_tune.tuner.job import Job, load_model, open_runner, parse_bounds
-from relax_tune.tuner.loop import TuneResult
+from relax_tune.tuner.job import Job, model_key, open_runner, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.latency import LatencyRow, compare_latency, latency_table
 from relax_tune.tuner.report.progress import ProgressView
-from relax_tune.tuner.report.table import TaskRow, dispatch_table, task_rows, task_table
+from relax_tune.tuner.report.table import dispatch_table, task_table
 from relax_tune.tuner.search.registry import STRATEGIES
 from relax_tune.tuner.settings import load_settings
 
@@ -57,6 +53,7 @@ def tune(
         str | None, typer.Option(metavar="ADDRESS", help="Measure on the workers of this Dask scheduler.")
     ] = None,
     out: Out = None,
+    overwrite: Overwrite = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also time the build against its all-library and all-generic forms.")
     ] = False,
@@ -84,7 +81,8 @@ def tune(
         raise UserError(f"--strategy wants one of {', '.join(STRATEGIES)}; found {settings.strategy!r}")
     path = artifact_path(model, settings.target, out)
     console = make_console(stderr=json)
-    module = load_model(find_model(model), parse_bounds(bound or []))
+    module = load_model(model, parse_bounds(bound or []))
+    check_destination(path, model_key(module), overwrite)
     with open_store(settings.db) as store:
         with contextlib.closing(open_runner(settings)) as runner:
             job = Job(module, runner.device_info(), store, settings)
@@ -92,20 +90,19 @@ def tune(
             say(console, f"database: {store.where}")
             with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
                 job.report = view.report
-                result = job.tune(runner)
+                work = job.tune(runner)
         built = job.build()
-        records = {name: store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
-    if not any(plan.times for plan in built.plans.values()):
-        say(console, _nothing_usable(records))
-        raise typer.Exit(NOTHING_MEASURED)
+        if not any(plan.times for plan in built.plans.values()):
+            say(console, _nothing_usable(job))
+            raise typer.Exit(NOTHING_MEASURED)
+        result = tune_result(job, work, built)
     saved = job.artifact(built).save(path)
-    rows = task_rows(job.choices, built.plans, records)
-    console.print(task_table(rows))
-    console.print(dispatch_table(rows))
-    say(console, _summary(job, result))
-    for name, problem in result.problems:
+    console.print(task_table(result.tasks))
+    console.print(dispatch_table(result.tasks))
+    say(console, _summary(result))
+    for name, problem in work.problems:
         say(console, f"note: {name} could not be tuned to the end: {problem}")
-    for note in built.notes:
+    for note in result.notes:
         say(console, f"note: {note}")
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
     latency: tuple[LatencyRow, ...] = ()
@@ -113,22 +110,23 @@ def tune(
         latency = _compare(job, built, console)
         console.print(latency_table(latency, "Latency of the whole model, medians"))
     if json:
-        print_json(_document(str(saved), job, result, rows, latency, built))
+        print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
 
 
-def _summary(job: Job, result: TuneResult) -> str:
-    if result.measurements == 0:
-        return f"0 new measurements: all that was asked for {len(job.tasks)} tasks is on record"
+def _summary(result: TuneResult) -> str:
+    work, tasks = result.work, len(result.tasks)
+    if work.measurements == 0:
+        return f"0 new measurements: all that was asked for {tasks} tasks is on record"
     return (
-        f"{result.measurements} new measurements of {result.trials} candidates for {len(job.tasks)} tasks, "
-        f"{result.failures} failed, in {result.wall_secs:.0f} s"
+        f"{work.measurements} new measurements of {work.trials} candidates for {tasks} tasks, "
+        f"{work.failures} failed, in {work.wall_secs:.0f} s"
     )
 
 
-def _nothing_usable(records: Mapping[str, Sequence[Measurement]]) -> str:
+def _nothing_usable(job: Job) -> str:
     lines = ["nothing usable was measured; no artifact was written. What failed first, by task:"]
-    for name, found in records.items():
-        failure = next((r for r in found if r.status == "failed"), None)
+    for name, choices in job.choices.items():
+        failure = next(iter(job.store.query(job.target.key, choices.task.key, status="failed")), None)
         why = f"{failure.stage}: {failure.message.splitlines()[0][:200]}" if failure else "nothing on record"
         lines.append(f"  {name}: {why}")
     return "\n".join(lines)
@@ -155,31 +153,6 @@ def _compare(job: Job, tuned: BuildResult, console: Console) -> tuple[LatencyRow
         stack.callback(device.close)
         contenders = {}
         for name, built in builds.items():
-            used = {b.name for b in built.program.buffers if b.role == "const"}
-            constants = {n: a for n, a in job.lowered.module.constants.items() if n in used}
-            executor = Executor(built.program, device, constants)
-            stack.callback(executor.close)
-            contenders[name] = (built.program, executor.run)
+            model = stack.enter_context(job.artifact(built).open(device))
+            contenders[name] = (built.program, model.run)
         return compare_latency(contenders, compare_shapes(tuned.program), COMPARE_ROUNDS, COMPARE_SECS)
-
-
-def _document(
-    path: str,
-    job: Job,
-    result: TuneResult,
-    rows: Sequence[TaskRow],
-    latency: Sequence[LatencyRow],
-    built: BuildResult,
-) -> dict[str, Any]:
-    return {
-        "artifact": path,
-        "target": {"kind": job.device.kind, "name": job.device.name, "key": job.target.key},
-        "measurements": result.measurements,
-        "trials": result.trials,
-        "failures": result.failures,
-        "wall_secs": result.wall_secs,
-        "tasks": [row.to_json() for row in rows],
-        "latency": [row.to_json() for row in latency],
-        "problems": [{"task": name, "why": problem} for name, problem in result.problems],
-        "notes": list(built.notes),
-    }

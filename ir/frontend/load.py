@@ -1,0 +1,54 @@
+"""Where a model comes from: what a path or name means, and which frontend reads it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+from relax_tune.errors import UserError
+from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.frontend.onnx import load_onnx
+from relax_tune.ir.function import IRModule
+
+PACKAGE = "package:"
+
+
+def load_model(model: str | Path, bounds: Mapping[str, tuple[int, int]] | None = None) -> IRModule:
+    """A model as one cross-level program, its dynamic dims as symbols.
+
+    model: the folder of a Hugging Face model (config.json and model.safetensors), an .onnx file, or `package:NAME/FOLDER`
+    for a folder or file inside an installed package. bounds: inclusive ranges by symbol name, within what the model allows.
+
+    Raises: ParseError or UserError for what is no model, or bounds the model cannot have.
+    """
+    path = find_model(model)
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; give the folder of a Hugging Face model, or an .onnx file")
+    if path.is_file() and path.suffix == ".onnx":
+        return load_onnx(path, bounds)
+    if not path.is_dir():
+        raise UserError(
+            f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors) or an .onnx file, "
+            "found another file"
+        )
+    return load_hf(path, bounds=bounds)
+
+
+def find_model(model: str | Path) -> Path:
+    """The path a model's name stands for. `package:NAME/FOLDER` is looked up without importing the package.
+
+    Raises: UserError when the package or the place in it is not there.
+    """
+    text = str(model)
+    if not text.startswith(PACKAGE):
+        return Path(model)
+    name, _, inside = text.removeprefix(PACKAGE).partition("/")
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places:
+        raise UserError(f"{text}: wanted an installed package {name!r}, found none; install it with pip")
+    found = Path(places[0], inside)
+    if not found.exists():
+        raise UserError(f"{text}: wanted {inside!r} in {places[0]}, found none; correct the part after the /")
+    return found

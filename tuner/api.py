@@ -1,0 +1,139 @@
+"""The Python interface, as `import relax_tune as rt` gives it: `rt.tune`, `rt.build`. The commands are made of the same parts.
+
+Settings come from arguments alone; no variable and no file is read (the command line reads them, see `tuner/settings`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_tune.database.records import Target
+from relax_tune.database.store import Store, open_store
+from relax_tune.errors import UserError
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.function import IRModule
+from relax_tune.runtime.artifact import Artifact
+from relax_tune.tuner.build import BuildResult, check_policy
+from relax_tune.tuner.job import Bounds, Job, device_info, open_runner
+from relax_tune.tuner.loop import Progress, Work
+from relax_tune.tuner.report.table import TaskRow, task_rows
+from relax_tune.tuner.settings import Effort, Policy, Settings
+
+Model = IRModule | str | Path
+Database = Store | str | Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """What a tuning job did, and what is known of the model's tasks now.
+
+    target: the identity of the device; `target.key` is what `Store.query` wants. tasks: a row per tensor function, the
+    costliest first. work: what was measured this time. notes: a sentence for whatever a task lacks.
+    """
+
+    target: Target
+    tasks: tuple[TaskRow, ...]
+    work: Work
+    notes: tuple[str, ...]
+
+    @property
+    def secs(self) -> float | None:
+        """Seconds all calls of one run of the model take with what is dispatched, weighted over the tuned ranges; None
+        when something dispatched has no time."""
+        parts = [row.secs for row in self.tasks]
+        return None if None in parts else sum(p for p in parts if p is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "target": {"kind": self.target.kind, "name": self.target.name, "key": self.target.key},
+            **{name: value for name, value in asdict(self.work).items() if name != "problems"},
+            "problems": [{"task": name, "why": why} for name, why in self.work.problems],
+            "tasks": [row.to_json() for row in self.tasks],
+            "notes": list(self.notes),
+        }
+
+
+def tune(
+    model: Model,
+    *,
+    target: str = "opencl",
+    db: Database = None,
+    bounds: Bounds | None = None,
+    effort: Effort = "normal",
+    trials: int | None = None,
+    seed: int = 0,
+    strategy: str = "evolution",
+    scheduler: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> TuneResult:
+    """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
+    interrupted goes on where it was.
+
+    model: a path (as `load_model`) or a module. target: `c`, `opencl` or `opencl:PART`. db: an open store, a URL, a file, or
+    None for this user's database. bounds: inclusive ranges by symbol, for a model given as a path. trials: candidates per task
+    instead of the effort's number. scheduler: the address of a Dask scheduler whose workers measure.
+    on_progress: called after every batch.
+
+    Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, MeasureError when the device
+    cannot measure, DatabaseError when records cannot be kept. Candidates and tasks that fail are records and notes, not errors.
+    """
+    settings = Settings(target, None, effort, trials, seed, strategy, scheduler)
+    module = _module(model, bounds)
+    with _store(db) as store, contextlib.closing(open_runner(settings)) as runner:
+        job = Job(module, runner.device_info(), store, settings, on_progress or (lambda _: None))
+        return tune_result(job, job.tune(runner), job.build())
+
+
+def build(
+    model: Model,
+    *,
+    target: str = "opencl",
+    db: Database = None,
+    bounds: Bounds | None = None,
+    policy: Policy = "measured",
+    effort: Effort = "normal",
+) -> Artifact:
+    """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
+
+    Arguments as of `tune`. policy: `measured` dispatches the fastest on record, `library` a library call wherever there is one,
+    `generic` untuned kernels only. effort: sets the shapes plans are made from; give the one that was tuned with.
+
+    Raises: UserError, ParseError and DatabaseError as `tune`; BuildError for a model that cannot be built.
+    """
+    settings = Settings(target, None, effort)
+    module = _module(model, bounds)
+    with _store(db) as store:
+        job = Job(module, device_info(settings.target), store, settings)
+        return job.artifact(job.build(check_policy(policy)))
+
+
+def tune_result(job: Job, work: Work, built: BuildResult) -> TuneResult:
+    """What a job found, from its store."""
+    records = {name: job.store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
+    return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes)
+
+
+def _module(model: Model, bounds: Bounds | None) -> IRModule:
+    if not isinstance(model, IRModule):
+        return load_model(model, bounds)
+    if bounds is not None:
+        raise UserError(
+            "bounds belong to the loading of a model, found them beside a loaded module; give them to load_model, or to "
+            "the builder that made the module"
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _store(db: Database) -> Iterator[Store]:
+    """A store that was given stays open."""
+    if db is None or isinstance(db, (str, Path)):
+        with open_store(None if db is None else str(db)) as store:
+            yield store
+    else:
+        yield db
