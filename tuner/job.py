@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from relax_tune.database.records import Job as JobRecord
-from relax_tune.database.records import Target, canonical_json
+from relax_tune.database.records import Target
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
@@ -26,6 +24,7 @@ from relax_tune.schedules.target import Machine
 from relax_tune.tuner.build import BuildResult, build_program
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
+from relax_tune.tuner.job_log import RunningJob
 from relax_tune.tuner.loop import Progress, Tuner, Work
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
@@ -108,21 +107,10 @@ class Job:
     def tune(self, runner: Runner) -> Work:
         """Measure what the settings ask for and the store does not have yet."""
         self.store.add_target(self.target)
-        identity = uuid.uuid4().hex
-        record = canonical_json(
-            {"target": self.settings.target, "effort": self.settings.effort, "seed": self.settings.seed}
-        )
-        self.store.put_job(JobRecord(identity, record, "running"))
-        tuner = Tuner(
-            list(self.choices.values()), self.target.key, runner, self.store, self.settings, identity, self.report
-        )
-        try:
-            result = tuner.run()
-        except BaseException:
-            self.store.put_job(JobRecord(identity, record, "interrupted"))
-            raise
-        self.store.put_job(JobRecord(identity, record, "done"))
-        return result
+        with RunningJob(self.store, self.settings) as running:
+            tasks, key = list(self.choices.values()), self.target.key
+            tuner = Tuner(tasks, key, runner, self.store, self.settings, running.name, self.report, running.beat)
+            return tuner.run()
 
     def build(self, policy: Policy = "measured") -> BuildResult:
         """The program that the store's records ask for."""

@@ -21,6 +21,8 @@ from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
 from relax_tune.tuner.check import check_case
+from relax_tune.tuner.holder import lives
+from relax_tune.tuner.interrupts import shielded
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
 from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
@@ -69,7 +71,8 @@ class Work:
 class Tuner:
     """Tunes the tasks of one model on one device into one store.
 
-    `report` is called after every batch. `job` names this run among all that write to the store; it must be unique.
+    `report` is called after every batch, `beat` every now and then while the job is alive. `job` names this run among all
+    that write to the store; it must be unique (`relax_tune.tuner.holder` makes such names, and tells which have died).
 
     Raises MeasureError when the device cannot measure at all, DatabaseError when records cannot be kept. A failing
     candidate or task is recorded and never stops the others.
@@ -84,6 +87,7 @@ class Tuner:
         settings: Settings,
         job: str,
         report: Callable[[Progress], None] = lambda _: None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.target_key = target_key
         self.runner = runner
@@ -91,14 +95,17 @@ class Tuner:
         self.settings = settings
         self.job = job
         self.report = report
+        self.beat = beat
         self.result = Work()
         self._references: dict[tuple[str, int], CheckCase] = {}
         self._lease: Lease | None = None
+        self._renewed = 0.0
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
 
     def _open(self, choices: Choices, position: int) -> TaskState:
         task = choices.task
-        self.store.add_workload(Workload(task.key, task.text, FORMAT_VERSION, task.name))
+        with shielded():
+            self.store.add_workload(Workload(task.key, task.text, FORMAT_VERSION, task.name))
         state = TaskState(position, choices)
         with self._isolated(state):
             state.baselines = _baselines(choices)
@@ -122,6 +129,7 @@ class Tuner:
         started = time.monotonic()
         held_elsewhere: set[int] = set()
         while True:
+            self.beat()
             state = self._next(held_elsewhere)
             if state is None:
                 if not held_elsewhere:
@@ -220,28 +228,44 @@ class Tuner:
     @contextmanager
     def _leased(self, state: TaskState) -> Iterator[bool]:
         """Hold a task against other jobs, and learn what they have added; False when another job holds it."""
-        self._lease = self.store.acquire_lease(
-            state.task.key, self.target_key, self.job, now=time.time(), secs=LEASE_SECS
-        )
-        if self._lease is None:
-            yield False
-            return
         try:
+            with shielded():
+                self._lease = self._acquire(state)
+            if self._lease is None:
+                yield False
+                return
             self._refresh(state)
             yield True
         finally:
             lease, self._lease = self._lease, None
             if lease is not None:
-                self.store.release_lease(lease)
+                with shielded():
+                    self.store.release_lease(lease)
+
+    def _acquire(self, state: TaskState) -> Lease | None:
+        """The lease of a task; the lease of a holder that has died on this machine is given back for it first."""
+        self._renewed = time.monotonic()
+        task = (state.task.key, self.target_key)
+        mine = self.store.acquire_lease(*task, self.job, now=time.time(), secs=LEASE_SECS)
+        if mine is None and (held := self.store.lease(*task)) is not None and lives(held.holder) is False:
+            self.store.release_lease(held)
+            mine = self.store.acquire_lease(*task, self.job, now=time.time(), secs=LEASE_SECS)
+        return mine
 
     def _renew(self) -> None:
-        if self._lease is not None:
-            self._lease = self.store.renew_lease(self._lease, now=time.time(), secs=LEASE_SECS)
+        """Keep the lease and the job's sign of life fresh."""
+        self.beat()
+        if self._lease is not None and time.monotonic() - self._renewed >= LEASE_SECS / 3:
+            with shielded():
+                self._lease = self.store.renew_lease(self._lease, now=time.time(), secs=LEASE_SECS)
+            self._renewed = time.monotonic()
 
     def _refresh(self, state: TaskState) -> None:
         """Learn what the store has on a task by now."""
-        if self.store.count(self.target_key, state.task.key) != len(state.records):
-            records = self.store.query(self.target_key, state.task.key)
+        with shielded():
+            new = self.store.count(self.target_key, state.task.key) != len(state.records)
+            records = self.store.query(self.target_key, state.task.key) if new else ()
+        if new:
             with self._isolated(state, give_up=True):
                 state.learn(records, self.job)
 
@@ -259,7 +283,8 @@ class Tuner:
             digest = hashlib.blake2b(f"{state.task.key}:{self.target_key}:{message}".encode(), digest_size=16)
             variant = VariantRecord("tuned", "none")
             failure = self._failed(state.task, variant, digest.hexdigest(), "constraint", message)
-            self.result.failures += self.store.add_measurements([failure])
+            with shielded():
+                self.result.failures += self.store.add_measurements([failure])
 
     # -- measuring ----------------------------------------------------------------------------------------------------
 
@@ -276,6 +301,7 @@ class Tuner:
         checks = tuple(self._check(state, n) for n in range(2))
         policy = TimingPolicy(3, 20, budget_secs or self.settings.timing_secs, 0.1, self._stops(state))
         for variant in variants:
+            self._renew()
             identity = self._id(task, variant, part)
             try:
                 program = state.choices.program(variant)
@@ -286,7 +312,8 @@ class Tuner:
             requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, DEADLINE_SECS))
         for result in self._results(requests):
             records += self._records(task, by_id[result.id], result)
-        self.store.add_measurements(records)
+        with shielded():
+            self.store.add_measurements(records)
         self.result.measurements += len(records)
         self.result.failures += sum(r.status == "failed" for r in records)
         self.result.compiles += len(requests)

@@ -1,0 +1,66 @@
+"""Names of running jobs, and whether the process a name was given to is still there.
+
+A name is `RANDOM@HOST:PID:START:MACHINE`. MACHINE stands for one boot of one kernel and the namespaces its process ids and
+times are counted in, START for when the process began: on that machine the name says for sure whether its process lives,
+whatever got the same process id since. Elsewhere it says nothing, and only a clock helps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import uuid
+from functools import cache
+from pathlib import Path
+
+_NAME = re.compile(r"[0-9a-f]+@[^@]*:(\d{1,18}):(\d{1,18}):([0-9a-f]{16})")
+
+
+def new_holder() -> str:
+    """A name for a job of this process, different at each call."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
+    pid = os.getpid()
+    started = _started(pid)
+    machine = _machine() if started else None
+    return f"{uuid.uuid4().hex[:16]}@{host}:{pid}:{started or 0}:{machine or '0' * 16}"
+
+
+def lives(holder: str) -> bool | None:
+    """Whether the process a name was given to is still there. None where that cannot be known: for names of other
+    machines, other boots, other containers, and on systems without /proc."""
+    found = _NAME.fullmatch(holder)
+    machine = _machine()
+    if found is None or machine is None or found[3] != machine:
+        return None
+    pid, began = int(found[1]), int(found[2])
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's: there, and its start perhaps hidden from us
+        pass
+    started = _started(pid)
+    return None if started is None else started == began
+
+
+def _started(pid: int) -> int | None:
+    """Clock ticks from boot to the start of a process; 0 for one that has ended and was not waited for; None when it
+    cannot be read."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+@cache
+def _machine() -> str | None:
+    """This boot of this kernel, and the namespaces this process counts process ids and times in; None off Linux."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")]
+    except OSError:
+        return None
+    return hashlib.blake2b(":".join((boot, *spaces)).encode(), digest_size=8).hexdigest()

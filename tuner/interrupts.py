@@ -1,0 +1,42 @@
+"""Where an interruption waits: a block that must end as a whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# What asks a program to stop; the constants of the second and third are missing on some systems.
+STOPPING: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Hold back Ctrl-C (and whatever else has a Python handler that stops the program) until the block has ended.
+
+    For short blocks that must not be cut in two: a commit, a clean-up. Blocks may nest. Signals that are ignored, or kill
+    at once, stay as they are; in other threads than the main one, which no signal reaches, nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[Callable[..., Any], int, Any]] = []
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    python = {number: handler for number, handler in handlers.items() if callable(handler)}
+
+    def later(number: int, frame: Any) -> None:
+        came.append((python[signal.Signals(number)], number, frame))
+
+    try:
+        for kind in python:
+            signal.signal(kind, later)
+        yield
+    finally:
+        for kind, handler in python.items():
+            signal.signal(kind, handler)
+        for late, number, frame in came[:1]:
+            late(number, frame)
