@@ -13,7 +13,7 @@ from relax_tune.ir.frontend import onnx_math, onnx_reduce, onnx_shape
 from relax_tune.ir.frontend.onnx_functions import function_of, substituted
 from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, identifier, near_names
 from relax_tune.ir.frontend.onnx_known import evaluate_known
-from relax_tune.ir.frontend.onnx_tensors import element_type, read_tensor, require_onnx
+from relax_tune.ir.frontend.onnx_tensors import element_type, read_tensor, require_onnx, shortest
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Function, GVar, Value
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -221,7 +221,9 @@ class _Importer:
         found: dict[str, Any] = {}
         for a in n.attribute:
             value = self.onnx.helper.get_attribute_value(a)
-            found[a.name] = read_tensor(value, self.folder) if isinstance(value, self.onnx.TensorProto) else value
+            if isinstance(value, self.onnx.TensorProto):
+                value = read_tensor(value, self.folder)
+            found[a.name] = shortest(value) if isinstance(value, float) else value
         return found
 
     def _results(

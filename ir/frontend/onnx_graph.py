@@ -15,6 +15,7 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import DType, bool_, dtype, f16, f32, i64
 from relax_tune.ir.expr import Const, Expr, Var, as_int, const, expr, ge
+from relax_tune.ir.frontend.onnx_broadcasts import before_broadcasts, cut_of_table, shorter_counter
 from relax_tune.ir.frontend.onnx_patterns import Made, rewritten
 from relax_tune.ir.graph import Call, Constant, GVar, Value
 from relax_tune.ir.graph_builder import GraphBuilder, info_of
@@ -23,7 +24,7 @@ from relax_tune.ir.op.create import Scalars
 from relax_tune.ir.op.elementwise import Binary, Cast
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Where
-from relax_tune.ir.op.movement import BroadcastTo, Reshape
+from relax_tune.ir.op.movement import BroadcastTo, Reshape, Slice, Take
 from relax_tune.ir.op.reduce import LayerNorm, Mean, Softmax, Sum
 from relax_tune.ir.struct_info import TensorInfo
 
@@ -39,7 +40,7 @@ class Item:
     """A value of the ONNX graph: a tensor of the graph (`value`), the same at every run (`array`), or integers and truth
     values known as expressions over the shape symbols (`scalars`, an array of `Expr`).
 
-    natural: integers that are never negative."""
+    natural: integers that are never negative; uniform: the value that every element has, where that is known."""
 
     name: str
     info: TensorInfo
@@ -47,6 +48,7 @@ class Item:
     array: Array | None = None
     scalars: NDArray[np.object_] | None = None
     natural: bool = False
+    uniform: float | int | bool | None = None
 
     @property
     def shape(self) -> tuple[Expr, ...]:
@@ -138,7 +140,9 @@ class Writer:
         """The same values at every run; it becomes a weight only when a tensor of it is asked for."""
         info = TensorInfo(tuple(const(int(d)) for d in array.shape), dtype(array.dtype))
         natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
-        return Item(name, info, array=array, natural=natural)
+        first = array.reshape(-1)[0] if 0 < array.size <= 1 << 20 else None
+        uniform = first.item() if first is not None and bool((array == first).all()) else None
+        return Item(name, info, array=array, natural=natural, uniform=uniform)
 
     def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> Item:
         """Integers or truth values known as expressions; all literal: a constant."""
@@ -190,7 +194,14 @@ class Writer:
             return self.emit(Cast(f16), self.emit(op, *(self.emit(Cast(f32), a) for a in args)))
         if isinstance(op, (Binary, Where, Matmul)):
             args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
+        ctx = self.g.deduction
         found = rewritten(op, args, self.made, self.emit)
+        if found is None:
+            found = before_broadcasts(op, args, self.made, self.emit, ctx)
+        if found is None and isinstance(op, Take):
+            found = cut_of_table(op, args, self.made, self.emit, ctx)
+        if found is None and isinstance(op, Slice):
+            found = shorter_counter(op, args, self.made, self.emit, ctx)
         if found is not None:
             return found
         value = self.g.call(op, *args)
@@ -223,6 +234,12 @@ class Writer:
     def full(self, shape: Sequence[Expr], value: float, element: DType) -> Value:
         """A tensor of one value."""
         return self.emit(BroadcastTo(tuple(shape)), self.literal(value, element))
+
+    def uniform(self, shape: Sequence[Expr], value: float, element: DType) -> Item:
+        """The same, remembered to be of one value."""
+        found = self.full(shape, value, element)
+        info = TensorInfo(tuple(shape), element)
+        return Item("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
 
     # shapes
 

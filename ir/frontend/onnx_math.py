@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from relax_tune.ir.dtype import DType, bool_, f16
+from relax_tune.ir.dtype import DType, bool_, f16, f32
+from relax_tune.ir.expr import Expr
 from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer
-from relax_tune.ir.frontend.onnx_tensors import Array, element_type
+from relax_tune.ir.frontend.onnx_tensors import Array, element_type, shortest
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import (
@@ -32,8 +33,10 @@ from relax_tune.ir.op.elementwise import (
     Sqrt,
     Sub,
     Tanh,
+    broadcast_dims,
 )
 from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.movement import BroadcastTo
 from relax_tune.ir.op.numeric import Abs, Floor, Log, Power
 
 
@@ -42,7 +45,9 @@ def literal_of(item: Item) -> float | int | None:
     if item.array is None or item.array.size != 1 or item.dtype is bool_:
         return None
     value = item.array.reshape(-1)[0].item()
-    return value if isinstance(value, int) or math.isfinite(value) else None
+    if isinstance(value, int):
+        return value
+    return (shortest(value) if item.dtype is f32 else value) if math.isfinite(value) else None
 
 
 def _small(value: float | int | None) -> bool:
@@ -210,9 +215,33 @@ def _where(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Where(), *(w.tensor(node.item(p)) for p in range(3))), natural)
 
 
-def _not_less(strict: bool) -> Handler:
-    """`a > b` is `b < a`, also for what is not a number."""
-    return binary(Less() if strict else LessEqual(), swap=True)
+def _joint(w: Writer, node: Node) -> tuple[Expr, ...] | None:
+    """The dims that two inputs broadcast to, when they are certain."""
+    a, b = node.item(0).shape, node.item(1).shape
+    return broadcast_dims(node.op, a, b, w.g.deduction)[0]
+
+
+def _greater(w: Writer, node: Node) -> Item | Sequence[Item | None]:
+    """`a > b` is `b < a`, also for what is not a number; what is never negative is at least 0."""
+    strict = node.op == "Greater"
+    a, b = node.item(0), node.item(1)
+    dims = _joint(w, node)
+    if not strict and a.natural and a.dtype.is_int and b.uniform is not None and b.uniform <= 0 and dims is not None:
+        return w.uniform(dims, True, bool_)
+    return binary(Less() if strict else LessEqual(), swap=True)(w, node)
+
+
+def _and(w: Writer, node: Node) -> Item | Sequence[Item | None]:
+    """`x and true` is `x`."""
+    a, b = node.item(0), node.item(1)
+    dims = _joint(w, node)
+    for x, other in ((a, b), (b, a)):
+        if x.uniform is True and dims is not None and x.dtype is other.dtype is bool_:
+            if other.uniform is True:
+                return w.uniform(dims, True, bool_)
+            same = len(dims) == other.ndim and all(map(w.g.deduction.same, dims, other.shape))
+            return other if same else w.of(w.emit(BroadcastTo(dims), w.tensor(other)))
+    return binary(LogicalAnd())(w, node)
 
 
 def _is_inf(w: Writer, node: Node) -> Item:
@@ -318,8 +347,8 @@ HANDLERS: Mapping[str, Handler] = {
     "Relu": unary(Relu()), "Gelu": _gelu, "Abs": unary(Abs()), "Log": unary(Log()), "Floor": unary(Floor()),
     "Ceil": _ceil, "Sign": _sign, "Cast": _cast, "CastLike": _cast, "Sum": variadic(Add()), "Max": variadic(Maximum()),
     "Min": variadic(Minimum()), "Mean": _mean, "Clip": _clip, "Where": _where, "Equal": binary(Equal()),
-    "Less": binary(Less()), "LessOrEqual": binary(LessEqual()), "Greater": _not_less(True),
-    "GreaterOrEqual": _not_less(False), "And": binary(LogicalAnd()), "Or": binary(LogicalOr()), "Xor": binary(NotEqual()),
+    "Less": binary(Less()), "LessOrEqual": binary(LessEqual()), "Greater": _greater,
+    "GreaterOrEqual": _greater, "And": _and, "Or": binary(LogicalOr()), "Xor": binary(NotEqual()),
     "Not": unary(LogicalNot()), "IsNaN": _is_nan, "IsInf": _is_inf, "LeakyRelu": _leaky, "PRelu": _leaky, "Elu": _elu,
     "Selu": _elu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_sigmoid, "Softplus": _softplus, "Dropout": _dropout,
     "Identity": lambda w, node: node.item(0), "Constant": _constant,

@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from relax_tune.ir.dtype import f32
-from relax_tune.ir.expr import Expr
+from relax_tune.ir.expr import Expr, as_int
 from relax_tune.ir.graph import Call, Constant, Value
 from relax_tune.ir.graph_builder import info_of
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Erf, Gelu, MaximumScalar, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, Permute, Reshape
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Mean, Sum
+from relax_tune.ir.op.movement import BroadcastTo, ExpandDims, Permute, Reshape
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Sum
 from relax_tune.ir.struct_info import TensorInfo
 
 Made = dict[Value, Call]
@@ -57,17 +57,28 @@ def _scaled(v: Value, factor: float, made: Made) -> Value | None:
 
 def _matmul_scale(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
     """(a * c) @ b = (a @ b) * c: factors of both operands become one, behind the product."""
-    factor, plain = 1.0, []
+    factors, plain = [], []
     for a in args:
         call = _made(a, MulScalar, made)
         info = info_of(a)
         if call is not None and isinstance(call.op, MulScalar) and isinstance(info, TensorInfo) and info.dtype is f32:
-            factor *= call.op.value
+            factors.append(call.op.value)
             a = call.args[0]
         plain.append(a)
+    factor = _attention_scale(factors, _shape(plain[0])[-1] if _shape(plain[0]) else None)
     if all(a is b for a, b in zip(plain, args, strict=True)) or not 1e-6 < abs(factor) < 1e6:
         return None
     return emit(MulScalar(factor), emit(op, *plain))
+
+
+def _attention_scale(factors: Sequence[float], width: Expr | None) -> float:
+    """The product of factors; exactly 1 / sqrt(k) where an exporter gives each operand of a product over k the rounded
+    fourth root of 1 / k, within the error of that rounding."""
+    total = math.prod(factors)
+    k = None if width is None else as_int(width)
+    if k and len(factors) == 2 and factors[0] == factors[1] and math.isclose(total, k**-0.5, rel_tol=3e-7):
+        return k**-0.5
+    return total
 
 
 def _matmul_transposed(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
@@ -198,11 +209,37 @@ def _l2_normalize(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emi
     return emit(L2Normalize(floor.op.value), args[0]) if floor.op.value > 0 else None
 
 
+def _mask_of(v: Value, made: Made) -> Value | None:
+    """The (b, n) mask that `v` is under dims (b, n, 1)."""
+    call = made.get(v)
+    if call is None or not isinstance(call.op, (ExpandDims, Reshape)):
+        return None
+    own, now = _shape(call.args[0]), _shape(v)
+    return call.args[0] if len(own) == 2 and len(now) == 3 and now[:2] == own and as_int(now[2]) == 1 else None
+
+
+def _mean_pool(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
+    """sum(x * mask, 1) / max(sum(mask, 1), eps) for x (b, n, c) and a mask (b, n, 1)."""
+    top, floor = _made(args[0], Sum, made), _made(args[1], MaximumScalar, made)
+    bottom = None if floor is None else _made(floor.args[0], Sum, made)
+    product = None if top is None else _made(top.args[0], Mul, made)
+    if floor is None or bottom is None or top is None or product is None:
+        return None
+    assert isinstance(floor.op, MaximumScalar) and isinstance(top.op, Sum) and isinstance(bottom.op, Sum)
+    if top.op != Sum((1,)) or bottom.op != Sum((1,)) or not floor.op.value > 0:
+        return None
+    for x, wide in (product.args, product.args[::-1]):
+        mask = _mask_of(wide, made)
+        if wide is bottom.args[0] and mask is not None and _shape(x)[:2] == _shape(mask) and len(_shape(x)) == 3:
+            return emit(MeanPool(floor.op.value), x, mask)
+    return None
+
+
 RULES: Mapping[type[OperatorSpec], tuple[Rule, ...]] = {
     Matmul: (_matmul_scale, _matmul_transposed),
     Reshape: (_reshape,),
     Mul: (_gelu,),
     MulScalar: (_gelu,),
     Add: (_layer_norm,),
-    Div: (_l2_normalize,),
+    Div: (_l2_normalize, _mean_pool),
 }

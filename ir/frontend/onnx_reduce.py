@@ -8,6 +8,7 @@ import numpy as np
 
 from relax_tune.ir.dtype import bool_, i64
 from relax_tune.ir.expr import Expr, as_int, const
+from relax_tune.ir.frontend.onnx_broadcasts import grid_axes
 from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
 from relax_tune.ir.frontend.onnx_math import cast_to, clipped, literal_of
 from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, cut, expressions, integers, permuted, taken
@@ -204,6 +205,14 @@ def _gather(w: Writer, node: Node) -> Item:
         if w.natural(at):
             row = cut(w, w.tensor(x), axis, at, w.simplify(at + 1))
             return w.of(w.reshape(row, [d for p, d in enumerate(x.shape) if p != axis]), x.natural)
+    if indices.uniform is not None and indices.natural:
+        at = const(int(indices.uniform))
+        row = w.reshape(
+            cut(w, w.tensor(x), axis, at, w.simplify(at + 1)), [d for p, d in enumerate(x.shape) if p != axis]
+        )
+        own = [*x.shape[:axis], *[const(1)] * indices.ndim, *x.shape[axis + 1 :]]
+        wide = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+        return w.of(w.emit(BroadcastTo(wide), w.reshape(row, own) if axis else row), x.natural)
     where = natural_indices(w, indices, x.shape[axis])
     return w.of(taken(w, w.tensor(x), axis, where), x.natural)
 
@@ -211,6 +220,8 @@ def _gather(w: Writer, node: Node) -> Item:
 def _gather_elements(w: Writer, node: Node) -> Item:
     x = node.item(0)
     axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
+    if x.uniform is not None:
+        return w.uniform(node.item(1).shape, x.uniform, x.dtype)
     where = natural_indices(w, node.item(1), x.shape[axis])
     return w.of(w.emit(GatherElements(axis), w.tensor(x), where), x.natural)
 
@@ -220,6 +231,11 @@ def _gather_nd(w: Writer, node: Node) -> Item:
     if node.attributes.get("batch_dims", 0):
         raise node.refuse(f"wanted batch_dims 0, found {node.attributes['batch_dims']}")
     depth = as_int(indices.shape[-1])
+    grid = None
+    if indices.value is not None:
+        grid = grid_axes(indices.value, w.made, w.g.deduction, x.shape[: depth or 0])
+    if grid is not None:
+        return w.of(_spread_out(w, x, grid, indices.shape[:-1]), x.natural)
     sizes = [as_int(d) for d in x.shape[: depth or 0]]
     if not indices.natural and len(set(sizes)) == 1 and sizes[0] is not None:
         where = natural_indices(w, indices, const(sizes[0]))
@@ -234,6 +250,16 @@ def _gather_nd(w: Writer, node: Node) -> Item:
         wrapped = w.emit(Add(), value, cast_to(w, w.tensor(limits_item), i64, indices.dtype))
         where = w.emit(Where(), w.emit(Less(), value, w.literal(0, indices.dtype)), wrapped, value)
     return w.of(w.emit(GatherND(), w.tensor(x), where), x.natural)
+
+
+def _spread_out(w: Writer, x: Item, axes: Sequence[int], lead: Sequence[Expr]) -> Value:
+    """The dims of `x` at `axes` of the result's leading dims, which are `lead`; the rest behind them."""
+    order = sorted(range(len(axes)), key=lambda p: axes[p])
+    rest = x.shape[len(axes) :]
+    value = permuted(w, w.tensor(x), [*order, *range(len(axes), x.ndim)])
+    own = [d if p in axes else const(1) for p, d in enumerate(lead)]
+    value = w.reshape(value, [*own, *rest])
+    return value if own == list(lead) else w.emit(BroadcastTo((*lead, *rest)), value)
 
 
 def _trilu(w: Writer, node: Node) -> Item:

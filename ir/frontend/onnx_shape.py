@@ -162,6 +162,8 @@ def _expand(w: Writer, node: Node) -> Item:
         raise node.refuse(f"wanted a shape that is certain to fit {x.info!r}, found {target!r}")
     if len(dims) == x.ndim and all(map(w.g.deduction.same, dims, tensor_dims(value))):
         return x if value is x.value else w.of(value, x.natural)
+    if x.uniform is not None:
+        return w.uniform(dims, x.uniform, x.dtype)
     return w.of(w.emit(BroadcastTo(dims), value), x.natural)
 
 
@@ -215,12 +217,22 @@ def _edge(w: Writer, node: Node, e: Expr, n: Expr) -> Expr:
     return e
 
 
+def _counted(w: Writer, x: Item) -> Value:
+    """The tensor; a table of 0, 1, 2 ... as a counter, whose first elements are a shorter counter."""
+    a = x.array
+    if a is None or x.dtype is not i64 or a.size < 2 or max(a.shape) != a.size or a.size > 1 << 20:
+        return w.tensor(x)
+    if not np.array_equal(a.reshape(-1), np.arange(a.size)):
+        return w.tensor(x)
+    return w.reshape(w.emit(Iota(const(a.size))), x.shape)
+
+
 def _slice(w: Writer, node: Node) -> Item:
     x = node.item(0)
     starts, ends = expressions(w, node, 1), expressions(w, node, 2)
     axes = integers(w, node, 3) if node.has(3) else list(range(len(starts)))
     steps = integers(w, node, 4) if node.has(4) else [1] * len(starts)
-    value = w.tensor(x)
+    value = _counted(w, x)
     for start, end, a, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(node, a, x.ndim)
         n = tensor_dims(value)[axis]

@@ -21,6 +21,11 @@ NUMBERS: Mapping[DType, int] = {d: n for n, d in DTYPES.items()}
 _EXTERNAL = 1
 
 
+def shortest(value: float) -> float:
+    """The shortest decimal that is the same 32-bit float: 1e-12 where a file holds 9.999999960041972e-13."""
+    return float(str(np.float32(value)))
+
+
 def require_onnx() -> Any:
     """The onnx package. Raises UserError naming the extra when it is not installed."""
     try:

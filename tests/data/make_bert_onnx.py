@@ -23,7 +23,11 @@ def example(b: int, n: int, vocabulary: int) -> tuple[np.ndarray[Any, Any], np.n
     return ids, (np.arange(n) < np.maximum(n - np.arange(b), 1)[:, None]).astype(np.int64)
 
 
-def main(which: str, out: str) -> None:
+def exported(which: str, attention: str = "sdpa") -> tuple[Any, Any]:
+    """(the ONNX model, the torch module): of a tiny random BERT, or of a Hugging Face folder. Opset 18, dynamic dims."""
+    import io
+
+    import onnx
     import torch
     from transformers import AutoModel, BertConfig, BertModel
 
@@ -42,31 +46,38 @@ def main(which: str, out: str) -> None:
     if which == "tiny":
         config = BertConfig(
             vocab_size=61, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=48, attn_implementation="sdpa",
+            max_position_embeddings=48, attn_implementation=attention,
         )  # fmt: skip
         inner = BertModel(config, add_pooling_layer=False)
         with torch.no_grad():
             for p in inner.parameters():
                 p.copy_(torch.randn_like(p) * 0.3)
     else:
-        inner = AutoModel.from_pretrained(which, attn_implementation="sdpa")
+        inner = AutoModel.from_pretrained(which, attn_implementation=attention)
     encoder = Encoder(inner.eval()).eval()
     positions = int(inner.config.max_position_embeddings)
     dims = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("seq", max=positions)}
     inputs = tuple(torch.from_numpy(a) for a in example(2, 7, inner.config.vocab_size))
+    out = io.BytesIO()
     torch.onnx.export(
         encoder, inputs, out, dynamo=True, opset_version=18, input_names=["input_ids", "attention_mask"],
         output_names=["embedding"], dynamic_shapes=(dims, dims), external_data=False, verbose=False,
     )  # fmt: skip
-    import onnx
-
-    model = onnx.load(out)
+    model = onnx.load_from_string(out.getvalue())
     for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output, model.graph):
         del part.metadata_props[:]  # where in the exporting program each node came from
+    return model, encoder
+
+
+def main(which: str, out: str) -> None:
+    import onnx
+    import torch
+
+    model, encoder = exported(which)
     onnx.save(model, out)
     found = {}
     for k, (b, n) in enumerate(SHAPES):
-        ids, mask = example(b, n, inner.config.vocab_size)
+        ids, mask = example(b, n, encoder.inner.config.vocab_size)
         with torch.no_grad():
             embedding = encoder(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
         found |= {f"ids_{k}": ids, f"mask_{k}": mask, f"embedding_{k}": embedding}

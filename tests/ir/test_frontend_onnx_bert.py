@@ -177,3 +177,85 @@ def test_scales_and_transpositions_of_operands_move_into_the_product() -> None:
     found = operators(check(model(text), [floats(2, 3, 5, 4), floats(2, 3, 5, 4)]))
     assert [o.name for o in found] == ["matmul", "mul_scalar"]
     assert found[0].transpose_b  # type: ignore[attr-defined]
+
+
+def test_mean_pooling_from_its_parts() -> None:
+    text = """(float[b, n, c] x, int64[b, n] mask) => (float[b, c] y) <float low = {0.000000001}, int64[1] one = {1}, int64[1] last = {2}> {
+      w = Unsqueeze(mask, last)
+      v = Cast<to = 1>(w)
+      p = Mul(x, v)
+      t = ReduceSum<keepdims = 0>(p, one)
+      s = ReduceSum<keepdims = 0>(v, one)
+      k = Clip(s, low)
+      y = Div(t, k) }"""
+    mask = np.array([[1, 1, 0], [1, 0, 0]])
+    found = operators(check(model(text), [floats(2, 3, 4), mask]))
+    assert [o.name for o in found] == ["cast", "reshape", "mean_pool"] or [o.name for o in found] == [
+        "cast",
+        "mean_pool",
+    ]
+    assert found[-1].eps == 1e-9  # type: ignore[attr-defined]
+
+
+def test_attention_s_scale_split_over_both_operands_is_one_number() -> None:
+    text = """(float[n, 8] q, float[n, 8] k) => (float[n, n] y) <float s = {0.59460355}> {
+      t = Transpose(k)
+      a = Mul(q, s)
+      b = Mul(t, s)
+      y = MatMul(a, b) }"""
+    found = operators(check(model(text), [floats(3, 8), floats(3, 8)]))
+    assert [o.name for o in found] == ["matmul", "mul_scalar"]
+    assert found[1].value == 8**-0.5  # type: ignore[attr-defined]
+
+
+def test_elementwise_operators_run_before_broadcasts() -> None:
+    text = """(float[a, 1] x, float[a, b] z) => (float[a, b] y) {
+      s = Shape(z)
+      w = Expand(x, s)
+      e = Exp(w)
+      y = Add(z, e) }"""
+    assert [o.name for o in operators(check(model(text), [floats(3, 1), floats(3, 4)]))] == ["exp", "add"]
+    both = text.replace("Add(z, e)", "Mul(e, w)")
+    assert [o.name for o in operators(check(model(both), [floats(3, 1), floats(3, 4)]))] == [
+        "exp",
+        "mul",
+        "broadcast_to",
+    ]
+
+
+GRID = """(float[a, b] x) => (float[q, r] y) <int64 zero = {0}, int64 one = {1}, int64[1] first = {0}, int64[1] second = {1},
+  int64[1] last = {2}> {
+      n = Shape<start = 0, end = 1>(x)
+      m = Shape<start = 1, end = 2>(x)
+      n0 = Squeeze(n)
+      m0 = Squeeze(m)
+      i = Range(zero, n0, one)
+      j = Range(zero, m0, one)
+      iu = Unsqueeze(i, AXIS_I)
+      ju = Unsqueeze(j, AXIS_J)
+      s = Concat<axis = 0>(SIZES)
+      ie = Expand(iu, s)
+      je = Expand(ju, s)
+      ix = Unsqueeze(ie, last)
+      jx = Unsqueeze(je, last)
+      k = Concat<axis = -1>(ix, jx)
+      y = GatherND(x, k) }"""
+
+
+@pytest.mark.parametrize("axes, sizes, wanted", [
+    (("second", "first"), "n, m", ["permute"]), (("first", "second"), "m, n", ["permute"]),
+])  # fmt: skip
+def test_a_table_read_on_a_grid_is_the_table(axes: tuple[str, str], sizes: str, wanted: list[str]) -> None:
+    text = GRID.replace("AXIS_I", axes[0]).replace("AXIS_J", axes[1]).replace("SIZES", sizes)
+    for dims in ((3, 4), (1, 4), (4, 1), (1, 1)):
+        found = operators(check(model(text), [floats(*dims)]))
+        assert [o.name for o in found if o.name != "reshape"] == wanted
+
+
+def test_positions_cut_from_a_table_need_no_gather() -> None:
+    text = """(float[a, n] x) => (float[1, n, 3] y) <int64[1, 6] ids = {0, 1, 2, 3, 4, 5}, int64[1] zero = {0}, int64[1] one = {1},
+      float[6, 3] table = {0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0}> {
+      n = Shape<start = 1>(x)
+      k = Slice(ids, zero, n, one)
+      y = Gather(table, k) }"""
+    assert [o.name for o in operators(check(model(text), [floats(2, 4)]))] == ["slice", "reshape"]
