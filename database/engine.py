@@ -2,30 +2,55 @@
 
 `sqlite:///relative.db`, `sqlite:////absolute.db`, a plain path ending in .db, .sqlite or .sqlite3, and
 `postgresql://user@host/name` (through psycopg) are understood. SQLite runs in WAL mode with synchronous=NORMAL, foreign
-keys enforced, and a writer that waits for its turn.
+keys enforced, and a writer that waits for its turn; `?mode=ro` after the file makes it read-only.
+
+Nothing waits for ever: a server has CONNECT_SECS to answer (per address of its name), a connection that goes silent is
+given up after SILENT_SECS, another's write transaction is waited for at most BUSY_SECS, and an open store waits AWAY_SECS for
+a server that is being restarted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
+import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.pool import QueuePool
 
+from relax_tune.database import sqlite_file
 from relax_tune.errors import DatabaseError
 
 BUSY_SECS = 60
-"""How long a SQLite connection waits for another process's write, and PostgreSQL for a connection (a sixth of it)."""
+"""How long a writer waits for another's write transaction."""
+CONNECT_SECS = 10
+"""How long a PostgreSQL server may take to answer a new connection."""
+SILENT_SECS = 30
+"""How long a PostgreSQL server may leave what it was sent unacknowledged."""
+AWAY_SECS = 30
+"""How long an open store waits for a PostgreSQL server that went away to come back."""
+_AWAY = ("57P01", "57P02", "57P03")  # shut down by its administrator, crashed, starting up
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
-_KINDS = "wanted sqlite:///FILE, postgresql://USER@HOST/NAME or memory://"
+_KINDS = "wanted sqlite:///FILE, a path ending in .db, postgresql://USER@HOST/NAME or memory://"
+_SECRET = re.compile(r"(password|passwd|pwd|token|secret)(\s*[=:]\s*)('[^']*'|[^\s&;,]+)", re.IGNORECASE)
 
 
 def default_url() -> str:
@@ -39,41 +64,59 @@ def parse_url(text: str) -> URL:
     Raises:
         DatabaseError: not a URL, or a kind of database we do not support.
     """
-    if "://" not in text and text.endswith(_SUFFIXES):
-        text = f"sqlite:///{text}"
+    plain = "://" not in text and text.endswith(_SUFFIXES)
+    malformed = DatabaseError(f"{_KINDS}, found a malformed database URL {masked(text)!r:.200}; correct it")
+    if not text.isprintable():
+        raise malformed
+    if plain:
+        return URL.create("sqlite+pysqlite", database=text)
     try:
         url = make_url(text)
         backend = url.get_backend_name()
     except (ArgumentError, ValueError):
-        raise DatabaseError(
-            f"{_KINDS}, found a malformed database URL {_without_password(text)!r}; correct it"
-        ) from None
+        raise malformed from None
     if backend == "sqlite" and url.drivername in ("sqlite", "sqlite+pysqlite"):
-        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
-            raise DatabaseError(
-                f"wanted a file in {text!r}, found none; give sqlite:///FILE, or memory:// for a database that is not kept"
-            )
-        if url.host:
-            raise DatabaseError(
-                f"wanted three slashes before a file name, found {text!r}; give sqlite:///{url.host}/..."
-            )
-        return url.set(drivername="sqlite+pysqlite")
+        return _sqlite_url(url, text).set(drivername="sqlite+pysqlite")
     if backend == "postgresql" and url.drivername in ("postgresql", "postgresql+psycopg"):
+        if "@" in (url.host or ""):
+            raise DatabaseError(
+                f"wanted one @ before the host, found several in {masked(text)!r:.200}; write an @ in a password as %40"
+            )
         return url.set(drivername="postgresql+psycopg")
+    hint = "; write postgresql://" if backend in ("postgres", "pgsql", "psql") else ""
     raise DatabaseError(
-        f"{_KINDS}, found the unsupported kind {url.drivername!r} in {_without_password(text)!r}; choose one of these"
+        f"{_KINDS}, found the unsupported kind {url.drivername!r:.60} in {masked(text)!r:.200}{hint or '; choose one of these'}"
     )
 
 
-def _without_password(text: str) -> str:
+def _sqlite_url(url: URL, text: str) -> URL:
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise DatabaseError(
+            f"wanted a file in {masked(text)!r:.200}, found none; give sqlite:///FILE, or memory:// for a database that is not kept"
+        )
+    if url.host:
+        raise DatabaseError(
+            f"wanted three slashes before a file name, found {masked(text)!r:.200}; give sqlite:///{url.host}/..."
+        )
+    if text.partition("?")[2] not in ("", "mode=ro"):
+        raise DatabaseError(
+            f"wanted no option but mode=ro after a SQLite file, found {masked(text)!r:.200}; leave the others out (a ? in a "
+            "file's name is written %3F)"
+        )
+    return url
+
+
+def masked(text: str) -> str:
+    """A text that may hold a database URL, fit to be printed: without anything that looks like a password."""
     scheme, slashes, rest = text.partition("://")
     _, at, host = rest.rpartition("@")
-    return f"{scheme}{slashes}***@{host}" if at else text
+    return _SECRET.sub(r"\1\2***", f"{scheme}{slashes}***@{host}" if at else text)
 
 
 def shown(url: URL) -> str:
     """The URL as it may be printed: no driver, no password."""
-    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
+    plain = url.set(drivername=url.get_backend_name())
+    return _SECRET.sub(r"\1\2***", plain.render_as_string(hide_password=True))
 
 
 def sqlite_path(url: URL) -> Path | None:
@@ -81,8 +124,13 @@ def sqlite_path(url: URL) -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
+def asks_read_only(url: URL) -> bool:
+    """Whether the URL itself says that nothing may be written."""
+    return dict(url.query) == {"mode": "ro"} and url.get_backend_name() == "sqlite"
+
+
 def make_engine(url: URL, *, read_only: bool) -> Engine:
-    """An engine that connects lazily. Thread-safe; not to be carried across a fork.
+    """An engine that connects lazily, to a SQLite file that exists. Thread-safe; not to be carried across a fork.
 
     Raises:
         DatabaseError: the driver is not installed.
@@ -90,9 +138,18 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
     try:
         if url.get_backend_name() == "sqlite":
             return _sqlite_engine(url, read_only)
-        options = "-c default_transaction_read_only=on" if read_only else ""
-        arguments = {"connect_timeout": BUSY_SECS // 6, **({"options": options} if options else {})}
-        return create_engine(url, pool_pre_ping=True, connect_args=arguments)
+        options = f"-c lock_timeout={BUSY_SECS}s" + (" -c default_transaction_read_only=on" if read_only else "")
+        given = url.query.get("options")
+        arguments = {
+            "connect_timeout": CONNECT_SECS,
+            "keepalives_idle": SILENT_SECS // 3,
+            "keepalives_interval": SILENT_SECS // 3,
+            "keepalives_count": 2,
+            "tcp_user_timeout": SILENT_SECS * 1000,
+        }
+        arguments = {name: value for name, value in arguments.items() if name not in url.query}
+        wanted = {**arguments, "options": f"{given} {options}" if isinstance(given, str) else options}
+        return create_engine(url, pool_pre_ping=True, connect_args=wanted)
     except (ImportError, NoSuchModuleError):
         raise DatabaseError(
             f"{shown(url)}: wanted the psycopg driver for PostgreSQL, found it missing; run `pip install 'relax-tune[postgres]'`"
@@ -101,20 +158,17 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
 
 def _sqlite_engine(url: URL, read_only: bool) -> Engine:
     path = Path(str(url.database)).absolute()
-    mode = "ro" if read_only else "rwc"
-    # A file on read-only media cannot get WAL's side files; nobody can be writing it either.
-    still = read_only and not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
-    address = f"{path.as_uri()}?mode={mode}" + ("&immutable=1" if still else "")
 
     def connect() -> sqlite3.Connection:
+        address = sqlite_file.address(path, read_only=read_only, strictly=asks_read_only(url))
         connection = sqlite3.connect(
             address, uri=True, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA synchronous=NORMAL")
-            if not read_only:
-                _use_wal(connection)
+            if read_only:
+                connection.execute("PRAGMA query_only=ON")
         except BaseException:
             connection.close()
             raise
@@ -131,20 +185,23 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
     return engine
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """WAL is a property of the file; switching to it does not wait for other openers, so we do."""
+def use_wal(engine: Engine) -> None:
+    """Put a SQLite file that is ours into WAL mode, which it keeps. Switching does not wait for other openers, so we do."""
+    if engine.dialect.name != "sqlite":
+        return
     deadline = time.monotonic() + BUSY_SECS
-    while True:
-        try:
-            if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+    with contextlib.closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        while True:
+            try:
+                if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                    # A file system without shared memory keeps its rollback journal: slower and as safe.
+                    cursor.execute("PRAGMA journal_mode=WAL")
                 return
-            # A file system without shared memory keeps its rollback journal: slower and as safe.
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
 
 def writer(engine: Engine) -> Engine:
@@ -160,45 +217,98 @@ def reader(engine: Engine) -> Engine:
 
 
 _ADVICE = (
-    ("unable to open database file", "check that the folder exists and may be written"),
+    ("unable to open database file", "check that the file and its folder may be read and written"),
     ("readonly database", "the file or its folder is read-only: fix its permissions, or open it read-only"),
     ("read-only transaction", "it was opened read-only: open it for writing"),
     ("not a database", "the file is something else: give another path"),
     (
         "disk image is malformed",
-        "the file is damaged: restore a backup, or export what `relax-tune db check` can still read",
+        "the file is damaged: restore a backup, or import what `relax-tune db export` can still read into a new database",
     ),
+    ("malformed database schema", "the file is damaged: restore a backup"),
     ("disk is full", "free some space; everything committed before is safe"),
-    ("No space left", "free some space; everything committed before is safe"),
+    ("o space left", "free some space; everything committed before is safe"),
+    ("disk I/O error", "check the disk (full? unplugged?); everything committed before is safe"),
+    ("file too large", "the file may not grow (a limit of this process?); everything committed before is safe"),
     ("database is locked", f"another process has been writing for over {BUSY_SECS} s: wait for it or stop it"),
+    ("lock timeout", f"another session has held a lock for over {BUSY_SECS} s: see pg_stat_activity on the server"),
+    ("Is the server running", "check that the server runs and that host and port are right"),
+    ("invalid port", "give a port between 1 and 65535"),
     ("onnection refused", "check that the server runs and that host and port are right"),
     ("could not translate host", "check the host name"),
     ("resolve host", "check the host name"),
-    ("imeout expired", "check that the server can be reached"),
-    ("password authentication failed", "check user and password (or ~/.pgpass)"),
-    ("does not exist", "create the database and the user on the server first"),
-    ("no such table", "a table is missing: run `relax-tune db check`"),
+    ("ame or service not known", "check the host name"),
+    ("imeout expired", f"the server gave no answer within {CONNECT_SECS} s: check host, port and network"),
+    ("authentication failed", "check user and password (or ~/.pgpass)"),
+    ("no password supplied", "give a password in the URL, in PGPASSWORD or in ~/.pgpass"),
+    ("invalid connection option", "leave this option out of the URL"),
+    ("invalid URI query parameter", "leave this option out of the URL"),
+    ('role "', "create the user on the server first"),
+    ("no such table", "a table is missing: it was altered; restore a backup"),
+    ("no such column", "a column is missing: it was altered; restore a backup"),
+    ("does not exist", "create it on the server first"),
+    ("ermission denied", "fix the permissions, or choose another place with --db"),
+    ("ead-only file system", "choose a place that may be written with --db"),
+    ("ot a directory", "part of the path is a file: choose another place with --db"),
+    ("ile exists", "part of the path is a file: choose another place with --db"),
+    ("ile name too long", "give a shorter name"),
+    ("erminating connection", "the server was stopped: start it, then run the same command again"),
+    ("server closed the connection", "the server went away: when it is back, run the same command again"),
+    ("starting up", "the server is starting: try again in a moment"),
+    ("too many clients", "close other sessions, or let the server take more"),
 )
 
 
-def explain(error: BaseException, where: str, doing: str) -> DatabaseError:
-    """One paragraph for a driver's error: where, what failed, what the driver said, what to do."""
+def explain(error: BaseException, where: str, doing: str, path: Path | None = None) -> DatabaseError:
+    """One paragraph for a driver's error: where, what failed, what the driver said, what to do. `path`: the SQLite file, to
+    say who holds it."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    lines = [line.strip() for line in masked(reason).splitlines() if line.strip()]
     said = "; ".join(lines[:2])[:300] or type(cause).__name__
     if isinstance(error, IntegrityError):
         advice = (
             "the records break a rule of the database (a record they refer to is missing?): run `relax-tune db check`"
         )
     else:
-        advice = next((text for part, text in _ADVICE if part in str(cause)), "run `relax-tune db check` and try again")
-    return DatabaseError(f"{where}: could not {doing}: {said}; {advice}")
+        advice = next((text for part, text in _ADVICE if part in reason), "run `relax-tune db check` and try again")
+    if "database is locked" in reason and path is not None and (found := sqlite_file.holder(path)):
+        said += f" by {found}"
+    return (LostConnection if _lost(error) else DatabaseError)(f"{where}: could not {doing}: {said}; {advice}")
+
+
+class LostConnection(DatabaseError):
+    """The server cannot be reached, or went away during an exchange; it may come back."""
+
+
+def _lost(error: BaseException) -> bool:
+    if not isinstance(error, DBAPIError) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = getattr(error.orig, "sqlstate", None)
+    return error.connection_invalidated or state in _AWAY or (state is None and isinstance(error, OperationalError))
+
+
+def patient(method: Callable[P, T]) -> Callable[P, T]:
+    """A method that may be called again, called again while the server it talks to is away, up to AWAY_SECS."""
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
+        deadline = time.monotonic() + AWAY_SECS
+        while True:
+            try:
+                return method(*arguments, **named)
+            except LostConnection:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
+
+    return call
 
 
 @contextlib.contextmanager
-def explained(where: str, doing: str) -> Iterator[None]:
+def explained(where: str, doing: str, path: Path | None = None) -> Iterator[None]:
     """Turn whatever the driver raises inside into one `DatabaseError`."""
     try:
         yield
     except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-        raise explain(error, where, doing) from None
+        raise explain(error, where, doing, path) from None

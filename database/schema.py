@@ -12,6 +12,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
+from relax_tune.database.models import Base
 from relax_tune.errors import DatabaseError
 
 VERSION_TABLE = "alembic_version"
@@ -62,6 +63,7 @@ def verify(connection: Connection, where: str) -> None:
     found = current(connection, where)
     known = versions()
     if found == known[-1]:
+        _verify_columns(connection, where)
         return
     if found is None:
         raise DatabaseError(
@@ -74,6 +76,18 @@ def verify(connection: Connection, where: str) -> None:
             f"`relax-tune db upgrade --db {where}`"
         )
     _refuse_newer(found, known, where)
+
+
+def _verify_columns(connection: Connection, where: str) -> None:
+    """Every table and column of ours is there. Others are nobody's harm."""
+    looking = inspect(connection)
+    tables = set(looking.get_table_names())
+    for name, table in Base.metadata.tables.items():
+        wanted = {column.name for column in table.columns}
+        missing = sorted(wanted - {str(c["name"]) for c in looking.get_columns(name)} if name in tables else wanted)
+        if missing:
+            what = f"the columns {', '.join(missing)} of {name}" if name in tables else f"the table {name}"
+            raise DatabaseError(f"{where}: wanted {what}, found none: the database was altered; restore a backup")
 
 
 def _refuse_newer(found: str, known: tuple[str, ...], where: str) -> None:

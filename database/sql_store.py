@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, delete, func, select, text, update
+from sqlalchemy import URL, Connection, delete, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from relax_tune.database import rows, schema
-from relax_tune.database.engine import explained, make_engine, parse_url, reader, shown, sqlite_path, writer
+from relax_tune.database import rows, schema, sqlite_file
+from relax_tune.database.engine import (
+    asks_read_only,
+    explained,
+    make_engine,
+    parse_url,
+    patient,
+    reader,
+    shown,
+    sqlite_path,
+    use_wal,
+    writer,
+)
 from relax_tune.database.integrity import find_problems
 from relax_tune.database.models import (
     Base,
@@ -59,44 +71,59 @@ class SqlStore:
     def __init__(self, url: str, *, create: bool = True, read_only: bool = False, make_folder: bool = False) -> None:
         parsed = parse_url(url)
         self.where = shown(parsed)
-        self.read_only = read_only
-        path = sqlite_path(parsed)
-        create = create and not read_only
-        if path is not None and not path.exists():
-            if not create:
-                raise DatabaseError(f"{self.where}: wanted an existing database, found no file; correct the path")
-            with explained(self.where, "make its folder"):
-                if make_folder:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.parent.is_dir():
-                raise DatabaseError(f"{self.where}: wanted the folder {path.parent}, found none; make it first")
-        self._engine = make_engine(parsed, read_only=read_only)
+        self.read_only = read_only or asks_read_only(parsed)
+        self._path = sqlite_path(parsed)
+        create = create and not self.read_only
+        made = _prepare(parsed, self.where, write=not self.read_only, create=create, make_folder=make_folder)
+        self._identity = None if self._path is None else sqlite_file.identity_of(self._path)
+        self._engine = make_engine(parsed, read_only=self.read_only)
         try:
-            with explained(self.where, "open it"):
-                with reader(self._engine).begin() as connection:
-                    empty = schema.current(connection, self.where) is None
+            self._open(create)
+        except BaseException:
+            self._engine.dispose()
+            if made is not None:
+                _remove_empty(made)
+            raise
+
+    def _open(self, create: bool) -> None:
+        with explained(self.where, "open it", self._path):
+            with reader(self._engine).begin() as connection:
+                empty = schema.current(connection, self.where) is None
+            if not self.read_only:
+                if not empty or create:
+                    use_wal(self._engine)
                 if empty and create:
                     with writer(self._engine).begin() as connection:
                         schema.migrate(connection, self.where)
-                with reader(self._engine).begin() as connection:
-                    schema.verify(connection, self.where)
-        except BaseException:
-            self._engine.dispose()
-            raise
+            with reader(self._engine).begin() as connection:
+                schema.verify(connection, self.where)
+                postgres = connection.dialect.name == "postgresql"
+                if postgres and not self.read_only and connection.scalar(text("SHOW transaction_read_only")) == "on":
+                    raise DatabaseError(
+                        f"{self.where}: wanted to write it, found the server read-only (a standby?); give the primary server"
+                    )
 
     # Transactions
 
+    def _verify_same(self) -> None:
+        """The file is still the one that was opened: what is written into a deleted one is lost."""
+        if self._path is not None:
+            sqlite_file.verify_same(self._path, self._identity, self.where)
+
     @contextlib.contextmanager
     def _read(self, doing: str) -> Iterator[Connection]:
-        with explained(self.where, doing), reader(self._engine).begin() as connection:
+        self._verify_same()
+        with explained(self.where, doing, self._path), reader(self._engine).begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def _write(self, doing: str) -> Iterator[Connection]:
         if self.read_only:
             raise DatabaseError(f"{self.where}: could not {doing}: it was opened read-only; open it for writing")
-        with explained(self.where, doing), writer(self._engine).begin() as connection:
+        self._verify_same()
+        with explained(self.where, doing, self._path), writer(self._engine).begin() as connection:
             yield connection
+            self._verify_same()
 
     def _insert(self, model: type[Base]) -> Any:
         """An INSERT of this engine that can say what a conflict means."""
@@ -126,36 +153,45 @@ class SqlStore:
 
     # Targets, environments, workloads
 
+    @patient
     def add_target(self, target: Target) -> str:
         with self._write("add a target") as connection:
             self._add(connection, TargetRow, [rows.target_values(target)])
         return target.key
 
+    @patient
     def add_environment(self, environment: Environment) -> str:
         with self._write("add an environment") as connection:
             self._add(connection, EnvironmentRow, [rows.environment_values(environment)])
         return environment.key
 
+    @patient
     def add_workload(self, workload: Workload) -> str:
         with self._write("add a workload") as connection:
             self._add(connection, WorkloadRow, [rows.workload_values(workload)])
         return workload.key
 
+    @patient
     def target(self, key: str) -> Target | None:
         return self._one(TargetRow, rows.target_of, key=key)
 
+    @patient
     def targets(self) -> list[Target]:
         return sorted(self._all(TargetRow, rows.target_of), key=lambda target: target.key)
 
+    @patient
     def environment(self, key: str) -> Environment | None:
         return self._one(EnvironmentRow, rows.environment_of, key=key)
 
+    @patient
     def environments(self) -> list[Environment]:
         return sorted(self._all(EnvironmentRow, rows.environment_of), key=lambda environment: environment.key)
 
+    @patient
     def workload(self, key: str) -> Workload | None:
         return self._one(WorkloadRow, rows.workload_of, key=key)
 
+    @patient
     def workloads(self, target: str | None) -> list[Workload]:
         measured = select(MeasurementRow.workload).where(MeasurementRow.target == target).distinct()
         conditions = [] if target is None else [WorkloadRow.key.in_(measured)]
@@ -163,6 +199,7 @@ class SqlStore:
 
     # Measurements
 
+    @patient
     def add_measurements(self, batch: Iterable[Measurement]) -> int:
         new = verify_batch(batch)
         if not new:
@@ -205,6 +242,7 @@ class SqlStore:
                 raise DatabaseError(f"{self.where}: measurement {row['id']!r} has lost its variant; restore a backup")
         return sorted((rows.measurement_of(row, variants[row["variant"]]) for row in found), key=lambda m: m.id)
 
+    @patient
     def query(
         self,
         target: str,
@@ -221,6 +259,7 @@ class SqlStore:
         )
         return self._select("read measurements", conditions)
 
+    @patient
     def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:
         conditions = MeasurementRow.matching(target, workload=workload, status=status)
         with self._read("count measurements") as connection:
@@ -231,6 +270,7 @@ class SqlStore:
     ) -> Measurement | None:
         return next(iter(self.top(workload, target, symbols, 1, regime)), None)
 
+    @patient
     def top(
         self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
     ) -> list[Measurement]:
@@ -245,6 +285,7 @@ class SqlStore:
             found.update({m.id: m for m in self._select("read the best", [*conditions, MeasurementRow.id.in_(chunk)])})
         return [found[id] for id in ranking if id in found]  # one pruned in between is gone
 
+    @patient
     def stats(self, target: str) -> TargetStats | None:
         with self._read("read statistics") as connection:
             row = connection.execute(select(*TargetRow.__table__.columns).filter_by(key=target)).mappings().first()
@@ -262,6 +303,7 @@ class SqlStore:
 
     # Plans
 
+    @patient
     def put_plan(self, workload: str, target: str, entries: str) -> Plan:
         first = Plan(workload, target, 1, entries)
         with self._write("put a plan") as connection:
@@ -279,6 +321,7 @@ class SqlStore:
             self._add(connection, PlanRow, [rows.plan_values(plan)])
         return plan
 
+    @patient
     def add_plans(self, batch: Iterable[Plan]) -> int:
         plans = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.version))
         with self._write("add plans") as connection:
@@ -286,17 +329,20 @@ class SqlStore:
             self._verify_known(connection, WorkloadRow, {plan.workload for plan in plans})
             return self._add(connection, PlanRow, [rows.plan_values(plan) for plan in plans])
 
+    @patient
     def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
         with self._read("read a plan") as connection:
             row = connection.execute(PlanRow.select_for(workload, target, version)).mappings().first()
         return None if row is None else rows.plan_of(row)
 
+    @patient
     def plans(self, target: str) -> list[Plan]:
         found = self._all(PlanRow, rows.plan_of, PlanRow.target == target)
         return sorted(found, key=lambda plan: (plan.workload, plan.version))
 
     # Leases
 
+    @patient
     def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
         lease = Lease(workload, target, holder, now + secs)
         insert = self._insert(LeaseRow).values(rows.lease_values(lease))
@@ -310,40 +356,48 @@ class SqlStore:
             self._verify_known(connection, WorkloadRow, {workload})
             return lease if connection.execute(statement).first() is not None else None
 
+    @patient
     def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
         renewed = Lease(lease.workload, lease.target, lease.holder, now + secs)
         with self._write("renew a lease") as connection:
             statement = update(LeaseRow).where(*_held(lease)).values(expires_at=renewed.expires_at)
             return renewed if connection.execute(statement).rowcount == 1 else None
 
+    @patient
     def release_lease(self, lease: Lease) -> bool:
         with self._write("release a lease") as connection:
             return connection.execute(delete(LeaseRow).where(*_held(lease))).rowcount == 1
 
+    @patient
     def lease(self, workload: str, target: str) -> Lease | None:
         return self._one(LeaseRow, rows.lease_of, workload=workload, target=target)
 
     # Jobs and histograms
 
+    @patient
     def put_job(self, job: Job) -> None:
         statement = self._insert(JobRow).values(rows.job_values(job))
         replaced = {"settings": job.settings, "state": job.state}
         with self._write("put a job") as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=replaced))
 
+    @patient
     def job(self, id: str) -> Job | None:
         return self._one(JobRow, rows.job_of, id=id)
 
+    @patient
     def jobs(self, state: JobState | None = None) -> list[Job]:
         conditions = [] if state is None else [JobRow.state == state]
         return sorted(self._all(JobRow, rows.job_of, *conditions), key=lambda job: job.id)
 
+    @patient
     def put_histogram(self, histogram: ShapeHistogram) -> None:
         statement = self._insert(HistogramRow).values(rows.histogram_values(histogram))
         replaced = {"counts": histogram.counts}
         with self._write("put a histogram") as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["task", "symbol"], set_=replaced))
 
+    @patient
     def histograms(self, task: str | None) -> list[ShapeHistogram]:
         conditions = [] if task is None else [HistogramRow.task == task]
         found = self._all(HistogramRow, rows.histogram_of, *conditions)
@@ -402,9 +456,42 @@ def upgrade(url: str) -> tuple[str | None, str]:
     """
     parsed = parse_url(url)
     where = shown(parsed)
+    if asks_read_only(parsed):
+        raise DatabaseError(f"{where}: wanted to upgrade it, found mode=ro in its URL; leave that out")
+    made = _prepare(parsed, where, write=True, create=True, make_folder=False)
     engine = make_engine(parsed, read_only=False)
     try:
-        with explained(where, "upgrade it"), writer(engine).begin() as connection:
-            return schema.migrate(connection, where)
+        with explained(where, "upgrade it", sqlite_path(parsed)):
+            with reader(engine).begin() as connection:
+                schema.current(connection, where)
+            use_wal(engine)
+            with writer(engine).begin() as connection:
+                return schema.migrate(connection, where)
+    except BaseException:
+        if made is not None:
+            _remove_empty(made)
+        raise
     finally:
         engine.dispose()
+
+
+def _prepare(parsed: URL, where: str, *, write: bool, create: bool, make_folder: bool) -> Path | None:
+    """Look at the file of a SQLite URL, and make an empty one where one is wanted; its path when it was made."""
+    path = sqlite_path(parsed)
+    if path is None:
+        return None
+    if make_folder and create:
+        with explained(where, "make its folder"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if sqlite_file.verify_file(path, where, write=write, create=create):
+        return None
+    with explained(where, "make it"):
+        path.touch()
+    return path
+
+
+def _remove_empty(path: Path) -> None:
+    """Take back a file that was made for nothing; whoever opened it meanwhile is told that it is gone."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()

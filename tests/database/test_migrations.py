@@ -15,7 +15,7 @@ from sqlalchemy import text
 from tests.database.records_made import MATMUL, ZEN, ZEN_OLD, timing
 
 from relax_tune.database import schema
-from relax_tune.database.engine import make_engine, parse_url
+from relax_tune.database.engine import make_engine, parse_url, sqlite_path
 from relax_tune.database.models import Base
 from relax_tune.database.sql_store import upgrade
 from relax_tune.database.store import SqlStore, open_store
@@ -77,12 +77,16 @@ def test_a_newer_schema_asks_for_a_newer_tool(sql_url: str) -> None:
 
 
 def test_a_database_of_something_else_is_left_alone(sql_url: str) -> None:
+    if (path := sqlite_path(parse_url(sql_url))) is not None:
+        path.touch()
     engine = make_engine(parse_url(sql_url), read_only=False)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE cats (name TEXT)"))
-    for attempt in (lambda: open_store(sql_url), lambda: upgrade(sql_url)):
+    before = path.read_bytes() if path is not None else b""
+    for attempt in (lambda: open_store(sql_url), lambda: upgrade(sql_url), lambda: open_store(sql_url, read_only=True)):
         with pytest.raises(DatabaseError, match="cats"):
             attempt()
+    assert path is None or (path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [path.name])
     with engine.begin() as connection:  # even one that uses Alembic too
         connection.execute(text("CREATE TABLE alembic_version (version_num TEXT)"))
         connection.execute(text("INSERT INTO alembic_version VALUES ('0002')"))
