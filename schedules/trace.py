@@ -63,9 +63,14 @@ class Trace:
                 )
         return Trace(tuple(Step(s.primitive, tuple((k, _put(v, values)) for k, v in s.args)) for s in self.steps))
 
-    def as_python(self) -> str:
-        """The trace as a Python program over a `Schedule` called `s`."""
-        lines = [f"{t.name} = Tunable({t.name!r}, {list(t.domain)})" for t in self.tunables]
+    def as_python(self, values: Mapping[str, int] | None = None) -> str:
+        """The trace as a Python program over a `Schedule` called `s`; its tunables are free, or numbers when `values` are
+        given. Raises ScheduleError for a value that is missing or outside its domain."""
+        if values is None:
+            lines = [f"{t.name} = Tunable({t.name!r}, {list(t.domain)})" for t in self.tunables]
+        else:
+            self.with_values(values)
+            lines = [f"{t.name} = {values[t.name]}  # of {', '.join(map(str, t.domain))}" for t in self.tunables]
         for step in self.steps:
             args = ", ".join(f"{k}={_show(v)}" for k, v in step.args)
             lines.append(f"s.apply({step.primitive!r}, {args})")

@@ -77,10 +77,10 @@ def refused(*arguments: str) -> str:
 
 def test_help_names_every_command_with_its_own_first_line() -> None:
     text = " ".join(ok("--help").split())
-    for name, (_, _, summary) in COMMANDS.items():
+    for name, entry in COMMANDS.items():
         assert name in text
         own = load_command(name).help
-        assert " ".join(own.split("\n\n")[0].split()) == summary, name
+        assert " ".join(own.split("\n\n")[0].split()) == entry.summary, name
 
 
 def test_every_command_has_help() -> None:

@@ -10,7 +10,7 @@ import typer
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.tuner.commands.options import Json, print_json
+from relax_tune.tuner.commands.options import Device, Json, print_json
 from relax_tune.tuner.commands.run import open_model
 from relax_tune.tuner.report.console import make_console
 from relax_tune.tuner.report.latency import compare_latency, latency_table, parse_shape
@@ -18,9 +18,17 @@ from relax_tune.tuner.report.latency import compare_latency, latency_table, pars
 
 def bench(
     artifacts: Annotated[list[Path], typer.Argument(metavar="ARTIFACT...", help="One or more .rta files.")],
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="Such as b=1,n=8. Repeat.")] = None,
-    repeats: Annotated[int, typer.Option(help="Rounds per shape, in each of which every artifact runs once.")] = 20,
-    device: Annotated[str | None, typer.Option(help="Device to run on. [default: each artifact's kind]")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,...",
+            help="A value for every symbol, such as b=1,n=8. May be repeated. [default: none, for artifacts without symbols]",
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", help="Rounds per shape, in each of which every artifact runs once.")
+    ] = 20,
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Time artifacts against each other, interleaved.

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from relax_tune.database.engine import default_url
 from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file
@@ -20,9 +18,9 @@ from relax_tune.database.sql_store import upgrade as upgrade_schema
 from relax_tune.database.store import Store, open_store
 from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import tool_version
-from relax_tune.tuner.cli import USER_ERROR
-from relax_tune.tuner.commands.options import Database, Json, print_json
-from relax_tune.tuner.report.console import make_console, say, seconds_text
+from relax_tune.tuner.cli import COMMANDS, USER_ERROR, examples
+from relax_tune.tuner.commands.options import Database, Json, among, print_json
+from relax_tune.tuner.report.console import make_console, make_table, say, seconds_text
 from relax_tune.tuner.report.table import variant_text
 from relax_tune.tuner.settings import load_settings
 
@@ -31,10 +29,27 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    epilog=examples(*COMMANDS["db"].examples),
 )
 
-KeyPart = Annotated[str | None, typer.Option("--on", metavar="KEY", help="A target's key or the start of it.")]
-Form = Annotated[str, typer.Option("--format", help="jsonl (everything) or t4 (measurements of one target).")]
+FORMS = ("jsonl", "t4")
+KeyPart = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="KEY",
+        help="A target's key or the start of it, as `db stats` lists them. [default: the only target there is]",
+    ),
+]
+Form = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="|".join(FORMS),
+        autocompletion=among(*FORMS),
+        help="jsonl has everything; t4 has the measurements of one target, for other autotuners.",
+    ),
+]
 DAY_SECS = 86_400.0
 
 
@@ -60,24 +75,18 @@ def one_workload(store: Store, part: str, target: str | None = None) -> Workload
     matching = [w for w in known if w.key.startswith(part)] or [w for w in known if w.hint == part]
     if len(matching) == 1:
         return matching[0]
-    names = ", ".join(f"{w.key[:12]} ({w.hint})" for w in (matching or known)[:20]) or "none"
+    names = ", ".join(f"{w.key[:12]} ({w.hint})" for w in (matching or known)[:20])
+    names = names or "none; `relax-tune tune` records those of a model"
     raise UserError(
         f"wanted one workload whose key starts with, or whose name is, {part!r}; {store.where} has: {names}"
     )
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def _point(symbols: dict[str, int]) -> str:
     return ",".join(f"{k}={v}" for k, v in symbols.items()) or "-"
 
 
-@app.command()
+@app.command(epilog=examples("relax-tune db stats", "relax-tune db stats --json --db sqlite:///records.db"))
 def stats(db: Database = None, json: Json = False) -> None:
     """Count what is known on each target."""
     with open_for(db) as store:
@@ -99,21 +108,24 @@ def stats(db: Database = None, json: Json = False) -> None:
             ]
         )
         return
-    table = _table("target", "kind", "name", "workloads", "measurements", "ok", "checked", "by kind", "failures")
+    counts = ("workloads", "measurements", "ok", "checked")
+    table = make_table("target", "kind", "name", *counts, "by kind", "failures", right=counts)
     for s in found:
         numbers = (s.workloads, s.measurements, s.ok, s.checked)
         kinds, failures = (", ".join(f"{n} {k}" for k, n in group) or "-" for group in (s.kinds, s.failures))
         table.add_row(s.target.key[:12], s.target.kind, s.target.name, *map(str, numbers), kinds, failures)
     console = make_console()
     say(console, where)
-    console.print(table if found else "no targets on record")
+    console.print(table if found else "no targets on record; `relax-tune tune` adds the one it measures on")
 
 
-@app.command()
+@app.command(epilog=examples("relax-tune db top", "relax-tune db top softmax --count 5 --on 3f9a"))
 def top(
-    workload: Annotated[str | None, typer.Argument(help="Key (or its start) or name. [default: all]")] = None,
+    workload: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="Key (or its start) or name. [default: all]")
+    ] = None,
     on: KeyPart = None,
-    count: Annotated[int, typer.Option("--count", "-n", help="Variants per shape.")] = 3,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Variants per shape.")] = 3,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -144,7 +156,7 @@ def top(
             ]
         )
         return
-    table = _table("workload", "name", "shape", "median", "variant")
+    table = make_table("workload", "name", "shape", "median", "variant", right=("median",))
     before: tuple[str, str] = ("", "")
     for w, m in rows:
         here = (w.key, _point(m.symbols))
@@ -154,10 +166,10 @@ def top(
             w.hint if w.key != before[0] else "",
             here[1] if first else "",
             seconds_text(m.median_secs),
-            variant_text(m.variant).replace("[", "\\["),
+            variant_text(m.variant),
         )
         before = here
-    make_console().print(table if rows else "no checked measurements on record")
+    make_console().print(table if rows else "no checked measurements on record; `relax-tune tune` makes some")
 
 
 def measured_points(measurements: Sequence[Measurement]) -> list[dict[str, int]]:
@@ -166,15 +178,22 @@ def measured_points(measurements: Sequence[Measurement]) -> list[dict[str, int]]
     return sorted(points.values(), key=lambda p: (tuple(p.values()), tuple(p)))
 
 
-@app.command()
+@app.command(epilog=examples("relax-tune db show softmax", "relax-tune db show 3f9a --json"))
 def show(
     key: Annotated[
-        str, typer.Argument(help="The start of the key of a workload, target or job, or a workload's name.")
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="The start of the key of a workload, target or job, or a workload's name.",
+        ),
     ],
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Show one workload (its text), target (its fingerprint) or job (its settings)."""
+    """Show a workload's text, a target's facts or a job's settings.
+
+    `relax-tune show` says more of a workload: sketches, times, traces, sources.
+    """
     with open_for(db) as store:
         found: list[dict[str, Any]] = [
             {"target": t.key, "kind": t.kind, "name": t.name, "fingerprint": dict(t.fingerprint)}
@@ -205,18 +224,25 @@ def show(
             say(console, f"{name}: {value}")
 
 
-@app.command("export")
+@app.command(
+    "export",
+    epilog=examples("relax-tune db export records.jsonl", "relax-tune db export --format t4 --on 3f9a measured.json"),
+)
 def export_(
-    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     form: Form = "jsonl",
     on: KeyPart = None,
     db: Database = None,
+    json: Json = False,
 ) -> None:
-    """Write records to a file: all targets, or the one chosen with --on."""
+    """Write records to a file.
+
+    Those of all targets, or of the one chosen with --on.
+    """
     with open_for(db) as store:
         if _checked_form(form) == "jsonl":
             lines = export_file(store, file, None if on is None else [one_target(store, on).key])
-            say(make_console(), f"wrote {lines} records to {file}")
+            _done(json, f"wrote {lines} records to {file}", {"file": str(file), "records": lines})
             return
         target = one_target(store, on)
         found = store.query(target.key)
@@ -225,27 +251,46 @@ def export_(
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file}: could not write the export: {error.strerror}; choose another place") from None
-    say(make_console(), f"wrote {len(found)} measurements to {file}")
+    _done(json, f"wrote {len(found)} measurements to {file}", {"file": str(file), "measurements": len(found)})
+
+
+def _done(json: bool, text: str, document: dict[str, Any]) -> None:
+    """What was done: a sentence for people, or a document for scripts."""
+    if json:
+        print_json(document)
+    else:
+        say(make_console(), text)
 
 
 def _checked_form(form: str) -> str:
-    if form not in ("jsonl", "t4"):
+    if form not in FORMS:
         raise UserError(f"--format wants jsonl or t4, found {form!r}")
     return form
 
 
-@app.command("import")
+@app.command(
+    "import",
+    epilog=examples(
+        "relax-tune db import records.jsonl", "relax-tune db import t4.json --format t4 --workload softmax --on 3f9a"
+    ),
+)
 def import_(
-    file: Annotated[Path, typer.Argument(help="The file to read.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")],
     form: Form = "jsonl",
-    workload: Annotated[str | None, typer.Option(help="t4: the workload the results are of.")] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="t4: the workload the results are of, by key or name. [default: none, t4 wants one]"
+        ),
+    ] = None,
     on: KeyPart = None,
     db: Database = None,
+    json: Json = False,
 ) -> None:
     """Add the records of a file. What is already there stays; importing twice changes nothing."""
     with open_for(db, write=True) as store:
         if _checked_form(form) == "jsonl":
-            _tell(import_file(store, file), str(file))
+            _tell(json, import_file(store, file), str(file))
             return
         if workload is None:
             raise UserError("--format t4 wants --workload KEY: a T4 file does not name one we know")
@@ -255,10 +300,16 @@ def import_(
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: wanted a T4 file, found: {error}") from None
         found = import_t4(text, one_workload(store, workload).key, target.key)
-        say(make_console(), f"{store.add_measurements(found)} new measurements from {file}")
+        new = store.add_measurements(found)
+        _done(json, f"{new} new measurements from {file}", {"source": str(file), "measurements": new})
 
 
-def _tell(report: ImportReport, source: str) -> None:
+def _tell(json: bool, report: ImportReport, source: str) -> None:
+    if json:
+        problems = [{"line": p.line, "why": p.why} for p in report.problems]
+        counts = {"measurements": report.measurements, "plans": report.plans, "left_out": report.left_out}
+        print_json({"source": source, **counts, "problems": problems})
+        return
     console = make_console()
     say(console, f"{report.measurements} new measurements and {report.plans} new plans from {source}")
     for problem in report.problems[:10]:
@@ -267,51 +318,61 @@ def _tell(report: ImportReport, source: str) -> None:
         say(console, f"{report.left_out} lines left out in all")
 
 
-@app.command()
+@app.command(epilog=examples("relax-tune db merge sqlite:///other.db", "relax-tune db merge other.db --db records.db"))
 def merge(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The database to copy from.")], db: Database = None
+    source: Annotated[str, typer.Argument(metavar="URL", help="The database to copy from, as --db takes it.")],
+    db: Database = None,
+    json: Json = False,
 ) -> None:
     """Copy everything another database knows into this one."""
     with open_store(source, create=False, read_only=True) as other, open_for(db, write=True) as store:
-        _tell(merge_stores(other, store), other.where)
+        _tell(json, merge_stores(other, store), other.where)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "relax-tune db prune --failed --dry-run", "relax-tune db prune --older-than 90 --on 3f9a --db records.db"
+    )
+)
 def prune(
     on: KeyPart = None,
     older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Only what was measured before then.")
+        float | None,
+        typer.Option(metavar="DAYS", help="Only what was measured more than so many days ago. [default: any age]"),
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only failures.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would go.")] = False,
     db: Database = None,
+    json: Json = False,
 ) -> None:
-    """Remove measurements of one target that meet every condition given."""
+    """Remove measurements of one target.
+
+    Those that meet every condition given: --older-than, --failed or both. Nothing else ever removes one.
+    """
     if older_than is None and not failed:
         raise UserError("wanted --older-than DAYS or --failed, found neither; nothing was removed")
     with open_for(db, write=True) as store:
         target = one_target(store, on)
         limit = None if older_than is None else time.time() - older_than * DAY_SECS
         count = store.prune(target.key, older_than=limit, failed=failed, dry_run=dry_run)
-    make_console().print(f"{count} measurements {'would be removed' if dry_run else 'removed'}")
+    text = f"{count} measurements {'would be removed' if dry_run else 'removed'}"
+    _done(json, text, {"target": target.key, "measurements": count, "removed": not dry_run})
 
 
-@app.command()
-def upgrade(db: Database = None) -> None:
+@app.command(epilog=examples("relax-tune db upgrade --db sqlite:///records.db"))
+def upgrade(db: Database = None, json: Json = False) -> None:
     """Bring the database to the schema of this version."""
     before, after = upgrade_schema(load_settings({"db": db}).db or default_url())
-    make_console().print(f"schema {after}, as it was" if before == after else f"schema {before or 'none'} -> {after}")
+    text = f"schema {after}, as it was" if before == after else f"schema {before or 'none'} -> {after}"
+    _done(json, text, {"before": before, "after": after})
 
 
-@app.command()
-def check(db: Database = None) -> None:
+@app.command(epilog=examples("relax-tune db check --db sqlite:///records.db"))
+def check(db: Database = None, json: Json = False) -> None:
     """Look for damage; exit 2 when there is any."""
     with open_for(db) as store:
         problems = store.check()
         where = store.where
-    console = make_console()
-    for problem in problems:
-        say(console, problem)
+    _done(json, "\n".join(problems) or f"{where}: nothing wrong", {"database": where, "problems": problems})
     if problems:
         raise typer.Exit(USER_ERROR)
-    say(console, f"{where}: nothing wrong")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from rich import box
-from rich.table import Table
-
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices
 from relax_tune.tuner.commands.options import Database, Json, print_json
 from relax_tune.tuner.doctor import examine
-from relax_tune.tuner.report.console import cell, make_console, say
+from relax_tune.tuner.report.console import make_console, make_table, say
 from relax_tune.tuner.settings import load_settings
 
 _LIMITS = ("workers", "max_vector_lanes", "l2_bytes", "max_local_bytes")
@@ -27,9 +24,7 @@ def devices(json: Json = False) -> None:
             document.append({"target": entry.kind, "usable": True, "name": entry.name, **details})
         print_json(document)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("target", "name", "driver or compiler", *_LIMITS):
-        table.add_column(name, overflow="fold")
+    table = make_table("target", "name", "driver or compiler", *_LIMITS, right=_LIMITS)
     failures: list[DeviceFailure] = []
     for entry in found:
         if isinstance(entry, DeviceFailure):
@@ -47,18 +42,20 @@ def devices(json: Json = False) -> None:
 
 
 def doctor(db: Database = None, json: Json = False) -> None:
-    """Say what is installed here, what is missing, and what would make it faster."""
+    """Say what is installed, what is missing, what would be faster.
+
+    Looks at devices, compilers, libraries, the database, thread settings and packages; changes nothing. What can be done
+    about it stands below the table, or as `advice` in the document. Exit code 0 whatever it finds.
+    """
     settings = load_settings({"db": db})
     findings = examine(settings.db)
     if json:
         print_json([f.to_json() for f in findings])
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "name", "state", "found"):
-        table.add_column(name, overflow="fold")
+    table = make_table("", "name", "state", "found")
     area = ""
     for f in findings:
-        table.add_row(f.area if f.area != area else "", f.name, f.state, cell(f.found))
+        table.add_row(f.area if f.area != area else "", f.name, f.state, f.found)
         area = f.area
     console = make_console()
     console.print(table)

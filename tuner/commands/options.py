@@ -3,34 +3,77 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+
+from relax_tune.tuner.settings import EFFORTS
+
+
+def among(*values: str) -> Callable[[str], list[str]]:
+    """For `autocompletion=`: those of a known set of values that go on as what was typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [v for v in values if v.startswith(incomplete)]
+
+    return complete
+
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="The folder of a Hugging Face model, or package:NAME/FOLDER for one inside an installed package.",
+        help="The folder of a Hugging Face model, an .onnx file, or package:NAME/FOLDER for a folder inside an installed "
+        "package.",
     ),
 ]
 Target = Annotated[
-    str | None, typer.Option("--target", help="Device: c, opencl, or opencl:PART of a device's name. [default: opencl]")
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="DEVICE",
+        autocompletion=among("c", "opencl", "opencl:"),
+        help="c, opencl, or opencl:PART of a device's name; `relax-tune devices` lists them. [default: opencl]",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        autocompletion=among("c", "opencl", "opencl:"),
+        help="Run on c, opencl or opencl:PART of a device's name. [default: the kind the artifact was built for]",
+    ),
 ]
 Database = Annotated[
     str | None,
     typer.Option(
         "--db",
         metavar="URL",
-        help="sqlite:///FILE or postgresql://USER@HOST/NAME. [default: records.db in the user data folder]",
+        help="sqlite:///FILE (or a path that ends in .db) or postgresql://USER@HOST/NAME. "
+        "[default: records.db in the user data folder]",
     ),
 ]
 Bounds = Annotated[
     list[str] | None,
-    typer.Option("--bound", metavar="NAME=LOW:HIGH", help="Bounds of a symbol, such as n=1:512. May be repeated."),
+    typer.Option(
+        "--bound",
+        metavar="NAME=LOW:HIGH",
+        help="Bounds of a symbol, such as n=1:512. May be repeated. [default: what the model declares]",
+    ),
 ]
-Effort = Annotated[str | None, typer.Option("--effort", help="quick, normal or full. [default: normal]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout; all else goes to stderr.")]
+Effort = Annotated[
+    str | None,
+    typer.Option(
+        "--effort",
+        metavar="|".join(EFFORTS),
+        autocompletion=among(*EFFORTS),
+        help=f"{', '.join(f'{name} {numbers[0]}' for name, numbers in EFFORTS.items())} candidates per task, timed at "
+        f"{', '.join(str(numbers[2]) for numbers in EFFORTS.values())} shapes. [default: normal]",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]
 
 
 def print_json(value: Any) -> None:

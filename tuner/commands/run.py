@@ -10,28 +10,36 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich import box
 from rich.table import Table
 
 from relax_tune.errors import UserError
+from relax_tune.ir.frontend.load import find_model
 from relax_tune.runtime.artifact import Artifact, Model, load_artifact
 from relax_tune.runtime.scalars import WIDTH, Op
-from relax_tune.tuner.commands.options import Json, find_model, print_json
-from relax_tune.tuner.report.console import cell, make_console, say
+from relax_tune.tuner.commands.options import Device, Json, print_json
+from relax_tune.tuner.report.console import make_console, make_table, say
 
 IDS, MASK = "input_ids", "attention_mask"
 
 
 def run(
     artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")],
-    text: Annotated[list[str] | None, typer.Option(help="A sentence to embed. May be repeated.")] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SENTENCE", help="A sentence to embed. May be repeated. [default: none, then --inputs]"),
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="The folder whose tokenizer.json reads --text (as MODEL of `tune`)."),
+        typer.Option(metavar="FOLDER", help="With --text: the folder with tokenizer.json. [default: none]"),
     ] = None,
-    inputs: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Arrays by parameter name.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device to run on. [default: the artifact's kind]")] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Arrays by parameter name, as numpy.savez. [default: none, then --text]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results. [default: nowhere]")
+    ] = None,
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Run an artifact on sentences or on arrays.
@@ -165,12 +173,9 @@ def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
     """The similarities of every two texts."""
-    table = Table(title="Cosine similarity", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    table.add_column("text", overflow="fold")
-    for number in range(len(texts)):
-        table.add_column(str(number + 1), justify="right")
+    numbers = [str(number + 1) for number in range(len(texts))]
+    table = make_table("", "text", *numbers, right=numbers, title="Cosine similarity")
     for number, text in enumerate(texts):
-        shown = cell(text if len(text) <= 60 else text[:57] + "...")
+        shown = text if len(text) <= 60 else text[:57] + "..."
         table.add_row(str(number + 1), shown, *(f"{value:.4f}" for value in similarity[number]))
     return table

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-PLAIN_WIDTH = 160
+# As wide as any table gets: what reads a pipe or a file wants whole lines, and breaks them itself where it must.
+PLAIN_WIDTH = 10_000
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console; where there is no terminal to ask for its width, tables may take 160 columns."""
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, PLAIN_WIDTH)
+    """A console that prints text as it is: no markup, no emoji codes, nothing highlighted. Where it does not write to a
+    terminal, tables are as wide as they need. Colours follow NO_COLOR, FORCE_COLOR and TERM."""
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not on_terminal(console):
+        console.width = PLAIN_WIDTH
     return console
 
 
+def on_terminal(console: Console) -> bool:
+    """Whether somebody watches: what is written there may be redrawn. FORCE_COLOR does not make a pipe a terminal."""
+    try:
+        watched = console.file.isatty()
+    except (AttributeError, ValueError):  # no such method, or closed
+        return False
+    return watched and os.environ.get("TERM", "") not in ("dumb", "unknown")
+
+
 def say(console: Console, text: str) -> None:
-    """Print a sentence as it is: no markup, no folding."""
-    console.print(text, markup=False, soft_wrap=True)
+    """Print a sentence as it is, unfolded."""
+    console.print(text, soft_wrap=True)
 
 
-def cell(text: str) -> str:
-    """Text for a table, where brackets would be markup."""
-    return text.replace("[", "\\[")
+def make_table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
+    """An empty table; the columns named in `right` hold numbers. On a narrow terminal cells are folded, never cut."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold", justify="right" if name in right else "left")
+    return table
 
 
 def seconds_text(secs: float | None) -> str:

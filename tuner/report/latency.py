@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.program import Program
 from relax_tune.tuner.measure.inputs import buffer_shapes
-from relax_tune.tuner.report.console import ratio_text, seconds_text
+from relax_tune.tuner.report.console import make_table, ratio_text, seconds_text
 
 MIN_ROUNDS = 3
 
@@ -51,17 +50,18 @@ def parse_shape(text: str) -> dict[str, int]:
 
 
 def sample_inputs(program: Program, shape: Mapping[str, int], seed: int = 0) -> tuple[NDArray[Any], ...]:
-    """Inputs at a shape, in call order: standard normal floats; integers and booleans are all 1, which is a valid index
-    into any table of two rows and admits every position of a mask. Raises UserError for symbols that do not fit."""
+    """Inputs at a shape, in call order: standard normal floats; integers and booleans are all 1, which admits every
+    position of a mask, or the nearest a valid index allows. Raises UserError for symbols that do not fit."""
     shapes = buffer_shapes(program, shape)
     generator = np.random.default_rng(seed)
     arrays: list[NDArray[Any]] = []
     for index in program.inputs:
-        dtype = np.dtype(program.buffers[index].dtype)
+        dtype, fill = np.dtype(program.buffers[index].dtype), program.buffers[index].fill
         if dtype.kind == "f":
             arrays.append(generator.standard_normal(shapes[index]).astype(dtype))
         else:
-            arrays.append(np.ones(shapes[index], dtype))
+            one = min(max(1, fill.low), fill.high - 1) if fill.kind == "integers" else 1
+            arrays.append(np.full(shapes[index], one, dtype))
     return tuple(arrays)
 
 
@@ -94,8 +94,7 @@ def compare_latency(
 
 def latency_table(rows: Sequence[LatencyRow], title: str) -> Table:
     """Medians by shape and contender; beside every contender but the first, how many times faster the first is."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("shape")
+    table = make_table("shape", title=title)
     names = list(rows[0].samples_secs) if rows else []
     for position, name in enumerate(names):
         table.add_column(name, justify="right", overflow="fold")

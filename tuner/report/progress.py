@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from relax_tune.tuner.loop import Progress
-from relax_tune.tuner.report.console import ratio_text, say, seconds_text
+from relax_tune.tuner.report.console import make_table, on_terminal, ratio_text, say, seconds_text
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class ProgressView:
         self._rows = [_Row(name, calls) for name, calls in tasks]
         self._console = console
         self._started = time.monotonic()
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if on_terminal(console) else None
 
     def __enter__(self) -> ProgressView:
         if self._live is not None:
@@ -61,15 +60,9 @@ class ProgressView:
         say(self._console, f"[{progress.position + 1}/{progress.tasks}] {progress.task}: {known}")
 
     def _table(self) -> Table:
-        table = Table(
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            caption=f"{time.monotonic() - self._started:.0f} s",
-            caption_justify="left",
-        )
-        table.add_column("task", no_wrap=True)
-        for name in ("calls", "trials", "failed", "best tuned", "over library", "over generic"):
-            table.add_column(name, justify="right")
+        numbers = ("calls", "trials", "failed", "best tuned", "over library", "over generic")
+        table = make_table("task", *numbers, right=numbers)
+        table.caption, table.caption_justify = f"{time.monotonic() - self._started:.0f} s", "left"
         for row in self._rows:
             p = row.last
             if p is None:

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.tuner.build import TaskPlan, times_of
-from relax_tune.tuner.report.console import cell, seconds_text
+from relax_tune.tuner.report.console import make_table, seconds_text
 from relax_tune.tuner.select import PlanEntry
 from relax_tune.tuner.task import Choices, Task
 
@@ -155,11 +154,9 @@ def _row(choices: Choices, task_plan: TaskPlan, records: Sequence[Measurement]) 
 
 def task_table(rows: Sequence[TaskRow]) -> Table:
     """Calls, share, trials and times at three shapes; a star at what is dispatched there."""
-    table = Table(title="Tasks", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    numbers = ("calls", "share", "trials", "shape", *KINDS)
+    table = make_table("task", *numbers, right=numbers, title="Tasks")
     table.caption, table.caption_justify = "* dispatched at this shape", "left"
-    table.add_column("task", overflow="fold")
-    for name in ("calls", "share", "trials", "shape", *KINDS):
-        table.add_column(name, justify="right")
     for row in rows:
         shapes = [",".join(f"{k}={v}" for k, v in s.shape.items()) or "-" for s in row.shapes]
         cells = ["\n".join(_time(s, kind) for s in row.shapes) for kind in KINDS]
@@ -171,12 +168,10 @@ def task_table(rows: Sequence[TaskRow]) -> Table:
 
 def dispatch_table(rows: Sequence[TaskRow]) -> Table:
     """What each task dispatches where; the first range that fits counts."""
-    table = Table(title="Dispatched", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("task", "where", "variant"):
-        table.add_column(name, overflow="fold")
+    table = make_table("task", "where", "variant", title="Dispatched")
     for row in rows:
         for number, (where, variant) in enumerate(row.dispatch):
-            table.add_row("" if number else row.name, cell(where), cell(variant))
+            table.add_row("" if number else row.name, where, variant)
     return table
 
 
