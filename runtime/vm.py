@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, BuildError, UserError
+from relax_tune.errors import ArtifactError, BuildError, MeasureError, UserError
+from relax_tune.runtime.arguments import check_arguments, check_values
 from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import open_libraries
@@ -104,6 +105,7 @@ class Executor:
         unknown = sorted(set(shared or {}) - set(names))
         if unknown:
             raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
+        self._closed = False
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
         if any(program.buffers[index].role in ("temp", "packed") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
@@ -162,15 +164,23 @@ class Executor:
         for index, (symbol, value) in enumerate(zip(program.symbols, key)):
             source = f" (from {origin[index]})" if index in origin else ""
             if value < symbol.lower:
-                raise UserError(f"{program.name}: wanted {symbol.name} >= {symbol.lower}, found {value}{source}")
+                raise UserError(
+                    f"{program.name}: wanted {symbol.name} >= {symbol.lower}, found {value}{source}; pad the input, or "
+                    f"build for smaller ones (--bound {symbol.name}=LOW:HIGH)"
+                )
             if symbol.upper is not None and value > symbol.upper:
-                raise UserError(f"{program.name}: wanted {symbol.name} <= {symbol.upper}, found {value}{source}")
+                raise UserError(
+                    f"{program.name}: wanted {symbol.name} <= {symbol.upper}, found {value}{source}; give a smaller "
+                    f"input, or build for larger ones (--bound {symbol.name}=LOW:HIGH)"
+                )
         try:
             return self._evaluate(key)
         except UserError as error:
             raise UserError(f"{program.name}: {dict(zip((s.name for s in program.symbols), key))}: {error}") from None
 
     def _bind(self, key: tuple[int, ...], values: list[int]) -> Bound:
+        if self._closed:
+            raise UserError(f"{self.program.name}: wanted an open model, found one that was closed; open it again")
         bound = self._bindings.get(key)
         if bound is not None:
             self._bindings.move_to_end(key)
@@ -181,7 +191,13 @@ class Executor:
                 message = format_message(check.message, [values[slot] for slot in check.values])
                 raise UserError(f"{program.name}: {message}")
         bound = Bound(self, key, values)
-        bound.prepare()
+        try:
+            bound.prepare()
+        except MeasureError as error:
+            shape = ", ".join(f"{symbol.name} = {value}" for symbol, value in zip(program.symbols, key))
+            raise MeasureError(
+                f"{program.name}{f' at {shape}' if shape else ''}: {error}; use a smaller input"
+            ) from None
         self._bindings[key] = bound
         if len(self._bindings) > MAX_BINDINGS:
             self._bindings.popitem(last=False)
@@ -205,8 +221,10 @@ class Executor:
 
         Raises: UserError naming the function, the parameter, what was wanted and what was found.
         """
-        arrays = self._check_inputs(inputs)
-        bound = self._bind(*self._match(arrays))
+        arrays = check_arguments(self.program, inputs)
+        key, values = self._match(arrays)
+        check_values(self.program, arrays)
+        bound = self._bind(key, values)
         if bound._generation != self._generation:
             bound.prepare()
         program, device = self.program, self.device
@@ -220,7 +238,10 @@ class Executor:
         return results
 
     def close(self) -> None:
-        """Give back all memory this executor allocated."""
+        """Give back all memory this executor allocated. Once is enough; running it afterwards is refused."""
+        if self._closed:
+            return
+        self._closed = True
         self.device.synchronize()
         for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
             self.device.free(buffer)
@@ -228,39 +249,6 @@ class Executor:
         self._storages = [None] * len(self.program.storages)
         self._bindings.clear()
         self._generation += 1
-
-    def _check_inputs(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
-        program = self.program
-        specs = [program.buffers[index] for index in program.inputs]
-        names = [spec.name for spec in specs]
-        if isinstance(inputs, Mapping):
-            for name in names:
-                if name not in inputs:
-                    raise UserError(f"{program.name}: wanted an argument for parameter {name}, found {sorted(inputs)}")
-            unknown = sorted(set(inputs) - set(names))
-            if unknown:
-                raise UserError(f"{program.name}: wanted the parameters {names}, found unknown {unknown}")
-            given = [inputs[name] for name in names]
-        else:
-            given = list(inputs)
-            if len(given) != len(names):
-                missing = f", missing {', '.join(names[len(given) :])}" if len(given) < len(names) else ""
-                raise UserError(
-                    f"{program.name}: wanted {len(names)} arguments ({', '.join(names)}), found {len(given)}{missing}"
-                )
-        for spec, array in zip(specs, given):
-            if not isinstance(array, np.ndarray):
-                raise UserError(f"{program.name}: parameter {spec.name}: wanted an array, found {type(array).__name__}")
-            if array.ndim != len(spec.shape):
-                raise UserError(
-                    f"{program.name}: parameter {spec.name}: wanted {len(spec.shape)} dimensions, "
-                    f"found {array.ndim} {array.shape}"
-                )
-            if array.dtype != np.dtype(spec.dtype):
-                raise UserError(
-                    f"{program.name}: parameter {spec.name}: wanted dtype {spec.dtype}, found {array.dtype}"
-                )
-        return given
 
     def _match(self, arrays: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], list[int]]:
         """Symbol values from the dims of the inputs; every other dim is checked against its expression."""
@@ -279,7 +267,7 @@ class Executor:
                     known = [f"{s.name} = {symbols[i]} from {origin[i]}" for i, s in enumerate(program.symbols)]
                     raise UserError(
                         f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
-                        f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])})"
+                        f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
                     )
         return key, values
 

@@ -23,10 +23,11 @@ from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.plan import Entry, choice_slot
-from relax_tune.runtime.program import Call, Check, Fill, Program, Variant
+from relax_tune.runtime.program import Call, Check, Program, Variant
 from relax_tune.runtime.scalars import Op
 from relax_tune.tuner.emit import ProgramBuilder, SlotOf
 from relax_tune.tuner.extract import site_symbols
+from relax_tune.tuner.index_ranges import index_range, meet, range_fill
 from relax_tune.tuner.select import NOISE, Plan, PlanEntry, Test, select
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task import Choices
@@ -184,8 +185,10 @@ class _Emitter:
         for bound in module.bounds:
             self.symbols[bound.var] = b.symbol(bound.var.name, bound.lower, bound.upper)
         inputs = []
+        ranges = self._index_ranges()
         for p in main.params:
-            self.arrays[p] = b.buffer(p.name, _buffer(p.name, _tensor(p)), "input", self.symbols, fill=Fill())
+            fill = range_fill(ranges.get(p))
+            self.arrays[p] = b.buffer(p.name, _buffer(p.name, _tensor(p)), "input", self.symbols, fill=fill)
             inputs.append(self.arrays[p])
         storages = [b.storage(size, self.symbols) for size in self.memory.storages]
         returned = self._returned(main.ret)
@@ -208,6 +211,26 @@ class _Emitter:
             slot = b.slot(check.cond, self.symbols)
             b.checks.append(Check(slot, check.message, tuple(b.slot(v, self.symbols) for v in check.values)))
         return b.finish(inputs, outputs)
+
+    def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
+        """The values parameters of the model may hold that are used as indices."""
+        found: dict[GVar, tuple[int, int]] = {}
+        params = set(self.lowered.main.params)
+        for call in self.lowered.calls():
+            func = self.choices[call.callee].task.func
+            given = dict(zip(func.input_buffers, call.args, strict=True))
+            numbers = {b: n for b, a in given.items() if (n := self._number(a)) is not None}
+            for buffer, argument in given.items():
+                root = self._root(argument) if isinstance(argument, GVar) else None
+                allowed = index_range(func, buffer, numbers) if root in params else None
+                if root is not None and allowed is not None:
+                    found[root] = meet(found.get(root, allowed), allowed)
+        return found
+
+    def _number(self, v: Value) -> int | None:
+        """The value of an integer constant without dims."""
+        array = self.lowered.module.constants[v.name] if isinstance(v, Constant) else None
+        return int(array) if array is not None and array.ndim == 0 and array.dtype.kind in "iu" else None
 
     def _returned(self, ret: Value) -> list[GVar]:
         if isinstance(ret, GVar):

@@ -9,10 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import i32, i64
-from relax_tune.ir.expr import Expr, as_int
+from relax_tune.ir.expr import Expr, as_int, le
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.op.indices import inside, refuse_outside, require_elements
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import TensorBuilder
 
@@ -25,7 +27,7 @@ def _check_indices(name: str, indices: TensorInfo) -> None:
 @dataclass(frozen=True, slots=True)
 class GatherND(OperatorSpec):
     """`y[i..., j...] = x[indices[i..., 0], ..., indices[i..., k-1], j...]`: x (d0 .. dk-1, rest), indices (..., k), k a
-    number; each index in [0, its dim)."""
+    number; each index in [0, its dim) (outside: see `ir/op/indices`)."""
 
     name: ClassVar[str] = "gather_nd"
     arity: ClassVar[int] = 2
@@ -43,7 +45,11 @@ class GatherND(OperatorSpec):
         _check_indices(self.name, indices)
         if x.shape is None or indices.shape is None:
             return TensorInfo(None, x.dtype)
-        return TensorInfo((*indices.shape[:-1], *x.shape[self._depth(x.shape, indices.shape) :]), x.dtype)
+        depth = self._depth(x.shape, indices.shape)
+        result = (*indices.shape[:-1], *x.shape[depth:])
+        for size in x.shape[:depth]:
+            require_elements(self.name, ctx, size, result)
+        return TensorInfo(result, x.dtype)
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -54,18 +60,23 @@ class GatherND(OperatorSpec):
         x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
         indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
         y = b.output("y", (*where[:-1], *dims[depth:]), dtype_of(infos[0]))
-        b.compute(y, lambda *i: x[(*(indices[(*i[:n], k)] for k in range(depth)), *i[n:])], "gather_nd")
+        b.compute(
+            y, lambda *i: x[(*(inside(indices[(*i[:n], k)], dims[k]) for k in range(depth)), *i[n:])], "gather_nd"
+        )
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices = arrays
+        for k, size in enumerate(x.shape[: indices.shape[-1]]):
+            refuse_outside(self.name, indices[..., k], size)
         return np.asarray(x[tuple(np.moveaxis(indices, -1, 0))])
 
 
 @dataclass(frozen=True, slots=True)
 class GatherElements(OperatorSpec):
     """`y[i..., p, j...] = x[i..., indices[i..., p, j...], j...]` with `p` at `axis`: both of one rank, the result with the
-    dims of indices, which are at most those of x in the other axes."""
+    dims of indices, which are at most those of x in the other axes; each index in [0, x's dim at axis) (outside: see
+    `ir/op/indices`)."""
 
     axis: int = 0
     name: ClassVar[str] = "gather_elements"
@@ -77,8 +88,21 @@ class GatherElements(OperatorSpec):
         if x.ndim is not None and indices.ndim is not None and x.ndim != indices.ndim:
             raise DeduceError(f"gather_elements: wanted one number of dims, found {x!r} and {indices!r}")
         if x.ndim is not None:
-            axis_index(self.name, self.axis, x.ndim)
+            axis = axis_index(self.name, self.axis, x.ndim)
+            if x.shape is not None and indices.shape is not None:
+                self._require_fit(ctx, x.shape, indices.shape, axis)
         return TensorInfo(indices.shape, x.dtype, indices.ndim)
+
+    def _require_fit(self, ctx: Deduction, x: Sequence[Expr], indices: Sequence[Expr], axis: int) -> None:
+        require_elements(self.name, ctx, x[axis], indices)
+        for position, (size, asked) in enumerate(zip(x, indices, strict=True)):
+            fits = le(asked, size)
+            proof = Proof.YES if position == axis else ctx.proves(fits)
+            what = f"gather_elements: dim {position} of indices: wanted at most the dim of the data"
+            if proof is Proof.NO:
+                raise DeduceError(f"{what}, {size!r}, found {asked!r}")
+            if proof is Proof.UNKNOWN:
+                ctx.require(fits, f"{what}, {{0}}, found {{1}}", size, asked)
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -89,12 +113,13 @@ class GatherElements(OperatorSpec):
         x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
         indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
         y = b.output("y", where, dtype_of(infos[0]))
-        b.compute(y, lambda *i: x[(*i[:axis], indices[i], *i[axis + 1 :])], "gather_elements")
+        b.compute(y, lambda *i: x[(*i[:axis], inside(indices[i], dims[axis]), *i[axis + 1 :])], "gather_elements")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices = arrays
         axis = self.axis % x.ndim
+        refuse_outside(self.name, indices, x.shape[axis])
         where: list[Array] = list(np.indices(indices.shape, sparse=True))
         where[axis] = indices
         return np.asarray(x[tuple(where)])

@@ -24,6 +24,7 @@ from relax_tune.ir.op.base import (
     shape_of,
 )
 from relax_tune.ir.op.elementwise import broadcast_index
+from relax_tune.ir.op.indices import inside, refuse_outside, require_elements
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
 
@@ -41,7 +42,8 @@ def _integers(dims: Sequence[Expr], what: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Take(OperatorSpec):
-    """Rows of a table: table (v, ...), indices (...) of int32 or int64, each in [0, v) -> indices' dims + table's other dims."""
+    """Rows of a table: table (v, ...), indices (...) of int32 or int64, each in [0, v) -> indices' dims + table's other dims.
+    (Indices outside: see `ir/op/indices`.)"""
 
     name: ClassVar[str] = "take"
     arity: ClassVar[int] = 2
@@ -55,6 +57,7 @@ class Take(OperatorSpec):
         if table.shape is None or indices.shape is None:
             known = table.ndim is not None and indices.ndim is not None
             return TensorInfo(None, table.dtype, (table.ndim or 0) - 1 + (indices.ndim or 0) if known else None)
+        require_elements(self.name, ctx, table.shape[0], (*indices.shape, *table.shape[1:]))
         return TensorInfo((*indices.shape, *table.shape[1:]), table.dtype)
 
     def legalize(
@@ -66,10 +69,11 @@ class Take(OperatorSpec):
         indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
         y = b.output("y", (*where, *rows[1:]), dtype_of(infos[0]))
         n = len(where)
-        b.compute(y, lambda *i: table[(indices[i[:n]], *i[n:])], "take")
+        b.compute(y, lambda *i: table[(inside(indices[i[:n]], rows[0]), *i[n:])], "take")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
+        refuse_outside(self.name, arrays[1], arrays[0].shape[0])
         return np.asarray(np.take(arrays[0], arrays[1], axis=0))
 
 

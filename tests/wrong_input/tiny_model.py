@@ -1,0 +1,42 @@
+"""A tiny encoder built without measuring, and what a refusal must look like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.tuner.cli_model import make_bert
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.errors import RelaxTuneError
+from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.function import IRModule
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.program import Program
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
+
+BOUNDS = {"b": (1, 4), "n": (1, 24)}
+
+
+def generic_program(module: IRModule, device: Device) -> tuple[Program, dict[str, NDArray[Any]]]:
+    """An untuned build for this device, and its constants."""
+    job = Job(module, device.info, MemoryStore(), Settings(target=device.info.kind))
+    program = job.build("generic").program
+    names = {b.name for b in program.buffers if b.role == "const"}
+    return program, {n: np.asarray(a) for n, a in job.lowered.module.constants.items() if n in names}
+
+
+def tiny_bert(folder: Path) -> IRModule:
+    return load_hf(make_bert(folder), bounds=BOUNDS)
+
+
+def paragraph(error: BaseException) -> str:
+    """The text of a refusal: of our family, one paragraph, saying what was found and what to do."""
+    assert isinstance(error, RelaxTuneError), repr(error)
+    text = str(error)
+    assert text and "\n" not in text and len(text) < 1500, text
+    assert "found" in text or "no such" in text, text
+    return text
