@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Union
 
 from relax_tune.ir.expr import Expr
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.struct_info import CallableInfo, StructInfo, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,67 @@ class ShapeValue:
     values: tuple[Expr, ...]
 
 
-Atom = Union[GVar, Constant, ShapeValue]
-Value = Union[GVar, Constant, ShapeValue, Call, CallTIR, CallDPSLibrary, TupleValue, TupleItem]
+@dataclass(frozen=True, slots=True, eq=False)
+class PrimValue:
+    """A scalar over the shape symbols: a number, or a condition such as `n < 8`."""
+
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionRef:
+    """A graph function of the module as a value, by name, with its signature."""
+
+    name: str
+    info: CallableInfo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallFunction:
+    """A graph function called: one of the module, or whichever a variable holds."""
+
+    callee: Value
+    args: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallHost:
+    """A routine of the host program, opaque: `out` is all that is known of its result. Unless `pure` it may do more than
+    compute that, so it stays where it is."""
+
+    routine: str
+    args: tuple[Value, ...]
+    out: StructInfo
+    pure: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """One side of an `if`: its own bindings, and the atom (or tuple of atoms) it gives."""
+
+    blocks: tuple[AnyBlock, ...]
+    ret: Value
+
+    @property
+    def bindings(self) -> tuple[AnyBinding, ...]:
+        return tuple(b for block in self.blocks for b in block.bindings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class If:
+    """`then` where `cond`, a scalar of bool, holds, otherwise `orelse`; only that side is computed."""
+
+    cond: Value
+    then: Body
+    orelse: Body
+
+
+Atom = Union[GVar, Constant, ShapeValue, PrimValue, FunctionRef]
+ATOMS = (GVar, Constant, ShapeValue, PrimValue, FunctionRef)
+Value = Union[
+    GVar, Constant, ShapeValue, PrimValue, FunctionRef,
+    Call, CallTIR, CallDPSLibrary, CallFunction, CallHost, TupleValue, TupleItem, If,
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,30 +170,98 @@ AnyBinding = Union[Binding, MatchCast]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataflowBlock:
-    """Bindings without side effects: any of them may be removed, reordered or fused."""
+    """Bindings without side effects and without branches: any of them may be removed, reordered or fused."""
 
     bindings: tuple[AnyBinding, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class BindingBlock:
+    """Bindings that may branch or have side effects: they run in order."""
+
+    bindings: tuple[AnyBinding, ...]
+
+
+AnyBlock = Union[DataflowBlock, BindingBlock]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A graph function; `ret` is an atom or a tuple of atoms, `ret_info` the declared or deduced annotation."""
+    """A graph function; `ret` is an atom or a tuple of atoms, `ret_info` the declared or deduced annotation. `pure`: it does
+    nothing but compute its result."""
 
     name: str
     params: tuple[GVar, ...]
-    blocks: tuple[DataflowBlock, ...]
+    blocks: tuple[AnyBlock, ...]
     ret: Value
     ret_info: StructInfo
+    pure: bool = True
 
     @property
     def bindings(self) -> tuple[AnyBinding, ...]:
+        """The bindings of the function itself; those inside an `if` are its value's."""
         return tuple(b for block in self.blocks for b in block.bindings)
 
 
 def operands(value: Value) -> Sequence[Value]:
-    """The values a value is made of."""
-    if isinstance(value, (Call, CallTIR, CallDPSLibrary)):
+    """The values a value is made of; of an `if` its condition and what its sides take from outside."""
+    if isinstance(value, (Call, CallTIR, CallDPSLibrary, CallHost)):
         return value.args
+    if isinstance(value, CallFunction):
+        return (value.callee, *value.args)
     if isinstance(value, TupleValue):
         return value.fields
+    if isinstance(value, If):
+        return (value.cond, *captured(value))
     return (value.value,) if isinstance(value, TupleItem) else ()
+
+
+def captured(value: If) -> tuple[Value, ...]:
+    """The distinct variables, weights and functions that the sides of an `if` take from outside, in order."""
+    found: dict[Value, None] = {}
+    for body in (value.then, value.orelse):
+        own = {b.var for b in body.bindings}
+        for top in (*(b.value for b in body.bindings), body.ret):
+            stack = [top]
+            while stack:
+                v = stack.pop()
+                if isinstance(v, (Constant, FunctionRef)) or (isinstance(v, GVar) and v not in own):
+                    found[v] = None
+                stack.extend(reversed(operands(v)))
+    return tuple(found)
+
+
+def nested_values(f: Function | Body) -> Iterator[Value]:
+    """Every value in `f`, those inside branches and operands included."""
+    stack: list[Value] = [f.ret, *(b.value for b in reversed(f.bindings))]
+    while stack:
+        v = stack.pop()
+        yield v
+        if isinstance(v, If):
+            stack.append(v.cond)
+            for body in (v.orelse, v.then):
+                stack += [body.ret, *(b.value for b in reversed(body.bindings))]
+        else:
+            stack.extend(reversed(operands(v)))
+
+
+def is_impure(value: Value) -> bool:
+    """Whether computing `value` may do more than that, as far as its own annotation tells."""
+    if isinstance(value, CallHost):
+        return not value.pure
+    if isinstance(value, CallFunction):
+        info = value.callee.info if isinstance(value.callee, (GVar, FunctionRef)) else None
+        return isinstance(info, CallableInfo) and not info.pure
+    return isinstance(value, If) and any(is_impure(b.value) for s in (value.then, value.orelse) for b in s.bindings)
+
+
+def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, ...]], ...]:
+    """(dataflow, bindings) of each region: neighbouring binding blocks are one, and empty ones are none."""
+    found: list[tuple[bool, tuple[AnyBinding, ...]]] = []
+    for block in blocks:
+        dataflow = isinstance(block, DataflowBlock)
+        if not dataflow and found and not found[-1][0]:
+            found[-1] = (False, found[-1][1] + block.bindings)
+        elif dataflow or block.bindings:
+            found.append((dataflow, block.bindings))
+    return tuple(found)

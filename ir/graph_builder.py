@@ -2,66 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError
+from relax_tune.ir.deduce import infer_value, info_of, require_bounds, signature
 from relax_tune.ir.dtype import DType, dtype, f32
-from relax_tune.ir.expr import Expr, ExprLike, Var, expr, free_vars
+from relax_tune.ir.expr import Expr, ExprLike, Var, expr
 from relax_tune.ir.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     AnyBinding,
+    AnyBlock,
     Binding,
+    BindingBlock,
+    Body,
     CallDPSLibrary,
+    CallFunction,
+    CallHost,
     CallTIR,
     Constant,
     DataflowBlock,
     Function,
+    FunctionRef,
     GVar,
+    If,
     MatchCast,
-    ShapeValue,
+    PrimValue,
     TupleItem,
     TupleValue,
     Value,
+    is_impure,
 )
 from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
-from relax_tune.ir.struct_info import ObjectInfo, ShapeInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.printer import excerpt
+from relax_tune.ir.relations import check_annotation, info_symbols, solve
+from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo
 
-
-def info_of(value: Value) -> StructInfo:
-    """The annotation of an atom, a tuple of atoms or a destination-passing call."""
-    if isinstance(value, (GVar, Constant)):
-        return value.info
-    if isinstance(value, ShapeValue):
-        return ShapeInfo(value.values)
-    if isinstance(value, TupleValue):
-        return TupleInfo(tuple(info_of(f) for f in value.fields))
-    if isinstance(value, (CallTIR, CallDPSLibrary)):
-        return value.out[0] if len(value.out) == 1 else TupleInfo(value.out)
-    if isinstance(value, TupleItem):
-        owner = info_of(value.value)
-        if not isinstance(owner, TupleInfo):
-            raise DeduceError(f"wanted a tuple to take item {value.index} of, found {owner!r}")
-        if not 0 <= value.index < len(owner.fields):
-            raise DeduceError(f"wanted an item in 0..{len(owner.fields) - 1}, found {value.index}")
-        return owner.fields[value.index]
-    return ObjectInfo()
-
-
-def infer_value(value: Value, ctx: Deduction) -> StructInfo:
-    """The annotation of any value, operator calls included. Raises DeduceError."""
-    if not isinstance(value, GraphCall):
-        return info_of(value)
-    if not isinstance(value.op, OperatorSpec):
-        raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
-    return value.op.infer([info_of(a) for a in value.args], ctx)
+__all__ = ["GraphBuilder", "check_annotation", "infer_value", "info_of"]
 
 
 class GraphBuilder:
-    """Builds one module with one graph function.
+    """Builds one graph function, and the module around it.
 
     >>> g = GraphBuilder()
     >>> n = g.symbol("n", upper=512)
@@ -86,10 +70,13 @@ class GraphBuilder:
         if lower < 0 or (upper is not None and upper < lower):
             raise UserError(f"symbol {name!r}: wanted 0 <= lower <= upper, found {lower} and {upper}")
         var = Var(name)
-        self._bounds.append(Bound(var, lower, upper))
+        self._declare(Bound(var, lower, upper))
         self._seen.add(var)
-        self.deduction.env = env_of(self._bounds)
         return var
+
+    def _declare(self, bound: Bound) -> None:
+        self._bounds.append(bound)
+        self.deduction.env = env_of(self._bounds)
 
     def fresh(self, hint: str) -> str:
         """`hint`, with a number when it is taken."""
@@ -98,12 +85,16 @@ class GraphBuilder:
         return hint if number == 0 else self.fresh(f"{hint}_{number}")
 
     def input(self, name: str, shape: Sequence[ExprLike] | None, element: DType | None = f32) -> GVar:
-        """A parameter of the function."""
+        """A tensor parameter of the function."""
+        dims = None if shape is None else tuple(expr(d) for d in shape)
+        return self.parameter(name, TensorInfo(dims, element))
+
+    def parameter(self, name: str, info: StructInfo) -> GVar:
+        """A parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
         if name in self._names:
             raise UserError(f"wanted distinct parameter names, found {name!r} twice")
-        dims = None if shape is None else tuple(expr(d) for d in shape)
-        self._seen.update(free_vars(*(dims or ())))
-        var = GVar(self.fresh(name), TensorInfo(dims, element))
+        self._seen.update(info_symbols(info))
+        var = GVar(self.fresh(name), info)
         self._params.append(var)
         return var
 
@@ -121,15 +112,56 @@ class GraphBuilder:
         self._functions[function.name] = function
         return function.name
 
+    def include(self, module: IRModule) -> None:
+        """Make the functions of another module known, with its weights and bounds; what both hold must be the same object."""
+        for name, f in module.functions.items():
+            if self._functions.setdefault(name, f) is not f or name == self.name:
+                raise UserError(f"wanted distinct function names, found {name!r} twice")
+        for name, array in module.constants.items():
+            if self._constants.setdefault(name, array) is not array:
+                raise UserError(f"wanted distinct constant names, found {name!r} twice")
+        known = {b.var for b in self._bounds}
+        for bound in module.bounds:
+            if bound.var not in known:
+                self._declare(bound)
+
+    def function(self, name: str) -> FunctionRef:
+        """A graph function that was included, as a value."""
+        found = self._functions.get(name)
+        if not isinstance(found, Function):
+            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, Function)) or "none"
+            raise UserError(f"wanted a graph function that was included, found {name!r}; there are: {known}")
+        return FunctionRef(name, signature(found))
+
     def emit(self, value: Value, hint: str = "v") -> GVar:
-        """Bind `value` to a new variable with the deduced annotation. Raises DeduceError."""
-        var = GVar(self.fresh(hint), infer_value(value, self.deduction))
+        """Bind `value` to a new variable with the deduced annotation. Raises DeduceError, showing the binding."""
+        try:
+            info = infer_value(value, self.deduction)
+        except DeduceError as error:
+            self._fail(error, Binding(GVar(hint, ObjectInfo()), value))
+        var = GVar(self.fresh(hint), info)
         self._bindings.append(Binding(var, value))
         return var
+
+    def _fail(self, error: DeduceError, binding: AnyBinding) -> NoReturn:
+        """`error`, with the function so far and a caret under `binding`."""
+        blocks = (BindingBlock((*self._bindings, binding)),)
+        so_far = Function(self.name, tuple(self._params), blocks, binding.var, binding.var.info)
+        raise DeduceError(f"{error}\n{excerpt(so_far, binding)}") from None
 
     def call(self, op: OperatorSpec, *args: Value, hint: str | None = None) -> GVar:
         """An operator on values."""
         return self.emit(GraphCall(op, args), hint or op.name)
+
+    def call_function(self, callee: str | Value, *args: Value, hint: str | None = None) -> GVar:
+        """A graph function on values: one that was included, or one that a variable holds."""
+        target = self.function(callee) if isinstance(callee, str) else callee
+        name = target.name if isinstance(target, (FunctionRef, GVar)) else "call"
+        return self.emit(CallFunction(target, args), hint or name)
+
+    def call_host(self, routine: str, args: Sequence[Value], out: StructInfo, pure: bool = False) -> GVar:
+        """An opaque routine of the host program, by name."""
+        return self.emit(CallHost(routine, tuple(args), out, pure), routine.rpartition(".")[2])
 
     def call_tir(
         self,
@@ -154,6 +186,22 @@ class GraphBuilder:
         hint = routine.rpartition(".")[2]
         return self.emit(CallDPSLibrary(routine, tuple(args), outs, tuple(expr(s) for s in scalars)), hint)
 
+    def branch(
+        self, cond: Value | Expr, then: Callable[[], Value], orelse: Callable[[], Value], hint: str = "chosen"
+    ) -> GVar:
+        """`then()` where `cond` holds, otherwise `orelse()`: each emits its own bindings and gives the value of its side."""
+        test = PrimValue(cond) if isinstance(cond, Expr) else cond
+        sides: list[Body] = []
+        outer, seen = self._bindings, set(self._seen)
+        try:
+            for side in (then, orelse):
+                self._bindings, self._seen = [], set(seen)
+                ret = side()
+                sides.append(Body(_blocks(self._bindings), ret))
+        finally:
+            self._bindings, self._seen = outer, seen
+        return self.emit(If(test, sides[0], sides[1]), hint)
+
     def item(self, value: Value, index: int) -> GVar:
         """One field of a tuple."""
         return self.emit(TupleItem(value, index), "item")
@@ -163,7 +211,14 @@ class GraphBuilder:
 
         Raises DeduceError when the value can never have that annotation."""
         name = value.name if isinstance(value, GVar) else hint
-        self._seen = check_annotation(name, info_of(value), info, self.deduction, self._seen)
+        found = info_of(value)
+        try:
+            meaning = solve(CallableInfo((info,), ObjectInfo()), (found,), self.deduction.env)
+            new = {v: e for v, e in meaning.items() if v not in self._seen}
+            self._seen = check_annotation(name, found, info, self.deduction, self._seen)
+            require_bounds(name, new, self.deduction)
+        except DeduceError as error:
+            self._fail(error, MatchCast(GVar(hint, info), value, info))
         var = GVar(self.fresh(hint), info)
         self._bindings.append(MatchCast(var, value, info))
         return var
@@ -179,53 +234,29 @@ class GraphBuilder:
         Raises DeduceError when the two can never agree."""
         ret: Value = TupleValue(tuple(result)) if isinstance(result, Sequence) else result
         found = info_of(ret)
+        pure = not any(is_impure(b.value) for b in self._bindings)
+        function = Function(self.name, tuple(self._params), _blocks(self._bindings), ret, declared or found, pure)
         if declared is not None:
-            check_annotation(f"result of {self.name}", found, declared, self.deduction)
-        function = Function(
-            self.name, tuple(self._params), (DataflowBlock(tuple(self._bindings)),), ret, declared or found
-        )
+            try:
+                check_annotation(f"result of {self.name}", found, declared, self.deduction)
+            except DeduceError as error:
+                raise DeduceError(f"{error}\n{excerpt(function, ret)}") from None
         functions: Mapping[str, AnyFunction] = {self.name: function, **self._functions}
         return IRModule(functions, dict(self._constants), tuple(self._bounds))
 
 
-def check_annotation(
-    name: str, found: StructInfo, wanted: StructInfo, ctx: Deduction, bound: Collection[Var] | None = None
-) -> set[Var]:
-    """The value `name`, annotated `found`, must have annotation `wanted`: decided now or checked at run time.
-
-    bound: the symbols that have a value; a bare dim of `wanted` outside them is bound by it instead of checked (all are
-    bound when None). Returns the symbols that have a value afterwards.
-    Raises DeduceError naming the value, the dim and both sizes, when it never fits."""
-    have = set(bound or ())
-    if isinstance(wanted, ObjectInfo) or isinstance(found, ObjectInfo):
-        return have | set(_symbols(wanted))
-    if type(found) is not type(wanted):
-        raise DeduceError(f"{name}: wanted {wanted!r}, found {found!r}")
-    if isinstance(wanted, TupleInfo) and isinstance(found, TupleInfo):
-        if len(wanted.fields) != len(found.fields):
-            raise DeduceError(f"{name}: wanted {len(wanted.fields)} fields, found {len(found.fields)}")
-        for position, (f, w) in enumerate(zip(found.fields, wanted.fields, strict=True)):
-            have |= check_annotation(f"{name}[{position}]", f, w, ctx, None if bound is None else have)
-        return have
-    types = [i.dtype for i in (wanted, found) if isinstance(i, TensorInfo) and i.dtype is not None]
-    if len(types) == 2 and types[0] is not types[1]:
-        raise DeduceError(f"{name}: wanted dtype {types[0]}, found {types[1]}")
-    if isinstance(wanted, (TensorInfo, ShapeInfo)) and isinstance(found, (TensorInfo, ShapeInfo)):
-        if wanted.ndim is not None and found.ndim is not None and wanted.ndim != found.ndim:
-            raise DeduceError(f"{name}: wanted {wanted.ndim} dims, found {found.ndim}")
-        for position, (have_dim, want) in enumerate(zip(_dims(found) or (), _dims(wanted) or (), strict=False)):
-            if isinstance(want, Var) and bound is not None and want not in have:
-                have.add(want)
-            else:
-                ctx.require_equal(want, have_dim, f"{name}: dim {position}")
-    return have | set(_symbols(wanted))
-
-
-def _dims(info: StructInfo) -> tuple[Expr, ...] | None:
-    return info.shape if isinstance(info, TensorInfo) else info.values if isinstance(info, ShapeInfo) else None
-
-
-def _symbols(info: StructInfo) -> tuple[Var, ...]:
-    if isinstance(info, TupleInfo):
-        return tuple(v for f in info.fields for v in _symbols(f))
-    return free_vars(*(_dims(info) or ()))
+def _blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
+    """Branches and side effects stand by themselves, everything between them is dataflow."""
+    blocks: list[AnyBlock] = []
+    plain: list[AnyBinding] = []
+    for b in bindings:
+        if isinstance(b.value, If) or is_impure(b.value):
+            if plain:
+                blocks.append(DataflowBlock(tuple(plain)))
+                plain = []
+            blocks.append(BindingBlock((b,)))
+        else:
+            plain.append(b)
+    if plain or not blocks:
+        blocks.append(DataflowBlock(tuple(plain)))
+    return tuple(blocks)

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from relax_tune.ir.deduce import signature
 from relax_tune.ir.expr import Expr
 from relax_tune.ir.graph import (
     AnyBinding,
+    AnyBlock,
     Binding,
+    BindingBlock,
+    Body,
     Call,
     CallDPSLibrary,
+    CallFunction,
+    CallHost,
     CallTIR,
     Constant,
     DataflowBlock,
     Function,
+    FunctionRef,
     GVar,
+    If,
     MatchCast,
     Operator,
+    PrimValue,
     ShapeValue,
     TupleItem,
     TupleValue,
@@ -36,6 +45,7 @@ class GraphReader(Reader):
     def __init__(self, text: str, operators: Mapping[str, type[Operator]]) -> None:
         super().__init__(text)
         self.operators = operators
+        self.signatures: dict[str, CallableInfo] = {}
 
     # annotations
 
@@ -46,8 +56,11 @@ class GraphReader(Reader):
 
     def info(self, node: ast.expr) -> StructInfo:
         kind, args, options = self.call(node, _INFOS)
-        self.only(node, options, ("ndim",) if kind in ("Tensor", "Shape") else ())
+        allowed = {"Tensor": ("ndim",), "Shape": ("ndim",), "Callable": ("pure",)}
+        self.only(node, options, allowed.get(kind, ()))
         ndim = self.integer(options["ndim"], "a number of dims") if "ndim" in options else None
+        if ndim is not None and ndim < 0:
+            raise self.error(options["ndim"], f"wanted a number of dims >= 0, found {ndim}")
         if kind == "Object" and not args:
             return ObjectInfo()
         if kind == "Tuple":
@@ -61,9 +74,13 @@ class GraphReader(Reader):
             return PrimInfo(self.dtype(args[0]), self.expr(args[1]) if len(args) == 2 else None)
         if kind == "Callable" and len(args) == 2:
             items = None if _is_none(args[0]) else self.items(args[0], "a tuple of annotations or None")
-            params = None if items is None else tuple(self.info(i) for i in items)
-            return CallableInfo(params, self.info(args[1]))
+            with self.scope():
+                params = None if items is None else tuple(self.info(i) for i in items)
+                return CallableInfo(params, self.info(args[1]), self.flag(options, "pure", True))
         raise self.error(node, f"{kind}(...) does not take {len(args)} arguments")
+
+    def flag(self, options: Mapping[str, ast.expr], name: str, default: bool) -> bool:
+        return bool(self.constant(options[name], bool, "True or False")) if name in options else default
 
     def tensor(self, node: ast.expr) -> TensorInfo:
         info = self.annotation(node)
@@ -85,7 +102,22 @@ class GraphReader(Reader):
             return TupleItem(self.value(node.value), self.integer(node.slice, "the number of a tuple's field"))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             return self._operator(node, node.func)
-        kind, args, options = self.call(node, ("const", "shape", "call_tir", "call_dps_library"))
+        kinds = ("const", "shape", "prim", "fn", "call", "call_host", "call_tir", "call_dps_library")
+        kind, args, options = self.call(node, kinds)
+        if kind in ("shape", "prim", "fn", "call"):
+            self.only(node, options, ())
+        if kind == "prim" and len(args) == 1:
+            return PrimValue(self.expr(args[0]))
+        if kind == "fn" and len(args) == 1:
+            return self.reference(args[0])
+        if kind == "call" and args:
+            named = isinstance(args[0], ast.Constant)
+            target = self.reference(args[0]) if named else self.value(args[0])
+            return CallFunction(target, tuple(self.value(a) for a in args[1:]))
+        if kind in ("prim", "fn", "call"):
+            raise self.error(node, f"{kind}(...) does not take {len(args)} arguments")
+        if kind == "call_host":
+            return self.host(node, args, options)
         if kind == "const":
             if len(args) != 2 or options:
                 raise self.error(node, 'wanted const("name", Tensor(dims, dtype))')
@@ -102,6 +134,23 @@ class GraphReader(Reader):
         scalars = [self.expr(s) for s in self.items(options["scalars"], "a list")] if "scalars" in options else []
         make = CallTIR if kind == "call_tir" else CallDPSLibrary
         return make(callee, values, infos, tuple(scalars))
+
+    def reference(self, node: ast.expr) -> FunctionRef:
+        """A graph function of the module, which may come later in the text."""
+        name = self.constant(node, str, "a graph function's name in quotes")
+        found = self.signatures.get(name)
+        if found is None:
+            known = ", ".join(self.signatures) or "none"
+            raise self.error(node, f"wanted a graph function of the module, found {name!r}; the text has {known}")
+        return FunctionRef(name, found)
+
+    def host(self, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> CallHost:
+        self.only(node, options, ("out", "pure"))
+        if len(args) != 2 or "out" not in options:
+            raise self.error(node, 'wanted call_host("routine", (arguments,), out=annotation)')
+        values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
+        routine = self.constant(args[0], str, "the routine's name in quotes")
+        return CallHost(routine, values, self.annotation(options["out"]), self.flag(options, "pure", False))
 
     def _operator(self, node: ast.Call, func: ast.Attribute) -> Value:
         name = ast.unparse(func)
@@ -142,28 +191,79 @@ class GraphReader(Reader):
 
     # functions
 
-    def function(self, node: ast.FunctionDef, name: str) -> Function:
+    def params(self, node: ast.FunctionDef) -> tuple[GVar, ...]:
+        """The parameters, which the names then mean."""
+        params: list[GVar] = []
+        for arg in node.args.args:
+            if arg.annotation is None:
+                raise self.error(arg, f"parameter {arg.arg}: wanted an annotation such as Tensor((n, 4), f32)")
+            params.append(GVar(arg.arg, self.annotation(arg.annotation)))
+            self.names[arg.arg] = params[-1]
+        return tuple(params)
+
+    def result(self, node: ast.FunctionDef) -> StructInfo:
+        if node.returns is None:
+            raise self.error(node, "wanted the result's annotation, `-> Tensor(...)`")
+        return self.annotation(node.returns)
+
+    def learn_signature(self, node: ast.FunctionDef, name: str, pure: bool) -> None:
+        """What callers of a graph function may know, before its body is read."""
         with self.scope():
-            params: list[GVar] = []
-            for arg in node.args.args:
-                if arg.annotation is None:
-                    raise self.error(arg, f"parameter {arg.arg}: wanted an annotation such as Tensor((n, 4), f32)")
-                params.append(GVar(arg.arg, self.annotation(arg.annotation)))
-                self.names[arg.arg] = params[-1]
+            params = self.params(node)
+            whole = Function(name, params, (), TupleValue(()), self.result(node), pure)
+        self.signatures[name] = signature(whole)
+
+    def function(self, node: ast.FunctionDef, name: str, pure: bool = True) -> Function:
+        with self.scope():
+            params = self.params(node)
             *body, last = node.body
-            blocks: list[DataflowBlock] = []
-            for part in body:
-                if not isinstance(part, ast.With) or len(part.items) != 1:
-                    raise self.error(part, "wanted `with dataflow():` or the final return")
-                self.call(part.items[0].context_expr, ("dataflow",))
-                bindings = [self.binding(b) for b in part.body if not isinstance(b, ast.Pass)]
-                blocks.append(DataflowBlock(tuple(bindings)))
+            blocks = self.blocks(body)
             if not isinstance(last, ast.Return) or last.value is None:
                 raise self.error(last, "wanted a graph function to end in `return value`")
             ret = self.value(last.value)
-            if node.returns is None:
-                raise self.error(node, "wanted the result's annotation, `-> Tensor(...)`")
-            return Function(name, tuple(params), tuple(blocks), ret, self.annotation(node.returns))
+            return Function(name, params, blocks, ret, self.result(node), pure)
+
+    def blocks(self, body: Sequence[ast.stmt]) -> tuple[AnyBlock, ...]:
+        """Dataflow blocks, and the plain bindings and branches between them."""
+        blocks: list[AnyBlock] = []
+        plain: list[AnyBinding] = []
+        rest = list(reversed(body))
+        while rest:
+            part = rest.pop()
+            if isinstance(part, ast.AnnAssign):
+                if part.value is None and rest and isinstance(rest[-1], ast.If):
+                    plain.append(self.branch(part, rest.pop()))  # type: ignore[arg-type]
+                else:
+                    plain.append(self.binding(part))
+                continue
+            if plain:
+                blocks.append(BindingBlock(tuple(plain)))
+                plain = []
+            if not isinstance(part, ast.With) or len(part.items) != 1:
+                raise self.error(part, "wanted `with dataflow():`, a binding, or the final return")
+            self.call(part.items[0].context_expr, ("dataflow",))
+            bindings = [self.binding(b) for b in part.body if not isinstance(b, ast.Pass)]
+            blocks.append(DataflowBlock(tuple(bindings)))
+        if plain:
+            blocks.append(BindingBlock(tuple(plain)))
+        return tuple(blocks)
+
+    def branch(self, declared: ast.AnnAssign, node: ast.If) -> Binding:
+        """`y: annotation`, then an `if` whose sides both end in `y = value`."""
+        name = self.one_name(declared.target, "the result of an `if`")
+        var = GVar(name, self.annotation(declared.annotation))
+        cond = self.value(node.test)
+        sides: list[Body] = []
+        for side in (node.body, node.orelse):
+            last = side[-1] if side else node
+            ends = isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Name) and last.targets[0].id == name
+            if not isinstance(last, ast.Assign) or not ends:
+                raise self.error(last, f"wanted both sides of the `if` to end in `{name} = value`")
+            with self.scope():
+                blocks = self.blocks(side[:-1])
+                sides.append(Body(blocks, self.value(last.value)))
+        self.names[name] = var
+        return Binding(var, If(cond, sides[0], sides[1]))
 
     def binding(self, node: ast.stmt) -> AnyBinding:
         if not isinstance(node, ast.AnnAssign) or node.value is None:

@@ -75,6 +75,7 @@ def _module(
     functions: dict[str, AnyFunction] = {}
     bounds: list[Bound] = []
     is_module = False
+    pending = any(isinstance(n, ast.FunctionDef) for n in tree.body)
     for node in tree.body:
         called = node.value if isinstance(node, ast.Expr) else None
         found: AnyFunction
@@ -86,6 +87,9 @@ def _module(
                     bounds.append(Bound(var, *limits))
                 continue
             if isinstance(node, ast.FunctionDef):
+                if pending:  # the symbols in the header are known now
+                    _learn_signatures(reader, tree)
+                    pending = False
                 key, found = _function(reader, node)
             elif called is not None:
                 kind, args, options = reader.call(called, ("module", "extern"))
@@ -132,7 +136,17 @@ def _extern(
     return key, ExternFunc(name, signature)
 
 
-def _function(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, PrimFunc | Function]:
+def _learn_signatures(reader: GraphReader, tree: ast.Module) -> None:
+    """Calls of graph functions may come before the function."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            kind, name, options = _heading(reader, node)
+            if kind == "function":
+                reader.learn_signature(node, name, reader.flag(options, "pure", True))
+
+
+def _heading(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, str, dict[str, ast.expr]]:
+    """The kind of function, its name, and the options of its decorator."""
     a = node.args
     if a.posonlyargs or a.kwonlyargs or a.vararg or a.kwarg or a.defaults:
         raise reader.error(node, "wanted plain annotated parameters")
@@ -143,13 +157,18 @@ def _function(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, PrimFunc
         )
     decorator = node.decorator_list[0]
     if isinstance(decorator, ast.Name) and decorator.id == "function":
-        return node.name, reader.function(node, node.name)
+        return "function", node.name, {}
     kind, args, options = reader.call(decorator, ("prim_func", "function"))
-    reader.only(decorator, options, ("outputs", "name") if kind == "prim_func" else ("name",))
-    name = reader.constant(options["name"], str, "a name in quotes") if "name" in options else node.name
+    reader.only(decorator, options, ("outputs", "name") if kind == "prim_func" else ("pure", "name"))
     if args:
         raise reader.error(decorator, f"{kind} takes options only")
+    name = reader.constant(options["name"], str, "a name in quotes") if "name" in options else node.name
+    return kind, name, options
+
+
+def _function(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, PrimFunc | Function]:
+    kind, name, options = _heading(reader, node)
     if kind == "function":
-        return name, reader.function(node, name)
+        return name, reader.function(node, name, reader.flag(options, "pure", True))
     outputs = reader.integer(options["outputs"], "how many of the buffers are outputs") if "outputs" in options else 1
     return name, reader.prim_func(node, name, outputs)

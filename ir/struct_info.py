@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Union
 
 from relax_tune.ir.dtype import DType
@@ -74,14 +74,19 @@ class TupleInfo:
 
 @dataclass(frozen=True, slots=True)
 class CallableInfo:
-    """A function's signature: symbols bind in the parameters and are instantiated in the result."""
+    """A function's signature: symbols bind in the parameters, anew at every call, and are instantiated in the result.
+
+    params: None when nothing is known of them. pure: calling it does nothing but compute the result. names: what the
+    parameters are called, for messages only."""
 
     params: tuple[StructInfo, ...] | None
     ret: StructInfo
+    pure: bool = True
+    names: tuple[str, ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
-        params = "..." if self.params is None else ", ".join(map(repr, self.params))
-        return f"Callable(({params}), {self.ret!r})"
+        params = "None" if self.params is None else "(" + "".join(f"{p!r}, " for p in self.params).rstrip(" ") + ")"
+        return f"Callable({params}, {self.ret!r}{'' if self.pure else ', pure=False'})"
 
 
 StructInfo = Union[ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo]

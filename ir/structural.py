@@ -9,7 +9,7 @@ weight, a library routine, the key of a function in its module) are compared as 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Union
@@ -20,9 +20,10 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import DType
 from relax_tune.ir.expr import Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
-from relax_tune.ir.graph import Function, GVar, MatchCast
+from relax_tune.ir.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast, regions
 from relax_tune.ir.printer import FORMAT_VERSION, flattened, print_text
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store
+from relax_tune.ir.struct_info import CallableInfo
 
 Node = Union[IRModule, PrimFunc, Function, ExternFunc, Stmt, Expr]
 Token = tuple[object, ...]
@@ -182,23 +183,28 @@ class _Encoder:
             self.stmt(f.body, at + "body")
 
     def function(self, f: Function, at: str) -> None:
-        self.emit(at + "params", "function", len(f.params), len(f.blocks))
+        self.emit(at + "params", "function", len(f.params), f.pure)
         with self.scope():
             for i, p in enumerate(f.params):
                 self.emit(f"{at}params[{i}]", "param", self.bind(p))
                 self.generic(p.info, f"{at}params[{i}].info")
-            for i, block in enumerate(f.blocks):
-                self.emit(f"{at}blocks[{i}]", "dataflow", len(block.bindings))
-                for j, binding in enumerate(block.bindings):
-                    path = f"{at}blocks[{i}].bindings[{j}]"
-                    self.generic(binding.value, path + ".value")
-                    if isinstance(binding, MatchCast):
-                        self.emit(path, "match_cast")
-                        self.generic(binding.info, path + ".info")
-                    self.emit(path, "binds", self.bind(binding.var))
-                    self.generic(binding.var.info, path + ".var.info")
+            self.blocks(f.blocks, at)
             self.generic(f.ret, at + "ret")
             self.generic(f.ret_info, at + "ret_info")
+
+    def blocks(self, blocks: Sequence[AnyBlock], at: str) -> None:
+        found = regions(blocks)
+        self.emit(at + "blocks", "blocks", len(found))
+        for i, (dataflow, bindings) in enumerate(found):
+            self.emit(f"{at}blocks[{i}]", "dataflow" if dataflow else "bindings", len(bindings))
+            for j, binding in enumerate(bindings):
+                path = f"{at}blocks[{i}].bindings[{j}]"
+                self.generic(binding.value, path + ".value")
+                if isinstance(binding, MatchCast):
+                    self.emit(path, "match_cast")
+                    self.generic(binding.info, path + ".info")
+                self.emit(path, "binds", self.bind(binding.var))
+                self.generic(binding.var.info, path + ".var.info")
 
     def generic(self, x: object, path: str) -> None:
         """Values, annotations and operators with their attributes: dataclasses of plain fields, taken apart field by field."""
@@ -209,6 +215,18 @@ class _Encoder:
             self.emit(path, "gvar", self.numbers[x] if known else self.bind(x))
             if not known:
                 self.generic(x.info, path + ".info")
+        elif isinstance(x, FunctionRef):
+            self.emit(path, "fn", x.name)
+        elif isinstance(x, Body):
+            self.emit(path, "side")
+            with self.scope():
+                self.blocks(x.blocks, path + ".")
+                self.generic(x.ret, path + ".ret")
+        elif isinstance(x, CallableInfo):
+            self.emit(path, "callable", x.pure)
+            with self.scope():
+                self.generic(x.params, path + ".params")
+                self.generic(x.ret, path + ".ret")
         elif isinstance(x, DType):
             self.emit(path, "dtype", x.short)
         elif isinstance(x, (tuple, list)):

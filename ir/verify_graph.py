@@ -8,33 +8,38 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, VerifyError
-from relax_tune.ir.arith.bounds import Env
-from relax_tune.ir.arith.prove import Proof, prove_equal
+from relax_tune.ir.deduce import check_condition, infer_value, info_of, signature
 from relax_tune.ir.dtype import dtype
 from relax_tune.ir.expr import Expr, Var, const, free_vars, substitute
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import (
+    ATOMS,
     AnyBinding,
+    AnyBlock,
     CallDPSLibrary,
     CallTIR,
     Constant,
+    DataflowBlock,
     Function,
+    FunctionRef,
     GVar,
+    If,
     MatchCast,
+    PrimValue,
     ShapeValue,
     TupleValue,
     Value,
+    is_impure,
     operands,
 )
-from relax_tune.ir.graph_builder import infer_value, info_of
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.printer import excerpt
+from relax_tune.ir.relations import conflict, differences, info_dims, info_symbols, solve
 from relax_tune.ir.struct_info import (
     CallableInfo,
     ObjectInfo,
     PrimInfo,
     ShapeInfo,
-    StructInfo,
     TensorInfo,
     TupleInfo,
 )
@@ -45,56 +50,6 @@ INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
 def verify_function(f: Function, module: IRModule) -> None:
     """Check one graph function of `module`. Raises VerifyError showing the binding."""
     _Graph(f, module).run()
-
-
-def conflict(declared: StructInfo, found: StructInfo, env: Env | None = None) -> str | None:
-    """Why a value annotated `found` can never be `declared`, or None when it can: unknown parts never conflict."""
-    if isinstance(declared, ObjectInfo) or isinstance(found, ObjectInfo):
-        return None
-    if type(declared) is not type(found):
-        return f"wanted {declared!r}, found {found!r}"
-    if isinstance(declared, TensorInfo) and isinstance(found, TensorInfo):
-        if declared.dtype is not None and found.dtype is not None and declared.dtype is not found.dtype:
-            return f"wanted dtype {declared.dtype}, found {found.dtype}"
-        return _dims_conflict(declared.shape, declared.ndim, found.shape, found.ndim, env)
-    if isinstance(declared, ShapeInfo) and isinstance(found, ShapeInfo):
-        return _dims_conflict(declared.values, declared.ndim, found.values, found.ndim, env)
-    if isinstance(declared, TupleInfo) and isinstance(found, TupleInfo):
-        if len(declared.fields) != len(found.fields):
-            return f"wanted {len(declared.fields)} fields, found {len(found.fields)}"
-        for i, (a, b) in enumerate(zip(declared.fields, found.fields, strict=True)):
-            problem = conflict(a, b, env)
-            if problem:
-                return f"field {i}: {problem}"
-    return None
-
-
-def _dims_conflict(
-    wanted: Sequence[Expr] | None,
-    ndim: int | None,
-    found: Sequence[Expr] | None,
-    found_ndim: int | None,
-    env: Env | None,
-) -> str | None:
-    if ndim is not None and found_ndim is not None and ndim != found_ndim:
-        return f"wanted {ndim} dims, found {found_ndim}"
-    for axis, (a, b) in enumerate(zip(wanted or (), found or ())):
-        if prove_equal(a, b, env) is Proof.NO:
-            return f"dim {axis}: wanted {a!r}, found {b!r}"
-    return None
-
-
-def info_symbols(info: StructInfo) -> tuple[Var, ...]:
-    """The symbols in an annotation, in order; a signature's own symbols are not its value's."""
-    if isinstance(info, TensorInfo):
-        return free_vars(*(info.shape or ()))
-    if isinstance(info, ShapeInfo):
-        return free_vars(*(info.values or ()))
-    if isinstance(info, PrimInfo):
-        return () if info.value is None else free_vars(info.value)
-    if isinstance(info, TupleInfo):
-        return tuple(dict.fromkeys(v for f in info.fields for v in info_symbols(f)))
-    return ()
 
 
 class _Graph:
@@ -109,25 +64,68 @@ class _Graph:
         raise VerifyError(f"{self.f.name}: {message}\n{excerpt(self.f, node)}")
 
     def run(self) -> None:
-        for var in (*self.f.params, *(b.var for b in self.f.bindings)):
-            if not isinstance(var.info, INFOS):
-                raise VerifyError(f"{self.f.name}: wanted an annotation on {var.name}, found {var.info!r}")
-            dims = var.info.shape if isinstance(var.info, TensorInfo) else None
-            for d in dims or ():
-                if not isinstance(d, Expr) or not d.dtype.is_int:
-                    raise VerifyError(f"{self.f.name}: wanted integer expressions as dims of {var.name}, found {d!r}")
         for p in self.f.params:
+            self.annotation(p)
             self.define(p, p)
             self.symbols.update(info_symbols(p.info))
-        for b in self.f.bindings:
-            self.binding(b)
+        self.determined()
+        self.blocks(self.f.blocks)
         ret = self.f.ret
-        parts = ret.fields if isinstance(ret, TupleValue) else (ret,)
-        self.atoms(parts, ret)
+        self.result(ret, ret)
         self.known(info_symbols(self.f.ret_info), ret)
         problem = conflict(self.f.ret_info, info_of(ret), self.ctx.env)
         if problem:
             self.fail(f"the result does not fit the declared {self.f.ret_info!r}: {problem}", ret)
+
+    def annotation(self, var: GVar) -> None:
+        """A variable says what it holds, in integers."""
+        if not isinstance(var.info, INFOS):
+            raise VerifyError(f"{self.f.name}: wanted an annotation on {var.name}, found {var.info!r}")
+        dims = info_dims(var.info) if isinstance(var.info, (TensorInfo, ShapeInfo)) else None
+        for d in dims or ():
+            if not isinstance(d, Expr) or not d.dtype.is_int:
+                raise VerifyError(f"{self.f.name}: wanted integer expressions as dims of {var.name}, found {d!r}")
+
+    def determined(self) -> None:
+        """Every symbol of the parameters can be read off or solved for."""
+        params = tuple(p.info for p in self.f.params)
+        meaning = solve(CallableInfo(params, ObjectInfo()), params)
+        for p in self.f.params:
+            for v in info_symbols(p.info):
+                if meaning.get(v) is None:
+                    self.fail(
+                        f"parameter {p.name}: nothing determines symbol {v.name} of {p.info!r}; make it a dim by itself "
+                        f"somewhere, or add a parameter Shape([{v.name}])",
+                        p,
+                    )
+
+    def blocks(self, blocks: Sequence[AnyBlock]) -> None:
+        for block in blocks:
+            for b in block.bindings:
+                self.annotation(b.var)
+                if isinstance(block, DataflowBlock) and (isinstance(b.value, If) or is_impure(b.value)):
+                    what = "an if" if isinstance(b.value, If) else "a call with side effects"
+                    self.fail(f"wanted only pure bindings in a dataflow block, found {what}; bind it outside", b)
+                if self.f.pure and is_impure(b.value):
+                    self.fail(f"{self.f.name} is declared pure, but this has side effects; say pure=False", b)
+                self.binding(b)
+
+    def result(self, ret: Value, node: object) -> None:
+        """An atom, or a tuple of atoms."""
+        self.atoms(ret.fields if isinstance(ret, TupleValue) else (ret,), node)
+
+    def branch(self, value: If, b: AnyBinding) -> None:
+        """Each side by itself; what it defines and binds ends with it."""
+        self.atoms((value.cond,), b)
+        try:
+            check_condition(value.cond)
+        except DeduceError as e:
+            self.fail(str(e), b)
+        defined, symbols = set(self.defined), set(self.symbols)
+        for body in (value.then, value.orelse):
+            self.blocks(body.blocks)
+            self.result(body.ret, body)
+            self.defined, self.symbols = set(defined), set(symbols)
 
     def define(self, var: GVar, node: object) -> None:
         if var in self.defined:
@@ -149,8 +147,22 @@ class _Graph:
                 self.constant(v, node)
             elif isinstance(v, ShapeValue):
                 self.known(free_vars(*v.values), node)
+            elif isinstance(v, PrimValue):
+                self.known(free_vars(v.value), node)
+            elif isinstance(v, FunctionRef):
+                self.reference(v, node)
             else:
                 self.fail(f"wanted a variable, constant or shape here, found a {type(v).__name__}; bind it first", node)
+
+    def reference(self, v: FunctionRef, node: object) -> None:
+        found = self.module.functions.get(v.name)
+        if not isinstance(found, Function):
+            known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, Function)) or "none"
+            self.fail(f"wanted a graph function called {v.name!r}; the module has {known}", node)
+        real = signature(found)
+        problem = next((str(d) for d in differences(v.info, real, self.ctx.env)), None)
+        if problem:
+            self.fail(f"{v.name} is not what its annotation says: {problem}", node)
 
     def constant(self, v: Constant, node: object) -> None:
         array = self.module.constants.get(v.name)
@@ -162,7 +174,10 @@ class _Graph:
 
     def binding(self, b: AnyBinding) -> None:
         value = b.value
-        self.atoms((value,) if isinstance(value, (GVar, Constant, ShapeValue)) else operands(value), b)
+        if isinstance(value, If):
+            self.branch(value, b)
+        else:
+            self.atoms((value,) if isinstance(value, ATOMS) else operands(value), b)
         if isinstance(b, MatchCast):
             self.symbols.update(info_symbols(b.info))
             self.known(info_symbols(b.var.info), b)

@@ -6,6 +6,7 @@ An operator is a frozen dataclass whose fields are its attributes (paper section
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,6 +26,7 @@ from relax_tune.ir.graph import Operator
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 
 Array = NDArray[Any]
+_PLACEHOLDER = re.compile(r"\{(\d{1,3})\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class RuntimeCheck:
     cond: Expr
     message: str
     values: tuple[Expr, ...] = ()
+
+    def text(self, found: Sequence[int]) -> str:
+        """The message with `found` in for `{0}`, `{1}` ...; other braces stay."""
+        return _PLACEHOLDER.sub(lambda m: str(found[int(m[1])]), self.message)
 
 
 @dataclass(slots=True)

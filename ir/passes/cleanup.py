@@ -9,23 +9,24 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from relax_tune.ir.deduce import infer_value
 from relax_tune.ir.dtype import dtype
 from relax_tune.ir.expr import Expr, expr, free_vars
 from relax_tune.ir.function import AnyFunction, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     AnyBinding,
+    AnyBlock,
     Binding,
     Call,
     CallTIR,
     Constant,
-    DataflowBlock,
     Function,
     GVar,
     MatchCast,
     Value,
-    operands,
+    is_impure,
+    nested_values,
 )
-from relax_tune.ir.graph_builder import infer_value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
@@ -159,7 +160,7 @@ class CancelViews:
 class DeadCode:
     """Bindings whose value nobody reads, tensor functions nobody calls and weights nobody names are dropped.
 
-    A match_cast stays: it asserts."""
+    A match_cast stays: it asserts. So does what has side effects."""
 
     def __call__(self, module: IRModule) -> IRModule:
         new = map_graphs(module, lambda f, _: self._function(f))
@@ -167,8 +168,11 @@ class DeadCode:
         named: set[str] = set()
         for f in new.functions.values():
             if isinstance(f, Function):
-                for value in (*(b.value for b in f.bindings), f.ret):
-                    _collect(value, called, named)
+                for value in nested_values(f):
+                    if isinstance(value, Constant):
+                        named.add(value.name)
+                    elif isinstance(value, CallTIR):
+                        called.add(value.callee)
         functions = {n: f for n, f in new.functions.items() if not isinstance(f, PrimFunc) or n in called}
         constants = {n: a for n, a in new.constants.items() if n in named}
         if len(functions) == len(new.functions) and len(constants) == len(new.constants):
@@ -180,14 +184,15 @@ class DeadCode:
     @staticmethod
     def _function(f: Function) -> Function:
         live = set(used_vars(f.ret))
-        blocks: list[DataflowBlock] = []
+        blocks: list[AnyBlock] = []
         for block in reversed(f.blocks):
             kept: list[AnyBinding] = []
             for b in reversed(block.bindings):
-                if b.var in live or isinstance(b, MatchCast):
+                if b.var in live or isinstance(b, MatchCast) or is_impure(b.value):
                     kept.append(b)
                     live.update(used_vars(b.value))
-            blocks.append(block if len(kept) == len(block.bindings) else DataflowBlock(tuple(reversed(kept))))
+            same = len(kept) == len(block.bindings)
+            blocks.append(block if same else replace(block, bindings=tuple(reversed(kept))))
         blocks.reverse()
         if all(a is b for a, b in zip(blocks, f.blocks, strict=True)):
             return f
@@ -229,12 +234,3 @@ def _rename_callee(out: Emitter, binding: AnyBinding, names: Mapping[str, str]) 
         out.bindings.append(Binding(binding.var, replace(value, callee=names.get(value.callee, value.callee))))
     else:
         out.keep(binding)
-
-
-def _collect(value: Value, called: set[str], named: set[str]) -> None:
-    if isinstance(value, Constant):
-        named.add(value.name)
-    if isinstance(value, CallTIR):
-        called.add(value.callee)
-    for o in operands(value):
-        _collect(o, called, named)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import AnyBinding, Binding, CallTIR, DataflowBlock, Function, GVar
+from relax_tune.ir.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.fuse_tensor import Stage, fuse_stages
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
@@ -185,7 +185,7 @@ class _Groups:
         return sorted(self._members.values(), key=lambda g: g[-1])
 
 
-def _nodes(block: DataflowBlock, table: FunctionTable, kinds: dict[str, PatternKind]) -> list[Node]:
+def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind]) -> list[Node]:
     at: dict[GVar, int] = {}
     found: list[Node] = []
     for i, b in enumerate(block.bindings):

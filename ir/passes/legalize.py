@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
+from relax_tune.ir.deduce import infer_value, info_of
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar
-from relax_tune.ir.graph_builder import infer_value, info_of
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import VIEWS, Reshape
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function

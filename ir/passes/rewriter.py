@@ -5,41 +5,69 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from relax_tune.ir.deduce import info_of
 from relax_tune.ir.function import AnyFunction, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     AnyBinding,
+    AnyBlock,
     Binding,
+    Body,
     Call,
     CallDPSLibrary,
+    CallFunction,
+    CallHost,
     CallTIR,
-    DataflowBlock,
     Function,
     GVar,
+    If,
     TupleItem,
     TupleValue,
     Value,
     operands,
 )
-from relax_tune.ir.graph_builder import info_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.structural import workload_key
 
 
 def replace_operands(value: Value, mapping: Mapping[GVar, Value]) -> Value:
-    """`value` with graph variables replaced; the same object when none occurs."""
+    """`value` with graph variables replaced, inside branches too; the same object when none occurs."""
     if isinstance(value, GVar):
         return mapping.get(value, value)
+    if isinstance(value, If):
+        cond = replace_operands(value.cond, mapping)
+        then, orelse = (_replace_body(b, mapping) for b in (value.then, value.orelse))
+        same = cond is value.cond and then is value.then and orelse is value.orelse
+        return value if same else If(cond, then, orelse)
     old = operands(value)
     new = tuple(replace_operands(v, mapping) for v in old)
     if all(a is b for a, b in zip(old, new, strict=True)):
         return value
-    if isinstance(value, (Call, CallTIR, CallDPSLibrary)):
+    if isinstance(value, (Call, CallTIR, CallDPSLibrary, CallHost)):
         return replace(value, args=new)
+    if isinstance(value, CallFunction):
+        return CallFunction(new[0], new[1:])
     if isinstance(value, TupleValue):
         return TupleValue(new)
     assert isinstance(value, TupleItem)
     return TupleItem(new[0], value.index)
+
+
+def _replace_body(body: Body, mapping: Mapping[GVar, Value]) -> Body:
+    blocks = tuple(_replace_block(b, mapping) for b in body.blocks)
+    ret = replace_operands(body.ret, mapping)
+    same = ret is body.ret and all(a is b for a, b in zip(blocks, body.blocks, strict=True))
+    return body if same else Body(blocks, ret)
+
+
+def _replace_block(block: AnyBlock, mapping: Mapping[GVar, Value]) -> AnyBlock:
+    new: list[AnyBinding] = []
+    for b in block.bindings:
+        value = replace_operands(b.value, mapping)
+        new.append(b if value is b.value else replace(b, value=value))
+    return (
+        block if all(a is b for a, b in zip(new, block.bindings, strict=True)) else replace(block, bindings=tuple(new))
+    )
 
 
 def tensor_info(value: Value) -> TensorInfo:
@@ -124,14 +152,14 @@ class FunctionTable:
 def rewrite_function(func: Function, visit: Callable[[Emitter, AnyBinding], None]) -> Function:
     """A function rebuilt by `visit`, which emits something for every binding. Same object when nothing changed."""
     out = Emitter(names={p.name: 1 for p in func.params} | {b.var.name: 1 for b in func.bindings})
-    blocks: list[DataflowBlock] = []
+    blocks: list[AnyBlock] = []
     for block in func.blocks:
         start = len(out.bindings)
         for binding in block.bindings:
             visit(out, binding)
         new = tuple(out.bindings[start:])
         same = len(new) == len(block.bindings) and all(a is b for a, b in zip(new, block.bindings, strict=True))
-        blocks.append(block if same else DataflowBlock(new))
+        blocks.append(block if same else replace(block, bindings=new))
     ret = out.value(func.ret)
     if ret is func.ret and all(a is b for a, b in zip(blocks, func.blocks, strict=True)):
         return func

@@ -24,10 +24,10 @@ def test_match_cast_names_value_dim_and_sizes() -> None:
     g = GraphBuilder()
     y = g.input("y", (4, 2))
     g.input("x", (g.symbol("n"), 2))
-    with pytest.raises(DeduceError, match=r"y: dim 0: wanted equal dims, found 3 and 4"):
+    with pytest.raises(DeduceError, match=r"y: dim 0: wanted 3, found 4"):
         g.match_cast(y, TensorInfo((const(3), const(2)), f32))
     z = g.input("z", (3, 5))
-    with pytest.raises(DeduceError, match=r"z: dim 1: wanted equal dims, found 2 and 5"):
+    with pytest.raises(DeduceError, match=r"z: dim 1: wanted 2, found 5"):
         g.match_cast(z, TensorInfo((const(3), const(2)), f32))
 
 

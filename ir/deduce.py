@@ -1,0 +1,182 @@
+"""Deduction: the annotation of a value from those of its operands, across operators, calls of functions and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.dtype import bool_
+from relax_tune.ir.expr import Const, Expr, Var, const, ge, le
+from relax_tune.ir.graph import (
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Constant,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+    operands,
+)
+from relax_tune.ir.op.base import Deduction, OperatorSpec
+from relax_tune.ir.relations import (
+    differences,
+    info_symbols,
+    join,
+    own_symbols,
+    require_all,
+    solve,
+    substitute_info,
+    without_symbols,
+)
+from relax_tune.ir.struct_info import (
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    TupleInfo,
+)
+
+
+def info_of(value: Value) -> StructInfo:
+    """The annotation a value has by itself: an atom, a tuple of atoms or a destination-passing call."""
+    if isinstance(value, (GVar, Constant, FunctionRef)):
+        return value.info
+    if isinstance(value, ShapeValue):
+        return ShapeInfo(value.values)
+    if isinstance(value, PrimValue):
+        return PrimInfo(value.value.dtype, value.value)
+    if isinstance(value, TupleValue):
+        return TupleInfo(tuple(info_of(f) for f in value.fields))
+    if isinstance(value, (CallTIR, CallDPSLibrary)):
+        return value.out[0] if len(value.out) == 1 else TupleInfo(value.out)
+    if isinstance(value, CallHost):
+        return value.out
+    if isinstance(value, TupleItem):
+        owner = info_of(value.value)
+        if isinstance(owner, ObjectInfo):
+            return owner
+        if not isinstance(owner, TupleInfo):
+            raise DeduceError(f"wanted a tuple to take item {value.index} of, found {owner!r}")
+        if not 0 <= value.index < len(owner.fields):
+            raise DeduceError(f"wanted an item in 0..{len(owner.fields) - 1}, found {value.index}")
+        return owner.fields[value.index]
+    return ObjectInfo()
+
+
+def infer_value(value: Value, ctx: Deduction) -> StructInfo:
+    """The annotation of any value; the bindings inside an `if` count as they are annotated. Raises DeduceError."""
+    if isinstance(value, CallFunction):
+        return infer_call(value, ctx)
+    if isinstance(value, If):
+        return infer_if(value, ctx)
+    if not isinstance(value, Call):
+        return info_of(value)
+    if not isinstance(value.op, OperatorSpec):
+        raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
+    return value.op.infer([info_of(a) for a in value.args], ctx)
+
+
+def signature(f: Function) -> CallableInfo:
+    """What a caller sees of a graph function: symbols that its body binds are unknown in the result."""
+    whole = CallableInfo(tuple(p.info for p in f.params), f.ret_info, f.pure, tuple(p.name for p in f.params))
+    return CallableInfo(whole.params, without_symbols(f.ret_info, own_symbols(whole)), f.pure, whole.names)
+
+
+def infer_call(value: CallFunction, ctx: Deduction) -> StructInfo:
+    """The result of calling a graph function: its symbols are bound by the arguments and put into its result.
+
+    Raises DeduceError naming the function, the parameter, the dim and both sizes when an argument never fits."""
+    callee = value.callee
+    name = callee.name if isinstance(callee, (GVar, FunctionRef)) else "the callee"
+    info = info_of(callee)
+    if not isinstance(info, CallableInfo):
+        raise DeduceError(f"{name}: wanted a function to call, found {info!r}")
+    return apply_signature(name, info, [info_of(a) for a in value.args], ctx)
+
+
+def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+    """The result of calling `callee` on arguments with these annotations; coarser where they determine too little.
+
+    Raises DeduceError; what is undecided becomes a run-time check of `ctx`."""
+    if callee.params is None:
+        return callee.ret
+    titles = [f"parameter {n}" for n in callee.names] or [f"argument {i}" for i in range(len(callee.params))]
+    if len(args) != len(callee.params):
+        missing = f"; {titles[len(args)]} has none" if len(args) < len(callee.params) else ""
+        raise DeduceError(f"{name}: wanted {len(callee.params)} arguments, found {len(args)}{missing}")
+    meaning = solve(callee, args, ctx.env)
+    for title, param, arg in zip(titles, callee.params, args, strict=True):
+        require_all(f"{name}: {title}", differences(param, arg, ctx.env, meaning), ctx)
+    require_bounds(name, meaning, ctx, bare=_bare(callee))
+    return substitute_info(callee.ret, meaning, ctx.env)
+
+
+def _bare(callee: CallableInfo) -> frozenset[Expr]:
+    """What stands alone as a dim of a parameter: never negative."""
+    found: list[Expr] = []
+    stack = list(callee.params or ())
+    while stack:
+        info = stack.pop()
+        if isinstance(info, TupleInfo):
+            stack.extend(info.fields)
+        elif isinstance(info, TensorInfo):
+            found += info.shape or ()
+        elif isinstance(info, ShapeInfo):
+            found += info.values or ()
+    return frozenset(found)
+
+
+def require_bounds(
+    name: str, meaning: Mapping[Var, Expr | None], ctx: Deduction, bare: frozenset[Expr] = frozenset()
+) -> None:
+    """Symbols must lie within what is declared of them (at least 0). `bare`: symbols that are dims, so never negative.
+
+    Raises DeduceError when one never does; undecided ones become run-time checks."""
+    for symbol, found in meaning.items():
+        if found is None or found is symbol:
+            continue
+        lower, upper = ctx.env.bounds.get(symbol, (const(0), None))
+        limits = f"{lower!r} <= {symbol.name}" + ("" if upper is None else f" <= {upper!r}")
+        wanted = [] if isinstance(lower, Const) and lower.value == 0 and symbol in bare else [ge(found, lower)]
+        for cond in wanted if upper is None else [*wanted, le(found, upper)]:
+            proof = ctx.proves(cond)
+            if proof is Proof.NO:
+                raise DeduceError(f"{name}: wanted {limits}, found {symbol.name} = {found!r}")
+            if proof is Proof.UNKNOWN:
+                ctx.require(cond, f"{name}: wanted {limits}, found {symbol.name} = {{0}}", found)
+
+
+def infer_if(value: If, ctx: Deduction) -> StructInfo:
+    """What holds on both sides, without the symbols that only one of them binds. Raises DeduceError."""
+    check_condition(value.cond)
+    outer = {v for o in operands(value) for v in info_symbols(info_of(o))}
+    sides = []
+    for body in (value.then, value.orelse):
+        inside = {v for b in body.bindings if isinstance(b, MatchCast) for v in info_symbols(b.info)} - outer
+        info = info_of(body.ret)
+        sides.append(without_symbols(info, set(info_symbols(info)) - inside))
+    return join(sides[0], sides[1], ctx.env)
+
+
+def check_condition(cond: Value) -> None:
+    """Raises DeduceError unless `cond` can be a scalar of bool."""
+    info = info_of(cond)
+    if isinstance(info, PrimInfo) and info.dtype is bool_:
+        return
+    if isinstance(info, ObjectInfo):
+        return
+    if isinstance(info, TensorInfo) and info.dtype in (None, bool_) and info.ndim in (None, 0):
+        return
+    raise DeduceError(f"if: wanted a scalar of bool as condition, found {info!r}")
