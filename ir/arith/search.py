@@ -31,6 +31,8 @@ def nonneg(ctx: Normalizer, p: Poly) -> bool:
         return False
     key = (ctx.depth, P.key(p))
     found = ctx.proved.get(key)
+    if found is None and any(_follows(ctx, p, fact) for fact in ctx.inequalities):
+        found = ctx.proved[key] = True  # whatever fuel is left
     if found is None:
         ctx.depth += 1
         try:
@@ -38,6 +40,12 @@ def nonneg(ctx: Normalizer, p: Poly) -> bool:
         finally:
             ctx.depth -= 1
     return found
+
+
+def _follows(ctx: Normalizer, p: Poly, fact: Poly) -> bool:
+    """p is a fact and something never negative."""
+    lo = ctx.interval(P.combine(p, fact, -1))[0]
+    return lo is not None and lo >= 0
 
 
 class _Search:

@@ -117,6 +117,7 @@ eights = Env().with_loop(i0, ceildiv(n, 8)).with_loop(i1, 8)
         (lt((i0 * T + i1) * U + i2, n * T * U), Env().with_loop(i0, n).with_loop(i1, T).with_loop(i2, U), YES),
         (le(i + j, n - 1), Env().with_loop(i, n).with_loop(j, n - i), YES),
         # facts
+        (le(n + n // m + n // (n + m), m + n // (n + m)), Env().with_fact(le(n + n // m, m)), YES),
         (le(n * 4, 2048), Env().with_fact(le(n, 512)), YES),
         (gt(n, 512), Env().with_fact(le(n, 512)), NO),
         (eq(k * n, n * m), Env().with_fact(eq(k, m)), YES),
