@@ -226,6 +226,8 @@ _ADVICE = (
         "the file is damaged: restore a backup, or import what `relax-tune db export` can still read into a new database",
     ),
     ("malformed database schema", "the file is damaged: restore a backup"),
+    ("codec can't decode", "the file is damaged: restore a backup"),
+    ("not decode to UTF-8", "the file is damaged: restore a backup, or see `relax-tune db check`"),
     ("disk is full", "free some space; everything committed before is safe"),
     ("o space left", "free some space; everything committed before is safe"),
     ("disk I/O error", "check the disk (full? unplugged?); everything committed before is safe"),
@@ -310,5 +312,5 @@ def explained(where: str, doing: str, path: Path | None = None) -> Iterator[None
     """Turn whatever the driver raises inside into one `DatabaseError`."""
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+    except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise explain(error, where, doing, path) from None

@@ -27,7 +27,7 @@ Row = Mapping[Any, Any]
 def _same_key(row: Row, made: str, table: str) -> None:
     if row["key"] != made:
         raise DatabaseError(
-            f"{table} row {row['key']!r}: wanted the hash of its content, {made!r}; the row was altered: restore a backup"
+            f"{table} row {row['key']!r:.80}: wanted the hash of its content, {made!r}; the row was altered"
         )
 
 
@@ -41,7 +41,9 @@ def target_values(target: Target) -> dict[str, Any]:
 
 
 def target_of(row: Row) -> Target:
-    target = Target(row["kind"], row["name"], parse_json(row["fingerprint"], f"targets row {row['key']!r} fingerprint"))
+    target = Target(
+        row["kind"], row["name"], parse_json(row["fingerprint"], f"targets row {row['key']!r:.80} fingerprint")
+    )
     _same_key(row, target.key, "targets")
     return target
 
@@ -51,7 +53,7 @@ def environment_values(environment: Environment) -> dict[str, Any]:
 
 
 def environment_of(row: Row) -> Environment:
-    environment = Environment(parse_json(row["facts"], f"environments row {row['key']!r} facts"))
+    environment = Environment(parse_json(row["facts"], f"environments row {row['key']!r:.80} facts"))
     _same_key(row, environment.key, "environments")
     return environment
 
@@ -106,7 +108,7 @@ def measurement_values(measurement: Measurement) -> dict[str, Any]:
 
 
 def measurement_of(row: Row, variant: Variant) -> Measurement:
-    where = f"measurements row {row['id']!r}"
+    where = f"measurements row {row['id']!r:.80}"
     return Measurement(
         id=row["id"],
         workload=row["workload"],

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import URL, Connection, delete, func, select, text, update
+from sqlalchemy import Connection, delete, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from relax_tune.database import rows, schema, sqlite_file
@@ -74,15 +73,17 @@ class SqlStore:
         self.read_only = read_only or asks_read_only(parsed)
         self._path = sqlite_path(parsed)
         create = create and not self.read_only
-        made = _prepare(parsed, self.where, write=not self.read_only, create=create, make_folder=make_folder)
+        made = self._path is not None and sqlite_file.prepare(
+            self._path, self.where, write=not self.read_only, create=create, make_folder=make_folder
+        )
         self._identity = None if self._path is None else sqlite_file.identity_of(self._path)
         self._engine = make_engine(parsed, read_only=self.read_only)
         try:
             self._open(create)
         except BaseException:
             self._engine.dispose()
-            if made is not None:
-                _remove_empty(made)
+            if made and self._path is not None:
+                sqlite_file.remove_empty(self._path)
             raise
 
     def _open(self, create: bool) -> None:
@@ -144,12 +145,19 @@ class SqlStore:
     def _one(self, model: type[Base], make: Callable[[rows.Row], T], **keys: Any) -> T | None:
         with self._read(f"read {model.__tablename__}") as connection:
             row = connection.execute(select(*model.__table__.columns).filter_by(**keys)).mappings().first()
-        return None if row is None else make(row)
+        return None if row is None else self._made(make, row)
+
+    def _made(self, make: Callable[..., T], *row: Any) -> T:
+        """A stored value; what is wrong with it is an error that says where."""
+        try:
+            return make(*row)
+        except DatabaseError as error:
+            raise DatabaseError(f"{self.where}: {error}; see `relax-tune db check`, restore a backup") from None
 
     def _all(self, model: type[Base], make: Callable[[rows.Row], T], *conditions: Any) -> list[T]:
         with self._read(f"read {model.__tablename__}") as connection:
             found = connection.execute(select(*model.__table__.columns).where(*conditions)).mappings().all()
-        return [make(row) for row in found]
+        return [self._made(make, row) for row in found]
 
     # Targets, environments, workloads
 
@@ -236,11 +244,12 @@ class SqlStore:
         with self._read(doing) as connection:
             found = connection.execute(MeasurementRow.select_columns(conditions)).mappings().all()
             used = connection.execute(MeasurementRow.select_variants(conditions)).mappings().all()
-        variants: dict[str, Variant] = {row["key"]: rows.variant_of(row) for row in used}
+        variants: dict[str, Variant] = {row["key"]: self._made(rows.variant_of, row) for row in used}
         for row in found:
             if row["variant"] not in variants:
                 raise DatabaseError(f"{self.where}: measurement {row['id']!r} has lost its variant; restore a backup")
-        return sorted((rows.measurement_of(row, variants[row["variant"]]) for row in found), key=lambda m: m.id)
+        made = (self._made(rows.measurement_of, row, variants[row["variant"]]) for row in found)
+        return sorted(made, key=lambda m: m.id)
 
     @patient
     def query(
@@ -279,7 +288,7 @@ class SqlStore:
         )
         with self._read("rank measurements") as connection:
             stored = connection.execute(MeasurementRow.select_ranking(conditions)).all()
-        ranking = rank(((row[0], row[1], row[2]) for row in stored), n)
+        ranking = self._made(rank, ((row[0], row[1], row[2]) for row in stored), n)
         found = {}
         for chunk in _chunks(ranking):
             found.update({m.id: m for m in self._select("read the best", [*conditions, MeasurementRow.id.in_(chunk)])})
@@ -298,7 +307,13 @@ class SqlStore:
             kinds = [(str(kind), int(count)) for kind, count in connection.execute(MeasurementRow.select_kinds(target))]
         workloads, measurements, ok, checked = (int(value) for value in totals)
         return TargetStats(
-            rows.target_of(row), workloads, measurements, ok, checked, tuple(sorted(kinds)), tuple(sorted(failures))
+            self._made(rows.target_of, row),
+            workloads,
+            measurements,
+            ok,
+            checked,
+            tuple(sorted(kinds)),
+            tuple(sorted(failures)),
         )
 
     # Plans
@@ -314,10 +329,11 @@ class SqlStore:
             row = connection.execute(PlanRow.select_for(workload, target, None)).mappings().first()
             if row is None:
                 plan = first
-            elif row["entries"] == entries:
-                return rows.plan_of(row)
             else:
-                plan = Plan(workload, target, row["version"] + 1, entries)
+                newest = self._made(rows.plan_of, row)
+                if newest.entries == entries:
+                    return newest
+                plan = Plan(workload, target, newest.version + 1, entries)
             self._add(connection, PlanRow, [rows.plan_values(plan)])
         return plan
 
@@ -333,7 +349,7 @@ class SqlStore:
     def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
         with self._read("read a plan") as connection:
             row = connection.execute(PlanRow.select_for(workload, target, version)).mappings().first()
-        return None if row is None else rows.plan_of(row)
+        return None if row is None else self._made(rows.plan_of, row)
 
     @patient
     def plans(self, target: str) -> list[Plan]:
@@ -458,40 +474,19 @@ def upgrade(url: str) -> tuple[str | None, str]:
     where = shown(parsed)
     if asks_read_only(parsed):
         raise DatabaseError(f"{where}: wanted to upgrade it, found mode=ro in its URL; leave that out")
-    made = _prepare(parsed, where, write=True, create=True, make_folder=False)
+    path = sqlite_path(parsed)
+    made = path is not None and sqlite_file.prepare(path, where, write=True, create=True, make_folder=False)
     engine = make_engine(parsed, read_only=False)
     try:
-        with explained(where, "upgrade it", sqlite_path(parsed)):
+        with explained(where, "upgrade it", path):
             with reader(engine).begin() as connection:
                 schema.current(connection, where)
             use_wal(engine)
             with writer(engine).begin() as connection:
                 return schema.migrate(connection, where)
     except BaseException:
-        if made is not None:
-            _remove_empty(made)
+        if made and path is not None:
+            sqlite_file.remove_empty(path)
         raise
     finally:
         engine.dispose()
-
-
-def _prepare(parsed: URL, where: str, *, write: bool, create: bool, make_folder: bool) -> Path | None:
-    """Look at the file of a SQLite URL, and make an empty one where one is wanted; its path when it was made."""
-    path = sqlite_path(parsed)
-    if path is None:
-        return None
-    if make_folder and create:
-        with explained(where, "make its folder"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-    if sqlite_file.verify_file(path, where, write=write, create=create):
-        return None
-    with explained(where, "make it"):
-        path.touch()
-    return path
-
-
-def _remove_empty(path: Path) -> None:
-    """Take back a file that was made for nothing; whoever opened it meanwhile is told that it is gone."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == 0:
-            path.unlink()

@@ -29,6 +29,32 @@ _WAL_WRITE_BYTE, _RESERVED_BYTE = 120, 0x40000001
 Identity = tuple[int, int]
 
 
+def prepare(path: Path, where: str, *, write: bool, create: bool, make_folder: bool) -> bool:
+    """Look at the file (see `verify_file`), and make an empty one where one is wanted; True when it was made here.
+
+    Raises:
+        DatabaseError: as `verify_file`, and when the folder or the file cannot be made.
+    """
+    try:
+        if make_folder and create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if verify_file(path, where, write=write, create=create):
+            return False
+        path.touch()
+    except OSError as error:
+        raise DatabaseError(
+            f"{where}: wanted to make this file, found {_said(error)}; choose another place with --db"
+        ) from None
+    return True
+
+
+def remove_empty(path: Path) -> None:
+    """Take back a file that was made for nothing; whoever opened it meanwhile is told that it is gone."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
 def verify_file(path: Path, where: str, *, write: bool, create: bool) -> bool:
     """Check that SQLite can open the file as asked; whether there is one already.
 
