@@ -31,12 +31,13 @@ def nonneg(ctx: Normalizer, p: Poly) -> bool:
         return False
     key = (ctx.depth, P.key(p))
     found = ctx.proved.get(key)
-    if found is None and any(_follows(ctx, p, fact) for fact in ctx.inequalities):
-        found = ctx.proved[key] = True  # whatever fuel is left
     if found is None:
         ctx.depth += 1
         try:
-            found = ctx.proved[key] = _Search(ctx, FUEL[ctx.depth - 1]).holds(p, 0)
+            found = _Search(ctx, FUEL[ctx.depth - 1]).holds(p, 0)
+            if not found and ctx.spent >= TOTAL_FUEL:  # a claim that a fact makes needs no fuel
+                found = any(_follows(ctx, p, fact) for fact in ctx.inequalities)
+            ctx.proved[key] = found
         finally:
             ctx.depth -= 1
     return found
