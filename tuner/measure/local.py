@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import queue
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.interrupts import shielded
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, Stage, distinct_requests, failed
 from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.protocol import StepStatus
+from relax_tune.tuner.measure.scratch import ScratchFolder
 
 _POLL_SECS = 0.05
 _PREPARE_SECS = 60.0
@@ -57,7 +57,7 @@ class LocalRunner:
         self._spec = device_spec
         self._open_secs = open_secs
         self._environment = dict(environment or {})
-        self._folder = tempfile.TemporaryDirectory(prefix="relax-tune-measure-", ignore_cleanup_errors=True)
+        self._folder = ScratchFolder()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -65,8 +65,8 @@ class LocalRunner:
         opened: Future[DeviceInfo] = Future()
         # The child asks to die with the thread that started it, so one thread starts every child and outlives them.
         self._thread = threading.Thread(target=self._serve, args=(opened,), name=f"measure-{device_spec}", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             self._info = opened.result()
         except BaseException:
             self.close()
@@ -88,14 +88,15 @@ class LocalRunner:
 
     def close(self) -> None:
         """See `Runner.close`."""
-        with self._lock:
-            self._closed = True
-            if self._process is not None:
-                self._process.kill()
-        self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        self._folder.cleanup()
+        with shielded():
+            with self._lock:
+                self._closed = True
+                if self._process is not None:
+                    self._process.kill()
+            self._jobs.put(None)
+            if self._thread.is_alive() and threading.current_thread() is not self._thread:
+                self._thread.join()
+            self._folder.remove()
 
     def __enter__(self) -> LocalRunner:
         return self
@@ -126,7 +127,9 @@ class LocalRunner:
     def _opened_process(self) -> DeviceProcess:
         if self._process is None:
             self._refuse_when_closed()
-            process = DeviceProcess(self._spec, Path(self._folder.name), self._open_secs, self._environment)
+            process = DeviceProcess(
+                self._spec, self._folder.path, self._open_secs, self._environment, self._refuse_when_closed
+            )
             with self._lock:
                 self._process = process
                 closed = self._closed

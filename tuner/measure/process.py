@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from relax_tune.tuner.measure.protocol import FrameReader, Progress, StepStatus,
 
 _TAIL_BYTES = 2000
 _LOG_LIMIT = 1 << 20
+_POLL_SECS = 0.05
 
 
 def _signal_name(number: int) -> str:
@@ -37,10 +38,18 @@ class DeviceProcess:
     cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
 
     folder: private to the job; holds the progress file, the log of everything printed, and compiler caches, which
-    survive a respawn. environment: variables added to the inherited ones.
+    survive a respawn. environment: variables added to the inherited ones. wanted: called now and then while the device
+    is being opened; what it raises ends the attempt.
     """
 
-    def __init__(self, device_spec: str, folder: Path, open_secs: float, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        device_spec: str,
+        folder: Path,
+        open_secs: float,
+        environment: Mapping[str, str],
+        wanted: Callable[[], None] = lambda: None,
+    ) -> None:
         self._spec = device_spec
         self._lock = threading.Lock()
         self._log = folder / "device-process.log"
@@ -75,13 +84,17 @@ class DeviceProcess:
         os.close(child_writes)
         self._reader = FrameReader(read_from)
         try:
-            self.info = self._wait_until_open(open_secs)
+            self.info = self._wait_until_open(open_secs, wanted)
         except BaseException:
             self.kill()
             raise
 
-    def _wait_until_open(self, open_secs: float) -> DeviceInfo:
-        message = self.receive(open_secs)
+    def _wait_until_open(self, open_secs: float, wanted: Callable[[], None]) -> DeviceInfo:
+        give_up = time.monotonic() + open_secs
+        message = None
+        while message is None and not self._reader.ended and (left := give_up - time.monotonic()) > 0:
+            wanted()
+            message = self.receive(min(left, _POLL_SECS))
         if message is None and self._reader.ended:
             raise MeasureError(
                 f"wanted the device {self._spec!r} opened in a process of its own, found that the process "

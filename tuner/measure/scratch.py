@@ -1,0 +1,81 @@
+"""Temporary folders that do not outlive their owner for long, even one that was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # no such locks here: folders of killed owners stay until the system cleans up
+    fcntl = None  # type: ignore[assignment]
+
+_PREFIX = "relax-tune-measure-"
+_OWNER = "owner"
+# A folder without an owner's lock in it is being made right now, or was left by somebody long gone.
+_MAKING_SECS = 600.0
+
+
+class ScratchFolder:
+    """A folder for one runner. Making one also removes those whose owner died: a lock says which, and it ends with the
+    process that holds it, however that ends. `path` is the folder. Raises OSError when none can be made."""
+
+    def __init__(self) -> None:
+        _sweep(Path(tempfile.gettempdir()))
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            owner = self.path / _OWNER
+            with contextlib.suppress(FileNotFoundError):  # swept while it was not locked yet
+                lock = os.open(owner, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                if _locked(lock) and owner.exists():
+                    self._end = weakref.finalize(self, _remove, self.path, lock)
+                    return
+                os.close(lock)
+
+    def remove(self) -> None:
+        """Remove it with all it holds; the interpreter's end does it too. May be called twice."""
+        self._end()
+
+
+def _remove(path: Path, lock: int) -> None:
+    for _ in range(20):  # compilers that were just killed may need a moment to let go
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            break
+        time.sleep(0.05)
+    os.close(lock)
+
+
+def _locked(descriptor: int) -> bool:
+    """Take the lock of an open file; False when another has it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(where: Path) -> None:
+    """Remove what dead owners left in a folder of temporary files."""
+    if fcntl is None:
+        return
+    for folder in where.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or swept by another at this moment
+            try:
+                descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if time.time() - folder.stat().st_mtime > _MAKING_SECS:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            try:
+                if _locked(descriptor):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
