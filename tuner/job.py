@@ -53,12 +53,15 @@ def open_runner(settings: Settings) -> Runner:
 
 def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
     """`name=low:high` items. Raises UserError for anything else."""
-    found = {}
+    found: dict[str, tuple[int, int]] = {}
     for item in items:
         name, _, span = item.partition("=")
         low, colon, high = span.partition(":")
-        if not (name and colon and low.isdigit() and high.isdigit() and int(low) <= int(high)):
-            raise UserError(f"--bound wants NAME=LOW:HIGH with LOW <= HIGH, such as n=1:512; found {item!r}")
+        plain = all(end.isascii() and end.isdigit() and len(end) <= 18 for end in (low, high))
+        if not (name and colon and plain and int(low) <= int(high)):
+            raise UserError(f"--bound wants NAME=LOW:HIGH with LOW <= HIGH, such as n=1:512; found {item!r:.80}")
+        if name in found:
+            raise UserError(f"--bound wants each symbol once, found {name} twice; leave one of them out")
         found[name] = (int(low), int(high))
     return found
 

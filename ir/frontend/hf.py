@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.dtype import f32, i64
 from relax_tune.ir.expr import Var, const
+from relax_tune.ir.frontend.bounds import LARGEST, checked_bounds
+from relax_tune.ir.frontend.hf_weights import Weights, read_json
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Constant, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -44,76 +43,32 @@ class BertConfig:
     activation: str
 
 
-class Weights:
-    """The tensors of one safetensors file, read one at a time from the mapped file."""
-
-    def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise ParseError(f"wanted weights in {path}, found no such file; is this a Hugging Face model folder?")
-        try:
-            self._file: Any = cast(Any, safe_open(str(path), framework="numpy"))
-            self.names = frozenset(self._file.keys())
-        except (SafetensorError, OSError) as error:
-            raise ParseError(f"{path}: wanted a complete safetensors file, found: {error}; download it again") from None
-        self.path = path
-        self._prefix = "bert." if any(n.startswith("bert.") for n in self.names) else ""
-
-    def get(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
-        """The tensor `name` as float32. Raises ParseError naming it, the wanted and the found shape."""
-        full = self._prefix + name
-        if full not in self.names:
-            near = sorted(n for n in self.names if n.rpartition(".")[0] == full.rpartition(".")[0])
-            beside = f"; beside it there is {', '.join(near)}" if near else f"; the file has {len(self.names)} tensors"
-            raise ParseError(f"{self.path}: wanted a tensor {full!r} of shape {tuple(shape)}, found none{beside}")
-        found = tuple(self._file.get_slice(full).get_shape())
-        if found != tuple(shape):
-            raise ParseError(
-                f"{self.path}: {full!r}: wanted shape {tuple(shape)} by config.json, found {found}; "
-                "do config.json and the weights belong together?"
-            )
-        try:
-            array = self._file.get_tensor(full)
-        except (SafetensorError, OSError, TypeError) as error:
-            raise ParseError(f"{self.path}: {full!r}: wanted a readable tensor, found: {error}") from None
-        if not np.issubdtype(array.dtype, np.floating):
-            raise ParseError(f"{self.path}: {full!r}: wanted a floating-point tensor, found {array.dtype}")
-        return np.ascontiguousarray(array, np.float32)
-
-
 def read_config(folder: Path) -> Mapping[str, Any]:
     """config.json as a mapping. Raises ParseError."""
-    path = folder / "config.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ParseError(
-            f"wanted a Hugging Face model folder with config.json, found: {error}; give the folder that holds it"
-        ) from None
-    except ValueError as error:
-        raise ParseError(f"{path}: wanted JSON, found: {error}") from None
-    if not isinstance(data, dict):
-        raise ParseError(f"{path}: wanted a JSON object, found {type(data).__name__}")
-    return data
+    return read_json(folder / "config.json", "a Hugging Face model folder with config.json")
 
 
 def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
     """Check a BERT configuration. Raises ParseError naming the field."""
 
+    def wrong(key: str, wanted: str, value: object) -> ParseError:
+        return ParseError(f"{where}: {key}: wanted {wanted}, found {value!r:.80}; this model cannot be imported")
+
     def whole(key: str) -> int:
         value = data.get(key)
-        if type(value) is not int or value < 1:
-            raise ParseError(f"{where}: {key}: wanted a positive whole number, found {value!r}")
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise wrong(key, f"a whole number from 1 to {LARGEST}", value)
         return value
 
     eps = data.get("layer_norm_eps", 1e-12)
     if type(eps) not in (int, float) or not 0 <= eps < 1:
-        raise ParseError(f"{where}: layer_norm_eps: wanted a number in [0, 1), found {eps!r}")
+        raise wrong("layer_norm_eps", "a number in [0, 1)", eps)
     activation = data.get("hidden_act", "gelu")
-    if activation not in ACTIVATIONS:
-        raise ParseError(f"{where}: hidden_act: wanted one of {', '.join(ACTIVATIONS)}, found {activation!r}")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise wrong("hidden_act", f"one of {', '.join(ACTIVATIONS)}", activation)
     kind = data.get("position_embedding_type", "absolute")
     if kind != "absolute":
-        raise ParseError(f"{where}: position_embedding_type: wanted 'absolute', found {kind!r}")
+        raise wrong("position_embedding_type", "'absolute'", kind)
     config = BertConfig(
         layers=whole("num_hidden_layers"),
         hidden=whole("hidden_size"),
@@ -128,7 +83,7 @@ def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
     if config.hidden % config.heads:
         raise ParseError(
             f"{where}: wanted hidden_size to be a multiple of num_attention_heads, "
-            f"found {config.hidden} and {config.heads}"
+            f"found {config.hidden} and {config.heads}; this model cannot be imported"
         )
     return config
 
@@ -153,32 +108,32 @@ def load_hf(
     kind = data.get("model_type")
     if kind not in SUPPORTED:
         raise ParseError(
-            f"{root / 'config.json'}: wanted a model_type among {', '.join(SUPPORTED)}, found {kind!r}; "
-            "this architecture cannot be imported yet"
+            f"{root / 'config.json'}: wanted a model_type among {', '.join(SUPPORTED)}, found {kind!r:.80}; "
+            "this architecture cannot be imported yet, but an .onnx file of the model may"
         )
     if pooling not in ("mean", "cls"):
-        raise UserError(f"wanted pooling 'mean' or 'cls', found {pooling!r}")
+        raise UserError(f"pooling: wanted 'mean' or 'cls', found {pooling!r:.80}; give one of the two")
     config = bert_config(data, str(root / "config.json"))
-    b, n = _symbol_bounds(config, bounds or {})
-    return _Bert(config, Weights(root / "model.safetensors")).build(b, n, pooling, normalize)
+    b, n = _symbol_bounds(config, bounds)
+    return _Bert(config, Weights(root)).build(b, n, pooling, normalize)
 
 
 def _symbol_bounds(
-    config: BertConfig, bounds: Mapping[str, tuple[int, int]]
+    config: BertConfig, bounds: Mapping[str, tuple[int, int]] | None
 ) -> tuple[tuple[int, int | None], tuple[int, int]]:
-    unknown = sorted(set(bounds) - {"b", "n"})
+    given = checked_bounds(bounds)
+    unknown = sorted(set(given) - {"b", "n"})
     if unknown:
-        raise UserError(f"wanted bounds of the model's symbols b (batch) and n (positions), found {', '.join(unknown)}")
-    for name, (low, high) in bounds.items():
-        if not 0 <= low <= high:
-            raise UserError(f"bound of {name}: wanted 0 <= lower <= upper, found {low} and {high}")
-    n = bounds.get("n", (1, config.positions))
+        raise UserError(
+            f"wanted bounds of the model's symbols b (batch) and n (positions), found {', '.join(unknown)[:80]}; "
+            "correct the name"
+        )
+    n = given.get("n", (1, config.positions))
     if n[1] > config.positions:
         raise UserError(
             f"bound of n: wanted at most {config.positions}, the positions this model has, found {n[1]}; lower the bound"
         )
-    b: tuple[int, int | None] = bounds.get("b", (1, None))
-    return b, n
+    return given.get("b", (1, None)), n
 
 
 class _Bert:

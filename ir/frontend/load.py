@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from relax_tune.errors import UserError
+from relax_tune.ir.frontend.bounds import checked_bounds
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.function import IRModule
@@ -22,15 +23,20 @@ def load_model(model: str | Path, bounds: Mapping[str, tuple[int, int]] | None =
 
     Raises: ParseError or UserError for what is no model, or bounds the model cannot have.
     """
+    bounds = checked_bounds(bounds)
     path = find_model(model)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise UserError(f"{path!s:.200}: wanted a model, found: {error.strerror}; give another path") from None
+    if not there:
         raise UserError(f"{path}: no such file or folder; give the folder of a Hugging Face model, or an .onnx file")
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
     if not path.is_dir():
         raise UserError(
             f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors) or an .onnx file, "
-            "found another file"
+            "found another file; of a Hugging Face model give the folder that holds its files"
         )
     return load_hf(path, bounds=bounds)
 
@@ -44,7 +50,10 @@ def find_model(model: str | Path) -> Path:
     if not text.startswith(PACKAGE):
         return Path(model)
     name, _, inside = text.removeprefix(PACKAGE).partition("/")
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # modules that are no packages, such as __main__
+        spec = None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
         raise UserError(f"{text}: wanted an installed package {name!r}, found none; install it with pip")
