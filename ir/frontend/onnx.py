@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.expr import Expr, Var, const
 from relax_tune.ir.frontend import onnx_math, onnx_reduce, onnx_shape
+from relax_tune.ir.frontend.onnx_file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx_functions import function_of, substituted
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, identifier, near_names
+from relax_tune.ir.frontend.onnx_graph import (
+    Handler,
+    Item,
+    Neighbours,
+    Node,
+    Writer,
+    WrongValueError,
+    identifier,
+    near_names,
+)
 from relax_tune.ir.frontend.onnx_known import evaluate_known
 from relax_tune.ir.frontend.onnx_tensors import element_type, read_tensor, require_onnx, shortest
+from relax_tune.ir.frontend.onnx_versions import OLDEST, check_opset, problem_of, version_of
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Function, GVar, Value
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -21,10 +32,6 @@ from relax_tune.ir.op.movement import VIEWS, Permute
 from relax_tune.ir.passes.rewriter import Emitter, rewrite_function
 
 Bounds = Mapping[str, tuple[int, int]]
-Source = Union[str, Path, bytes, Any]
-"""A path, the bytes of a model, or an `onnx.ModelProto`."""
-
-OLDEST = 13
 DEEPEST = 16
 
 SUPPORTED: Mapping[str, Handler] = {**onnx_math.HANDLERS, **onnx_shape.HANDLERS, **onnx_reduce.HANDLERS}
@@ -41,62 +48,8 @@ def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
 
     Raises: UserError when onnx is not installed or a bound names no symbol; ParseError for what is no ONNX model, is
     truncated, or has an operator or element type that is not supported, naming the node and what is near."""
-    proto, folder = _read(source)
+    proto, folder = read_model(source)
     return _Importer(proto, folder, bounds or {}).run()
-
-
-def _read(source: Source) -> tuple[Any, Path | None]:
-    onnx = require_onnx()
-    if isinstance(source, onnx.ModelProto):
-        return source, None
-    what = "the given bytes"
-    folder: Path | None = None
-    if isinstance(source, (str, Path)):
-        path = Path(source)
-        what, folder = str(path), path.parent
-        try:
-            source = path.read_bytes()
-        except OSError as error:
-            raise ParseError(f"wanted an ONNX model, found: {error}; give the path of an .onnx file") from None
-    if not isinstance(source, (bytes, bytearray, memoryview)):
-        raise UserError(f"wanted a path, bytes or an onnx.ModelProto, found {type(source).__name__}")
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(bytes(source))
-    except Exception as error:  # protobuf's DecodeError has no public home that every version shares
-        raise ParseError(
-            f"{what}: wanted an ONNX model, found: {error}; is the file complete and really ONNX?"
-        ) from None
-    if not proto.opset_import or not proto.HasField("graph") or not proto.graph.output:
-        raise ParseError(
-            f"{what}: wanted an ONNX model with an opset, a graph and outputs, found "
-            f"{len(proto.opset_import)} opsets and {len(proto.graph.output)} outputs; is the file complete and really ONNX?"
-        )
-    damaged = [s for s in _strings(proto) if not isinstance(s, str)]
-    if damaged:
-        raise ParseError(f"{what}: wanted names in UTF-8, found {damaged[0]!r}; is the file complete and really ONNX?")
-    return proto, folder
-
-
-def _strings(proto: Any) -> Iterator[Any]:
-    """Every name the importer reads; protobuf gives bytes for one that is not UTF-8."""
-    graph = proto.graph
-    for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
-        yield opset.domain
-    for f in proto.functions:
-        yield from (f.domain, f.name, *f.input, *f.output)
-    for n in (*graph.node, *(n for f in proto.functions for n in f.node)):
-        yield from (n.op_type, n.domain, n.name, *n.input, *n.output)
-        for a in n.attribute:
-            yield from (a.name, a.ref_attr_name, a.t.name)
-    for t in graph.initializer:
-        yield t.name
-        for entry in t.external_data:
-            yield from (entry.key, entry.value)
-    for v in (*graph.input, *graph.output):
-        yield v.name
-        for d in v.type.tensor_type.shape.dim:
-            yield d.dim_param
 
 
 class _Importer:
@@ -109,6 +62,12 @@ class _Importer:
         self.symbols: dict[str, Var] = {}
         self.inputs: set[str] = set()
         self.local = {(f.domain, f.name): f for f in proto.functions}
+        self.named = {
+            d.dim_param
+            for i in proto.graph.input
+            if i.type.WhichOneof("value") == "tensor_type"
+            for d in i.type.tensor_type.shape.dim
+        }
 
     def run(self) -> IRModule:
         graph = self.proto.graph
@@ -128,7 +87,7 @@ class _Importer:
             raise UserError(f"bounds of {', '.join(unknown)}: wanted symbols of the model's inputs, which are {known}")
         names = self._output_names([o.name for o in graph.output])
         self.nodes(graph.node, env, self._opsets(self.proto.opset_import), 0)
-        missing = [o.name for o in graph.output if env.get(o.name) is None]
+        missing = [o.name for o in graph.output if env.get(o.name) is None]  # "" included
         if missing:
             raise ParseError(f"output {missing[0]!r}: wanted a node that makes it, found none; is the file complete?")
         items = [env[o.name] for o in graph.output]
@@ -136,11 +95,8 @@ class _Importer:
 
     def _opsets(self, imports: Any) -> Mapping[str, int]:
         found = {("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in imports}
-        version = found.get("", 0)
-        if version and version < OLDEST:
-            raise ParseError(
-                f"wanted opset {OLDEST} or later, found {version}; convert it with onnx.version_converter.convert_version"
-            )
+        if found.get(""):
+            check_opset(self.onnx, found[""])
         return found
 
     # inputs and outputs
@@ -156,10 +112,11 @@ class _Importer:
             )
         dims: list[Expr] = []
         for axis, d in enumerate(tensor.shape.dim):
-            if d.WhichOneof("value") == "dim_value":
+            # exporters that know no dim write none, no name, or -1
+            if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0:
                 dims.append(const(int(d.dim_value)))
             else:
-                dims.append(self._symbol(d.dim_param or f"{identifier(i.name)}_{axis}"))
+                dims.append(self._symbol(d.dim_param or self._own_name(f"{identifier(i.name)}_{axis}")))
         name, number = identifier(i.name), 0
         while name in self.inputs:
             number += 1
@@ -167,10 +124,20 @@ class _Importer:
         self.inputs.add(name)
         return self.w.of(self.w.g.input(name, dims, element))
 
+    def _own_name(self, name: str) -> str:
+        """A name for a dim without one, which no other dim has."""
+        while name in self.named:
+            name += "_"
+        self.named.add(name)
+        return name
+
     def _symbol(self, name: str) -> Var:
         if name not in self.symbols:
             low, high = self.bounds.get(name, (1, None))
-            self.symbols[name] = self.w.g.symbol(identifier(name), low, high)
+            printed, taken = identifier(name), {v.name for v in self.symbols.values()}
+            while printed in taken:  # names that differ only in what the text form cannot print
+                printed += "_"
+            self.symbols[name] = self.w.g.symbol(printed, low, high)
         return self.symbols[name]
 
     def _output_names(self, names: Sequence[str]) -> list[str]:
@@ -198,24 +165,27 @@ class _Importer:
 
     def nodes(self, nodes: Any, env: dict[str, Item | None], opsets: Mapping[str, int], depth: int) -> None:
         """Run nodes in order; results go into `env`."""
-        for n in nodes:
-            missing = [i for i in n.input if i not in env]
-            if missing:
-                raise ParseError(
-                    f"node {n.name!r}, operator {n.op_type}: wanted input {missing[0]!r} made by an earlier node, an input or "
-                    "an initializer, found none; is the file complete?"
-                )
+        every = list(nodes)
+        order_of(every, env)
+        beside = Neighbours(every)
+        for n in every:
             inputs = [env[i] for i in n.input]
             while inputs and inputs[-1] is None:
                 inputs.pop()
             domain = "" if n.domain == "ai.onnx" else n.domain
+            opset = opsets.get(domain, 0)
+            version = None if domain else version_of(self.onnx, n.op_type, opset)
             node = Node(
-                n.op_type, n.name or (n.output[0] if n.output else ""), opsets.get(domain, 0), tuple(inputs),
-                self._attributes(n), tuple(n.output), () if n.op_type in SUPPORTED else near_names(n.op_type, list(SUPPORTED)),
+                n.op_type, n.name or (n.output[0] if n.output else ""), opset, tuple(inputs), self._attributes(n),
+                tuple(n.output), () if n.op_type in SUPPORTED else near_names(n.op_type, list(SUPPORTED)),
+                domain, version, beside.of(n),
             )  # fmt: skip
-            for name, item in zip(n.output, self._results(n, node, domain, opsets, depth), strict=False):
-                if name:
-                    env[name] = item
+            results = self._results(n, node, domain, opsets, depth)
+            for position, name in enumerate(n.output):
+                if name and position < len(results):
+                    env[name] = results[position]
+                elif name and beside.reads(name):
+                    raise node.refuse(f"wanted only the first {len(results)} results of it, found a reader of {name!r}")
 
     def _attributes(self, n: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -229,6 +199,14 @@ class _Importer:
     def _results(
         self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int
     ) -> Sequence[Item | None]:
+        if any(a.type in (self.onnx.AttributeProto.GRAPH, self.onnx.AttributeProto.GRAPHS) for a in proto.attribute):
+            raise node.refuse(
+                "wanted a graph without branches and loops, found an operator with graphs of its own; export the model "
+                "with fixed control flow"
+            )
+        problem = problem_of(self.onnx, proto, node.opset, node.version) if domain == "" else None
+        if problem is not None:
+            raise node.refuse(problem)
         known = evaluate_known(self.w, node) if domain == "" else None
         if known is not None:
             return [known]
@@ -238,10 +216,13 @@ class _Importer:
             try:
                 found = handler(self.w, node)
                 return [found] if isinstance(found, Item) else list(found)
+            except WrongValueError:
+                raise
             except ParseError as error:
                 failure = error if error.args and str(error).startswith("node ") else node.refuse(str(error))
-            except (DeduceError, KeyError, ValueError, IndexError) as error:
-                failure = node.refuse(f"wanted arguments that fit together, found: {error}")
+            except (DeduceError, KeyError, ValueError, IndexError, OverflowError) as error:
+                # what follows the first line shows the graph as it is here, not as it is in the file
+                failure = node.refuse(f"wanted arguments that fit together, found: {str(error).splitlines()[0]}")
         inlined = self._inlined(proto, node, domain, opsets, depth, failure)
         if inlined is not None:
             return inlined
@@ -254,7 +235,10 @@ class _Importer:
         self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int, failure: ParseError | None
     ) -> Sequence[Item | None] | None:
         """The node through the function that defines it: the model's own, or the standard's; None without one."""
-        body = self.local.get((proto.domain, proto.op_type)) or function_of(self.onnx, proto, node, domain)
+        body = self.local.get((proto.domain, proto.op_type))
+        own = body is not None
+        if body is None:
+            body = function_of(self.onnx, proto, node, domain)
         if body is None:
             return None
         if depth >= DEEPEST:
@@ -265,6 +249,8 @@ class _Importer:
         for position, name in enumerate(body.input):
             env[name] = node.inputs[position] if position < len(node.inputs) else None
         inner = {**opsets, **{("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in body.opset_import}}
+        if not own:  # the standard's definitions of before opset 13 say the same there
+            inner[""] = max(inner[""], OLDEST)
         try:
             self.nodes(substituted(self.onnx, body, proto), env, inner, depth + 1)
         except ParseError as error:

@@ -35,6 +35,10 @@ SCALAR_LIMIT = 256
 SUMMING = (Matmul, Softmax, LayerNorm, Sum, Mean)
 
 
+class WrongValueError(ParseError):
+    """An attribute has a value that its operator does not have: there is no other way to take the node either."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
     """A value of the ONNX graph: a tensor of the graph (`value`), the same at every run (`array`), or integers and truth
@@ -76,12 +80,17 @@ class Node:
     attributes: Mapping[str, Any]
     outputs: tuple[str, ...]
     near: tuple[str, ...] = ()
+    domain: str = ""
+    version: int | None = None
+    beside: str = ""
 
     def refuse(self, why: str) -> ParseError:
-        """The error that names the node, what it takes, and what is near."""
+        """The error that names the node, what it takes, its neighbours, and what is near in name."""
         takes = ", ".join("nothing" if i is None else f"{i.name}: {i.info!r}" for i in self.inputs) or "nothing"
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
-        return ParseError(f"node {self.name!r}, operator {self.op} (opset {self.opset}) of ({takes}): {why}{near}")
+        version = "" if self.version is None else f", version {self.version}"
+        defined = f"domain {self.domain or 'ai.onnx'}, opset {self.opset}{version}"
+        return ParseError(f"node {self.name!r}, operator {self.op} ({defined}) of ({takes}): {why}{self.beside}{near}")
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None
@@ -99,7 +108,43 @@ class Node:
 
     def text(self, name: str, default: str) -> str:
         value = self.attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else str(value)
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+    def choice(self, name: str, default: str, *others: str) -> str:
+        """A text attribute that must be one of these. Raises ParseError."""
+        found = self.text(name, default)
+        if found not in (default, *others):
+            wanted = " or ".join(map(repr, (default, *others)))
+            raise WrongValueError(str(self.refuse(f"wanted {name} {wanted}, found {found!r}")))
+        return found
+
+
+class Neighbours:
+    """Who makes and who reads the values of a list of nodes."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self._makers: dict[str, str] = {}
+        self._readers: dict[str, list[str]] = {}
+        for n in nodes:
+            title = f"{n.op_type} {n.name or (n.output[0] if n.output else '')!r}"
+            self._makers.update((name, title) for name in n.output)
+            for name in dict.fromkeys(n.input):
+                self._readers.setdefault(name, []).append(title)
+
+    def reads(self, name: str) -> bool:
+        """Whether any node reads it."""
+        return name in self._readers
+
+    def of(self, node: Any) -> str:
+        """The neighbours of a node, as the end of a sentence."""
+        makers = dict.fromkeys(self._makers[i] for i in node.input if i in self._makers)
+        readers = dict.fromkeys(r for o in node.output if o for r in self._readers.get(o, ()))
+        parts = [
+            f"{what} {', '.join(list(who)[:4])}{' and others' if len(who) > 4 else ''}"
+            for what, who in (("fed by", makers), ("read by", readers))
+            if who
+        ]
+        return f"; {', '.join(parts)}" if parts else ""
 
 
 def tensor_dims(value: Value) -> tuple[Expr, ...]:
@@ -140,8 +185,11 @@ class Writer:
         """The same values at every run; it becomes a weight only when a tensor of it is asked for."""
         info = TensorInfo(tuple(const(int(d)) for d in array.shape), dtype(array.dtype))
         natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
-        first = array.reshape(-1)[0] if 0 < array.size <= 1 << 20 else None
-        uniform = first.item() if first is not None and bool((array == first).all()) else None
+        first = array.reshape(-1)[0] if 0 < array.size <= 1 << 16 else None
+        one = first is not None and bool((array == first).all())
+        if one and array.dtype.kind == "f" and first == 0:
+            one = not np.signbit(array).any()
+        uniform = first.item() if one and first is not None else None
         return Item(name, info, array=array, natural=natural, uniform=uniform)
 
     def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> Item:

@@ -165,7 +165,7 @@ def _cast(w: Writer, node: Node) -> Item:
 
 def _gelu(w: Writer, node: Node) -> Item:
     x = w.tensor(node.item(0))
-    if node.text("approximate", "none") == "none":
+    if node.choice("approximate", "none", "tanh") == "none":
         return w.of(w.emit(Gelu(), x))
     cube = w.emit(Mul(), w.emit(Mul(), x, x), x)
     inner = w.emit(MulScalar(math.sqrt(2 / math.pi)), w.emit(Add(), x, w.emit(MulScalar(0.044715), cube)))

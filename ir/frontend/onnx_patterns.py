@@ -77,7 +77,7 @@ def _attention_scale(factors: Sequence[float], width: Expr | None) -> float:
     total = math.prod(factors)
     k = None if width is None else as_int(width)
     if k and len(factors) == 2 and factors[0] == factors[1] and math.isclose(total, k**-0.5, rel_tol=3e-7):
-        return k**-0.5
+        return float(k**-0.5)
     return total
 
 

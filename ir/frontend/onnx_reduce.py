@@ -132,8 +132,11 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", a
 def _log_sum_exp(w: Writer, node: Node) -> Item:
     """`log(sum(exp(x)))`, shifted by the largest element so that nothing overflows."""
     x = node.item(0)
-    axes = axes_of(w, node, 1, x.ndim) or tuple(range(x.ndim))
+    axes = axes_of(w, node, 1, x.ndim)
     value = w.tensor(x)
+    if not axes and node.attributes.get("noop_with_empty_axes", 0):
+        return w.of(w.emit(Log(), w.emit(Exp(), value)))
+    axes = axes or tuple(range(x.ndim))
     limit = float(np.finfo(x.dtype.numpy).max)
     top = clipped(w, w.emit(Max(axes, True), value), x.dtype, -limit, limit)
     total = w.emit(Sum(axes, True), w.emit(Exp(), w.emit(Sub(), value, top)))

@@ -17,6 +17,9 @@ from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice, Take
 
+# Elements of a constant that is made while importing; larger ones are made at run time.
+LARGEST = 1 << 20
+
 
 def axis_of(node: Node, axis: int, ndim: int) -> int:
     """A possibly negative axis as 0 .. ndim-1. Raises ParseError."""
@@ -196,6 +199,11 @@ def _split(w: Writer, node: Node) -> list[Item]:
         sizes = [size] * (parts - 1)
         sizes.append(w.simplify(sub(n, mul(size, parts - 1))))
     value, begin, found = w.tensor(x), const(0), []
+    if node.has(1):
+        total = w.simplify(sum(sizes[1:], start=sizes[0]) if sizes else const(0))
+        if w.g.deduction.equal(total, n) is Proof.NO:
+            raise node.refuse(f"wanted parts that add up to {n!r}, found {total!r}")
+        value = w.reshape(value, [*x.shape[:axis], total, *x.shape[axis + 1 :]])
     for size in sizes:
         end = w.simplify(add(begin, size))
         found.append(w.of(cut(w, value, axis, begin, end), x.natural))
@@ -280,19 +288,27 @@ def _range(w: Writer, node: Node) -> Item:
     if any(a is None for a in arrays):
         raise node.refuse("wanted start, limit and step known from constants and shapes")
     begin, end, by = (a.reshape(-1)[0].item() for a in arrays if a is not None)
+    if not by or not all(map(np.isfinite, (begin, end, by))):
+        raise node.refuse(f"wanted a finite start and limit and a step other than 0, found {begin}, {end} and {by}")
     count = max(int(np.ceil((end - begin) / by)), 0)
+    if count > LARGEST:
+        raise node.refuse(f"wanted at most {LARGEST} numbers, found {count}")
     return w.constant((begin + by * np.arange(count)).astype(element.numpy), node.outputs[0])
 
 
 def _constant_of_shape(w: Writer, node: Node) -> Item:
     value = node.attributes.get("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value)
+    if array.size != 1:
+        raise node.refuse(f"wanted a value of one element, found dims {array.shape}")
     dims = expressions(w, node, 0)
     sizes = numbers(objects(dims)) if dims else []
     element: DType = f32 if value is None else w.constant(array).dtype
-    if sizes is not None:
+    if sizes is not None and 0 <= int(np.prod(sizes, dtype=object)) <= LARGEST:
         return w.constant(np.full(sizes, array.reshape(-1)[0], element.numpy), node.outputs[0])
-    return w.of(w.full(dims, array.reshape(-1)[0].item(), element))
+    if any(w.g.deduction.proves(le(const(0), d)) is Proof.NO for d in dims):
+        raise node.refuse(f"wanted dims of 0 or more, found {dims!r}")
+    return w.uniform(dims, array.reshape(-1)[0].item(), element)
 
 
 def _tile(w: Writer, node: Node) -> Item:
@@ -304,8 +320,7 @@ def _tile(w: Writer, node: Node) -> Item:
 
 
 def _pad(w: Writer, node: Node) -> Item:
-    if node.text("mode", "constant") != "constant":
-        raise node.refuse(f"wanted mode 'constant', found {node.text('mode', '')!r}")
+    node.choice("mode", "constant")
     x, pads = node.item(0), integers(w, node, 1)
     axes = integers(w, node, 3) if node.has(3) else list(range(x.ndim))
     fill = 0.0
@@ -337,12 +352,12 @@ def _blocks(w: Writer, node: Node) -> Item:
         value = w.reshape(
             w.tensor(x), [b, c, w.simplify(floordiv(h, size)), size, w.simplify(floordiv(wide, size)), size]
         )
-        first = node.text("mode", "DCR") == "DCR"
+        first = node.choice("mode", "DCR", "CRD") == "DCR"
         value = w.emit(Permute((0, 3, 5, 1, 2, 4) if first else (0, 1, 3, 5, 2, 4)), value)
         d = tensor_dims(value)
         return w.of(w.reshape(value, [b, w.simplify(product(d[1:4])), d[4], d[5]]))
     deep = w.simplify(floordiv(c, mul(size, size)))
-    first = node.text("mode", "DCR") == "DCR"
+    first = node.choice("mode", "DCR", "CRD") == "DCR"
     value = w.reshape(w.tensor(x), [b, size, size, deep, h, wide] if first else [b, deep, size, size, h, wide])
     value = w.emit(Permute((0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3)), value)
     return w.of(w.reshape(value, [b, deep, w.simplify(mul(h, size)), w.simplify(mul(wide, size))]))

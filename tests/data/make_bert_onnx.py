@@ -61,7 +61,7 @@ def exported(which: str, attention: str = "sdpa") -> tuple[Any, Any]:
     out = io.BytesIO()
     torch.onnx.export(
         encoder, inputs, out, dynamo=True, opset_version=18, input_names=["input_ids", "attention_mask"],
-        output_names=["embedding"], dynamic_shapes=(dims, dims), external_data=False, verbose=False,
+        output_names=["sentence_embedding"], dynamic_shapes=(dims, dims), external_data=False, verbose=False,
     )  # fmt: skip
     model = onnx.load_from_string(out.getvalue())
     for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output, model.graph):

@@ -72,7 +72,7 @@ def test_exported_bert_compiled() -> None:
             for k in range(len(found.files) // 3):
                 (got,) = executor.run({"input_ids": found[f"ids_{k}"], "attention_mask": found[f"mask_{k}"]})
                 np.testing.assert_allclose(got, found[f"embedding_{k}"], atol=2e-6)
-        assert [built.buffers[i].name for i in built.outputs] == ["embedding"]
+        assert [built.buffers[i].name for i in built.outputs] == ["sentence_embedding"]
         executor.close()
     finally:
         device.close()

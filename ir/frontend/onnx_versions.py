@@ -1,0 +1,90 @@
+"""Which definitions of the standard's operators the importer was written against, and what it says of others.
+
+An operator is defined anew where its attributes, inputs or types change; the number of the opset that did so is the
+definition's version. A node uses the newest version that is not newer than the model's opset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from relax_tune.errors import ParseError
+
+OLDEST = 13
+CONVERT = "convert it with onnx.version_converter.convert_version(model, {version})"
+
+VERSIONS: Mapping[str, tuple[int, ...]] = {
+    "Abs": (13,), "Add": (13, 14), "And": (7,), "BatchNormalization": (9, 14, 15),
+    "Cast": (13, 19, 21, 23, 24, 25, 28), "CastLike": (15, 19, 21, 23, 24, 25), "Ceil": (13,), "Clip": (13,),
+    "Concat": (13,), "Constant": (13, 19, 21, 23, 24, 25), "ConstantOfShape": (9, 20, 21, 23, 24, 25),
+    "DepthToSpace": (13, 28), "Div": (13, 14), "Dropout": (13, 22), "Elu": (6, 22), "Equal": (13, 19), "Erf": (13,),
+    "Exp": (13,), "Expand": (13,), "Flatten": (13, 21, 23, 24, 25), "Floor": (13,), "Gather": (13,),
+    "GatherElements": (13,), "GatherND": (13,), "Gelu": (20,), "Gemm": (13,), "GlobalAveragePool": (1, 22),
+    "GlobalMaxPool": (1, 22), "Greater": (13,), "GreaterOrEqual": (12, 16), "HardSigmoid": (6, 22),
+    "HardSwish": (14, 22), "Identity": (13, 14, 16, 19, 21, 23, 24, 25), "InstanceNormalization": (6, 22),
+    "IsInf": (10, 20), "IsNaN": (13, 20), "LayerNormalization": (17,), "LeakyRelu": (6, 16), "Less": (13,),
+    "LessOrEqual": (12, 16), "Log": (13,), "LogSoftmax": (13,), "MatMul": (13,), "Max": (13,), "Mean": (13,),
+    "Min": (13,), "Mul": (13, 14), "Neg": (13,), "Not": (1,), "OneHot": (11, 28), "Or": (7,), "PRelu": (9, 16),
+    "Pad": (13, 18, 19, 21, 23, 24, 25), "Pow": (13, 15), "Range": (11, 27), "Reciprocal": (13,),
+    "ReduceL1": (13, 18), "ReduceL2": (13, 18), "ReduceLogSum": (13, 18, 28), "ReduceLogSumExp": (13, 18, 28),
+    "ReduceMax": (13, 18, 20), "ReduceMean": (13, 18), "ReduceMin": (13, 18, 20), "ReduceSum": (13,),
+    "ReduceSumSquare": (13, 18), "Relu": (13, 14), "Reshape": (13, 14, 19, 21, 23, 24, 25), "Selu": (6, 22),
+    "Shape": (13, 15, 19, 21, 23, 24, 25), "Sigmoid": (13,), "Sign": (13,), "Size": (13, 19, 21, 23, 24, 25),
+    "Slice": (13,), "Softmax": (13,), "Softplus": (1, 22), "SpaceToDepth": (13, 28), "Split": (13, 18), "Sqrt": (13,),
+    "Squeeze": (13, 21, 23, 24, 25), "Sub": (13, 14), "Sum": (13,), "Tanh": (13,), "Tile": (13,),
+    "Transpose": (13, 21, 23, 24, 25), "Trilu": (14,), "Unsqueeze": (13, 21, 23, 24, 25), "Where": (9, 16),
+    "Xor": (7,),
+}  # fmt: skip
+"""By operator the versions that were read, from the one in force at opset 13 on."""
+
+
+def check_opset(onnx: Any, version: int) -> None:
+    """Raises ParseError for an opset of the standard's operators that is too old, or newer than the installed package knows."""
+    newest = int(onnx.defs.onnx_opset_version())
+    if version < OLDEST:
+        raise ParseError(
+            f"wanted opset {OLDEST} to {newest}, found {version}; {CONVERT.format(version=max(OLDEST, 18))}"
+        )
+    if version > newest:
+        raise ParseError(
+            f"wanted opset {OLDEST} to {newest}, the newest that the installed onnx {onnx.__version__} knows, found {version}; "
+            f"install a newer onnx, or {CONVERT.format(version=newest)}"
+        )
+
+
+def version_of(onnx: Any, op: str, opset: int) -> int | None:
+    """The version of a standard operator in force at an opset; None when there is no such operator."""
+    if not 0 < opset < 2**31:
+        return None
+    try:
+        return int(onnx.defs.get_schema(op, opset, "").since_version)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def problem_of(onnx: Any, proto: Any, opset: int, version: int | None) -> str | None:
+    """Why a node of the standard domain cannot be taken as its definition says, or None."""
+    if version is None:
+        later = sorted(
+            s.since_version
+            for s in onnx.defs.get_all_schemas_with_history()
+            if not s.domain and s.name == proto.op_type
+        )
+        if later and later[0] > opset:
+            return f"wanted an operator of opset {opset}, found one that came with opset {later[0]}; is the model's opset right?"
+        return None
+    read = VERSIONS.get(proto.op_type)
+    if read is not None and version not in read:
+        return (
+            f"wanted the operator as of opset {', '.join(map(str, read))}, found its definition of opset {version}, which is not "
+            f"known here; {CONVERT.format(version=max(read))}"
+        )
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version, context.opset_imports = 9, {"": opset}
+    try:
+        onnx.checker.check_node(proto, context)
+    except onnx.checker.ValidationError as error:
+        said = str(error).strip().splitlines()[0]
+        return f"wanted a node as opset {opset} defines it, found: {said.rstrip('.')}"
+    return None
