@@ -42,6 +42,14 @@ BASE_FLAGS = (
 )
 _UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
 _COMPILE_SECONDS = 300
+_ANOTHER = "set CC to a working gcc, or unset it"
+_PROBE = """#include <math.h>
+#include <stdint.h>
+void relax_tune_probe(float* x, int64_t n) {
+  #pragma omp parallel for
+  for (int64_t i = 0; i < n; ++i) x[i] = expf(x[i]);
+}
+"""
 
 
 class CBuffer:
@@ -100,6 +108,9 @@ class CDevice:
             ),
         )
         self._libraries: list[ctypes.CDLL] = []
+        self.compile(
+            [KernelSource("relax_tune_probe", "c", _PROBE)]
+        )  # once per cache: a compiler that cannot, says so now
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
         """Compile all kernels. Raises BuildError with gcc's messages, which name the kernel as the file."""
@@ -113,10 +124,7 @@ class CDevice:
             paths = list(pool.map(lambda unit: self._build(join_sources(unit[0]), unit[1]), units))
         handles: dict[str, Any] = {}
         for path, (group, _) in zip(paths, units):
-            try:
-                library = ctypes.CDLL(str(path))
-            except OSError as error:
-                raise BuildError(f"C device: {path} cannot be loaded ({error}); delete it and run again") from None
+            library = self._load(path, group)
             self._libraries.append(library)
             for kernel in group:
                 try:
@@ -126,6 +134,21 @@ class CDevice:
                 function.restype = None
                 handles[kernel.name] = function
         return handles
+
+    def _load(self, path: Path, group: Sequence[KernelSource]) -> ctypes.CDLL:
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            pass  # a cached file that was damaged: make it anew
+        try:
+            path.unlink(missing_ok=True)
+            self._build(join_sources(group), group[0].flags)
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise BuildError(
+                f"C device: wanted a library that can be loaded from {self._compiler}, found: {error}; {_ANOTHER}"
+            ) from None
 
     def _build(self, source: str, flags: tuple[str, ...]) -> Path:
         """The shared library of one translation unit, from the cache when it is there."""
@@ -143,16 +166,29 @@ class CDevice:
                 text, output = Path(work, "unit.c"), Path(work, "unit.so")
                 text.write_text(source, encoding="utf-8")
                 run = [self._compiler, *command, str(text), "-o", str(output), "-lm"]
-                done = subprocess.run(run, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+                done = subprocess.run(
+                    run, capture_output=True, text=True, errors="replace", timeout=_COMPILE_SECONDS, check=False
+                )
                 if done.returncode:
                     raise BuildError(
-                        f"{self._compiler} refused the source ({' '.join(command)}):\n{done.stderr[:8000]}"
+                        f"{self._compiler} refused the source ({' '.join(command)}), exit code {done.returncode}:\n"
+                        f"{done.stderr[:8000].strip() or 'it gave no reason'}"
+                    )
+                if not output.is_file():
+                    raise BuildError(
+                        f"C device: wanted a library from {self._compiler}, found that it wrote none and gave no error; "
+                        "set CC to a working gcc, or unset it"
                     )
                 os.replace(output, target)  # atomic: another process sees all of it or nothing
         except subprocess.TimeoutExpired:
-            raise BuildError(f"{self._compiler}: wanted an answer within {_COMPILE_SECONDS} s, found none") from None
+            raise BuildError(
+                f"{self._compiler}: wanted an answer within {_COMPILE_SECONDS} s, found none; is the machine overloaded?"
+            ) from None
         except OSError as error:
-            raise BuildError(f"compile cache {folder}: {error}; point RELAX_TUNE_CACHE at a writable folder") from None
+            raise BuildError(
+                f"C device: wanted to write compiled kernels to {folder}, found: {error}; "
+                "point RELAX_TUNE_CACHE at a writable folder with space"
+            ) from None
         return target
 
     def alloc(self, nbytes: int) -> CBuffer:
@@ -198,24 +234,33 @@ def cache_folder() -> Path:
     if explicit:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "relax-tune"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "relax-tune"
+    except RuntimeError as error:  # a user without a home
+        raise BuildError(
+            f"C device: wanted a folder for compiled kernels, found: {error}; point RELAX_TUNE_CACHE at a writable folder"
+        ) from None
 
 
 def find_compiler() -> str:
     """The C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or `$CC` is clang (whose binaries
     silently run one thread with gcc's libgomp)."""
     wanted = os.environ.get("CC")
+    others = []
     for name in (wanted,) if wanted else ("gcc", "cc"):
         path = shutil.which(name)
         if path is None:
             continue
         if "clang" not in _ask([path, "--version"]):
             return path
-        if wanted:
-            raise BuildError(f"C device: wanted gcc (with libgomp), found clang in CC={wanted}; set CC=gcc or unset it")
+        others.append(path)
+    if wanted:
+        found = "clang" if others else "no such program (it must be one name or path, without options)"
+        raise BuildError(f"C device: wanted gcc with libgomp, found {found} in CC={wanted}; set CC=gcc or unset it")
+    found = f"only clang ({others[0]})" if others else "no gcc or cc"
     raise BuildError(
-        f"C device: wanted gcc, found no {f'CC={wanted}' if wanted else 'gcc or cc'} on PATH; "
-        "install one (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc)"
+        f"C device: wanted gcc, found {found} on PATH; "
+        "install it (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc)"
     )
 
 
@@ -225,16 +270,24 @@ def _ask(command: list[str]) -> str:
         "LC_ALL": "C"
     }
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=plain)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=60, check=False, env=plain
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"C device: {' '.join(command)} gave no answer: {error}") from None
+        raise BuildError(f"C device: {' '.join(command)} gave no answer: {error}; {_ANOTHER}") from None
+    if done.returncode:
+        raise BuildError(
+            f"C device: wanted an answer from {' '.join(command)}, found exit code {done.returncode}; {_ANOTHER}"
+        )
     return done.stdout
 
 
 def _identity(compiler: str) -> tuple[str, str]:
     """(version line, hash of every target option that -march=native resolves to here)."""
-    version = (_ask([compiler, "--version"]).splitlines() or ["unknown"])[0].strip()
+    version = (_ask([compiler, "--version"]).splitlines() or [""])[0].strip()
     options = _ask([compiler, "-march=native", "-Q", "--help=target"])
+    if not version or "-march=" not in options:
+        raise BuildError(f"C device: wanted gcc, found that {compiler} does not answer like it; {_ANOTHER}")
     return version, host.short_hash(options)
 
 

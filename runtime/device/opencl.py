@@ -72,8 +72,24 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
     if len(matching) == 1:
         return matching[0]
     names = "; ".join(label for label, _ in (matching or everything)) or "none"
-    what = "several match" if matching else "there are"
-    raise MeasureError(f"OpenCL: wanted {wanted}, {what}: {names}; choose with opencl:<part of that text>")
+    hint = "; choose with opencl:PART, a part of that text"
+    if not everything:
+        hint = "; install a driver, or PoCL for the processor: pip install 'relax-tune[opencl]'"
+    if not matching and _hides_pocl(everything):
+        hint += f"; {PREFERRED_PLATFORM} is installed but offers no device: it must be able to write to its cache, "
+        hint += "point POCL_CACHE_DIR at a writable folder"
+    what = "found that several match" if matching else "found"
+    raise MeasureError(f"OpenCL: wanted {wanted}, {what}: {names}{hint}")
+
+
+def _hides_pocl(devices: Sequence[tuple[str, Any]]) -> bool:
+    """Whether PoCL is installed without showing a device, as it does when it cannot keep compiled kernels."""
+    cl = load_pyopencl()
+    try:
+        installed = any(platform.name == PREFERRED_PLATFORM for platform in cl.get_platforms())
+    except cl.Error:
+        return False
+    return installed and not any(label.startswith(PREFERRED_PLATFORM) for label, _ in devices)
 
 
 class OpenCLBuffer:

@@ -19,7 +19,7 @@ class DeviceFailure:
 
 
 def open_device(spec: str) -> Device:
-    """Open `c`, `opencl`, or `opencl:<part of platform name, version or device name>`.
+    """Open `c`, `opencl`, or `opencl:PART` with a part of platform name, version or device name.
 
     Raises: UserError for another text, or when there is no such device (naming those there are). A device that exists
     but cannot be opened is the same error: nothing waits.
@@ -32,19 +32,18 @@ def open_device(spec: str) -> Device:
             return OpenCLDevice(substring or None)
     except (BuildError, MeasureError) as error:
         raise UserError(f"device {spec!r} cannot be opened: {error}") from error
-    raise UserError(f"wanted a device c, opencl or opencl:<name>, found {spec!r}; there are: {', '.join(_names())}")
+    raise UserError(f"wanted a device c, opencl or opencl:PART, found {spec!r:.80}; there are: {_known()}")
 
 
-def _names() -> list[str]:
-    names = []
-    for entry in list_devices():
-        names.append(entry.spec + " (cannot be opened)" if isinstance(entry, DeviceFailure) else _spec(entry))
-    return names
-
-
-def _spec(info: DeviceInfo) -> str:
-    facts = dict(info.fingerprint)
-    return "c" if info.kind == "c" else f"{info.kind}:{facts.get('platform', info.name)}"
+def _known() -> str:
+    """What can be asked for here, in a line."""
+    try:
+        labels = [label for label, _ in all_devices()]
+    except BuildError:
+        labels = []
+    if not labels:
+        return "c, and no OpenCL device; pip install 'relax-tune[opencl]' gives one"
+    return f"c, and as opencl:PART, with PART any part of its text, {'; '.join(labels)}"
 
 
 def list_devices() -> list[DeviceInfo | DeviceFailure]:
