@@ -110,17 +110,22 @@ class Tuner:
         with self._isolated(state):
             state.baselines = _baselines(choices)
         with self._isolated(state):
-            state.strategy = self._strategy(choices)
+            self._reseed(state)
+            state.strategy = self._strategy(state)
         state.exhausted = state.strategy is None
         self._refresh(state)
         return state
 
-    def _strategy(self, choices: Choices) -> SearchStrategy:
-        task = choices.task
-        problem = SearchProblem(choices.space, points_array(task.domain.points), list(task.domain.weights))
-        text = f"{self.settings.seed}:{task.key}"
+    def _strategy(self, state: TaskState) -> SearchStrategy:
+        choices, domain = state.choices, state.task.domain
+        problem = SearchProblem(choices.space, points_array(domain.points), list(domain.weights))
+        return make_strategy(self.settings.strategy, problem, state.rng)
+
+    def _reseed(self, state: TaskState) -> None:
+        """Make the next draw depend on the seed and on how much is on record, not on how often the job was interrupted."""
+        text = f"{self.settings.seed}:{state.task.key}:{len(state.tuned)}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-        return make_strategy(self.settings.strategy, problem, np.random.default_rng(seed))
+        state.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
     # -- the job ------------------------------------------------------------------------------------------------------
 
@@ -211,6 +216,7 @@ class Tuner:
         again = state.incomplete()[:count]
         asked = []
         if len(again) < count:
+            self._reseed(state)
             try:
                 asked = state.strategy.ask(count - len(again))
             except ScheduleError:  # no candidate satisfies the constraints

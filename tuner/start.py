@@ -70,7 +70,6 @@ def main() -> None:
     finally:
         interruptions.end()
     if interruptions.number is not None and code != 0:
-        if code != 130:  # the command line has not said so itself
-            print(SENTENCE, file=sys.stderr)
+        print(SENTENCE, file=sys.stderr)
         code = 128 + interruptions.number
     sys.exit(code)

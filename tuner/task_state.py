@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
@@ -24,11 +26,13 @@ class TaskState:
 
     times: seconds per variant key and anchor, medians of all samples, for variants that never failed. failed: variants that
     did. tuned: candidates of this version's space that need no more measuring. attempted, retimed: variants this job has
-    asked for, and asked for once more. visits: records per variant and anchor. strategy: None when the task has no space.
+    asked for, and asked for once more. visits: records per variant and anchor. rng: what the strategy draws from.
+    strategy: None when the task has no space.
     """
 
     position: int
     choices: Choices
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     strategy: SearchStrategy | None = None
     baselines: tuple[VariantRecord, ...] = ()
     tuned: set[str] = field(default_factory=set)
