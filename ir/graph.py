@@ -265,3 +265,20 @@ def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, .
         elif dataflow or block.bindings:
             found.append((dataflow, block.bindings))
     return tuple(found)
+
+
+def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
+    """Branches and side effects stand by themselves, everything between them is dataflow."""
+    blocks: list[AnyBlock] = []
+    plain: list[AnyBinding] = []
+    for b in bindings:
+        if isinstance(b.value, If) or is_impure(b.value):
+            if plain:
+                blocks.append(DataflowBlock(tuple(plain)))
+                plain = []
+            blocks.append(BindingBlock((b,)))
+        else:
+            plain.append(b)
+    if plain or not blocks:
+        blocks.append(DataflowBlock(tuple(plain)))
+    return tuple(blocks)

@@ -14,7 +14,6 @@ from relax_tune.ir.expr import Expr, ExprLike, Var, expr
 from relax_tune.ir.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     AnyBinding,
-    AnyBlock,
     Binding,
     BindingBlock,
     Body,
@@ -23,7 +22,6 @@ from relax_tune.ir.graph import (
     CallHost,
     CallTIR,
     Constant,
-    DataflowBlock,
     Function,
     FunctionRef,
     GVar,
@@ -33,6 +31,7 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
+    into_blocks,
     is_impure,
 )
 from relax_tune.ir.graph import Call as GraphCall
@@ -197,7 +196,7 @@ class GraphBuilder:
             for side in (then, orelse):
                 self._bindings, self._seen = [], set(seen)
                 ret = side()
-                sides.append(Body(_blocks(self._bindings), ret))
+                sides.append(Body(into_blocks(self._bindings), ret))
         finally:
             self._bindings, self._seen = outer, seen
         return self.emit(If(test, sides[0], sides[1]), hint)
@@ -235,7 +234,7 @@ class GraphBuilder:
         ret: Value = TupleValue(tuple(result)) if isinstance(result, Sequence) else result
         found = info_of(ret)
         pure = not any(is_impure(b.value) for b in self._bindings)
-        function = Function(self.name, tuple(self._params), _blocks(self._bindings), ret, declared or found, pure)
+        function = Function(self.name, tuple(self._params), into_blocks(self._bindings), ret, declared or found, pure)
         if declared is not None:
             try:
                 check_annotation(f"result of {self.name}", found, declared, self.deduction)
@@ -243,20 +242,3 @@ class GraphBuilder:
                 raise DeduceError(f"{error}\n{excerpt(function, ret)}") from None
         functions: Mapping[str, AnyFunction] = {self.name: function, **self._functions}
         return IRModule(functions, dict(self._constants), tuple(self._bounds))
-
-
-def _blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
-    """Branches and side effects stand by themselves, everything between them is dataflow."""
-    blocks: list[AnyBlock] = []
-    plain: list[AnyBinding] = []
-    for b in bindings:
-        if isinstance(b.value, If) or is_impure(b.value):
-            if plain:
-                blocks.append(DataflowBlock(tuple(plain)))
-                plain = []
-            blocks.append(BindingBlock((b,)))
-        else:
-            plain.append(b)
-    if plain or not blocks:
-        blocks.append(DataflowBlock(tuple(plain)))
-    return tuple(blocks)

@@ -299,7 +299,10 @@ class _Run:
                 found = check.text([self.number(x) for x in check.values])
                 raise UserError(f"{self.f.name}: {found}\n{excerpt(self.f, at)}")
         known = {s: const(n) for s, n in self.symbols.items()}
-        return call.op.substituted(known).evaluate(args)
+        try:
+            return call.op.substituted(known).evaluate(args)
+        except DeduceError as e:
+            raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
 
     def destination(self, call: CallTIR | CallDPSLibrary, args: Sequence[Any]) -> Result:
         outs: list[Array] = []

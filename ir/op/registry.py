@@ -42,6 +42,7 @@ from relax_tune.ir.op.movement import (
 )
 from relax_tune.ir.op.numeric import Abs, Floor, Log, Power
 from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
+from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf, TensorToShape, Unique
 
 
 def registry(operators: Iterable[type[OperatorSpec]]) -> Mapping[str, type[OperatorSpec]]:
@@ -64,5 +65,6 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         Take, Reshape, Flatten, ExpandDims, Permute, BroadcastTo, Concat, Split, Slice,
         Abs, Log, Floor, Power, Equal, NotEqual, Less, LessEqual, LogicalAnd, LogicalOr, LogicalNot, Where,
         GatherND, GatherElements, Iota, Scalars,
+        ShapeOf, ReshapeTo, TensorToShape, Unique,
     )
 )  # fmt: skip

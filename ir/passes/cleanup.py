@@ -27,7 +27,7 @@ from relax_tune.ir.graph import (
     is_impure,
     nested_values,
 )
-from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
 from relax_tune.ir.struct_info import TensorInfo
@@ -54,17 +54,6 @@ class Deduce:
             out.bindings.append(Binding(var, value))
 
         return map_graphs(module, lambda f, _: rewrite_function(f, visit))
-
-    @staticmethod
-    def checks(module: IRModule) -> tuple[RuntimeCheck, ...]:
-        """What deduction leaves to run time in the operators of a module."""
-        ctx = Deduction(env_of(module.bounds))
-        for f in module.functions.values():
-            if isinstance(f, Function):
-                for b in f.bindings:
-                    if isinstance(b.value, Call):
-                        infer_value(b.value, ctx)
-        return tuple(ctx.checks)
 
 
 @dataclass(frozen=True, slots=True)

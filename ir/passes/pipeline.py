@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
-from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import CallTIR, Function
+from relax_tune.errors import BuildError
+from relax_tune.ir.function import Bound, IRModule, PrimFunc
+from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, If
 from relax_tune.ir.op.base import RuntimeCheck
+from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants, TidyNames
 from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.fuse import FuseOps
+from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.printer import excerpt
+from relax_tune.ir.relations import info_symbols
+from relax_tune.ir.struct_info import TensorInfo
 
 Pass = Callable[[IRModule], IRModule]
 
@@ -68,9 +75,53 @@ def run_passes(module: IRModule, passes: tuple[Pass, ...]) -> tuple[tuple[str, I
 
 
 def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD) -> LoweredModule:
-    """Deduce, fold, legalise, fuse, collapse dims and clean up.
+    """Inline, deduce, fold, legalise, fuse, collapse dims and clean up.
 
-    Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough."""
-    checks = Deduce.checks(module)
-    stages = run_passes(module, passes)
+    Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough, or that still
+    branches, calls or has side effects in the end."""
+    straight, checks = Inline().run(module)
+    straight = _bounded(straight)
+    first = () if straight is module else ((repr(Inline()), straight),)
+    if Legalize(strict=True) in passes:
+        require_straight(straight)
+    stages = (*first, *run_passes(straight, passes))
     return LoweredModule(stages[-1][1] if stages else module, checks, stages)
+
+
+def _bounded(module: IRModule) -> IRModule:
+    """A bound of at least 0 for every symbol of a parameter that has none declared."""
+    known = {b.var for b in module.bounds}
+    params = [p for f in module.functions.values() if isinstance(f, Function) for p in f.params]
+    missing = dict.fromkeys(v for p in params for v in info_symbols(p.info) if v not in known)
+    return replace(module, bounds=(*module.bounds, *map(Bound, missing))) if missing else module
+
+
+def require_straight(module: IRModule) -> None:
+    """Raises BuildError, showing the place, where a graph function is more than the runtime executes."""
+    for f in module.functions.values():
+        if not isinstance(f, Function):
+            continue
+        for p in f.params:
+            if not isinstance(p.info, TensorInfo):
+                _refuse(f, p, f"parameter {p.name}: a built program takes tensors, found {p.info!r}")
+        for b in f.bindings:
+            value = b.value
+            if isinstance(value, If):
+                _refuse(f, b, "an `if` that is not decided when building")
+            if isinstance(value, CallFunction):
+                _refuse(
+                    f, b, "a call that cannot be put in place: the function calls itself, or is not known when building"
+                )
+            if isinstance(value, CallHost):
+                _refuse(f, b, f"a call of the host routine {value.routine!r}")
+            if isinstance(value, Call) and isinstance(value.op, ShapeOperator):
+                try:
+                    value.op.refuse()
+                except BuildError as e:
+                    raise BuildError(f"{f.name}: {e}\n{excerpt(f, b)}") from None
+
+
+def _refuse(f: Function, node: object, what: str) -> NoReturn:
+    raise BuildError(
+        f"{f.name}: wanted a straight line of tensor operations, found {what}; the interpreter runs it\n{excerpt(f, node)}"
+    )

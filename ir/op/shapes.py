@@ -1,0 +1,107 @@
+"""First-class shapes: read off tensors, put to use by reshapes, and results whose dims depend on data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from relax_tune.errors import BuildError, DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.dtype import i64
+from relax_tune.ir.expr import as_int, const
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
+from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.struct_info import ShapeInfo, StructInfo, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeOperator(OperatorSpec):
+    """Takes or gives a shape, or dims that depend on data: never a loop nest."""
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        raise BuildError(
+            f"{self.name}: compiled programs know every dim before they run, and here dims depend on data or on a shape that "
+            "is not known; the interpreter runs it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeOf(ShapeOperator):
+    """The dims of a tensor as a shape value."""
+
+    name: ClassVar[str] = "shape_of"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        return ShapeInfo(x.shape, x.ndim)
+
+    def evaluate(self, arrays: Sequence[Array]) -> Any:
+        return tuple(int(d) for d in arrays[0].shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapeTo(ShapeOperator):
+    """The same elements in row-major order under the dims of a shape value."""
+
+    name: ClassVar[str] = "reshape_to"
+    arity: ClassVar[int] = 2
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        if len(infos) != 2 or not isinstance(infos[0], TensorInfo) or not isinstance(infos[1], ShapeInfo):
+            raise DeduceError(f"reshape_to: wanted a tensor and a shape, found {list(infos)!r}")
+        x, to = infos[0], infos[1]
+        if to.values is None:
+            return TensorInfo(None, x.dtype, to.ndim)
+        return Reshape(to.values).infer([x], ctx)
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        wanted = tuple(int(d) for d in arrays[1])
+        if int(np.prod(wanted, dtype=np.int64)) != arrays[0].size:
+            raise DeduceError(f"reshape_to: wanted {arrays[0].size} elements, found dims {wanted}")
+        return arrays[0].reshape(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorToShape(ShapeOperator):
+    """The elements of an int64 tensor of one dim as a shape value."""
+
+    name: ClassVar[str] = "tensor_to_shape"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.dtype not in (None, i64) or x.ndim not in (None, 1):
+            raise DeduceError(f"tensor_to_shape: wanted int64 in one dim, found {x!r}; cast or reshape it first")
+        return ShapeInfo(None, None if x.shape is None else as_int(x.shape[0]))
+
+    def evaluate(self, arrays: Sequence[Array]) -> Any:
+        found = tuple(int(d) for d in arrays[0])
+        if any(d < 0 for d in found):
+            raise DeduceError(f"tensor_to_shape: wanted dims >= 0, found {found}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Unique(ShapeOperator):
+    """The distinct elements in ascending order, in one dim: how many depends on data."""
+
+    name: ClassVar[str] = "unique"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        empty = x.shape is not None and any(ctx.equal(d, 0) is Proof.YES for d in x.shape)
+        return TensorInfo((const(0),) if empty else None, x.dtype, 1)
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return np.unique(arrays[0])

@@ -1,0 +1,371 @@
+"""One straight line: calls of graph functions put in place, decided branches taken, shapes and tuples seen through.
+
+The same walk notes what deduction leaves to run time, in the symbols of the function it starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.deduce import apply_signature, infer_value, info_of, require_bounds, signature
+from relax_tune.ir.expr import Expr, Var, substitute
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import (
+    ATOMS,
+    AnyBinding,
+    Binding,
+    Body,
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+    into_blocks,
+    nested_values,
+    operands,
+)
+from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
+from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf
+from relax_tune.ir.printer import Excerpts
+from relax_tune.ir.relations import (
+    check_annotation,
+    differences,
+    info_symbols,
+    own_symbols,
+    solve,
+    substitute_info,
+)
+from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, StructInfo, TensorInfo
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """Calls of graph functions become their bodies (recursive ones stay), an `if` whose condition is decided becomes its side,
+    a match_cast of a parameter sharpens it, and shapes, tuples and casts that say nothing new disappear. Functions only
+    called before are dropped. Raises DeduceError."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        return self.run(module)[0]
+
+    def run(self, module: IRModule, root: str = "main") -> tuple[IRModule, tuple[RuntimeCheck, ...]]:
+        """The module, and the run-time checks of its function `root`."""
+        functions = dict(module.functions)
+        called = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)}
+        checks: tuple[RuntimeCheck, ...] = ()
+        for name, f in module.functions.items():
+            if isinstance(f, Function):
+                walk = _Walk(module)
+                functions[name] = walk.root(f)
+                if name == root:
+                    checks = tuple(walk.checks)
+        kept = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)} | {root}
+        entries = {n for n, f in functions.items() if isinstance(f, Function) and n not in called} | kept
+        functions = {n: f for n, f in functions.items() if not isinstance(f, Function) or n in entries}
+        same = len(functions) == len(module.functions) and all(f is module.functions[n] for n, f in functions.items())
+        return (module if same else replace(module, functions=functions)), checks
+
+
+def _references(f: Function) -> list[FunctionRef]:
+    return [v for v in nested_values(f) if isinstance(v, FunctionRef)]
+
+
+def _sharpened(f: Function) -> tuple[GVar, ...]:
+    """The parameters, those of unknown dims or dtype as a match_cast of the function itself says they are."""
+    casts = {b.value: b.info for b in reversed(f.bindings) if isinstance(b, MatchCast) and isinstance(b.value, GVar)}
+    params = []
+    for p in f.params:
+        info, cast = p.info, casts.get(p)
+        if isinstance(info, TensorInfo) and isinstance(cast, TensorInfo) and None in (info.shape, info.dtype):
+            ndim = cast.ndim if info.ndim is None else info.ndim
+            info = TensorInfo(cast.shape if info.shape is None else info.shape, info.dtype or cast.dtype, ndim)
+        params.append(p if info == p.info else GVar(p.name, info))
+    infos = tuple(p.info for p in params)
+    return tuple(params) if None not in solve(CallableInfo(infos, ObjectInfo()), infos).values() else f.params
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One function (or side of a branch) being walked: what its variables and symbols have become."""
+
+    f: Function
+    where: str
+    values: dict[GVar, Value] = field(default_factory=dict)
+    meaning: dict[Var, Expr] = field(default_factory=dict)
+    excerpts: Excerpts | None = None
+
+    def excerpt(self, node: object) -> str:
+        self.excerpts = self.excerpts or Excerpts(self.f)
+        return self.excerpts.around(node)
+
+
+class _Walk:
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self.env = env_of(module.bounds)
+        self.checks: list[RuntimeCheck] = []
+        self.out: list[AnyBinding] = []
+        self.tuples: dict[GVar, TupleValue] = {}
+        self.stack: list[str] = []
+        self.certain = True  # outside every branch: a check here is one for every run
+
+    def root(self, f: Function) -> Function:
+        frame = _Frame(f, "")
+        sharper = _sharpened(f)
+        frame.values.update({p: q for p, q in zip(f.params, sharper, strict=True) if p is not q})
+        frame.meaning.update({v: v for p in sharper for v in info_symbols(p.info)})
+        self.stack.append(f.name)
+        self.bindings(f.bindings, frame)
+        ret = self.value(f.ret, frame)
+        ctx = Deduction(self.env)
+        self.guarded(lambda: check_annotation("the result", info_of(ret), f.ret_info, ctx), ctx, frame, f.ret)
+        same = len(self.out) == len(f.bindings) and all(a is b for a, b in zip(self.out, f.bindings, strict=True))
+        if same and ret is f.ret and all(p is q for p, q in zip(f.params, sharper, strict=True)):
+            return f
+        info = self.sharper(self.info(f.ret_info, frame), info_of(ret))
+        return replace(f, params=sharper, blocks=into_blocks(self.out), ret=ret, ret_info=info)
+
+    # what things have become
+
+    def expr(self, e: Expr, frame: _Frame) -> Expr:
+        changed = {v: m for v, m in frame.meaning.items() if m is not v}
+        return substitute(e, changed) if changed else e
+
+    def info(self, info: StructInfo, frame: _Frame) -> StructInfo:
+        changed = {v: m for v, m in frame.meaning.items() if m is not v}
+        return substitute_info(info, changed, self.env) if changed else info
+
+    def value(self, v: Value, frame: _Frame) -> Value:
+        """`v` over the new variables and symbols; the same object when nothing in it changed."""
+        if isinstance(v, GVar):
+            return frame.values.get(v, v)
+        if isinstance(v, ShapeValue):
+            dims = tuple(self.expr(d, frame) for d in v.values)
+            return v if all(a is b for a, b in zip(dims, v.values, strict=True)) else ShapeValue(dims)
+        if isinstance(v, PrimValue):
+            e = self.expr(v.value, frame)
+            return v if e is v.value else PrimValue(e)
+        assert not isinstance(v, If)
+        args = tuple(self.value(a, frame) for a in operands(v))
+        same = all(a is b for a, b in zip(args, operands(v), strict=True))
+        if isinstance(v, Call) and isinstance(v.op, OperatorSpec):
+            op = v.op.substituted({s: m for s, m in frame.meaning.items() if m is not s})
+            return v if same and op is v.op else Call(op, args)
+        if isinstance(v, (CallTIR, CallDPSLibrary)):
+            out = tuple(self.info(o, frame) for o in v.out)
+            scalars = tuple(self.expr(s, frame) for s in v.scalars)
+            if same and out == v.out and scalars == v.scalars:
+                return v
+            tensors = tuple(o for o in out if isinstance(o, TensorInfo))
+            return replace(v, args=args, out=tensors, scalars=scalars)
+        if isinstance(v, CallHost):
+            info = self.info(v.out, frame)
+            return v if same and info == v.out else replace(v, args=args, out=info)
+        if same:
+            return v
+        if isinstance(v, CallFunction):
+            return CallFunction(args[0], args[1:])
+        if isinstance(v, TupleValue):
+            return TupleValue(args)
+        assert isinstance(v, TupleItem)
+        return TupleItem(args[0], v.index)
+
+    # bindings
+
+    def guarded(self, ask: Callable[[], T], ctx: Deduction, frame: _Frame, node: object) -> T:
+        """`ask()` with errors, and checks of `ctx`, that show where."""
+        try:
+            found = ask()
+        except DeduceError as e:
+            raise DeduceError(f"{self.stack[0]}: {frame.where}{e}\n{frame.excerpt(node)}") from None
+        if self.certain:
+            known = {(c.cond, c.values) for c in self.checks}
+            for c in ctx.checks:
+                if (c.cond, c.values) not in known:
+                    text = f"{frame.where}{c.message}\n{frame.excerpt(node)}"
+                    self.checks.append(replace(c, message=text))
+        return found
+
+    def bindings(self, bindings: Sequence[AnyBinding], frame: _Frame) -> None:
+        for b in bindings:
+            if isinstance(b, MatchCast):
+                self.match_cast(b, frame)
+            else:
+                self.binding(b, frame)
+
+    def binding(self, b: Binding, frame: _Frame) -> None:
+        if isinstance(b.value, If):
+            self.branch(b, b.value, frame)
+            return
+        value = self.value(b.value, frame)
+        if isinstance(value, ATOMS):
+            frame.values[b.var] = value
+            return
+        if isinstance(value, TupleItem):
+            value = self.item(value)
+            if not isinstance(value, TupleItem):
+                frame.values[b.var] = value
+                return
+        ctx = Deduction(self.env)
+        if isinstance(value, CallFunction) and isinstance(value.callee, FunctionRef):
+            self.call(b, value.callee, value.args, frame)
+            return
+        found = self.guarded(lambda: infer_value(value, ctx), ctx, frame, b)
+        declared = self.info(b.var.info, frame)
+        asked = Deduction(self.env)
+        self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
+        if isinstance(value, Call) and isinstance(value.op, ShapeOf) and isinstance(found, ShapeInfo) and found.values:
+            frame.values[b.var] = ShapeValue(found.values)
+            return
+        if isinstance(value, Call) and isinstance(value.op, ReshapeTo):
+            to = info_of(value.args[1])
+            if isinstance(to, ShapeInfo) and to.values is not None:
+                value = Call(Reshape(to.values), (value.args[0],))
+        self.emit(b, value, self.sharper(declared, found), frame)
+
+    def emit(self, b: Binding, value: Value, info: StructInfo, frame: _Frame) -> None:
+        """The binding itself where nothing changed, and the frame is one whose variables are new."""
+        if value is b.value and info == b.var.info and len(self.stack) == 1:
+            var = b.var
+            self.out.append(b)
+        else:
+            var = GVar(b.var.name, info)
+            self.out.append(Binding(var, value))
+            frame.values[b.var] = var
+        if isinstance(value, TupleValue):
+            self.tuples[var] = value
+
+    def sharper(self, declared: StructInfo, found: StructInfo) -> StructInfo:
+        """Of what is declared (and checked where that is not certain) and what is deduced, what says more."""
+        if any(True for _ in differences(declared, found, self.env)):
+            return declared
+        return found if any(True for _ in differences(found, declared, self.env)) else declared
+
+    def item(self, value: TupleItem) -> Value:
+        """A field of a tuple that is at hand."""
+        made = self.tuples.get(value.value) if isinstance(value.value, GVar) else None
+        if isinstance(made, TupleValue) and 0 <= value.index < len(made.fields):
+            return made.fields[value.index]
+        return value
+
+    def match_cast(self, b: MatchCast, frame: _Frame) -> None:
+        value = self.value(b.value, frame)
+        name = b.value.name if isinstance(b.value, GVar) else b.var.name
+        found = info_of(value)
+        ctx = Deduction(self.env)
+        new = [v for v in info_symbols(b.info) if v not in frame.meaning]
+        solved = solve(CallableInfo((b.info,), ObjectInfo()), (found,), self.env)
+
+        def ask() -> None:
+            require_bounds(f"match_cast of {name}", {v: solved[v] for v in new}, ctx)
+            wanted = self.info(b.info, frame)
+            check_annotation(f"match_cast of {name}", found, wanted, ctx)
+
+        for v in new:
+            size = solved[v]
+            frame.meaning[v] = size if size is not None else v if len(self.stack) == 1 else Var(v.name, v.dtype)
+        self.guarded(ask, ctx, frame, b)
+        info = self.info(b.info, frame)
+        if not any(True for _ in differences(info, found, self.env)):
+            frame.values[b.var] = value
+            return
+        if value is b.value and info == b.info == b.var.info and len(self.stack) == 1:
+            self.out.append(b)
+            return
+        var = GVar(b.var.name, info)
+        self.out.append(MatchCast(var, value, info))
+        frame.values[b.var] = var
+
+    def call(self, b: Binding, callee: FunctionRef, args: Sequence[Value], frame: _Frame) -> None:
+        """The body of the callee in place of the call."""
+        f = self.module.functions[callee.name]
+        assert isinstance(f, Function)
+        ctx = Deduction(self.env)
+        infos = [info_of(a) for a in args]
+        seen = signature(f)
+        found = self.guarded(lambda: apply_signature(f.name, seen, infos, ctx), ctx, frame, b)
+        if f.name in self.stack:
+            self.emit(b, CallFunction(callee, tuple(args)), found, frame)
+            return
+        solved = solve(seen, infos, self.env)
+        inner = _Frame(f, f"{frame.where}{f.name}: ")
+        for v in own_symbols(seen):
+            size = solved[v]
+            inner.meaning[v] = Var(v.name, v.dtype) if size is None else size
+        for p, a in zip(f.params, args, strict=True):
+            info = self.info(p.info, inner)
+            if any(True for _ in differences(info, info_of(a), self.env)):
+                var = GVar(p.name, info)
+                self.out.append(MatchCast(var, a, info))
+                inner.values[p] = var
+            else:
+                inner.values[p] = a
+        self.stack.append(f.name)
+        self.bindings(f.bindings, inner)
+        self.stack.pop()
+        ret = self.value(f.ret, inner)
+        info = self.info(f.ret_info, inner)
+        asked = Deduction(self.env)
+        self.guarded(lambda: check_annotation("the result", info_of(ret), info, asked), asked, inner, f.ret)
+        if any(True for _ in differences(info, info_of(ret), self.env)):
+            var = GVar(b.var.name, info)
+            self.out.append(MatchCast(var, ret, info))
+            ret = var
+        elif isinstance(ret, TupleValue):
+            ret = self.atom(ret, b)
+        frame.values[b.var] = ret
+
+    def branch(self, b: Binding, value: If, frame: _Frame) -> None:
+        """The side that is decided, or both, each by itself."""
+        cond = self.value(value.cond, frame)
+        known = info_of(cond)
+        ctx = Deduction(self.env)
+        answer = ctx.proves(known.value) if isinstance(known, PrimInfo) and known.value is not None else Proof.UNKNOWN
+        if answer is not Proof.UNKNOWN:
+            side = value.then if answer is Proof.YES else value.orelse
+            self.bindings(side.bindings, frame)
+            frame.values[b.var] = self.atom(self.value(side.ret, frame), b)
+            return
+        certain, self.certain = self.certain, False
+        sides: list[Body] = []
+        for body in (value.then, value.orelse):
+            out, self.out = self.out, []
+            inner = replace(frame, values=dict(frame.values), meaning=dict(frame.meaning))
+            self.bindings(body.bindings, inner)
+            ret = self.value(body.ret, inner)
+            same = len(self.out) == len(body.bindings) and all(
+                x is y for x, y in zip(self.out, body.bindings, strict=True)
+            )
+            sides.append(body if same and ret is body.ret else Body(into_blocks(self.out), ret))
+            self.out = out
+        self.certain = certain
+        same = cond is value.cond and sides[0] is value.then and sides[1] is value.orelse
+        new = value if same else If(cond, sides[0], sides[1])
+        found = self.guarded(lambda: infer_value(new, ctx), ctx, frame, b)
+        self.emit(b, new, b.var.info if same else found, frame)
+
+    def atom(self, value: Value, b: Binding) -> Value:
+        """A value that may stand where a variable may."""
+        if isinstance(value, ATOMS):
+            return value
+        var = GVar(b.var.name, info_of(value))
+        self.out.append(Binding(var, value))
+        if isinstance(value, TupleValue):
+            self.tuples[var] = value
+        return var
