@@ -142,7 +142,10 @@ PRECEDENCE = {
     "add": 5, "sub": 5, "mul": 6, "div": 6, "floordiv": 6, "floormod": 6,
 }  # fmt: skip
 BOOLEAN = frozenset({"lt", "le", "eq", "ne", "and", "or", "not"})
-MATH = frozenset({"exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor", "pow"})
+MATH = frozenset({
+    "exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor", "pow", "fmod", "rint",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+})  # fmt: skip
 OPS = frozenset(INFIX) | BOOLEAN | MATH | {"min", "max", "select", "cast"}
 
 _consts: WeakValueDictionary[tuple[object, ...], Const] = WeakValueDictionary()

@@ -190,7 +190,8 @@ def _erf(x: Any) -> Any:
 
 _TRANSCENDENTAL: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": _erf, "pow": np.power, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
 }  # fmt: skip
 
 _DIRECT: Mapping[str, Callable[..., Any]] = {
@@ -212,4 +213,6 @@ _DIRECT: Mapping[str, Callable[..., Any]] = {
     "select": _select,
     "abs": np.abs,
     "floor": np.floor,
+    "rint": np.rint,
+    "fmod": np.fmod,
 }

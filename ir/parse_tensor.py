@@ -32,7 +32,7 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, bool]] = {
     ast.Lt: ("lt", False), ast.LtE: ("le", False), ast.Eq: ("eq", False), ast.NotEq: ("ne", False),
     ast.Gt: ("lt", True), ast.GtE: ("le", True),
 }  # fmt: skip
-_ARITY = {name: 2 if name == "pow" else 1 for name in MATH} | {"min": 2, "max": 2, "select": 3}
+_ARITY = {name: 2 if name in ("pow", "fmod") else 1 for name in MATH} | {"min": 2, "max": 2, "select": 3}
 
 
 class Reader:

@@ -48,8 +48,8 @@ class CPrelude(Prelude):
             return (), "STATIC $I $N($V a) { $I r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
         if name == "unbits":
             return (), "STATIC $V $N($I a) { $V r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
-        if name == "pow":
-            return (), f"STATIC $V $N($V a, $V b) {{ return __builtin_pow{f}(a, b); }}"
+        if name in ("pow", "fmod"):
+            return (), f"STATIC $V $N($V a, $V b) {{ return __builtin_{name}{f}(a, b); }}"
         c = {"abs": "fabs"}.get(name, name)
         return (), f"STATIC $V $N($V a) {{ return __builtin_{c}{f}(a); }}"
 

@@ -24,6 +24,7 @@ RESERVED = frozenset(
     auto bool break case char const constant continue default do double else enum extern float for global goto half i64 if
     inline int kernel local long main private register restrict return short signed sizeof static struct switch typedef
     uchar uint ulong union unsigned ushort void volatile while abs erf exp floor log max min pow sqrt tanh
+    fmod rint sin cos tan asin acos atan sinh cosh asinh acosh atanh
     """.split()  # noqa: SIM905
 )
 

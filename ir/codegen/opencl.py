@@ -49,8 +49,8 @@ class OpenCLPrelude(Prelude):
             return (), f"STATIC $I $N($V a) {{ return as_{'int' if dtype is f32 else 'long'}(a); }}"
         if name == "unbits":
             return (), f"STATIC $V $N($I a) {{ return as_{'float' if dtype is f32 else 'double'}(a); }}"
-        if name == "pow":
-            return (), "STATIC $V $N($V a, $V b) { return pow(a, b); }"
+        if name in ("pow", "fmod"):
+            return (), f"STATIC $V $N($V a, $V b) {{ return {name}(a, b); }}"
         c = {"abs": "fabs"}.get(name, name)
         return (), f"STATIC $V $N($V a) {{ return {c}(a); }}"
 

@@ -11,9 +11,13 @@ from types import MappingProxyType
 
 from relax_tune.ir.codegen import math
 from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.expr import MATH
 
 # integer type of the same width, the type of a comparison's result on vectors
 MASKS = {1: i8, 4: i32, 8: i64}
+
+# functions of one number, each a helper
+FUNCTIONS = MATH - {"pow", "fmod"}
 
 
 def suffix(dtype: DType, width: int) -> str:
@@ -126,7 +130,7 @@ class Prelude:
             return ("sel",), f"STATIC $V $N($V a, $V b) {{ return rt_sel_$S((a {sign} b){nan}, a, b); }}"
         if name == "rsqrt":
             return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
-        if name in ("exp", "log", "erf", "tanh", "floor", "sqrt"):
+        if name in FUNCTIONS:
             one = self.helper(name, dtype, 1)
             parts = self.literal("$V", [f"{one}(x[{k}])" for k in lanes])
             return (), f"STATIC $V $N($V x) {{ return {parts}; }}"

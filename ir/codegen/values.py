@@ -13,14 +13,13 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.places import C_INFIX, Lane, Places, bracketed
-from relax_tune.ir.codegen.prelude import Prelude
+from relax_tune.ir.codegen.prelude import FUNCTIONS, Prelude
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const
 from relax_tune.ir.stmt import Store
 
 VECTOR_TYPES = frozenset({f32, f64, i32})
-FUNCTIONS = frozenset({"exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor"})
 
 
 # The text of a value and whether it is a vector; no text where only single lanes can be printed.
@@ -155,6 +154,8 @@ class Values(Places):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
         if name == "pow":
             return self._power(e, args, 1)
+        if name == "fmod":
+            return f"{self.prelude.helper('fmod', e.dtype, 1)}({args[0]}, {args[1]})"
         if name in FUNCTIONS:
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]})"
         raise BuildError(f"wanted an operation the printers know, found {name!r} in {e!r}; add it to codegen/values.py")

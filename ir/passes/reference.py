@@ -204,6 +204,8 @@ _NUMPY: Mapping[str, Any] = {
     "floormod": np.mod, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "exp": np.exp, "log": np.log, "erf": erf,
     "tanh": np.tanh, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "abs": np.abs, "floor": np.floor,
+    "rint": np.rint, "fmod": np.fmod, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "pow": np.power, "min": np.minimum, "max": np.maximum, "select": np.where,
 }  # fmt: skip
 

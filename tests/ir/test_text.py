@@ -182,7 +182,7 @@ HEAD = "@prim_func(outputs=1)\ndef f(x: Buffer((n,), f32), y: Buffer((n,), f32))
         (HEAD + "    for i in serial(m):\n        y[i] = x[i]", r"line 3, column 21: nothing is called 'm'[\s\S]*\n +\| {21}\^"),
         (HEAD + "    for i in range(n):\n        y[i] = x[i]", r"line 3, column 14: wanted serial\(...\) or parallel"),
         (HEAD + "    y[0] = x[0, 0]", r"line 3, column 14: buffer x has 1 dims, found 2"),
-        (HEAD + "    y[0] = sin(x[0])", r"unknown function 'sin'"),
+        (HEAD + "    y[0] = sinc(x[0])", r"unknown function 'sinc'"),
         (HEAD + "    y[0] = x[0] ** 2", r"wanted one of \+ - \*"),
         (HEAD + "    y[0] = exp(x[0], x[0])", r"exp takes 1 arguments, found 2"),
         (HEAD + "    y[0] = z[0]", r"nothing is called 'z'"),
