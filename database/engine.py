@@ -53,9 +53,14 @@ _KINDS = "wanted sqlite:///FILE, a path ending in .db, postgresql://USER@HOST/NA
 _SECRET = re.compile(r"(password|passwd|pwd|token|secret)(\s*[=:]\s*)('[^']*'|[^\s&;,]+)", re.IGNORECASE)
 
 
-def default_url() -> str:
+def default_file() -> Path:
     """The database of this user on this machine: `records.db` in the user data folder."""
-    return f"sqlite:///{Path(platformdirs.user_data_dir('relax-tune')) / 'records.db'}"
+    return Path(platformdirs.user_data_dir("relax-tune")) / "records.db"
+
+
+def default_url() -> str:
+    """The URL of `default_file`."""
+    return f"sqlite:///{default_file()}"
 
 
 def parse_url(text: str) -> URL:

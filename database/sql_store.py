@@ -90,12 +90,11 @@ class SqlStore:
         with explained(self.where, "open it", self._path):
             with reader(self._engine).begin() as connection:
                 empty = schema.current(connection, self.where) is None
-            if not self.read_only:
-                if not empty or create:
-                    use_wal(self._engine)
-                if empty and create:
-                    with writer(self._engine).begin() as connection:
-                        schema.migrate(connection, self.where)
+            if empty and create:
+                with writer(self._engine).begin() as connection:
+                    schema.migrate(connection, self.where)
+            if not self.read_only and (create or not empty):
+                use_wal(self._engine)
             with reader(self._engine).begin() as connection:
                 schema.verify(connection, self.where)
                 postgres = connection.dialect.name == "postgresql"
@@ -481,9 +480,10 @@ def upgrade(url: str) -> tuple[str | None, str]:
         with explained(where, "upgrade it", path):
             with reader(engine).begin() as connection:
                 schema.current(connection, where)
-            use_wal(engine)
             with writer(engine).begin() as connection:
-                return schema.migrate(connection, where)
+                versions = schema.migrate(connection, where)
+            use_wal(engine)
+            return versions
     except BaseException:
         if made and path is not None:
             sqlite_file.remove_empty(path)

@@ -86,6 +86,16 @@ def verify_file(path: Path, where: str, *, write: bool, create: bool) -> bool:
     _verify_length(header, found.st_size, path, where)
     if write:
         _verify_writable(path, where)
+    beside = path.with_name(path.name + "-wal")
+    if (
+        not os.access(path.parent, os.W_OK)
+        and has_changes_beside(path)
+        and not path.with_name(path.name + "-shm").exists()
+    ):
+        raise DatabaseError(
+            f"{where}: wanted a folder where the changes waiting in {beside} can be read in, found it read-only; open the "
+            "database once where it may be written (copy both files), or fix the folder's permissions"
+        )
     return True
 
 
@@ -141,6 +151,17 @@ def has_changes_beside(path: Path) -> bool:
     return False
 
 
+def is_missing(path: Path) -> bool:
+    """Whether there is certainly no such file (rather than one that cannot be seen)."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def identity_of(path: Path) -> Identity | None:
     """What makes the file this file; None when there is none."""
     try:
@@ -174,9 +195,9 @@ def address(path: Path, *, read_only: bool, strictly: bool) -> str:
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     if not read_only or (may_write and not strictly):
         return f"{path.as_uri()}?mode=rw"
-    if may_write or path.with_name(path.name + "-wal").exists():
+    if path.with_name(path.name + "-wal").exists():
         return f"{path.as_uri()}?mode=ro"
-    # Nobody is writing, and we cannot (or, in another's folder, should not) leave side files.
+    # Nobody is writing now, and we cannot (or, where another owns the file, should not) leave side files.
     return f"{path.as_uri()}?mode=ro&immutable=1"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from relax_tune.database.engine import default_url
+from relax_tune.database.engine import default_file, default_url
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.records import (
     Environment,
@@ -24,6 +24,7 @@ from relax_tune.database.records import (
     Workload,
 )
 from relax_tune.database.sql_store import SqlStore
+from relax_tune.database.sqlite_file import is_missing
 
 __all__ = ["Store", "SqlStore", "MemoryStore", "open_store"]
 
@@ -212,13 +213,17 @@ class Store(Protocol):
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> SqlStore | MemoryStore:
     """Open a store: None is this user's database on this machine, `memory://` one that is not kept.
 
-    create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema.
+    create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema. What is opened
+    read_only must exist; only this user's database (None) counts as empty while there is none, unless `create` is off.
+    read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` says the same.
 
     Raises:
         DatabaseError: the URL is malformed, the database cannot be reached, is not ours, is older (with the command that
             upgrades it) or newer than this code.
     """
     if url == MEMORY_URL:
+        return MemoryStore()
+    if url is None and read_only and create and is_missing(default_file()):
         return MemoryStore()
     if url is None:
         return SqlStore(default_url(), create=create, read_only=read_only, make_folder=True)
