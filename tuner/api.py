@@ -107,7 +107,7 @@ def build(
     """
     settings = Settings(target, None, effort)
     module = _module(model, bounds)
-    with _store(db) as store:
+    with _store(db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings)
         return job.artifact(job.build(check_policy(policy)))
 
@@ -130,10 +130,10 @@ def _module(model: Model, bounds: Bounds | None) -> IRModule:
 
 
 @contextlib.contextmanager
-def _store(db: Database) -> Iterator[Store]:
+def _store(db: Database, read_only: bool = False) -> Iterator[Store]:
     """A store that was given stays open."""
     if db is None or isinstance(db, (str, Path)):
-        with open_store(None if db is None else str(db)) as store:
+        with open_store(None if db is None else str(db), read_only=read_only) as store:
             yield store
     else:
         yield db
