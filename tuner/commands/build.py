@@ -53,7 +53,7 @@ def build(
     module = load_model(model, parse_bounds(bound or []))
     path = artifact_path(model, settings.target, out)
     check_destination(path, model_key(module), overwrite)
-    with open_store(settings.db) as store:
+    with open_store(settings.db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings)
         built = job.build(wanted)
         saved = job.artifact(built).save(path)
