@@ -151,7 +151,7 @@ class Store(Protocol):
         """The right to tune this task until `now + secs`; None while another holder's lease has not expired.
 
         Atomic over all processes: of several that ask at once, one gets it. A holder that asks again extends its own, so
-        `holder` must be unique to a process (host, process id and a random part).
+        `holder` must be unique (`relax_tune.tuner.holder.new_holder` makes such names).
         """
         ...
 
@@ -160,7 +160,11 @@ class Store(Protocol):
         ...
 
     def release_lease(self, lease: Lease) -> bool:
-        """Give it back; False when it was no longer held."""
+        """Give it back; False when its holder held it no longer.
+
+        Also for a holder who is known to be dead (`relax_tune.tuner.holder` knows of processes on its own machine), by
+        whoever wants the task: of several who try, one gets it, and nothing is taken from a holder who lives.
+        """
         ...
 
     def lease(self, workload: str, target: str) -> Lease | None:

@@ -247,6 +247,48 @@ def test_a_lease_is_held_by_one(store: Store) -> None:
     assert store.release_lease(taken) is False and store.renew_lease(taken, now=1.0, secs=1.0) is None
 
 
+def test_the_lease_of_a_dead_holder_is_given_back_for_it(store: Store) -> None:
+    """Whoever knows that a holder is dead may give its lease back; of several who know, one gets the task."""
+    filled(store)
+    task = (MATMUL.key, ZEN.key)
+    store.acquire_lease(*task, "dead", now=100.0, secs=1000.0)
+    seen = store.lease(*task)
+    assert seen is not None and seen.holder == "dead"
+    assert store.acquire_lease(*task, "job-a", now=101.0, secs=10.0) is None
+    assert store.release_lease(seen) is True
+    taken = store.acquire_lease(*task, "job-a", now=101.0, secs=10.0)
+    assert taken is not None
+    # another who saw the dead one's lease too comes too late, and takes nothing from its new holder
+    assert store.release_lease(seen) is False and store.renew_lease(seen, now=102.0, secs=10.0) is None
+    assert store.acquire_lease(*task, "job-b", now=102.0, secs=10.0) is None
+    assert store.lease(*task) == taken
+
+
+def test_threads_that_find_a_dead_holder_take_its_task_once(store: Store) -> None:
+    filled(store)
+    task = (MATMUL.key, ZEN.key)
+    store.acquire_lease(*task, "dead", now=1.0, secs=1000.0)
+    start = threading.Barrier(6)
+    won: list[str] = []
+
+    def race(holder: str) -> None:
+        seen = store.lease(*task)
+        assert seen is not None
+        start.wait()
+        if seen.holder == "dead":
+            store.release_lease(seen)
+        if store.acquire_lease(*task, holder, now=2.0, secs=60.0) is not None:
+            won.append(holder)
+
+    threads = [threading.Thread(target=race, args=(f"job-{i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lease = store.lease(*task)
+    assert lease is not None and won == [lease.holder]
+
+
 def test_threads_that_race_for_a_lease_get_it_once(store: Store) -> None:
     filled(store)
     start = threading.Barrier(6)
