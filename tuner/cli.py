@@ -1,7 +1,7 @@
 """The command line: `relax-tune COMMAND`. The table of commands, what every command shares, and nothing heavy.
 
-Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted; 1 when whoever read
-the output has gone (`relax-tune db top | head -1`), which is nobody's mistake and said to nobody.
+Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted (`tuner/start.py`);
+1 when whoever read the output has gone (`relax-tune db top | head -1`), which is nobody's mistake and said to nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from relax_tune.errors import RelaxTuneError
 
-READER_GONE, USER_ERROR, NOTHING_MEASURED, INTERRUPTED = 1, 2, 3, 130
+USER_ERROR, NOTHING_MEASURED = 2, 3
 
 
 class Entry(NamedTuple):
@@ -156,12 +156,6 @@ class LazyCommands(TyperGroup):
         except RelaxTuneError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(USER_ERROR) from None
-        except KeyboardInterrupt:
-            print(
-                "interrupted; everything measured so far is kept, and the same command again goes on from there",
-                file=sys.stderr,
-            )
-            raise typer.Exit(INTERRUPTED) from None
 
 
 def load_command(name: str) -> Any:
@@ -207,7 +201,7 @@ def relax_tune(
 
 
 def main() -> None:
-    """The `relax-tune` command."""
+    """The command line, with standard streams that can be trusted. Raises SystemExit."""
     _prepare_output()
     try:
         app(prog_name="relax-tune")

@@ -38,7 +38,7 @@ def inside(folder: Path, *arguments: str) -> Result:
 def command(folder: Path, *arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
     """`relax-tune` in a process of its own, on one thread: the tests share the machine with others."""
     return subprocess.run(
-        [sys.executable, "-c", "from relax_tune.tuner.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from relax_tune.tuner.start import main; main()", *arguments],
         cwd=folder,
         env=_environment(folder, hash_seed),
         capture_output=True,
@@ -183,7 +183,7 @@ def test_an_interrupted_job_ends_with_130_and_keeps_its_records(tmp_path: Path) 
     make_bert(tmp_path / "bert")
     arguments = ("tune", "bert", "--target", "c", "--db", "t.db", "--effort", "quick", "--trials", "500", *BOUNDS)
     process = subprocess.Popen(
-        [sys.executable, "-c", "from relax_tune.tuner.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from relax_tune.tuner.start import main; main()", *arguments],
         cwd=tmp_path,
         env=_environment(tmp_path, "0"),
         stdout=subprocess.DEVNULL,

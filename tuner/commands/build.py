@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -17,12 +17,13 @@ from relax_tune.tuner.commands.options import (
     Json,
     Model,
     Target,
+    among,
     print_json,
 )
 from relax_tune.tuner.job import Job, device_info, model_key, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.table import dispatch_table, task_rows, task_table
-from relax_tune.tuner.settings import load_settings
+from relax_tune.tuner.settings import Policy, load_settings
 
 
 def build(
@@ -33,8 +34,10 @@ def build(
     policy: Annotated[
         str,
         typer.Option(
+            metavar="|".join(get_args(Policy)),
+            autocompletion=among(*get_args(Policy)),
             help="measured: the fastest by record, per range of shapes. library: library calls wherever there are any. "
-            "generic: untuned kernels only."
+            "generic: untuned kernels only.",
         ),
     ] = "measured",
     effort: Effort = None,

@@ -24,6 +24,7 @@ from relax_tune.tuner.commands.options import (
     Json,
     Model,
     Target,
+    among,
     print_json,
 )
 from relax_tune.tuner.job import Job, model_key, open_runner, parse_bounds
@@ -44,13 +45,24 @@ def tune(
     db: Database = None,
     bound: Bounds = None,
     effort: Effort = None,
-    trials: Annotated[int | None, typer.Option(help="Candidates per task, instead of the effort's number.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of every random choice. [default: 0]")] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Candidates per task. [default: the effort's number]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of every random choice. [default: 0]")] = None,
     strategy: Annotated[
-        str | None, typer.Option(help=f"Search strategy: {', '.join(STRATEGIES)}. [default: evolution]")
+        str | None,
+        typer.Option(
+            metavar="|".join(STRATEGIES),
+            autocompletion=among(*STRATEGIES),
+            help="How candidates are proposed. [default: evolution]",
+        ),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Measure on the workers of this Dask scheduler.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Measure on the workers of this Dask scheduler, such as tcp://127.0.0.1:8786. [default: measure here]",
+        ),
     ] = None,
     out: Out = None,
     overwrite: Overwrite = False,
