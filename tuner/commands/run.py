@@ -93,15 +93,19 @@ def open_model(artifact: Artifact, device: str | None) -> Model:
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file, by name. Raises UserError for anything else."""
+    what_to_do = "make it with numpy.savez(FILE, NAME=array, ...)"
     try:
-        with np.load(path, allow_pickle=False) as data:
-            if isinstance(data, np.ndarray):
-                raise UserError(f"{path}: wanted an .npz file with an array per parameter, found a single array")
-            return {name: data[name] for name in data.files}
+        data = np.load(path, allow_pickle=False)
+        if isinstance(data, np.lib.npyio.NpzFile):
+            with data:
+                return {name: data[name] for name in data.files}
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; give an .npz file made with numpy.savez") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: wanted an .npz file of plain arrays, found: {error}") from None
+        raise UserError(f"{path}: wanted an .npz file, found no such file; {what_to_do}") from None
+    except Exception as error:  # what a damaged zip or array header makes numpy raise is not enumerable
+        raise UserError(
+            f"{path}: wanted an .npz file of plain arrays, found: {type(error).__name__}: {error!s:.200}; {what_to_do}"
+        ) from None
+    raise UserError(f"{path}: wanted an .npz file with an array per parameter, found a single array; {what_to_do}")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -139,13 +143,18 @@ def tokenize(path: Path, texts: Sequence[str], longest: int | None) -> list[list
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception for every defect of the file
-        raise UserError(f"{path}: wanted a tokenizer, found: {error}") from None
+        raise UserError(f"{path}: wanted a tokenizer, found: {error!s:.200}; download it again") from None
     tokenizer.no_padding()
     if longest is None:
         tokenizer.no_truncation()
     else:
         tokenizer.enable_truncation(longest)
-    return [list(e.ids) for e in tokenizer.encode_batch(list(texts))]
+    try:
+        return [list(e.ids) for e in tokenizer.encode_batch(list(texts))]
+    except Exception as error:  # as above: bytes that are no text, words without an entry for unknown ones
+        raise UserError(
+            f"{path}: wanted a tokenizer that can read --text, found: {error!s:.200}; is every text valid UTF-8?"
+        ) from None
 
 
 def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> NDArray[np.float32]:

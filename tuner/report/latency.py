@@ -43,8 +43,8 @@ def parse_shape(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if not (name and value.isascii() and value.isdigit()) or name in found:
-            raise UserError(f"--shape wants NAME=VALUE,NAME=VALUE, such as b=1,n=8; found {text!r}")
+        if not (name and value.isascii() and value.isdigit() and len(value) <= 18) or name in found:
+            raise UserError(f"--shape wants NAME=VALUE,NAME=VALUE, such as b=1,n=8; found {text!r:.80}")
         found[name] = int(value)
     return found
 

@@ -1,0 +1,210 @@
+"""Wrong input at the command line: exit code 2, one paragraph on stderr, no traceback, and the folder as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.tuner.cli_model import WORDS, make_bert
+from tests.wrong_input.tiny_model import generic_program, tiny_bert
+from typer.testing import CliRunner
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.artifact import save_artifact
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.tuner.cli import app
+from relax_tune.tuner.commands.run import read_arrays
+
+pytestmark = pytest.mark.ccompiler
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its artifact for target `c`, a model of an unknown kind, and some inputs."""
+    folder = tmp_path_factory.mktemp("place")
+    module = tiny_bert(folder / "bert")
+    device = open_device("c")
+    save_artifact(folder / "m.rta", *generic_program(module, device))
+    device.close()
+    make_bert(folder / "strange")
+    config = (folder / "strange" / "config.json").read_text()
+    (folder / "strange" / "config.json").write_text(config.replace('"bert"', '"mamba"'))
+    make_bert(folder / "cut")
+    weights = (folder / "cut" / "model.safetensors").read_bytes()
+    (folder / "cut" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    ids = np.ones((2, 5), np.int64)
+    arrays = {
+        "right": (ids, ids), "high": (ids * len(WORDS), ids), "long": (np.ones((1, 25), np.int64),) * 2, "int32": (ids.astype("i4"), ids),
+        "rank": (ids[0], ids), "differ": (ids, ids[:, :4]),
+    }  # fmt: skip
+    for name, (tokens, mask) in arrays.items():
+        np.savez(folder / f"{name}.npz", input_ids=tokens, attention_mask=mask)
+    np.savez(folder / "missing.npz", input_ids=ids)
+    np.savez(folder / "extra.npz", input_ids=ids, attention_mask=ids, more=ids)
+    np.savez(folder / "pickled.npz", input_ids=np.array([None]), attention_mask=ids)
+    np.save(folder / "single.npy", ids)
+    whole = (folder / "right.npz").read_bytes()
+    (folder / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.npz").write_text("hello\n")
+    (folder / "empty.npz").write_bytes(b"")
+    (folder / "PNG.rta").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def unchanged(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """`place` as the current folder; afterwards everything in it is what it was, and nothing is new."""
+    for name in list(os.environ):
+        if name.startswith("RELAX_TUNE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "80")
+    before = contents(place)
+    with contextlib.chdir(place):
+        yield place
+    after = contents(place)
+    assert sorted(after) == sorted(before), "nothing new, nothing gone"
+    assert after == before
+
+
+def one_paragraph(code: int, stdout: str, stderr: str) -> str:
+    assert code == 2, f"{code}: {stdout}{stderr}"
+    assert stdout == "" and "Traceback" not in stderr
+    lines = stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) < 1600, stderr
+    return lines[0]
+
+
+def refused(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
+    return one_paragraph(done.exit_code, done.stdout, done.stderr)
+
+
+def process(*arguments: str, **environment: str) -> str:
+    """The same in a process of its own, as a user has it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from relax_tune.tuner.cli import main; main()", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return one_paragraph(done.returncode, done.stdout, done.stderr)
+
+
+PROCESSES = [
+    (("tune", "nowhere", "--target", "c"), {}, "nowhere: no such file or folder"),
+    (("build", "strange", "--target", "c"), {}, "wanted a model_type among bert, found 'mamba'"),
+    (("tune", "cut", "--target", "c"), {}, "wanted a complete safetensors file"),
+    (("build", "bert", "--target", "c", "--bound", "n=1:99"), {}, "at most 32, the positions this model has"),
+    (("build", "bert", "--target", "cuda"), {}, "found 'cuda'; there are: c"),
+    (("build", "bert", "--target", "c"), {"CC": "false"}, "found exit code 1; set CC"),
+    (("run", "m.rta", "--inputs", "right.npz"), {"PATH": "/nonexistent"}, "found no gcc or cc on PATH; install it"),
+    (("run", "m.rta", "--inputs", "high.npz", "--out", "o.npz"), {}, "input_ids: wanted values from 0 to"),
+    (("bench", "m.rta", "--shape", "b=1,n=25"), {}, "wanted 1 <= n <= 24"),
+    (("run", "m.rta", "--inputs", "right.npz"), {"RELAX_TUNE_CACHE": "/proc/nothing"}, "point RELAX_TUNE_CACHE at"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "environment", "says"), PROCESSES)
+def test_processes(unchanged: Path, arguments: tuple[str, ...], environment: dict[str, str], says: str) -> None:
+    assert says in process(*arguments, **environment)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ("long", "wanted n <= 24, found 25"), ("int32", "wanted dtype int64, found int32"),
+        ("rank", "wanted 2 dimensions"), ("differ", "attention_mask: wanted 5 in dim 1, found 4"), ("missing", "parameter attention_mask"),
+        ("extra", "found unknown more"), ("pickled", "wanted an .npz file of plain arrays"), ("cut", "plain arrays, found: BadZipFile"),
+        ("text", "wanted an .npz file"), ("empty", "wanted an .npz file"), ("nowhere", "found no such file; make it with numpy.savez"),
+    ],
+)  # fmt: skip
+def test_inputs_of_run(unchanged: Path, inputs: str, says: str) -> None:
+    text = refused("run", "m.rta", "--inputs", f"{inputs}.npz", "--out", "o.npz")
+    assert says in text and inputs in (text if "npz" in text else inputs)
+
+
+def test_other_mistakes_of_run(unchanged: Path) -> None:
+    assert "found a single array" in refused("run", "m.rta", "--inputs", "single.npy")
+    assert "wanted an .npz file" in refused("run", "m.rta", "--inputs", ".")
+    assert "give one of the two" in refused("run", "m.rta")
+    assert "give one of the two" in refused("run", "m.rta", "--inputs", "right.npz", "--text", "a cat")
+    assert "PNG.rta" in refused("run", "PNG.rta", "--inputs", "right.npz")
+    assert "m.rtb" in refused("run", "m.rtb", "--inputs", "right.npz")
+    assert "--model FOLDER" in refused("run", "m.rta", "--text", "a cat")
+    assert "tokenizer.json" in refused("run", "m.rta", "--text", "a cat", "--model", "nowhere")
+    assert "found 'cuda'" in refused("run", "m.rta", "--inputs", "right.npz", "--device", "cuda")
+
+
+@pytest.mark.opencl
+def test_an_artifact_for_another_device(unchanged: Path) -> None:
+    text = refused("run", "m.rta", "--inputs", "right.npz", "--device", "opencl")
+    assert "wanted a device of kind c, found opencl" in text and "--target opencl" in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [("b=1,n=0", "1 <= n <= 24"), ("b=1", "symbols"), ("b=1,n=2,q=3", "symbols"), ("b=1,n=x", "--shape wants"), ("", "--shape wants"),
+     ("b=1,n=\u00b2", "--shape wants"), ("b=1,b=2,n=1", "--shape wants"), ("b=1,n=" + "9" * 5000, "--shape wants")],
+)  # fmt: skip
+def test_shapes_of_bench(unchanged: Path, shape: str, says: str) -> None:
+    assert says in refused("bench", "m.rta", "--shape", shape)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--bound", "n=1:8", "--bound", "n=1:4"), "found n twice"),
+        (("--bound", "seq=1:8"), "symbols b (batch) and n (positions), found seq"),
+        (("--bound", "b=1:99999999999"), "upper <= 2147483647"),
+        (("--bound", "n=0:0"), "1 <= upper"),
+        (("--target", "opencl:NoSuch"), "wanted one device matching 'NoSuch'"),
+        (("--target", "opencll"), "found 'opencll'; there are: c"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_build(unchanged: Path, arguments: tuple[str, ...], says: str) -> None:
+    first = () if "--target" in arguments else ("--target", "c")
+    assert says in refused("build", "bert", *first, *arguments)
+
+
+# -- anything at all in an .npz ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    edits=st.lists(st.tuples(st.floats(0, 1), st.integers(-1, 255)), min_size=1, max_size=5),
+    stored=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
+)
+def test_damaged_npz_files(place: Path, tmp_path: Path, edits: list[tuple[float, int]], stored: int) -> None:
+    save = np.savez if stored == zipfile.ZIP_STORED else np.savez_compressed
+    path = tmp_path / "damaged.npz"
+    save(path, a=np.arange(6).reshape(2, 3), b=np.ones(3, np.float32))
+    data = bytearray(path.read_bytes())
+    for where, value in edits:
+        at = int(where * (len(data) - 1))
+        if value < 0:
+            del data[at + 1 :]
+        else:
+            data[at] = value
+    path.write_bytes(data)
+    try:
+        read_arrays(path)
+    except UserError as error:
+        assert "\n" not in str(error)
