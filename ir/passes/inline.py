@@ -54,6 +54,9 @@ from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeI
 
 T = TypeVar("T")
 
+MAX_LINE = 240
+"""Characters of a line of the program that a run-time check shows: it travels with the built program."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inline:
@@ -198,8 +201,8 @@ class _Walk:
             known = {(c.cond, c.values) for c in self.checks}
             for c in ctx.checks:
                 if (c.cond, c.values) not in known:
-                    text = f"{frame.where}{c.message}\n{frame.excerpt(node)}"
-                    self.checks.append(replace(c, message=text))
+                    shown = "\n".join(line[:MAX_LINE] for line in frame.excerpt(node).splitlines())
+                    self.checks.append(replace(c, message=f"{frame.where}{c.message}\n{shown}"))
         return found
 
     def bindings(self, bindings: Sequence[AnyBinding], frame: _Frame) -> None:
