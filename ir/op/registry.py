@@ -40,9 +40,32 @@ from relax_tune.ir.op.movement import (
     Split,
     Take,
 )
-from relax_tune.ir.op.numeric import Abs, Floor, Log, Power
+from relax_tune.ir.op.numeric import (
+    Abs,
+    Acos,
+    Acosh,
+    Asin,
+    Asinh,
+    Atan,
+    Atanh,
+    Cos,
+    Cosh,
+    Floor,
+    Fmod,
+    Log,
+    Modulo,
+    Power,
+    Quotient,
+    Rint,
+    Sin,
+    Sinh,
+    Tan,
+)
 from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
+from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
+from relax_tune.ir.op.scatter import ScatterElements, ScatterND
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf, TensorToShape, Unique
+from relax_tune.ir.op.window import Conv, Pool
 
 
 def registry(operators: Iterable[type[OperatorSpec]]) -> Mapping[str, type[OperatorSpec]]:
@@ -65,6 +88,8 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         Take, Reshape, Flatten, ExpandDims, Permute, BroadcastTo, Concat, Split, Slice,
         Abs, Log, Floor, Power, Equal, NotEqual, Less, LessEqual, LogicalAnd, LogicalOr, LogicalNot, Where,
         GatherND, GatherElements, Iota, Scalars,
+        Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Rint, Fmod, Quotient, Modulo,
+        Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
         ShapeOf, ReshapeTo, TensorToShape, Unique,
     )
 )  # fmt: skip

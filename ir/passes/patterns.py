@@ -81,9 +81,9 @@ def block_kind(block: Block) -> PatternKind:
 
 
 def accumulated(block: Block) -> Expr | None:
-    """`v` of a reduction `T = T + v`, `max(T, v)` or `min(T, v)`; None for any other step."""
+    """`v` of a reduction `T = T + v`, `T * v`, `max(T, v)` or `min(T, v)`; None for any other step."""
     value, target = block.body.value, (block.body.buffer, block.body.indices)
-    if not isinstance(value, Op) or value.op not in ("add", "max", "min"):
+    if not isinstance(value, Op) or value.op not in ("add", "mul", "max", "min"):
         return None
     for own, other in (value.args, value.args[::-1]):
         if isinstance(own, Load) and (own.buffer, own.indices) == target:

@@ -116,7 +116,7 @@ class _Block:
     def _reduced(self) -> Array:
         step, op = accumulated(self.block), self.block.body.value
         if step is None or not isinstance(op, Op) or self.block.init is None:
-            raise VerifyError(f"block {self.block.name}: wanted a sum, max or min, found {op!r}")
+            raise VerifyError(f"block {self.block.name}: wanted a sum, product, max or min, found {op!r}")
         start = self._value(self.block.init.value)
         axes = tuple(p for p, i in enumerate(self.block.iters) if i.kind == "reduce")
         if op.op == "add":
@@ -127,7 +127,7 @@ class _Block:
             stretched = [self.extents[a] for a in axes if value.shape[a] != self.extents[a]]
             return np.asarray(start + value.sum(axis=axes, keepdims=True) * int(np.prod(stretched, dtype=np.int64)))
         full = np.broadcast_to(self._value(step), self.extents)
-        reduce = np.max if op.op == "max" else np.min
+        reduce: Any = {"max": np.max, "min": np.min, "mul": np.prod}[op.op]
         return np.asarray(reduce(full, axis=axes, keepdims=True, initial=start.reshape(-1)[0]))
 
     def _contract(self, left: Array, right: Array, axes: tuple[int, ...]) -> Array:
