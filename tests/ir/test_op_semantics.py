@@ -72,7 +72,6 @@ from relax_tune.ir.op.numeric import (
 )
 from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
 from relax_tune.ir.op.registry import OPERATORS, registry
-from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.scatter import ScatterElements, ScatterND
 from relax_tune.ir.op.shapes import ShapeOperator
