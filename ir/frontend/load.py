@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,11 +26,7 @@ def load_model(model: str | Path, bounds: Mapping[str, tuple[int, int]] | None =
     """
     bounds = checked_bounds(bounds)
     path = find_model(model)
-    try:
-        there = path.exists()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise UserError(f"{path!s:.200}: wanted a model, found: {error.strerror}; give another path") from None
-    if not there:
+    if not _exists(path):
         raise UserError(f"{path}: no such file or folder; give the folder of a Hugging Face model, or an .onnx file")
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
@@ -46,9 +43,11 @@ def find_model(model: str | Path) -> Path:
 
     Raises: UserError when the package or the place in it is not there.
     """
-    text = str(model)
+    if not isinstance(model, (str, os.PathLike)):
+        raise UserError(f"wanted the path or name of a model, found a {type(model).__name__}; give text or a Path")
+    text = os.fsdecode(model)
     if not text.startswith(PACKAGE):
-        return Path(model)
+        return Path(text)
     name, _, inside = text.removeprefix(PACKAGE).partition("/")
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -58,6 +57,14 @@ def find_model(model: str | Path) -> Path:
     if not places:
         raise UserError(f"{text}: wanted an installed package {name!r}, found none; install it with pip")
     found = Path(places[0], inside)
-    if not found.exists():
+    if not _exists(found):
         raise UserError(f"{text}: wanted {inside!r} in {places[0]}, found none; correct the part after the /")
     return found
+
+
+def _exists(path: Path) -> bool:
+    """Raises UserError for a path that cannot be looked at: a name too long, a folder that may not be entered."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UserError(f"{path!s:.200}: wanted a model, found: {error.strerror}; give another path") from None

@@ -24,6 +24,8 @@ def open_device(spec: str) -> Device:
     Raises: UserError for another text, or when there is no such device (naming those there are). A device that exists
     but cannot be opened is the same error: nothing waits.
     """
+    if not isinstance(spec, str):
+        raise UserError(f"wanted the name of a device, found a {type(spec).__name__}; there are: {_known()}")
     kind, _, substring = spec.partition(":")
     try:
         if spec == "c":

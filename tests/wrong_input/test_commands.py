@@ -153,6 +153,22 @@ def test_other_mistakes_of_run(unchanged: Path) -> None:
     assert "found 'cuda'" in refused("run", "m.rta", "--inputs", "right.npz", "--device", "cuda")
 
 
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", LONG, "--inputs", "right.npz"), ("run", "m.rta", "--inputs", LONG), ("run", "m.rta", "--text", "a", "--model", LONG),
+        ("build", LONG, "--target", "c"), ("build", f"package:numpy/{LONG}", "--target", "c"), ("bench", LONG, "--shape", "b=1,n=1"),
+        ("build", "bert", "--target", "c", "--out", LONG), ("build", "bert", "--target", LONG),
+        ("build", "bert", "--target", "c", "--out", "m.rta/x/y.rta"), ("run", "m.rta", "--text", "\udcff", "--model", "bert"),
+    ],
+)  # fmt: skip
+def test_names_that_no_file_can_have(unchanged: Path, arguments: tuple[str, ...]) -> None:
+    refused(*arguments)
+
+
 @pytest.mark.opencl
 def test_an_artifact_for_another_device(unchanged: Path) -> None:
     text = refused("run", "m.rta", "--inputs", "right.npz", "--device", "opencl")

@@ -46,7 +46,19 @@ def refused(path: Any, bounds: Any = None) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["nowhere", "no/where", "nowhere.onnx", "", "x" * 300, "a\0b", "package:numpy/none", "package:"]
+    "name",
+    [
+        "nowhere",
+        "no/where",
+        "nowhere.onnx",
+        "",
+        "x" * 300,
+        "a\0b",
+        "package:numpy/none",
+        "package:",
+        "package:numpy/" + "x" * 300,
+        "package:__main__",
+    ],
 )
 def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
@@ -60,6 +72,11 @@ def test_files_that_are_no_model(tmp_path: Path, name: str, contents: bytes) -> 
     path = tmp_path / name
     path.write_bytes(contents)
     assert name in refused(path)
+
+
+@pytest.mark.parametrize("value", [None, 3, ["model"], b"model", object()])
+def test_what_is_no_path(value: Any) -> None:
+    refused(value)
 
 
 def test_folders_that_are_no_model(tmp_path: Path, bert: Path) -> None:

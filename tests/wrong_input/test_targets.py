@@ -48,6 +48,11 @@ def test_unknown_targets_name_those_there_are(cache: Path, spec: str) -> None:
     assert text.startswith("wanted a device c, opencl or opencl:PART, found ") and "; there are: c" in text
 
 
+def test_what_is_no_name(cache: Path) -> None:
+    for value in (None, 3, b"c", ["c"]):
+        assert "wanted the name of a device, found a" in refused(value)  # type: ignore[arg-type]
+
+
 @pytest.mark.opencl
 def test_no_such_opencl_device_names_those_there_are() -> None:
     text = refused("opencl:NoSuch")

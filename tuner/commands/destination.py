@@ -36,6 +36,14 @@ def check_destination(path: Path, model_key: str, overwrite: bool) -> None:
     Raises: UserError for a folder, a place that cannot be written, and, unless `overwrite`, a file that is no artifact or is
     the artifact of another model (two models under one name).
     """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a name too long, a file where a folder should be
+        raise UserError(
+            f"--out {path!s:.200}: wanted a file to write, found: {error.strerror}; give another name"
+        ) from None
     if path.is_dir():
         raise UserError(
             f"--out {path}: wanted the name of a file, found a folder; give a name in it, such as {path / 'model.rta'}"

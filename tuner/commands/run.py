@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -138,8 +139,8 @@ def tokenize(path: Path, texts: Sequence[str], longest: int | None) -> list[list
         import tokenizers
     except ImportError as error:
         raise UserError(f"--text wants the package tokenizers, found {error}; pip install 'relax-tune[text]'") from None
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; --model wants a folder with a tokenizer.json")
+    if not os.path.isfile(path):  # which a name too long does not disturb
+        raise UserError(f"{path!s:.200}: no such file; --model wants a folder with a tokenizer.json")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception for every defect of the file
