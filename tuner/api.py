@@ -21,6 +21,7 @@ from relax_tune.tuner.build import BuildResult, check_policy
 from relax_tune.tuner.job import Bounds, Job, device_info, open_runner
 from relax_tune.tuner.loop import Progress, Work
 from relax_tune.tuner.report.table import TaskRow, task_rows
+from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Effort, Policy, Settings
 
 Model = IRModule | str | Path
@@ -82,7 +83,7 @@ def tune(
     Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, MeasureError when the device
     cannot measure, DatabaseError when records cannot be kept. Candidates and tasks that fail are records and notes, not errors.
     """
-    settings = Settings(target, None, effort, trials, seed, strategy, scheduler)
+    settings = Settings(target, None, effort, trials, seed, check_strategy(strategy), scheduler)
     module = _module(model, bounds)
     with _store(db) as store, contextlib.closing(open_runner(settings)) as runner:
         job = Job(module, runner.device_info(), store, settings, on_progress or (lambda _: None))

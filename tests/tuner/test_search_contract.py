@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem, SearchStrategy
-from relax_tune.tuner.search.registry import DEFAULT_STRATEGY, STRATEGIES, make_strategy
+from relax_tune.tuner.search.registry import DEFAULT_STRATEGY, STRATEGIES, check_strategy, make_strategy
 from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, Sketch
 
-from .search_fixtures import PROBLEMS, bowl, flat, play, tiles
+from .search_fixtures import PROBLEMS, bowl, flat, play, tiles, wide
 
-every_strategy = pytest.mark.parametrize("name", sorted(STRATEGIES))
+
+def usable(name: str) -> bool:
+    try:
+        return bool(check_strategy(name))
+    except UserError:
+        return False
+
+
+def strategies(*but: str) -> list[Any]:
+    """The names of all strategies as test parameters; one that wants torch is skipped where there is none."""
+    torch = [pytest.mark.torch, pytest.mark.skipif(not usable("optuna-gp"), reason="wants torch and scipy")]
+    names = sorted(set(STRATEGIES) - set(but))
+    return [pytest.param(name, marks=torch if name == "optuna-gp" else []) for name in names]
+
+
+every_strategy = pytest.mark.parametrize("name", strategies())
 every_problem = pytest.mark.parametrize("problem", sorted(PROBLEMS))
 
 
@@ -128,6 +145,25 @@ def test_a_sketch_without_legal_points_is_passed_over(name: str) -> None:
 def test_wrong_results_are_refused(name: str, result: Result, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fresh(name, SearchProblem(ParameterSpace([tiles()]))).tell([result])
+
+
+@pytest.mark.parametrize("name", strategies("random", "grid"))
+def test_what_is_learnt_is_used(name: str) -> None:
+    """After the same number of trials of a smooth space, whatever learns has found better than chance has."""
+
+    def best(strategy: str, seed: int) -> float:
+        made = SearchProblem(ParameterSpace([wide()]))
+        asked = itertools.chain(*play(fresh(strategy, made, seed), made, [16] * 4))
+        return min(time for c in asked if isinstance(time := bowl(c, 0), float))
+
+    assert sum(best(name, seed) for seed in range(3)) < sum(best("random", seed) for seed in range(3))
+
+
+def test_a_strategy_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, p=None: None if n == "torch" else found(n, p))
+    with pytest.raises(UserError, match=r"optuna-gp wants .*torch.*found none; pip install optuna scipy torch"):
+        check_strategy("optuna-gp")
 
 
 def test_unknown_strategy() -> None:

@@ -32,7 +32,7 @@ from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.latency import LatencyRow, compare_latency, latency_table
 from relax_tune.tuner.report.progress import ProgressView
 from relax_tune.tuner.report.table import dispatch_table, task_table
-from relax_tune.tuner.search.registry import STRATEGIES
+from relax_tune.tuner.search.registry import STRATEGIES, check_strategy
 from relax_tune.tuner.settings import load_settings
 
 COMPARE_SIZES = (8, 64, 256, 512)
@@ -89,8 +89,7 @@ def tune(
     )
     if compare and settings.scheduler is not None:
         raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
-    if settings.strategy not in STRATEGIES:
-        raise UserError(f"--strategy wants one of {', '.join(STRATEGIES)}; found {settings.strategy!r}")
+    check_strategy(settings.strategy)
     path = artifact_path(model, settings.target, out)
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []))

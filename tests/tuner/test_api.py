@@ -1,0 +1,126 @@
+"""`import relax_tune as rt`: what it offers, and that it means what the commands mean."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tuner.tuner_models import feed_forward, feed_forward_reference, row_scale
+
+import relax_tune as rt
+from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError
+from relax_tune.tuner.loop import Progress
+
+QUICK = {"target": "c", "trials": 2, "effort": "quick"}
+
+
+def test_the_lists_of_names_agree() -> None:
+    tree = ast.parse(Path(rt.__file__).read_text())
+    typed = {
+        alias.asname or alias.name
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == set(rt.__all__) and set(rt.__all__) <= set(dir(rt))
+    for name in rt.__all__:
+        assert getattr(rt, name).__doc__, name
+    with pytest.raises(AttributeError, match=r"no attribute 'tuna'; it has .*tune"):
+        rt.tuna  # noqa: B018
+
+
+def test_running_imports_nothing_of_the_tuner() -> None:
+    script = "import sys, relax_tune as rt; rt.load, rt.Model, rt.Artifact; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "relax_tune.runtime.artifact" in names
+    for heavy in (
+        "xgboost",
+        "optuna",
+        "sqlalchemy",
+        "rich",
+        "relax_tune.ir",
+        "relax_tune.tuner",
+        "relax_tune.database",
+    ):
+        assert heavy not in names
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    script = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "import relax_tune as rt\n"
+        "try: rt.open_database\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "relax_tune.open_database wants the package sqlalchemy, found none; pip install 'relax-tune[tune]'\n"
+    )
+
+
+@pytest.mark.ccompiler
+def test_tune_build_save_load_run(tmp_path: Path) -> None:
+    module, records = feed_forward(), tmp_path / "records.db"
+    seen: list[Progress] = []
+    result = rt.tune(module, db=records, on_progress=seen.append, **QUICK)
+    assert seen and result.work.measurements > 0 and result.work.problems == ()
+    assert {row.name for row in result.tasks} == {p.task for p in seen}
+    assert result.secs is not None and result.secs > 0 and result.notes == ()
+    assert result.to_json()["measurements"] == result.work.measurements
+
+    with rt.open_database(f"sqlite:///{records}", create=False, read_only=True) as store:
+        found = store.query(result.target.key)
+        assert len(found) == result.work.measurements
+        assert {m.workload for m in found} == {row.key for row in result.tasks}
+        assert all(m.checked for m in store.query(result.target.key, status="ok"))
+
+        artifact = rt.build(module, target="c", db=store, effort="quick")
+        assert store.targets()  # a store that was given stays open
+    assert artifact.notes == ()
+    assert [str(s) for s in artifact.inputs] == ["x: float32 (n, 24)"]
+    assert [s.shape for s in artifact.outputs] == [("n", 24)]
+
+    path = artifact.save(tmp_path / "model.rta")
+    assert rt.load_artifact(path).save(tmp_path / "again.rta").read_bytes() == path.read_bytes()
+    with rt.load(path) as model:
+        assert model.inputs == artifact.inputs
+        for n in (1, 7, 128):
+            x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
+            (by_name,), (in_order,) = model.run({"x": x}), model.run([x])
+            assert np.array_equal(by_name, in_order)
+            np.testing.assert_allclose(by_name, feed_forward_reference(module, x), rtol=1e-4, atol=1e-4)
+        with pytest.raises(UserError, match=r"n <= 128, found 129"):
+            model.run({"x": np.zeros((129, 24), np.float32)})
+
+    again = rt.tune(module, db=records, **QUICK)
+    assert again.work.measurements == 0 and again.tasks == result.tasks
+
+
+@pytest.mark.ccompiler
+def test_an_open_store_stays_open_and_memory_is_enough() -> None:
+    with rt.open_database("memory://") as store:
+        result = rt.tune(row_scale(), db=store, **QUICK)
+        assert store.count(result.target.key) == result.work.measurements > 0
+
+
+@pytest.mark.ccompiler
+def test_mistakes_say_what_was_wanted(tmp_path: Path) -> None:
+    module = row_scale()
+    with pytest.raises(UserError, match="--strategy wants one of"):
+        rt.tune(module, target="c", db="memory://", strategy="luck")
+    with pytest.raises(UserError, match="bounds belong to the loading of a model"):
+        rt.build(module, target="c", db="memory://", bounds={"n": (1, 4)})
+    with pytest.raises(UserError, match="measured, library or generic; found 'best'"):
+        rt.build(module, target="c", db="memory://", policy="best")  # type: ignore[arg-type]
+    with pytest.raises((UserError, ParseError), match="no such file or folder"):
+        rt.build(tmp_path / "nothing", target="c", db="memory://")
+    with pytest.raises(DatabaseError, match="mysql"):
+        rt.build(module, target="c", db="mysql://u@h/x")
+    with pytest.raises(ArtifactError, match=r"nothing\.rta"):
+        rt.load(tmp_path / "nothing.rta")
