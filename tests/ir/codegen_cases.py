@@ -121,3 +121,16 @@ def row_softmax(language: str, tile: int, tail: Tail) -> PrimFunc:
         columns("scale", y, False, lambda i, j, _k: read(y, (i, j)) * div(const(1.0), read(total, (0,)))),
     )
     return PrimFunc("softmax", (x, y), 1, For(r, n, body, outer_kind(language)), (*lanes, *ones))
+
+
+def through_shared_memory() -> PrimFunc:
+    """Rows of 16 reversed by 16 work-items through shared memory: x, y of (n, 16)."""
+    n, size = Var("n"), 16
+    x, y = Buffer("x", (n, const(size)), f32), Buffer("y", (n, const(size)), f32)
+    tile = Buffer("tile", (n, const(size)), f32, "shared")
+    g, a, b, vi, vj = (Var(s) for s in ("g", "a", "b", "vi", "vj"))
+    iters = (IterVar(vi, n), IterVar(vj, const(size)))
+    fill = Block("fill", iters, (g, a), Store(tile, (vi, vj), read(x, (vi, vj))))
+    turn = Block("turn", iters, (g, b), Store(y, (vi, vj), read(tile, (vi, const(size - 1) - vj))))
+    body = seq(For(a, const(size), fill, "item"), For(b, const(size), turn, "item"))
+    return PrimFunc("reverse", (x, y), 1, For(g, n, body, "group"), (tile,))

@@ -87,7 +87,8 @@ class Compiled:
                 if b in func.input_buffers:
                     data[:size] = np.ascontiguousarray(arrays[b]).reshape(-1).view(np.uint8)
                 buffers[b], sizes[b] = device.alloc(size + self.guard), size
-                device.upload(buffers[b], data)
+                if self.guard or b in func.input_buffers:
+                    device.upload(buffers[b], data)
         for k in self.kernels:
             grid = tuple(number(e, env) for e in k.grid)
             values = [number(s, env) for s in k.scalars]

@@ -97,15 +97,7 @@ def _as_prepare(s: object) -> For:
 
 
 def test_work_items_share_memory_across_barriers() -> None:
-    n, size = Var("n"), 16
-    x, y = Buffer("x", (n, const(size)), f32), Buffer("y", (n, const(size)), f32)
-    tile = Buffer("tile", (n, const(size)), f32, "shared")
-    g, a, b, vi, vj = (Var(s) for s in ("g", "a", "b", "vi", "vj"))
-    iters = (IterVar(vi, n), IterVar(vj, const(size)))
-    fill = Block("fill", iters, (g, a), Store(tile, (vi, vj), load(x, (vi, vj))))
-    turn = Block("turn", iters, (g, b), Store(y, (vi, vj), load(tile, (vi, const(size - 1) - vj))))
-    body = seq(For(a, const(size), fill, "item"), For(b, const(size), turn, "item"))
-    func = PrimFunc("reverse", (x, y), 1, For(g, n, body, "group"), (tile,))
+    func, size = make.through_shared_memory(), 16
     kernel = generate(func, TARGETS["opencl"])
     assert kernel.local == (size,) and kernel.source.count("barrier(") == 1 and "local float tile[16]" in kernel.source
     run = Compiled(opened("opencl"), "opencl", func)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.schedules.meaning import make_inputs, size_of
 from relax_tune.ir.expr import Var
 from relax_tune.ir.function import PrimFunc
 from relax_tune.schedules.schedule import holds
-from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate
+from relax_tune.schedules.sketch import Rule, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.reference import evaluate, tolerances
 
@@ -77,14 +78,61 @@ def sampled(func: PrimFunc, language: str, limit: int, seed: str = "") -> list[t
     rng = random.Random(f"values {seed} {func.name} {language}")
     found = []
     for sketch in chosen(func, language, limit, seed):
-        for _ in range(400):
-            values = {t.name: rng.choice(t.domain) for t in sketch.tunables}
-            if all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in sketch.constraints):
-                found.append((sketch, values, instantiate(sketch, values)))
-                break
-        else:
-            raise AssertionError(f"{sketch.name} of {func.name}: no values found that satisfy its constraints")
+        values = drawn(sketch, rng)
+        found.append((sketch, values, instantiate(sketch, values)))
     return found
+
+
+def drawn(sketch: Sketch, rng: random.Random) -> dict[str, int]:
+    """Random values of the tunables that satisfy the constraints."""
+    for _ in range(400):
+        values = {t.name: rng.choice(t.domain) for t in sketch.tunables}
+        if all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in sketch.constraints):
+            return values
+    raise AssertionError(f"{sketch.name}: no values found that satisfy its constraints")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A candidate of a rule, and shapes around its tiles."""
+
+    case: str
+    rule: str
+    sketch: str
+    values: Mapping[str, int]
+    instance: PrimFunc
+    shapes: tuple[Dims, ...]
+
+
+def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -> list[Sample]:
+    """A random candidate of every sketch name that any rule gives for any function, and of every function.
+
+    Shapes: one of the function's own, and two random ones of 0, 1, primes, tile sizes and their neighbours, no dim above
+    `largest`.
+    """
+    rng = random.Random(f"{seed} {language}")
+    options: dict[tuple[str, str], list[tuple[str, Sketch]]] = {}
+    functions = {case: make() for case, (make, _) in CASES.items()}
+    for case, func in functions.items():
+        for rule, generate in rules.items():
+            for sketch in generate_sketches(func, MACHINES[language], {rule: generate}):
+                options.setdefault((rule, sketch.name), []).append((case, sketch))
+    picked = [(rule, *rng.choice(found)) for (rule, _), found in options.items()]
+    seen = {case for _, case, _ in picked}
+    for case in sorted(set(functions) - seen):
+        of_case = [(rule, case, s) for (rule, _), found in options.items() for c, s in found if c == case]
+        picked.append(rng.choice(of_case))
+    made = []
+    for rule, case, sketch in picked:
+        values = drawn(sketch, rng)
+        near = [x for v in values.values() for x in (v - 1, v, v + 1) if 1 < x <= largest]
+        sizes = [0, 1, 2, *(p for p in (3, 7, 13, 31) if p <= largest), *near]
+        own = [d for d in CASES[case][1] if max(d.values()) <= max(largest, 41)]
+        names = [v.name for v in functions[case].symbols]
+        random_shapes = [{n: rng.choice(sizes) for n in names} for _ in range(2)]
+        shapes = tuple(own[:1] + random_shapes)
+        made.append(Sample(case, rule, sketch.name, values, instantiate(sketch, values), shapes))
+    return made
 
 
 def arguments(func: PrimFunc, dims: Dims, seed: int = 0) -> tuple[list[Array], list[int]]:
@@ -99,6 +147,6 @@ def problems(func: PrimFunc, arrays: list[Array], found: list[Array], dims: Dims
     wanted = evaluate(func, arrays[: len(func.input_buffers)], symbols)
     out = []
     for o, w, (rtol, atol) in zip(found, wanted, tolerances(func, symbols, wanted), strict=True):
-        if not np.all(np.abs(o - w) <= atol + rtol * np.abs(w)):
+        if not np.allclose(o, w, rtol, atol, equal_nan=True):
             out.append(f"{dict(dims)}: off by {np.nanmax(np.abs(o - w))}, {np.count_nonzero(np.isnan(o))} NaN")
     return out
