@@ -11,11 +11,13 @@ open artifacts only from people you would take a program from.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import math
 import os
+import stat
 import tempfile
 import warnings
 import zipfile
@@ -30,7 +32,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from relax_tune.errors import ArtifactError
+from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.base import Library
@@ -44,6 +46,7 @@ ARTIFACT_SCHEMA = 1
 SUFFIX = ".rta"
 _MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "program.json", "constants.safetensors"
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _COMMENT = b"blake2b:"
 _COMMENT_BYTES = len(_COMMENT) + 64
@@ -115,6 +118,10 @@ def save_artifact(
     view = stream.getbuffer()
     view[-64:] = _hash(view[:-_COMMENT_BYTES]).encode()
     target = Path(path)
+    if os.path.isdir(target):
+        raise ArtifactError(
+            f"artifact {target}: wanted the name of a file to write, found a folder; give a name in it, such as model{SUFFIX}"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
@@ -128,9 +135,45 @@ def save_artifact(
         except BaseException:
             os.unlink(temporary)
             raise
-    except OSError as error:
-        raise ArtifactError(f"artifact {target}: wanted to write it, found {error}") from None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"artifact {target}: wanted to write it, found: {_reason(error)}") from None
     return target
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """What the system said, without its numbers and temporary names, and what to do about it."""
+    said = (isinstance(error, OSError) and error.strerror) or str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    return (
+        f"{said}; {'free some space, then build again' if number in _FULL else 'choose another place, or fix this one'}"
+    )
+
+
+def _read_file(where: str, path: Path) -> bytes:
+    """The bytes of an artifact. A large file of another kind is not read to its end."""
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise ArtifactError(f"{where}: wanted a readable file, found a folder; give the {SUFFIX} file in it")
+        if not stat.S_ISREG(found.st_mode):
+            raise ArtifactError(f"{where}: wanted a readable file, found a device or pipe; copy it into a file first")
+        with path.open("rb") as file:
+            start = file.read(4)
+            if start != b"PK\x03\x04":
+                kind = "an empty file" if not start else "another kind of file"
+                raise ArtifactError(f"{where}: wanted a {FORMAT} ({SUFFIX}), found {kind}; give one that was built")
+            return start + file.read()
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{where}: wanted a readable file, found no such file; check its name, or build it"
+        ) from None
+    except (OSError, ValueError) as error:
+        said = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise ArtifactError(f"{where}: wanted a readable file, found: {said}; check its name and permissions") from None
+    except MemoryError:
+        raise ArtifactError(
+            f"{where}: wanted it in memory, found too little; free some, or use a larger machine"
+        ) from None
 
 
 def load_artifact(path: str | os.PathLike[str]) -> Artifact:
@@ -140,44 +183,55 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     parts do not belong together.
     """
     where = f"artifact {path}"
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{where}: wanted a readable file, found {error}") from None
-    if not data.startswith(b"PK\x03\x04"):
-        raise ArtifactError(f"{where}: wanted a {FORMAT} ({SUFFIX}), found another kind of file")
+    data = _read_file(where, Path(path))
     comment = data[-_COMMENT_BYTES:]
     if not comment.startswith(_COMMENT):
         raise ArtifactError(
             f"{where}: wanted a content hash at its end, found none: truncated, or another kind of zip; copy or build it again"
         )
     if _hash(memoryview(data)[:-_COMMENT_BYTES]).encode() != comment[len(_COMMENT) :]:
-        raise ArtifactError(f"{where}: the content hash does not fit: altered or damaged; build or copy it again")
+        raise ArtifactError(
+            f"{where}: wanted content that fits its hash, found other: altered or damaged; build or copy it again"
+        )
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
             if [entry.filename for entry in entries] != list(_MEMBERS):
                 raise ArtifactError(
-                    f"{where}: wanted the members {_MEMBERS}, found {[e.filename for e in entries]!r:.300}"
+                    f"{where}: wanted the members {_MEMBERS}, found {[e.filename for e in entries]!r:.300}; build it again"
                 )
             if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
-                raise ArtifactError(f"{where}: wanted stored members, found compressed or encrypted ones")
+                raise ArtifactError(
+                    f"{where}: wanted stored members, found compressed or encrypted ones; build it again"
+                )
             members = {name: archive.read(name) for name in _MEMBERS}
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError) as error:
-        raise ArtifactError(f"{where}: wanted a zip file, found a damaged one: {error}") from None
+        raise ArtifactError(f"{where}: wanted a zip file, found a damaged one: {error}; build it again") from None
     manifest = _read_manifest(where, members)
     try:
         text = members[_PROGRAM].decode()
     except UnicodeDecodeError:
-        raise ArtifactError(f"{where}: {_PROGRAM}: wanted UTF-8 text, found something else") from None
-    program = program_from_json(text)
+        raise ArtifactError(f"{where}: {_PROGRAM}: wanted UTF-8 text, found something else; build it again") from None
+    try:
+        program = program_from_json(text)
+    except ArtifactError as error:
+        raise ArtifactError(f"{where}: {_PROGRAM}: {error}; build it again, or update relax-tune") from None
     try:
         constants = safetensors.numpy.load(members[_CONSTANTS])
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}") from None
-    check_constants(program, constants)
-    if manifest["device_kind"] != device_kind(program):
-        raise ArtifactError(f"{where}: its manifest says device {manifest['device_kind']}, its kernels another")
+        raise ArtifactError(
+            f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}; build it again"
+        ) from None
+    try:
+        check_constants(program, constants)
+        kind = device_kind(program)
+    except ArtifactError as error:
+        raise ArtifactError(f"{where}: {error}; build it again") from None
+    if manifest["device_kind"] != kind:
+        raise ArtifactError(
+            f"{where}: wanted one kind of device, found that its manifest says {manifest['device_kind']!r:.40} and its kernels {kind}; "
+            "build it again"
+        )
     return Artifact(program, constants, manifest, str(path))
 
 
@@ -185,9 +239,11 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
     try:
         manifest = json.loads(members[_MANIFEST])
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{where}: {_MANIFEST}: wanted JSON, found something else: {error}") from None
+        raise ArtifactError(
+            f"{where}: {_MANIFEST}: wanted JSON, found something else: {error}; build it again"
+        ) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ArtifactError(f"{where}: {_MANIFEST}: wanted format {FORMAT!r}, found another")
+        raise ArtifactError(f"{where}: {_MANIFEST}: wanted format {FORMAT!r}, found another; build it again")
     schema = manifest.get("schema")
     if type(schema) is not int or schema != ARTIFACT_SCHEMA:
         raise ArtifactError(
@@ -196,18 +252,27 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
         )
     listed, extra = manifest.get("members"), manifest.get("extra")
     if not isinstance(listed, dict) or set(listed) != {_PROGRAM, _CONSTANTS} or not isinstance(extra, dict):
-        raise ArtifactError(f"{where}: {_MANIFEST}: wanted hashes of {_PROGRAM} and {_CONSTANTS}, and `extra`")
+        raise ArtifactError(
+            f"{where}: {_MANIFEST}: wanted hashes of {_PROGRAM} and {_CONSTANTS}, and `extra`, found others; build it again"
+        )
     for name, facts in listed.items():
         if facts != {"bytes": len(members[name]), "blake2b": _hash(members[name])}:
-            raise ArtifactError(f"{where}: {name}: its hash differs from the manifest's: altered; build it again")
+            raise ArtifactError(
+                f"{where}: {name}: wanted the hash in the manifest, found another: altered; build it again"
+            )
     if not isinstance(manifest.get("device_kind"), str):
-        raise ArtifactError(f"{where}: {_MANIFEST}: wanted a device kind, found {manifest.get('device_kind')!r:.40}")
+        raise ArtifactError(
+            f"{where}: {_MANIFEST}: wanted a device kind, found {manifest.get('device_kind')!r:.40}; build it again"
+        )
     return manifest
 
 
 def check_constants(program: Program, constants: Mapping[str, NDArray[Any]]) -> None:
     """Raises ArtifactError unless `constants` are exactly the program's, in dtype and shape."""
-    values = constant_values(program.scalars, len(program.symbols))
+    try:
+        values = constant_values(program.scalars, len(program.symbols))
+    except UserError as error:
+        raise ArtifactError(f"{program.name}: wanted sizes that can be evaluated, found {error}") from None
     specs = {spec.name: spec for spec in program.buffers if spec.role == "const"}
     missing, unknown = sorted(set(specs) - set(constants)), sorted(set(constants) - set(specs))
     if missing or unknown:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from types import UnionType
@@ -150,6 +151,10 @@ DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "floa
 LANGUAGES = ("c", "opencl", "cuda")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
+_SHOWN_LIMIT = 4000
+_DIMS_LIMIT = 32  # NumPy 1 has no more
+_LARGEST = 1e300
+_LIMITED = reprlib.Repr()
 _PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 # Flags come with the program: only those that steer code generation pass, nothing that names a file, a plugin or an
 # output, and nothing that changes floating-point semantics for the whole process.
@@ -211,10 +216,17 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     if kind is float:
         if type(data) not in (int, float):
             raise _wrong(where, "a number", data)
+        if not abs(data) <= _LARGEST:
+            raise _wrong(where, "a finite 64-bit number", data)
         return data
     if kind in (int, str):
         if type(data) is not kind:
             raise _wrong(where, "a whole number" if kind is int else "text", data)
+        if kind is str and not data.isascii():
+            try:
+                data.encode()
+            except UnicodeEncodeError:
+                raise _wrong(where, "valid Unicode", data) from None
         return data
     if not isinstance(data, dict):
         raise _wrong(where, f"an object ({kind.__name__})", data)
@@ -223,7 +235,7 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     missing, unknown = [name for name in required if name not in data], sorted(set(data) - set(hints))
     if missing or unknown:
         raise ArtifactError(
-            f"{where}: wanted the fields of {kind.__name__}; missing {missing}, unknown {unknown!r:.200}"
+            f"{where}: wanted the fields of {kind.__name__}; found missing {missing}, unknown {_LIMITED.repr(unknown)}"
         )
     return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in data.items()})
 
@@ -234,7 +246,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _wrong(where: str, wanted: str, found: object) -> ArtifactError:
-    return ArtifactError(f"{where}: wanted {wanted}, found {found!r:.60}")
+    return ArtifactError(f"{where}: wanted {wanted}, found {_LIMITED.repr(found)}")
 
 
 def _index(number: int, size: int, where: str, what: str) -> None:
@@ -257,10 +269,26 @@ def _unique(names: Iterable[str], where: str) -> None:
         seen.add(name)
 
 
+def _shown_texts(program: Program) -> Iterator[tuple[str, str]]:
+    """What may be printed as it is: where it stands, and the text."""
+    yield "program.name", program.name
+    for position, check in enumerate(program.checks):
+        yield f"checks[{position}].message", check.message.replace("\n", " ")  # it may show lines of the program
+    for position, call in enumerate(program.calls):
+        yield f"calls[{position}].name", call.name
+        yield f"calls[{position}].task", call.task
+        for number, variant in enumerate(call.variants):
+            yield f"calls[{position}].variants[{number}].label", variant.label
+            yield f"calls[{position}].variants[{number}].key", variant.key
+
+
 def verify_program(program: Program) -> None:
     """Check every index, name and reference, so that executing can trust them. Raises ArtifactError saying where."""
     if program.schema != SCHEMA:
         raise ArtifactError(f"program: wanted schema {SCHEMA}, found {program.schema}")
+    for where, text in _shown_texts(program):
+        if len(text) > _SHOWN_LIMIT or not text.isprintable():
+            raise _wrong(where, f"up to {_SHOWN_LIMIT} printable characters", text)
     _unique((s.name for s in program.symbols), "symbols")
     for position, symbol in enumerate(program.symbols):
         top = scalar_list.INT64_MAX if symbol.upper is None else symbol.upper
@@ -281,6 +309,8 @@ def verify_program(program: Program) -> None:
             raise _wrong(f"{where}.dtype", "one of " + ", ".join(DTYPES), buffer.dtype)
         if buffer.role not in get_args(Role):
             raise _wrong(f"{where}.role", "one of " + ", ".join(get_args(Role)), buffer.role)
+        if len(buffer.shape) > _DIMS_LIMIT:
+            raise _wrong(f"{where}.shape", f"at most {_DIMS_LIMIT} dims", len(buffer.shape))
         _indices(buffer.shape, slots, f"{where}.shape", "scalar slot")
         if (buffer.storage is not None) != (buffer.role == "temp"):
             raise _wrong(f"{where}.storage", "a storage for a temp and for nothing else", (buffer.role, buffer.storage))
