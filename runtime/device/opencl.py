@@ -67,7 +67,9 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
         matching = pocl[:1] or real
         wanted = "the default device"
     else:
-        matching = [entry for entry in everything if substring.lower() in entry[0].lower()]
+        # with or without the bars: `devices` and error messages show the parts joined by blanks
+        part = substring.lower()
+        matching = [e for e in everything if part in e[0].lower() or part in e[0].lower().replace(" | ", " ")]
         wanted = f"one device matching {substring!r}"
     if len(matching) == 1:
         return matching[0]
