@@ -85,9 +85,11 @@ def tune(
     """
     settings = Settings(target, None, effort, trials, seed, check_strategy(strategy), scheduler)
     module = _module(model, bounds)
-    with _store(db) as store, contextlib.closing(open_runner(settings)) as runner:
-        job = Job(module, runner.device_info(), store, settings, on_progress or (lambda _: None))
-        return tune_result(job, job.tune(runner), job.build())
+    with contextlib.closing(open_runner(settings)) as runner:
+        device = runner.device_info()  # no database is made for a device that is not there
+        with _store(db) as store:
+            job = Job(module, device, store, settings, on_progress or (lambda _: None))
+            return tune_result(job, job.tune(runner), job.build())
 
 
 def build(

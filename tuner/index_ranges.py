@@ -70,10 +70,11 @@ class _Solver:
         if e.op == "add":
             step = self.number(e.args[1])
             return None if step is None else self.solve(e.args[0], low - step, high - step)
-        return self.from_the_end(*e.args, low, high) if e.op == "select" else None
+        return self.from_the_end(e, low, high) if e.op == "select" else None
 
-    def from_the_end(self, cond: Expr, moved: Expr, plain: Expr, low: int, high: int) -> Range | None:
+    def from_the_end(self, e: Op, low: int, high: int) -> Range | None:
         """`x + step if x < 0 else x`: indices that count from the end when they are negative."""
+        cond, moved, plain = e.args
         if not (isinstance(cond, Op) and cond.op == "lt" and cond.args[0] is plain and self.number(cond.args[1]) == 0):
             return None
         if not (isinstance(moved, Op) and moved.op == "add" and moved.args[0] is plain):

@@ -17,6 +17,7 @@ from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.artifact import Artifact, new_artifact
+from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import open_libraries
@@ -24,6 +25,7 @@ from relax_tune.schedules.target import Machine
 from relax_tune.tuner.build import BuildResult, build_program
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
+from relax_tune.tuner.footprint import check_footprint
 from relax_tune.tuner.job_log import RunningJob
 from relax_tune.tuner.loop import Progress, Tuner, Work
 from relax_tune.tuner.measure.base import Runner
@@ -108,7 +110,10 @@ class Job:
         return {t.name: Choices(t, self.machine, self.code_target, libraries) for t in self.tasks}
 
     def tune(self, runner: Runner) -> Work:
-        """Measure what the settings ask for and the store does not have yet."""
+        """Measure what the settings ask for and the store does not have yet. Raises UserError for bounds that cannot be
+        measured on this machine."""
+        if self.settings.scheduler is None:
+            check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
         self.store.add_target(self.target)
         with RunningJob(self.store, self.settings) as running:
             tasks, key = list(self.choices.values()), self.target.key

@@ -9,6 +9,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _DEFAULT_CACHE_BYTES = {1: 32 * 1024, 2: 512 * 1024, 3: 8 * 1024 * 1024}
 
 
@@ -76,6 +77,16 @@ def cache_bytes() -> dict[str, int]:
         if kind != "Instruction" and level in sizes and size[:-1].isdigit():
             sizes[level] = int(size[:-1]) * {"K": 1024, "M": 1024**2, "G": 1024**3}.get(size[-1], 1)
     return {f"l{level}_bytes": size for level, size in sizes.items()}
+
+
+def memory_bytes() -> int:
+    """Memory this process may use: the machine's, or its container's limit where that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = _GROUP_LIMIT.read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def worker_threads() -> int:

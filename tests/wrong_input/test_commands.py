@@ -9,20 +9,26 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tuner.cli_model import WORDS, make_bert
+from tests.tuner.cli_model import HIDDEN, WORDS, make_bert
 from tests.wrong_input.tiny_model import generic_program, tiny_bert
 from typer.testing import CliRunner
 
+from relax_tune.database.store import MemoryStore
 from relax_tune.errors import UserError
+from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.runtime.artifact import save_artifact
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.tuner.cli import app
 from relax_tune.tuner.commands.run import read_arrays
+from relax_tune.tuner.footprint import check_footprint, task_bytes
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
 
 pytestmark = pytest.mark.ccompiler
 
@@ -224,3 +230,35 @@ def test_damaged_npz_files(place: Path, tmp_path: Path, edits: list[tuple[float,
         read_arrays(path)
     except UserError as error:
         assert "\n" not in str(error)
+
+
+# -- tuning that cannot be -----------------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_not_there_makes_no_database(unchanged: Path) -> None:
+    assert "found 'cuda'; there are: c" in refused("tune", "bert", "--target", "cuda", "--db", "new.db")
+    assert "there are: c" in refused("build", "bert", "--target", "opencll", "--db", "memory://")
+
+
+def test_bounds_beyond_memory_are_not_measured(place: Path) -> None:
+    """A kernel that dies for want of memory would be recorded as broken, for every later job."""
+    store = MemoryStore()
+    device = open_device("c")
+    job = Job(load_hf(place / "bert", bounds={"b": (1, 2**31 - 1)}), device.info, store, Settings(target="c"))
+    device.close()
+    with pytest.raises(
+        UserError, match=r"at their upper ends \(b <= 2147483647, n <= 32\) takes [\d,.]+ GB; lower a bound"
+    ):
+        job.tune(NoRunner())  # type: ignore[arg-type]
+    assert not store.targets() and not store.jobs()
+    wide = Job(load_hf(place / "bert", bounds={"b": (1, 8)}), job.device, store, Settings(target="c"))
+    check_footprint(wide.tasks, wide.module.bounds, 2**30)
+    (most,) = {task_bytes(t) for t in wide.tasks if t.name == "fused_cast_mean_pool"}
+    assert most == 4 * (8 * 32 * HIDDEN + 8 * HIDDEN) + 8 * (8 * 32), "x and y in f32, the mask in i64"
+
+
+class NoRunner:
+    """Nothing may be measured."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")

@@ -94,19 +94,20 @@ def tune(
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []))
     check_destination(path, model_key(module), overwrite)
-    with open_store(settings.db) as store:
-        with contextlib.closing(open_runner(settings)) as runner:
-            job = Job(module, runner.device_info(), store, settings)
+    with contextlib.closing(open_runner(settings)) as runner:
+        device = runner.device_info()  # no database is made for a device that is not there
+        with open_store(settings.db) as store:
+            job = Job(module, device, store, settings)
             say(console, f"device: {job.device.kind}, {job.device.name}")
             say(console, f"database: {store.where}")
             with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
                 job.report = view.report
                 work = job.tune(runner)
-        built = job.build()
-        if not any(plan.times for plan in built.plans.values()):
-            say(console, _nothing_usable(job))
-            raise typer.Exit(NOTHING_MEASURED)
-        result = tune_result(job, work, built)
+            built = job.build()
+            if not any(plan.times for plan in built.plans.values()):
+                say(console, _nothing_usable(job))
+                raise typer.Exit(NOTHING_MEASURED)
+            result = tune_result(job, work, built)
     saved = job.artifact(built).save(path)
     console.print(task_table(result.tasks))
     console.print(dispatch_table(result.tasks))
