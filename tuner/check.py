@@ -50,7 +50,7 @@ def check_case(task: Task, number: int) -> CheckCase:
     )
 
 
-def _expected(func: PrimFunc, inputs: Sequence[NDArray[Any]], values: Mapping[Var, int]) -> list[NDArray[Any]]:
+def _expected(func: PrimFunc, inputs: Sequence[NDArray[Any]], values: Mapping[Var, int]) -> Sequence[NDArray[Any]]:
     """By the vectorised reference, or, for a function that is no plain chain of blocks, by the interpreter."""
     try:
         return evaluate(func, inputs, values)

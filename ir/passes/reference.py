@@ -6,6 +6,7 @@ is the oracle for what a program means, element by element; this is for sizes at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Const, Expr, Load, Op, Var, as_int, const, postorder, substitute
+from relax_tune.ir.expr import Const, Expr, Load, Op, Var, as_int, const, free_vars, postorder, substitute
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import Call, CallDPSLibrary, CallTIR, Constant, Function, GVar, TupleItem, TupleValue, Value
 from relax_tune.ir.op.base import OperatorSpec
@@ -26,6 +27,9 @@ from relax_tune.ir.struct_info import TensorInfo
 
 Array = NDArray[Any]
 Symbols = Mapping[Var, int]
+
+# Points of an elementwise block, or of a reduction that is no product, evaluated at a time.
+CHUNK = 4 << 20
 
 
 def size_of(e: Expr, symbols: Symbols) -> int:
@@ -86,32 +90,59 @@ class _Block:
     def __init__(self, block: Block, symbols: Symbols, stored: dict[Buffer, Array]) -> None:
         self.block, self.symbols, self.stored = block, symbols, stored
         self.axes = {i.var: p for p, i in enumerate(block.iters)}
-        self.extents = tuple(size_of(i.extent, symbols) for i in block.iters)
+        self.whole = tuple(size_of(i.extent, symbols) for i in block.iters)
+        self.extents, self.low = self.whole, 0  # of the part of the first iterator that is being evaluated
 
     def run(self) -> None:
-        target = self.block.body.buffer
+        target, kinds = self.block.body.buffer, [i.kind for i in self.block.iters]
         shape = tuple(size_of(d, self.symbols) for d in target.shape)
         indices = self.block.body.indices
         where = [self.axes.get(i) if isinstance(i, Var) else None for i in indices]
-        value = self._reduced() if self.block.is_reduction else self._value(self.block.body.value)
-        spatial = tuple(n if i.kind == "spatial" else 1 for n, i in zip(self.extents, self.block.iters, strict=True))
-        whole = np.broadcast_to(value, spatial)
         order = [p for p in where if p is not None]
-        covers = len(set(order)) == len(where) and tuple(spatial[p] for p in order) == shape
-        if not covers:
-            self._scatter(target, shape, whole)
-            return
-        rest = [p for p in range(len(spatial)) if p not in order]
+        rest = [p for p in range(len(kinds)) if p not in order]
+        covers = len(set(order)) == len(where) and tuple(self.whole[p] for p in order) == shape
+        covers = covers and all(kinds[p] == "reduce" or self.whole[p] == 1 for p in rest)
         dtype = np.float64 if target.dtype.is_float else target.dtype.numpy
-        self.stored[target] = np.array(np.transpose(whole, order + rest).reshape(shape), dtype, order="C")
+        if covers:
+            out = np.empty(shape, dtype)
+        elif target in self.stored:
+            out = self.stored[target]
+        else:  # elements no block writes are not numbers
+            out = np.full(shape, np.nan if target.dtype.is_float else 0, dtype)
+        for low, high in self._windows():
+            self.low = low
+            self.extents = (high - low, *self.whole[1:]) if self.whole else ()
+            part = tuple(n if kind == "spatial" else 1 for n, kind in zip(self.extents, kinds, strict=True))
+            value = np.broadcast_to(
+                self._reduced() if self.block.is_reduction else self._value(self.block.body.value), part
+            )
+            if covers:
+                slot = tuple(slice(low, high) if p == 0 else slice(None) for p in order)
+                out[slot] = np.transpose(value, order + rest).reshape([part[p] for p in order])
+            else:
+                out[tuple(np.broadcast_to(self._value(i), part) for i in indices)] = value
+        self.stored[target] = out
 
-    def _scatter(self, target: Buffer, shape: tuple[int, ...], value: Array) -> None:
-        """Store at computed indices; elements no block writes are not numbers."""
-        if target not in self.stored:
-            dtype = np.float64 if target.dtype.is_float else target.dtype.numpy
-            self.stored[target] = np.full(shape, np.nan if target.dtype.is_float else 0, dtype)
-        indices = [np.broadcast_to(self._value(i), value.shape) for i in self.block.body.indices]
-        self.stored[target][tuple(indices)] = value
+    def _windows(self) -> list[tuple[int, int]]:
+        """Ranges of the first iterator such that nothing evaluated over one of them has more than `CHUNK` elements."""
+        first = self.whole[0] if self.whole else 1
+        if not self.whole or self.block.iters[0].kind == "reduce":
+            return [(0, first)]
+        value = self.block.body.value
+        step = accumulated(self.block) if self.block.is_reduction else None
+        product = (
+            step is not None
+            and isinstance(value, Op)
+            and value.op == "add"
+            and isinstance(step, Op)
+            and step.op == "mul"
+        )
+        parts = step.args if product and isinstance(step, Op) else (value,)
+        spread = [{v for v in free_vars(part) if v in self.axes} for part in parts]
+        spread.append({i.var for i in self.block.iters if i.kind == "spatial"})
+        most = max(math.prod(self.whole[self.axes[v]] for v in found if self.axes[v] > 0) for found in spread)
+        width = max(1, CHUNK // max(1, most))
+        return [(low, min(first, low + width)) for low in range(0, first, width)]
 
     def _reduced(self) -> Array:
         step, op = accumulated(self.block), self.block.body.value
@@ -169,7 +200,10 @@ class _Block:
             if e not in self.axes:
                 return np.asarray(self.symbols[e])
             p = self.axes[e]
-            return np.arange(self.extents[p]).reshape([-1 if q == p else 1 for q in range(len(self.extents))])
+            low = self.low if p == 0 else 0
+            return np.arange(low, low + self.extents[p]).reshape(
+                [-1 if q == p else 1 for q in range(len(self.extents))]
+            )
         if isinstance(e, Load):
             return self._load(e, args)
         assert isinstance(e, Op)
@@ -184,13 +218,20 @@ class _Block:
         array = self.stored[e.buffer]
         where = [self.axes.get(i) if isinstance(i, Var) else None for i in e.indices]
         plain = None not in where and len(set(where)) == len(where)
-        if plain and all(array.shape[d] == self.extents[p] for d, p in enumerate(where) if p is not None):
+        if plain and all(array.shape[d] == self.whole[p] for d, p in enumerate(where) if p is not None):
+            part = array[tuple(slice(self.low, self.low + self.extents[0]) if p == 0 else slice(None) for p in where)]
             order = np.argsort([p for p in where if p is not None])
             shape = [1] * len(self.extents)
             for d, p in enumerate(where):
-                shape[p if p is not None else 0] = array.shape[d]
-            return np.transpose(array, order).reshape(shape)
-        return np.asarray(array[tuple(np.asarray(a) for a in args)]) if args else array
+                shape[p if p is not None else 0] = part.shape[d]
+            return np.transpose(part, order).reshape(shape)
+        if not args:
+            return array
+        # both sides of a select are evaluated: what the side not chosen reads is kept inside the array
+        inside = [np.clip(a, 0, max(n - 1, 0)) for a, n in zip(args, array.shape, strict=True)]
+        if array.size == 0:
+            return np.zeros(np.broadcast_shapes(*(np.shape(a) for a in inside)), array.dtype)
+        return np.asarray(array[tuple(inside)])
 
 
 def _cast(a: Array, e: Op) -> Array:

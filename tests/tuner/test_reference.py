@@ -12,7 +12,7 @@ from tests.tuner.tuner_models import choices_of
 from relax_tune.errors import VerifyError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import f32, i64
-from relax_tune.ir.expr import Var, const, load
+from relax_tune.ir.expr import MATH, Var, call, const, load
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.interp import bind_symbols, run_prim
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store
@@ -21,12 +21,11 @@ from relax_tune.tuner.check import check_case
 from relax_tune.tuner.domain import Domain
 from relax_tune.tuner.reference import evaluate, tolerances
 
-# `concat_blocks` stores at i + n: no plain iterator, so the reference leaves it to the interpreter
-PLAIN = [c for c in zoo.cases() if c.name != "concat_blocks"]
-
 
 @pytest.mark.parametrize(
-    ("case", "dims"), [(c, d) for c in PLAIN for d in c.sizes], ids=lambda x: x.name if hasattr(x, "name") else None
+    ("case", "dims"),
+    [(c, d) for c in zoo.cases() for d in c.sizes],
+    ids=lambda x: x.name if hasattr(x, "name") else None,
 )
 def test_agrees_with_the_interpreter_and_with_numpy(case: zoo.Case, dims: Mapping[str, int]) -> None:
     arguments, expected = case.arguments(np.random.default_rng(1), dims)
@@ -83,11 +82,36 @@ def test_an_empty_reduction_is_its_start() -> None:
 
 
 def test_a_function_it_cannot_read_is_refused_and_the_interpreter_takes_over() -> None:
+    """The difference of a row's numbers, one after the other: no sum, product, max or min."""
+    n, i, k = Var("n"), Var("i"), Var("k")
+    x, y = Buffer("x", (n, const(3)), f32), Buffer("y", (n,), f32)
+    iters = (IterVar(i, n), IterVar(k, const(3), "reduce"))
+    loops = (Var("li"), Var("lk"))
+    block = Block("fall", iters, loops, Store(y, (i,), load(x, (i, k)) - load(y, (i,))), Store(y, (i,), const(1.0)))
+    func = PrimFunc("fall", (x, y), 1, For(loops[0], n, For(loops[1], const(3), block)))
+    with pytest.raises(VerifyError, match="wanted a sum, product, max or min"):
+        evaluate(func, [np.ones((2, 3), np.float32)], {n: 2})
+    check = check_case(choices_of(func, Domain(((1,), (40,)), (0.5, 0.5))).task, 1)
+    (expected,) = check.expected
+    assert expected.shape == (check.symbols["s0"],) and np.isfinite(expected).all()
+
+
+@pytest.mark.parametrize("name", sorted(MATH))
+def test_every_scalar_function_means_what_the_interpreter_says(name: str) -> None:
+    n, b = Var("n"), TensorBuilder("one")
+    x, z, y = b.input("x", (n,)), b.input("z", (n,)), b.output("y", (n,))
+    two = name in ("pow", "fmod")
+    b.compute(y, lambda i: call(name, x[i], z[i]) if two else call(name, x[i]) + z[i])
+    func, rng = b.finish(), np.random.default_rng(3)
+    arrays = [(rng.random(16) + shift).astype(np.float32) for shift in (0.25, 0.5)]
+    out = np.empty(16, np.float32)
+    run_prim(func, [*arrays, out])
+    (found,) = evaluate(func, arrays, {n: 16})
+    np.testing.assert_allclose(found, out, rtol=2e-6, atol=2e-6)
+
+
+def test_stores_at_computed_places() -> None:
     case = next(c for c in zoo.cases() if c.name == "concat_blocks")
-    with pytest.raises(VerifyError, match="plain spatial iterators"):
-        evaluate(
-            case.func, case.inputs(np.random.default_rng(0), {"n": 2, "m": 3}), dict(zip(case.func.symbols, (2, 3)))
-        )
     check = check_case(choices_of(case.func, Domain(((1, 1), (40, 40)), (0.5, 0.5))).task, 1)
     (expected,) = check.expected
     assert expected.shape == (sum(check.symbols.values()), 3) and np.isfinite(expected).all()

@@ -14,7 +14,7 @@ from relax_tune.tuner.search.space import Candidate, CodeArray
 
 Sampler = Literal["tpe", "gp", "cmaes"]
 
-REJECTIONS = {"tpe": 24, "gp": 4, "cmaes": 24}
+REJECTIONS = {"tpe": 24, "gp": 2, "cmaes": 24}
 """Suggestions that may break a constraint or repeat, for each candidate asked, before a random legal one takes the
 place. A suggestion of the Gaussian process costs too much to throw many away.
 """
