@@ -20,6 +20,8 @@ _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gg
 
 def read_json(path: Path, wanted: str) -> Mapping[str, Any]:
     """The JSON object in a file; `wanted` says what it should have been. Raises ParseError."""
+    if path.exists() and not path.is_file():  # reading a device or a pipe may never end
+        raise ParseError(f"{path}: wanted a file with JSON, found something else; give {wanted}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

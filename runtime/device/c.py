@@ -8,6 +8,7 @@ that went in: text, flags, compiler, and what `-march=native` means here.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
@@ -42,6 +43,8 @@ BASE_FLAGS = (
 )
 _UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
 _COMPILE_SECONDS = 300
+# What gcc, its assembler and its linker say of a full disk; on some file systems the linker dies of it.
+_NO_SPACE = ("No space left", "Disk quota exceeded", "File too large", "ld terminated with signal 7")
 _ANOTHER = "set CC to a working gcc, or unset it"
 _PROBE = """#include <math.h>
 #include <stdint.h>
@@ -108,12 +111,27 @@ class CDevice:
             ),
         )
         self._libraries: list[ctypes.CDLL] = []
-        self.compile(
-            [KernelSource("relax_tune_probe", "c", _PROBE)]
-        )  # once per cache: a compiler that cannot, says so now
+        self._try_compiler()
+
+    def _try_compiler(self) -> None:
+        """Once per cache: a compiler that lacks something says so now, and not kernel by kernel."""
+        try:
+            self.compile([KernelSource("relax_tune_probe", "c", _PROBE)])
+        except BuildError as error:
+            reason, _, log = str(error).partition("\n")
+            if not log:
+                raise
+            raise BuildError(
+                f"C device: wanted a gcc that compiles C with OpenMP, found: {reason} {' '.join(log.split())[:600]}; "
+                f"install what it misses (Debian, Ubuntu: apt-get install gcc libc6-dev) or {_ANOTHER}"
+            ) from None
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
-        """Compile all kernels. Raises BuildError with gcc's messages, which name the kernel as the file."""
+        """Compile all kernels.
+
+        Raises: BuildError with gcc's messages, which name the kernel as the file; MeasureError when the cache cannot be
+        written, which is no kernel's fault.
+        """
         for kernel in kernels:
             if kernel.language != "c":
                 raise BuildError(f"C device: wanted kernels in c, found {kernel.name} in {kernel.language}")
@@ -167,8 +185,16 @@ class CDevice:
                 text.write_text(source, encoding="utf-8")
                 run = [self._compiler, *command, str(text), "-o", str(output), "-lm"]
                 done = subprocess.run(
-                    run, capture_output=True, text=True, errors="replace", timeout=_COMPILE_SECONDS, check=False
+                    run,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_COMPILE_SECONDS,
+                    check=False,
+                    env=os.environ | {"LC_ALL": "C", "TMPDIR": work},  # its own files go where its output goes
                 )
+                if done.returncode and any(part in done.stderr for part in _NO_SPACE):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if done.returncode:
                     raise BuildError(
                         f"{self._compiler} refused the source ({' '.join(command)}), exit code {done.returncode}:\n"
@@ -185,9 +211,9 @@ class CDevice:
                 f"{self._compiler}: wanted an answer within {_COMPILE_SECONDS} s, found none; is the machine overloaded?"
             ) from None
         except OSError as error:
-            raise BuildError(
-                f"C device: wanted to write compiled kernels to {folder}, found: {error}; "
-                "point RELAX_TUNE_CACHE at a writable folder with space"
+            raise MeasureError(
+                f"C device: wanted to write compiled kernels to {folder}, found: {error.strerror or error}; "
+                "point RELAX_TUNE_CACHE at a writable folder with space (TMPDIR while tuning)"
             ) from None
         return target
 

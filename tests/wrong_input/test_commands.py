@@ -150,6 +150,7 @@ def test_inputs_of_run(unchanged: Path, inputs: str, says: str) -> None:
 def test_other_mistakes_of_run(unchanged: Path) -> None:
     assert "found a single array" in refused("run", "m.rta", "--inputs", "single.npy")
     assert "wanted an .npz file" in refused("run", "m.rta", "--inputs", ".")
+    assert "wanted an .npz file, found something else" in refused("run", "m.rta", "--inputs", "/dev/zero")
     assert "give one of the two" in refused("run", "m.rta")
     assert "give one of the two" in refused("run", "m.rta", "--inputs", "right.npz", "--text", "a cat")
     assert "PNG.rta" in refused("run", "PNG.rta", "--inputs", "right.npz")

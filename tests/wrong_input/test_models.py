@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -87,6 +88,22 @@ def test_folders_that_are_no_model(tmp_path: Path, bert: Path) -> None:
     (bert / "config.json").mkdir()
     assert "config.json" in refused(bert)
     assert "package" in refused("package:__main__/model")
+
+
+def test_files_that_never_end(bert: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (bert / name).rename(bert / "kept")
+        os.mkfifo(bert / name)
+        assert name in refused(bert)
+        (bert / name).unlink()
+        (bert / name).symlink_to("/dev/zero")
+        assert name in refused(bert)
+        (bert / name).unlink()
+        (bert / name).symlink_to(name)
+        assert name in refused(bert)
+        (bert / name).unlink()
+        (bert / "kept").rename(bert / name)
+    load_model(bert)
 
 
 def test_weights_of_another_kind(bert: Path) -> None:

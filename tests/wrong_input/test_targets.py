@@ -116,7 +116,7 @@ GCC_LIKE = 'case "$*" in *help=target*) echo "  -march=x"; exit 0;; *--version*)
         ('printf "\\377\\376 hello\\n"\n', "does not answer like it"),
         ('echo "clang version 17"\n', "found clang in CC="),
         (GCC_LIKE + "exit 0\n", "it wrote none and gave no error"),
-        (GCC_LIKE + 'printf "\\377: no\\n" >&2; exit 4\n', "exit code 4"),
+        (GCC_LIKE + 'printf "\\377: no\\nmath.h: none\\n" >&2; exit 4\n', "exit code 4: \ufffd: no math.h: none; install what it misses"),
         (GCC_LIKE + 'for a in "$@"; do case $a in *.so) echo junk > "$a";; esac; done\n', "wanted a library that can be loaded"),
     ],
 )  # fmt: skip
@@ -124,7 +124,7 @@ def test_compilers_that_do_not_work(cache: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CC", program(cache.parent, "cc", script))
     with pytest.raises(RelaxTuneError, match="device 'c' cannot be opened: ") as caught:
         open_device("c")
-    text = str(caught.value)
+    text = paragraph(caught.value)
     assert says in text and cache.parent.name in text
     assert not cache.exists() or left_in(cache) == []
 

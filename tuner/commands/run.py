@@ -95,6 +95,8 @@ def open_model(artifact: Artifact, device: str | None) -> Model:
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file, by name. Raises UserError for anything else."""
     what_to_do = "make it with numpy.savez(FILE, NAME=array, ...)"
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a device or a pipe may never end
+        raise UserError(f"{path}: wanted an .npz file, found something else; {what_to_do}")
     try:
         data = np.load(path, allow_pickle=False)
         if isinstance(data, np.lib.npyio.NpzFile):
