@@ -279,6 +279,8 @@ def explain(error: BaseException, where: str, doing: str, path: Path | None = No
         )
     else:
         advice = next((text for part, text in _ADVICE if part in reason), "run `relax-tune db check` and try again")
+    if "disk I/O error" in reason and path is not None and sqlite_file.is_full(path):
+        advice = "the disk is full: free some space; everything committed before is safe"
     if "database is locked" in reason and path is not None and (found := sqlite_file.holder(path)):
         said += f" by {found}"
     return (LostConnection if _lost(error) else DatabaseError)(f"{where}: could not {doing}: {said}; {advice}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _KNOWN = (
 )
 # Where SQLite takes its write locks: a byte of the shared-memory file in WAL mode, bytes of the file itself otherwise.
 _WAL_WRITE_BYTE, _RESERVED_BYTE = 120, 0x40000001
+
+_SIDE_BYTES = 2**16
 
 Identity = tuple[int, int]
 
@@ -192,13 +195,21 @@ def address(path: Path, *, read_only: bool, strictly: bool) -> str:
     strictly: not even SQLite's own bookkeeping may be written. Otherwise a reader that may write opens the file like a
     writer (who must then refuse to write), because only such a connection clears the side files away when it closes.
     """
-    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) and not is_full(path)
     if not read_only or (may_write and not strictly):
         return f"{path.as_uri()}?mode=rw"
     if path.with_name(path.name + "-wal").exists():
         return f"{path.as_uri()}?mode=ro"
     # Nobody is writing now, and we cannot (or, where another owns the file, should not) leave side files.
     return f"{path.as_uri()}?mode=ro&immutable=1"
+
+
+def is_full(path: Path) -> bool:
+    """Whether the file's disk has no room for SQLite's side files."""
+    try:
+        return shutil.disk_usage(path.parent).free < _SIDE_BYTES
+    except OSError:
+        return False
 
 
 def holder(path: Path) -> str | None:

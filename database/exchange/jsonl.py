@@ -7,6 +7,7 @@ so whatever comes before a torn end can be used.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -104,18 +105,36 @@ def export_file(store: Store, path: Path, targets: Sequence[str] | None = None) 
     Raises:
         DatabaseError: the file cannot be written, or a target is unknown.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    return write_whole(path, export_lines(store, targets))
+
+
+def write_whole(path: Path, lines: Iterable[str]) -> int:
+    """Write lines to a file that appears, or replaces another, only when complete; returns how many there were.
+
+    Raises:
+        DatabaseError: the file cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part") if path.name else path
     count = 0
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            for line in export_lines(store, targets):
-                file.write(line + "\n")
-                count += 1
-        partial.replace(path)
-    except OSError as error:
-        raise DatabaseError(f"{path}: could not write the export: {error.strerror}; choose another place") from None
-    finally:
-        partial.unlink(missing_ok=True)
+        if partial.is_dir() or path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        try:
+            with partial.open("w", encoding="utf-8", newline="\n") as file:
+                for line in lines:
+                    file.write(line + "\n")
+                    count += 1
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        said = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise DatabaseError(
+            f"{path}: wanted to write the export, found: {said}; free some space or choose another place"
+        ) from None
     return count
 
 
@@ -128,8 +147,9 @@ def import_file(store: Store, path: Path) -> ImportReport:
     try:
         with path.open("rb") as file:
             report = import_lines(store, _numbered(file))
-    except OSError as error:
-        raise DatabaseError(f"{path}: could not read the file to import: {error.strerror}; check the path") from None
+    except (OSError, ValueError) as error:
+        said = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise DatabaseError(f"{path}: wanted a file to import, found: {said}; check the path") from None
     if report.left_out and report.left_out == report.lines:
         first = report.problems[0]
         raise DatabaseError(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from relax_tune.database.engine import default_url
-from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file
+from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file, write_whole
 from relax_tune.database.exchange.jsonl import merge as merge_stores
 from relax_tune.database.exchange.t4 import export_t4, import_t4
 from relax_tune.database.records import Measurement, Target, Workload
@@ -246,11 +246,7 @@ def export_(
             return
         target = one_target(store, on)
         found = store.query(target.key)
-        text = export_t4(target, found, tool_version())
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file}: could not write the export: {error.strerror}; choose another place") from None
+        write_whole(file, [export_t4(target, found, tool_version())])
     _done(json, f"wrote {len(found)} measurements to {file}", {"file": str(file), "measurements": len(found)})
 
 

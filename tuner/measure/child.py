@@ -4,8 +4,8 @@ It opens one device and measures batches until its supervisor closes the pipe or
 no compiler, no search, no database, so it starts fast and has nothing to lose when a candidate takes it down.
 
 Messages in: `batch` (text of `codec.encode_batch`, and the indices to compile alone). Messages out: `ready` or
-`refused` once; then per batch any number of `results`, ended by `done`, or by `lost` when the device is unusable and
-the process exits.
+`refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
+`unable` when nothing can be measured here (a full disk); after the last two the process exits.
 """
 
 from __future__ import annotations
@@ -101,6 +101,9 @@ def main(arguments: list[str]) -> int:
             measurement.run(requests, alone=frozenset(message["alone"]))
         except DeviceLostError:
             tell(kind="lost")
+            return 3
+        except (MeasureError, OSError) as error:  # this machine's trouble (a full disk), and no candidate's
+            tell(kind="unable", message=str(error))
             return 3
         progress.tell(0, 0, "idle")
         tell(kind="done")

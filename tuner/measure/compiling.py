@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from relax_tune.errors import BuildError
+from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import KernelSource, Program
 
 _UNIT_CANDIDATES = 8
+# A compiler that fails with less than this left on the disk may have failed for that.
+_ROOM_BYTES = 2**20
 
 Handles = dict[str, Any]
 Compiled = tuple[Handles, float] | BuildError
@@ -55,7 +59,10 @@ def compile_programs(
     device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
 ) -> list[Compiled]:
     """For each program its handles and its share of the seconds spent, or the BuildError it earned by itself. `tell` is
-    called with the programs each compiler run is for."""
+    called with the programs each compiler run is for.
+
+    Raises MeasureError when there is no room to compile in: that is no program's failure.
+    """
     compiled: list[Compiled | None] = [None] * len(programs)
 
     def attempt(unit: range) -> Compiled:
@@ -65,6 +72,12 @@ def compile_programs(
         try:
             handles = device.compile(list(kernels.values())) if kernels else {}
         except BuildError as error:
+            free = shutil.disk_usage(tempfile.gettempdir()).free
+            if free < _ROOM_BYTES:
+                raise MeasureError(
+                    f"wanted room to compile in {tempfile.gettempdir()}, found {free} bytes free and the compiler failing "
+                    f"({str(error).splitlines()[0][:200]}); free some space, or point TMPDIR at a folder with more"
+                ) from None
             return error
         return handles, (time.perf_counter() - began) / len(unit)
 

@@ -37,6 +37,13 @@ class _Blame:
     message: str
 
 
+def _no_room(error: OSError) -> MeasureError:
+    return MeasureError(
+        f"wanted to write temporary files ({error.filename or 'to measure with'}), found: {error.strerror or error}; free some "
+        "space, or point TMPDIR at a folder that can be written and has room"
+    )
+
+
 class LocalRunner:
     """Measures on a device of this machine (see `Runner` for the promises).
 
@@ -57,7 +64,10 @@ class LocalRunner:
         self._spec = device_spec
         self._open_secs = open_secs
         self._environment = dict(environment or {})
-        self._folder = ScratchFolder()
+        try:
+            self._folder = ScratchFolder()
+        except OSError as error:
+            raise _no_room(error) from None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -112,7 +122,7 @@ class LocalRunner:
         try:
             opened.set_result(self._opened_process().info)
         except BaseException as error:
-            opened.set_exception(error)
+            opened.set_exception(_no_room(error) if isinstance(error, OSError) else error)
             return
         while (job := self._jobs.get()) is not None:
             batch, future = job
@@ -121,7 +131,7 @@ class LocalRunner:
             try:
                 future.set_result(self._measure(batch))
             except BaseException as error:  # goes to the caller; this thread lives for the next batch
-                future.set_exception(error)
+                future.set_exception(_no_room(error) if isinstance(error, OSError) else error)
         self._discard_process()
 
     def _opened_process(self) -> DeviceProcess:
@@ -217,6 +227,9 @@ class LocalRunner:
                         results.setdefault(result.id, result)
             elif answer.get("kind") == "lost":
                 return _Blame("lost", (), "")
+            elif answer.get("kind") == "unable":
+                self._discard_process()
+                raise MeasureError(str(answer.get("message")))
             elif answer.get("kind") == "done":
                 for request in group:
                     if request.id not in results:
