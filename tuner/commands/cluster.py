@@ -28,7 +28,7 @@ def worker(
         list[str] | None,
         typer.Option(
             metavar="DEVICE",
-            autocompletion=among("c", "opencl", "opencl:"),
+            autocompletion=among("c", "opencl"),
             help="A device to lend: c, opencl or opencl:PART. May be repeated; at least one. [default: none]",
         ),
     ] = None,

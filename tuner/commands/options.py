@@ -33,7 +33,7 @@ Target = Annotated[
     typer.Option(
         "--target",
         metavar="DEVICE",
-        autocompletion=among("c", "opencl", "opencl:"),
+        autocompletion=among("c", "opencl"),
         help="c, opencl, or opencl:PART of a device's name; `relax-tune devices` lists them. [default: opencl]",
     ),
 ]
@@ -42,7 +42,7 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="DEVICE",
-        autocompletion=among("c", "opencl", "opencl:"),
+        autocompletion=among("c", "opencl"),
         help="Run on c, opencl or opencl:PART of a device's name. [default: the kind the artifact was built for]",
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 
 from rich import box
@@ -16,8 +17,11 @@ PLAIN_WIDTH = 10_000
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that prints text as it is: no markup, no emoji codes, nothing highlighted. Where it does not write to a
-    terminal, tables are as wide as they need. Colours follow NO_COLOR, FORCE_COLOR and TERM."""
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    terminal, tables are as wide as they need and, unless FORCE_COLOR asks and NO_COLOR does not forbid, there are no styles."""
+    forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+    stream = sys.stderr if stderr else sys.stdout
+    styled = None if forced or (stream is not None and stream.isatty()) else False
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, force_terminal=styled)
     if not on_terminal(console):
         console.width = PLAIN_WIDTH
     return console
