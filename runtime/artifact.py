@@ -182,6 +182,8 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     Raises: ArtifactError for a file that is missing, truncated, altered, not an artifact, of a newer schema, or whose
     parts do not belong together.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArtifactError(f"artifact: wanted the path of a file, found a {type(path).__name__}; give text or a Path")
     where = f"artifact {path}"
     data = _read_file(where, Path(path))
     comment = data[-_COMMENT_BYTES:]
@@ -348,6 +350,8 @@ class Artifact:
 
         Raises: ArtifactError when the device is of another kind; UserError, BuildError as opening and compiling do.
         """
+        if not (device is None or isinstance(device, str) or hasattr(device, "info")):
+            raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
         owned = device is None or isinstance(device, str)
         opened = open_device(device or self.device_kind) if device is None or isinstance(device, str) else device
         try:

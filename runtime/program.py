@@ -51,7 +51,7 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Fill:
     """How measuring makes random contents for an input or constant: `normal` (standard normal times `high`) or
-    `integers` (uniform in [low, high), both also the range the kernel may rely on)."""
+    `integers` (uniform in [low, high), both also the range the kernel may rely on: a call with an input outside is refused)."""
 
     kind: Literal["normal", "integers"] = "normal"
     low: float = 0

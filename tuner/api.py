@@ -138,5 +138,7 @@ def _store(db: Database, read_only: bool = False) -> Iterator[Store]:
     if db is None or isinstance(db, (str, Path)):
         with open_store(None if db is None else str(db), read_only=read_only) as store:
             yield store
-    else:
+    elif hasattr(db, "query"):
         yield db
+    else:
+        raise UserError(f"db: wanted an open store, a URL or the path of a file, found a {type(db).__name__}")

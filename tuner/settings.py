@@ -36,7 +36,13 @@ class Settings:
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
-        if self.effort not in EFFORTS:
+        for name in ("target", "strategy", *(n for n in ("db", "scheduler") if getattr(self, n) is not None)):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"--{name} wants text, found {getattr(self, name)!r:.80}")
+        for name in (n for n in NUMBERS if getattr(self, n) is not None):
+            if type(getattr(self, name)) is not int:
+                raise UserError(f"--{name} wants a whole number, found {getattr(self, name)!r:.80}")
+        if not isinstance(self.effort, str) or self.effort not in EFFORTS:
             raise UserError(f"--effort wants one of {', '.join(EFFORTS)}; found {self.effort!r}")
         if self.trials is not None and self.trials < 0:
             raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from tests.tuner.cli_model import HIDDEN, WORDS, make_bert
 from tests.wrong_input.tiny_model import generic_program, tiny_bert
 from typer.testing import CliRunner
 
+import relax_tune as rt
 from relax_tune.database.store import MemoryStore
-from relax_tune.errors import UserError
+from relax_tune.errors import RelaxTuneError, UserError
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.runtime.artifact import save_artifact
 from relax_tune.runtime.device.registry import open_device
@@ -263,3 +264,26 @@ class NoRunner:
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")
+
+
+# -- from Python ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rt.load(None), lambda: rt.load(3), lambda: rt.load(b"m.rta"), lambda: rt.load(["m.rta"]), lambda: rt.load(""),
+        lambda: rt.load("m.rta", device=3), lambda: rt.load("m.rta", device="cuda"), lambda: rt.load("m.rta", device=b"c"),
+        lambda: rt.load_model(None), lambda: rt.load_model("bert", bounds=3), lambda: rt.load_model("bert", {"q": (1, 2)}),
+        lambda: rt.build("bert", target=None), lambda: rt.build("bert", target="c", db=3), lambda: rt.build(3, target="c"),
+        lambda: rt.build("bert", target="c", db="memory://", bounds=3), lambda: rt.build("bert", target="c", effort=["quick"]),
+        lambda: rt.tune("bert", target="c", trials="x"), lambda: rt.tune("bert", target="c", trials=1.5),
+        lambda: rt.tune("bert", target="c", trials=True), lambda: rt.tune("bert", target="c", seed="x"),
+        lambda: rt.tune("bert", target="c", strategy="oracle"), lambda: rt.tune("bert", target="c", scheduler=3),
+        lambda: rt.tune("bert", target="cuda", db="new.db"), lambda: rt.open_database("mysql://x/y"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_from_python(unchanged: Path, call: Callable[[], object]) -> None:
+    with pytest.raises(RelaxTuneError) as caught:
+        call()
+    assert "\n" not in str(caught.value) and "found" in str(caught.value)
