@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import i64
+from relax_tune.ir.empty_reductions import complete_empty_reductions
 from relax_tune.ir.expr import TRUE, Expr, Tunable, Var, free_vars, loads
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.interp_expr import Env, Fault, Storage, Tape
@@ -53,6 +54,7 @@ def run_prim(
         VerifyError: a program that reads or writes where it must not; names the buffer and index and shows the statement.
     """
     env = bind_symbols(func, args, scalars)
+    func = replace(func, body=complete_empty_reductions(func.body))
     for tunable, value in (tunables or {}).items():
         env[tunable] = value
     storages: dict[Buffer, Storage] = {}

@@ -68,9 +68,9 @@ class IterVar:
 class Block:
     """A unit of computation: one store over iterators whose values are bound to loop expressions.
 
-    For a reduction `init` is stored at the first reduction point (all reduce iterators zero) and `body` reads what it
-    writes. `predicate` is over the loop variables: points where it is false do not run. `role` `prepare` marks a block
-    over constants that runs once, before any call.
+    For a reduction `init` is stored at the first reduction point (all reduce iterators zero), or alone where there is none
+    (`relax_tune.ir.empty_reductions`), and `body` reads what it writes. `predicate` is over the loop variables: points where
+    it is false do not run. `role` `prepare` marks a block over constants that runs once, before any call.
     """
 
     name: str

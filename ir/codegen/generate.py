@@ -26,6 +26,7 @@ from relax_tune.ir.codegen.opencl import OpenCLPrelude, OpenCLPrinter
 from relax_tune.ir.codegen.registers import register_layouts
 from relax_tune.ir.codegen.tails import lower_tails
 from relax_tune.ir.codegen.vectors import choose_vectors
+from relax_tune.ir.empty_reductions import complete_empty_reductions
 from relax_tune.ir.expr import Expr, Tunable, Var, free_vars
 from relax_tune.ir.function import Param, PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, seq
@@ -67,7 +68,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     """
     _check(func, target)
     algebra = Algebra()
-    body = lower_blocks(func.body)
+    body = lower_blocks(complete_empty_reductions(func.body))
     if target.language == "opencl":
         body = _one_index_per_axis(body)
     note_ranges(algebra, body)

@@ -106,7 +106,8 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
 
     Before: `for i in range(N): for j in range(M): S(i, j)`
     After: `for i_j in range(N * M): S(i_j // M, i_j % M)`
-    Checks: serial, directly nested, extents independent of the fused loops.
+    Checks: serial, directly nested, extents independent of the fused loops; a reduction that may be empty and has its initial
+    value with it keeps its loops apart from those of its elements.
     """
     nest = [find_loop(func, n) for n in names]
     if len(nest) < 2:
@@ -119,6 +120,7 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
                 f"{func.name}: fuse wants {inner.var.name!r} directly inside {outer.var.name!r} and nothing beside it"
             )
     require_rectangular(func, nest, "fuse")
+    _require_initial_values(func, nest)
     var = Var(fresh(func, "_".join(names) + "_fused"))
     total: Expr = const(1)
     for loop in nest:
@@ -131,6 +133,19 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     mapping[nest[0].var] = rest
     fused = For(var, simplify(total), rebind(nest[-1].body, mapping))
     return with_body(func, replace_node(func.body, nest[0], fused))
+
+
+def _require_initial_values(func: PrimFunc, nest: Sequence[For]) -> None:
+    """Over nothing a loop of elements and reduction points never runs, so it could not store initial values."""
+    fused = {f.var for f in nest}
+    for block in blocks(nest[-1].body):
+        kinds = {i.kind for i, b in zip(block.iters, block.bindings) if fused & set(free_vars(b))}
+        steps = [i.extent for i in block.iters if i.kind == "reduce"]
+        if block.init is not None and len(kinds) == 2 and any(prove(le(1, e)) is not Proof.YES for e in steps):
+            raise ScheduleError(
+                f"{func.name}: fuse wants loops of elements and of reduction points apart in block {block.name!r}, whose "
+                "reduction may be empty; use decompose_reduction first"
+            )
 
 
 def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:

@@ -51,6 +51,15 @@ def two_outputs() -> PrimFunc:
     return b.finish()
 
 
+def row_sum_of_six() -> PrimFunc:
+    """Row sums of an (n, 6): a reduction that is never empty."""
+    n = Var("n")
+    b = TensorBuilder("row_sum")
+    x, y = b.input("A", (n, const(6))), b.output("B", (n,))
+    b.reduce(y, (const(6),), const(0.0), lambda acc, i, k: acc + x[i, k], name="row_sum")
+    return b.finish()
+
+
 def dot() -> PrimFunc:
     """A scalar: y[0] = sum(A * B), biased by the initial value."""
     n = Var("n")

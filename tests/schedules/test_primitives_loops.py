@@ -31,7 +31,7 @@ def triangle() -> PrimFunc:
 
 def mixed() -> PrimFunc:
     """Row sums with the row and the reduction in one loop."""
-    s = Schedule(row_sum())
+    s = Schedule(make.row_sum_of_six())
     s.fuse(["row_sum_i", "row_sum_k"])
     return s.func
 
@@ -56,6 +56,7 @@ REFUSALS = [
     refuse("fuse strangers", make.chain, step("fuse", names=["double_i", "inc_j"]), message="directly inside"),
     refuse("fuse inside out", make.chain, step("fuse", names=["inc_j", "inc_i"]), message="directly inside"),
     refuse("fuse a triangle", triangle, step("fuse", names=["i", "j"]), message="independent of each other"),
+    refuse("fuse elements and steps", make.two_outputs, step("fuse", names=["sum_i", "sum_k"]), message="decompose_reduction"),
     refuse("reorder one twice", make.chain, step("reorder", names=["inc_i", "inc_i"]), message="distinct"),
     refuse("reorder two nests", make.chain, step("reorder", names=["inc_i", "double_i"]), message="one nest"),
     refuse("reorder a marked loop", make.chain, PARALLEL, step("reorder", names=["inc_j", "inc_i"]), message="serial"),

@@ -203,9 +203,9 @@ def test_trees_of_any_size(count: int) -> None:
 
 
 def test_a_mixed_loop_decomposes_with_its_guard() -> None:
-    s = Schedule(row_sum())
+    s = Schedule(make.row_sum_of_six())
     fused = s.fuse(["row_sum_i", "row_sum_k"])
     parts = s.split(fused, [None, 4])
     s.apply("decompose_reduction", block="row_sum", loop=parts[0])
-    for dims in ROWS:
-        assert_same_meaning(row_sum(), s.func, dims)
+    for n in (0, 1, 3, 9):
+        assert_same_meaning(make.row_sum_of_six(), s.func, {"n": n})
