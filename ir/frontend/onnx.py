@@ -9,7 +9,15 @@ from typing import Any
 
 from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.expr import Expr, Var, const
-from relax_tune.ir.frontend import onnx_math, onnx_reduce, onnx_shape
+from relax_tune.ir.frontend import (
+    onnx_einsum,
+    onnx_math,
+    onnx_numeric,
+    onnx_reduce,
+    onnx_select,
+    onnx_shape,
+    onnx_window,
+)
 from relax_tune.ir.frontend.onnx_file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx_functions import function_of, substituted
 from relax_tune.ir.frontend.onnx_graph import (
@@ -34,7 +42,10 @@ from relax_tune.ir.passes.rewriter import Emitter, rewrite_function
 Bounds = Mapping[str, tuple[int, int]]
 DEEPEST = 16
 
-SUPPORTED: Mapping[str, Handler] = {**onnx_math.HANDLERS, **onnx_shape.HANDLERS, **onnx_reduce.HANDLERS}
+SUPPORTED: Mapping[str, Handler] = {
+    **onnx_math.HANDLERS, **onnx_numeric.HANDLERS, **onnx_shape.HANDLERS, **onnx_reduce.HANDLERS, **onnx_select.HANDLERS,
+    **onnx_window.HANDLERS, **onnx_einsum.HANDLERS,
+}  # fmt: skip
 
 
 def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:

@@ -26,13 +26,15 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Where
 from relax_tune.ir.op.movement import BroadcastTo, Reshape, Slice, Take
 from relax_tune.ir.op.reduce import LayerNorm, Mean, Softmax, Sum
+from relax_tune.ir.op.scan import CumProd, CumSum, Prod
+from relax_tune.ir.op.window import Conv
 from relax_tune.ir.struct_info import TensorInfo
 
 Array = NDArray[Any]
 # Integer constants of up to this many elements are followed as scalar expressions.
 SCALAR_LIMIT = 256
 # Operators that sum many elements: of 16-bit floats in 32 bits, rounded once at the end.
-SUMMING = (Matmul, Softmax, LayerNorm, Sum, Mean)
+SUMMING = (Matmul, Softmax, LayerNorm, Sum, Mean, Conv, CumSum, CumProd, Prod)
 
 
 class WrongValueError(ParseError):

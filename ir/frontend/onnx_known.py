@@ -208,6 +208,19 @@ def _product(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars,
     return scalar, node.item(0).dtype
 
 
+def _range(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    """A short range between numbers."""
+    known = numbers(np.concatenate([a.reshape(-1) for a in arrays]))
+    if known is None or len(known) != 3 or known[2] == 0:
+        return None
+    found = range(known[0], known[1], known[2])
+    if len(found) > 16:
+        return None
+    result = np.empty(len(found), object)
+    result[:] = [const(n) for n in found]
+    return result, node.item(0).dtype
+
+
 def numbers(scalars: Scalars | None) -> list[int] | None:
     """The values when all are integer literals."""
     if scalars is None:
@@ -222,7 +235,7 @@ KNOWN: Mapping[str, Known] = {
     "Equal": _truth(eq), "Less": _truth(lt), "LessOrEqual": _truth(le), "Greater": _truth(lambda a, b: lt(b, a)),
     "GreaterOrEqual": _truth(lambda a, b: le(b, a)), "And": _truth(and_), "Or": _truth(or_), "Not": _truth(not_),
     "Cast": _cast, "Concat": _concat, "Gather": _gather, "Slice": _slice, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
-    "Reshape": _reshape, "Where": _where, "ReduceProd": _product, "Identity": lambda w, n, a: (a[0], n.item(0).dtype),
+    "Reshape": _reshape, "Where": _where, "ReduceProd": _product, "Range": _range, "Identity": lambda w, n, a: (a[0], n.item(0).dtype),
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from relax_tune.ir.op.elementwise import (
 )
 from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
 from relax_tune.ir.op.movement import BroadcastTo
-from relax_tune.ir.op.numeric import Abs, Floor, Log, Power
+from relax_tune.ir.op.numeric import Abs, Floor, Log, Power, Quotient
 
 
 def literal_of(item: Item) -> float | int | None:
@@ -105,7 +105,7 @@ def _mul(w: Writer, node: Node) -> Item:
 def _div(w: Writer, node: Node) -> Item:
     a, b = node.item(0), node.item(1)
     if not a.dtype.is_float:
-        raise node.refuse("wanted floating-point numbers, or integers known from shapes; cast them first")
+        return w.of(w.emit(Quotient(), w.tensor(a), w.tensor(b)), a.natural and b.natural)
     found = with_literal(node, False)
     if found is not None and 1e-30 < abs(found[1]) < 1e30 and a.dtype is not f16:
         return w.of(w.emit(MulScalar(1.0 / found[1]), w.tensor(a)))

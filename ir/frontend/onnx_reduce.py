@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from relax_tune.ir.dtype import bool_, i64
+from relax_tune.ir.dtype import bool_, i64, u8
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.frontend.onnx_broadcasts import grid_axes
 from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
@@ -15,13 +15,14 @@ from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, cut, expressions
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Exp, Mul, MulScalar, Sqrt, Sub
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Sqrt, Sub
 from relax_tune.ir.op.gather import GatherElements, GatherND
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Equal, Less, LessEqual, Where
 from relax_tune.ir.op.movement import BroadcastTo, ExpandDims
 from relax_tune.ir.op.numeric import Abs, Log
 from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
+from relax_tune.ir.op.scan import Prod
 
 
 def _matmul(w: Writer, node: Node) -> Item:
@@ -115,7 +116,8 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", a
             else:
                 axes = tuple(range(x.ndim))
         if x.dtype is bool_:
-            raise node.refuse("wanted numbers, found truth values; cast them first")
+            # of uint8 the largest over nothing is 0 and the smallest 255: false and true
+            value = w.emit(Cast(u8), value)
         if before == "square":
             value = w.emit(Mul(), value, value)
         elif before == "abs":
@@ -124,7 +126,7 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", a
             value = w.emit(make(axes, bool(node.attributes.get("keepdims", 1))), value)
         if after:
             value = w.emit(Sqrt() if after == "sqrt" else Log(), value)
-        return w.of(value)
+        return w.of(cast_to(w, value, u8, bool_) if x.dtype is bool_ else value)
 
     return handler
 
@@ -293,6 +295,7 @@ def _one_hot(w: Writer, node: Node) -> Item:
 HANDLERS: Mapping[str, Handler] = {
     "MatMul": _matmul, "Gemm": _gemm, "Softmax": _softmax, "LogSoftmax": _log_softmax, "LayerNormalization": _layer_norm,
     "ReduceSum": reduced(Sum), "ReduceMean": reduced(Mean), "ReduceMax": reduced(Max), "ReduceMin": reduced(Min),
+    "ReduceProd": reduced(Prod),
     "ReduceSumSquare": reduced(Sum, "square"), "ReduceL1": reduced(Sum, "abs"), "ReduceL2": reduced(Sum, "square", "sqrt"),
     "ReduceLogSum": reduced(Sum, "", "log"), "ReduceLogSumExp": _log_sum_exp, "GlobalAveragePool": _global(Mean),
     "GlobalMaxPool": _global(Max), "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,

@@ -1,0 +1,173 @@
+"""ONNX operators on numbers beyond the activations: angles, rounding, whole division, norms, quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from relax_tune.ir.dtype import DType, f32, f64, i8, i32, u8
+from relax_tune.ir.expr import const
+from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
+from relax_tune.ir.frontend.onnx_math import cast_to, unary
+from relax_tune.ir.frontend.onnx_shape import axis_of
+from relax_tune.ir.frontend.onnx_tensors import element_type
+from relax_tune.ir.graph import Value
+from relax_tune.ir.op.elementwise import Add, Cast, Div, Maximum, Minimum, Mul, Sqrt, Sub
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import Less, LogicalAnd, NotEqual, Where
+from relax_tune.ir.op.numeric import (
+    Abs,
+    Acos,
+    Acosh,
+    Asin,
+    Asinh,
+    Atan,
+    Atanh,
+    Cos,
+    Cosh,
+    Fmod,
+    Modulo,
+    Quotient,
+    Rint,
+    Sin,
+    Sinh,
+    Tan,
+)
+from relax_tune.ir.op.reduce import Sum
+
+
+def _mod(w: Writer, node: Node) -> Item:
+    """The remainder: `fmod` has the sign of the dividend, otherwise it has that of the divisor."""
+    a, b = node.item(0), node.item(1)
+    x, y = w.tensor(a), w.tensor(b)
+    towards_zero = bool(node.attributes.get("fmod", 0))
+    if a.dtype.is_float:
+        rest = w.emit(Fmod(), x, y)
+        if towards_zero:
+            return w.of(rest)
+        zero = w.literal(0, a.dtype)
+        differs = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
+        some = w.emit(LogicalAnd(), w.emit(NotEqual(), rest, zero), differs)
+        return w.of(w.emit(Where(), some, w.emit(Add(), rest, y), rest))
+    if towards_zero:
+        return w.of(w.emit(Sub(), x, w.emit(Mul(), w.emit(Quotient(), x, y), y)))
+    return w.of(w.emit(Modulo(), x, y), b.natural)
+
+
+def _lp_normalize(w: Writer, node: Node) -> Item:
+    """x divided by its norm along an axis; 0 where the norm is."""
+    x = node.item(0)
+    p, axis = int(node.attributes.get("p", 2)), axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
+    if p not in (1, 2):
+        raise node.refuse(f"wanted p 1 or 2, found {p}")
+    value = w.tensor(x)
+    total = w.emit(Sum((axis,), True), w.emit(Abs(), value) if p == 1 else w.emit(Mul(), value, value))
+    norm = total if p == 1 else w.emit(Sqrt(), total)
+    zero = w.literal(0, x.dtype)
+    found = w.emit(Div(), value, norm)
+    return w.of(w.emit(Where(), w.emit(NotEqual(), norm, zero), found, zero))
+
+
+def _along(w: Writer, node: Node, position: int, x: Item) -> Value:
+    """A scale or zero point, one number or one for each index along the axis, to broadcast against `x`."""
+    item = node.item(position)
+    if int(node.attributes.get("block_size", 0)):
+        raise node.refuse(
+            f"wanted one scale for a whole tensor or axis (block_size 0), found {node.attributes['block_size']}"
+        )
+    if item.ndim == 0:
+        return w.tensor(item)
+    if item.ndim != 1:
+        raise node.refuse(f"wanted one number or one dim in input {position}, found {item.info!r}")
+    if item.array is not None and item.array.size == 1:
+        return w.reshape(w.tensor(item), [])
+    axis = axis_of(node, int(node.attributes.get("axis", 1)), x.ndim)
+    return w.reshape(w.tensor(item), [*item.shape, *[const(1)] * (x.ndim - 1 - axis)])
+
+
+def _rounded(w: Writer, value: Value, zero: Value | None, source: DType, target: DType) -> Value:
+    """round(value) + zero, kept within the integers of `target`. value: floats; zero: of `target`."""
+    value = w.emit(Rint(), value)
+    if zero is not None:
+        value = w.emit(Add(), value, w.emit(Cast(source), zero))
+    limits = np.iinfo(target.numpy)
+    value = w.emit(Maximum(), value, w.literal(int(limits.min), source))
+    return w.emit(Cast(target), w.emit(Minimum(), value, w.literal(int(limits.max), source)))
+
+
+def _quantize(w: Writer, node: Node) -> Item:
+    x, scale = node.item(0), node.item(1)
+    if node.has(2):
+        target = node.item(2).dtype
+    else:
+        number = int(node.attributes.get("output_dtype", 0))
+        target = element_type(number, f"node {node.name!r}") if number else u8
+    if target not in (i8, u8):
+        raise node.refuse(f"wanted int8 or uint8, found {target}")
+    if int(node.attributes.get("precision", 0)) not in (0, 1):
+        raise node.refuse(f"wanted the division in 32 bits, found precision {node.attributes['precision']}")
+    value, by = w.tensor(x), _along(w, node, 1, x)
+    # 16-bit floats are divided in 32 bits, rounded once
+    value, by = cast_to(w, value, x.dtype, f32), cast_to(w, by, scale.dtype, f32)
+    zero = _along(w, node, 2, x) if node.has(2) else None
+    return w.of(_rounded(w, w.emit(Div(), value, by), zero, f32, target))
+
+
+def _dequantize(w: Writer, node: Node) -> Item:
+    x, scale = node.item(0), node.item(1)
+    number = int(node.attributes.get("output_dtype", 0))
+    target = element_type(number, f"node {node.name!r}") if number else scale.dtype
+    wide = f64 if x.dtype is i32 else f32
+    value = w.emit(Cast(wide), w.tensor(x))
+    if node.has(2):
+        value = w.emit(Sub(), value, w.emit(Cast(wide), _along(w, node, 2, x)))
+    found = w.emit(Mul(), value, cast_to(w, _along(w, node, 1, x), scale.dtype, wide))
+    return w.of(cast_to(w, found, wide, target))
+
+
+def _centred(w: Writer, x: Item, zero: Item | None, rows: bool) -> Value:
+    """Integers as int32 with their zero point taken off. rows: a zero point for each row, otherwise for each column."""
+    value = w.emit(Cast(i32), w.tensor(x))
+    if zero is None:
+        return value
+    point = w.emit(Cast(i32), w.tensor(zero))
+    if rows and zero.ndim == 1 and (zero.array is None or zero.array.size != 1):
+        point = w.reshape(point, [*zero.shape, const(1)])
+    return w.emit(Sub(), value, point)
+
+
+def _matmul_integer(w: Writer, node: Node) -> Item:
+    zeros = [node.item(p) if node.has(p) else None for p in (2, 3)]
+    a, b = _centred(w, node.item(0), zeros[0], True), _centred(w, node.item(1), zeros[1], False)
+    if min(len(tensor_dims(a)), len(tensor_dims(b))) < 2:
+        raise node.refuse("wanted at least 2 dims in both operands")
+    return w.of(w.emit(Matmul(), a, b))
+
+
+def _one(node: Node, positions: Sequence[int]) -> None:
+    for p in positions:
+        if any(d is not const(1) for d in node.item(p).shape):
+            raise node.refuse(
+                f"wanted one scale and zero point for a whole tensor, found {node.item(p).info!r} as input {p}"
+            )
+
+
+def _qlinear_matmul(w: Writer, node: Node) -> Item:
+    """round((a - za)(b - zb) * sa * sb / sy) + zy, the product exact in int32."""
+    _one(node, (1, 2, 4, 5, 6, 7))
+    a, b = _centred(w, node.item(0), node.item(2), True), _centred(w, node.item(3), node.item(5), False)
+    product = w.emit(Cast(f32), w.emit(Matmul(), a, b))
+    scales = [cast_to(w, w.reshape(w.tensor(node.item(p)), []), node.item(p).dtype, f32) for p in (1, 4, 6)]
+    scale = w.emit(Div(), w.emit(Mul(), scales[0], scales[1]), scales[2])
+    zero = w.reshape(w.tensor(node.item(7)), [])
+    return w.of(_rounded(w, w.emit(Mul(), product, scale), zero, f32, node.item(7).dtype))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "Sin": unary(Sin()), "Cos": unary(Cos()), "Tan": unary(Tan()), "Asin": unary(Asin()), "Acos": unary(Acos()),
+    "Atan": unary(Atan()), "Sinh": unary(Sinh()), "Cosh": unary(Cosh()), "Asinh": unary(Asinh()), "Acosh": unary(Acosh()),
+    "Atanh": unary(Atanh()), "Round": unary(Rint()), "Mod": _mod, "LpNormalization": _lp_normalize,
+    "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize, "MatMulInteger": _matmul_integer,
+    "QLinearMatMul": _qlinear_matmul,
+}  # fmt: skip
