@@ -114,7 +114,7 @@ def test_a_terminal_gets_bold_headings_and_no_colours(place: Path) -> None:
             assert process.returncode == 0
         finally:
             os.close(ours)
-        assert re.search(r"\x1b\[[\d;]*[349]\dm", text) is None and "workloads" in text
+        assert re.search(r"\x1b\[[\d;]*[349]\dm", text) is None and "kind" in text
         assert ("\x1b[1m" in text) is bold, text[:300]
 
 
