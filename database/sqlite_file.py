@@ -124,6 +124,8 @@ def _verify_writable(path: Path, where: str) -> None:
                 f"{where}: wanted to write it, found {what} read-only; fix its permissions, or copy the database to where you "
                 "may write"
             )
+    if is_full(path):
+        raise DatabaseError(f"{where}: wanted to write it, found its disk full; free some space")
 
 
 def _verify_length(header: bytes, size: int, path: Path, where: str) -> None:
