@@ -35,6 +35,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "alembic": ("tune", "database versions"),
     "xgboost": ("tune", "the cost model"),
     "optuna": ("tune", "the optuna strategy"),
+    "cmaes": ("tune", "optuna's CMA-ES"),
     "typer": ("tune", "commands"),
     "rich": ("tune", "tables"),
     "pyopencl": ("opencl", "OpenCL devices"),
@@ -42,10 +43,10 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "scipy-openblas32": ("openblas", "OpenBLAS"),
     "tokenizers": ("text", "sentences as input"),
     "distributed": ("cluster", "far devices"),
-    "psycopg": ("postgres", "a shared database"),
+    "platformdirs": ("tune", "this user's database"),
     "onnx": ("onnx", "ONNX models"),
     "cryptography": ("cluster", "certificates of far devices"),
-    "platformdirs": ("tune", "this user's database"),
+    "psycopg": ("postgres", "a shared database"),
 }
 # Variables that change how many threads run where, for kernels and libraries alike.
 THREAD_VARIABLES = (
