@@ -327,6 +327,7 @@ class Tuner:
             self.result.trials += sum(v.kind == "tuned" for v in variants)
         state.attempted.update(v.key for v in variants)
         state.learn(records, self.job)
+        state.tuned.update(v.key for v in variants if v.kind == "tuned")  # spent, even on answers that say nothing
         self._tell_progress(state)
 
     def _results(self, requests: Sequence[MeasureRequest]) -> Sequence[MeasureResult]:

@@ -23,6 +23,8 @@ class DevicePlugin(distributed.WorkerPlugin):
     """The worker's runners: opened on first use, closed with the worker."""
 
     name = PLUGIN_NAME
+    # A second job that registers it too must not replace it: that would close the runners the first one measures on.
+    idempotent = True
 
     def setup(self, worker: Any) -> None:
         """Called by Dask on every worker, present and future."""

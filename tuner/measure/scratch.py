@@ -10,6 +10,8 @@ import time
 import weakref
 from pathlib import Path
 
+from relax_tune.tuner.interrupts import shielded
+
 try:
     import fcntl
 except ImportError:  # no such locks here: folders of killed owners stay until the system cleans up
@@ -27,15 +29,23 @@ class ScratchFolder:
 
     def __init__(self) -> None:
         _sweep(Path(tempfile.gettempdir()))
-        while True:
+        while not self._made():
+            pass
+
+    def _made(self) -> bool:
+        """One attempt; False when another's sweep came between."""
+        with shielded():
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             owner = self.path / _OWNER
-            with contextlib.suppress(FileNotFoundError):  # swept while it was not locked yet
+            try:
                 lock = os.open(owner, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-                if _locked(lock) and owner.exists():
-                    self._end = weakref.finalize(self, _remove, self.path, lock)
-                    return
-                os.close(lock)
+            except FileNotFoundError:
+                return False
+            if _locked(lock) and owner.exists():
+                self._end = weakref.finalize(self, _remove, self.path, lock)
+                return True
+            os.close(lock)
+            return False
 
     def remove(self) -> None:
         """Remove it with all it holds; the interpreter's end does it too. May be called twice."""

@@ -1,0 +1,477 @@
+"""What the project promises of measuring, number by number: bad tasks, devices that are not there, failures, checks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import IntegrityError
+from tests.database.records_made import MATMUL, ZEN, failure, filled, timing
+from tests.tuner.cli_model import make_bert
+from tests.tuner.measure_programs import LIMIT_SECS, request
+from tests.tuner.tuner_models import (
+    QUICK,
+    RecordedRunner,
+    add_records,
+    feed_forward,
+    feed_forward_reference,
+    ok_record,
+    paper_job,
+    row_scale,
+)
+from typer.testing import CliRunner
+
+from relax_tune.database.records import STAGES, Measurement
+from relax_tune.database.store import MemoryStore, Store, open_store
+from relax_tune.errors import DatabaseError, MeasureError, UserError
+from relax_tune.runtime.artifact import load_artifact
+from relax_tune.schedules.sketch import RULES
+from relax_tune.tuner import loop
+from relax_tune.tuner.cli import app
+from relax_tune.tuner.job import Job, open_runner
+from relax_tune.tuner.measure.cluster import DaskRunner
+from relax_tune.tuner.measure.cluster_processes import ClusterProcess, start_scheduler, start_worker
+from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, failed
+from relax_tune.tuner.settings import Settings
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
+
+
+# -- 27: a symbolic task is tuned, not skipped, and one bad task never aborts the rest ---------------------------------
+
+
+def kinds(job: Job, name: str) -> set[str]:
+    """The kinds of variants of a task that were timed."""
+    return {r.variant.kind for r in job.store.query(job.target.key, job.choices[name].task.key, status="ok")}
+
+
+@pytest.mark.parametrize("make", [feed_forward, row_scale])
+def test_27_symbolic_tasks_are_tuned_over_their_range(make: Any) -> None:
+    job = paper_job(make)
+    job.tune(RecordedRunner(lambda p, _: 1e-6 if p.calls[0].variants[0].label == "tuned" else 3e-6))
+    for task in job.tasks:
+        assert task.func.symbols, "not a symbolic task: this says nothing"
+        points = {tuple(p) for p in task.domain.points}
+        assert len(points) >= 4
+        tuned = [r for r in job.store.query(job.target.key, task.key, status="ok", kinds=("tuned",))]
+        for key in {r.variant.key for r in tuned}:
+            assert {tuple(r.symbols.values()) for r in tuned if r.variant.key == key} == points
+        assert tuned, task.name
+    assert any(v.label == "tuned" for c in job.build().program.calls for v in c.variants)
+
+
+@dataclass(eq=False)
+class Spoilt(RecordedRunner):
+    """Every request of one task goes wrong in a way of its own."""
+
+    task: str = ""
+    how: str = ""
+
+    def _result(self, request: MeasureRequest) -> MeasureResult:
+        good = super()._result(request)
+        if json.loads(request.program_json)["name"] != self.task:
+            return good
+        if self.how == "unchecked":
+            return replace(good, status="ok", stage=None, checked=False)
+        if self.how == "no times":
+            return replace(good, status="ok", stage=None, checked=True, timings=())
+        return failed(request.id, self.how, f"it failed at {self.how}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [*STAGES, "unchecked", "no times"])
+def test_27_a_task_whose_candidates_all_fail_never_aborts_the_rest(how: str) -> None:
+    job = paper_job(feed_forward)
+    bad = job.tasks[0].name
+    job.tune(Spoilt(task=bad, how=how))
+    for task in job.tasks:
+        assert kinds(job, task.name) >= ({"tuned", "generic"} if task.name != bad else set()), task.name
+    built = job.build()
+    assert {v.label for c in built.program.calls if c.task == job.tasks[0].key for v in c.variants} == {"generic"}
+    assert any(v.label == "tuned" for c in built.program.calls for v in c.variants)
+    assert any(bad in note for note in built.notes)
+    assert [j.state for j in job.store.jobs()] == ["done"]
+
+
+@pytest.mark.parametrize("where", ["rule", "check", "ask", "tell"])
+def test_27_a_task_that_raises_never_aborts_the_rest(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = paper_job(feed_forward, fresh=True)
+    bad = job.tasks[1]
+
+    def explode(*_: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    if where == "rule":
+        plain = RULES["matmul"]
+
+        def rule(func: Any, machine: Any) -> Iterator[Any]:
+            if func.name == bad.func.name:
+                explode()
+            yield from plain(func, machine)
+
+        monkeypatch.setitem(RULES, "matmul", rule)  # type: ignore[arg-type]
+    elif where == "check":
+        plain_case = loop.check_case
+        monkeypatch.setattr(loop, "check_case", lambda t, n: explode() if t.key == bad.key else plain_case(t, n))
+    else:
+        plain_make = loop.make_strategy
+        number = iter(range(100))
+
+        def make(name: str, problem: Any, rng: Any) -> Any:
+            made = plain_make(name, problem, rng)
+            if next(number) == 1:
+                monkeypatch.setattr(made, where, explode, raising=True)
+            return made
+
+        monkeypatch.setattr(loop, "make_strategy", make)
+    work = job.tune(RecordedRunner())
+    assert bad.name in [name for name, _ in work.problems]
+    assert all("a bug" in why for _, why in work.problems)
+    for task in job.tasks:
+        if task.key != bad.key:
+            assert kinds(job, task.name) >= {"tuned", "generic"}, task.name
+    noted = job.store.query(job.target.key, bad.key, status="failed")
+    assert any("ZeroDivisionError" in r.message for r in noted)
+    assert [j.state for j in job.store.jobs()] == ["done"]
+    assert job.build().program.calls
+
+
+@needs_gcc
+@pytest.mark.ccompiler
+def test_27_a_wrong_reference_fails_its_task_alone_on_a_real_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All that is right about the task looks wrong, so nothing of it may be used; the model still runs and is right."""
+    plain = loop.check_case
+    with LocalRunner("c") as runner, open_store(f"sqlite:///{tmp_path / 't.db'}") as store:
+        module = feed_forward(upper=16)
+        job = Job(module, runner.device_info(), store, Settings(target="c", trials=1, effort="quick"))
+        bad = job.tasks[0]
+
+        def check_case(task: Any, number: int) -> Any:
+            case = plain(task, number)
+            return replace(case, expected=tuple(e + 1 for e in case.expected)) if task.key == bad.key else case
+
+        monkeypatch.setattr(loop, "check_case", check_case)
+        job.tune(runner)
+        assert kinds(job, bad.name) == set()
+        found = store.query(job.target.key, bad.key)
+        assert found and {r.stage for r in found} == {"wrong-result"} and all("differ" in r.message for r in found)
+        assert all(kinds(job, t.name) >= {"tuned", "generic"} for t in job.tasks if t.key != bad.key)
+        saved = job.artifact(job.build()).save(tmp_path / "m.rta")
+    x = np.random.default_rng(3).standard_normal((7, 24)).astype(np.float32)
+    with load_artifact(saved).open() as model:
+        (y,) = model.run({"x": x})
+    np.testing.assert_allclose(y, feed_forward_reference(module, x), atol=1e-4)
+
+
+# -- 28: a device that does not exist or is busy: an error that says so, within the limit ------------------------------
+
+
+@pytest.mark.parametrize("spec", ["abacus", "opencl:abacus", "cuda", "", "c:0"])
+def test_28_a_device_that_does_not_exist(spec: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises((MeasureError, UserError)) as raised:
+        open_runner(Settings(target=spec)).close()
+    assert time.monotonic() - began < 60
+    assert repr(spec) in str(raised.value)
+    make_bert(tmp_path / "bert")
+    with contextlib.chdir(tmp_path):
+        done = CliRunner().invoke(app, ["tune", "bert", "--target", spec, "--db", "sqlite:///t.db"])
+    assert done.exit_code == 2 and done.stderr.startswith("error: ") and repr(spec) in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "bert.rta").exists()
+
+
+@needs_gcc
+@pytest.mark.ccompiler
+def test_28_a_device_that_never_opens(tmp_path: Path) -> None:
+    """A driver that hangs while it is opened: here a compiler that never says who it is."""
+    (tmp_path / "gcc").write_text("#!/bin/sh\nsleep 600\n")
+    (tmp_path / "gcc").chmod(0o755)
+    began = time.monotonic()
+    with pytest.raises(MeasureError, match=r"'c' opened within 1 s, found no answer: it is busy or its driver hangs"):
+        LocalRunner("c", open_secs=1.0, environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert time.monotonic() - began < 30
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[tuple[ClusterProcess, str]]:
+    pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
+    process, address = start_scheduler()
+    with process:
+        yield process, address
+
+
+def test_28_a_scheduler_without_such_a_worker(scheduler: tuple[ClusterProcess, str]) -> None:
+    began = time.monotonic()
+    with pytest.raises(MeasureError, match=r"'abacus'.* within 0\.5 s"):
+        DaskRunner(scheduler[1], "abacus", open_secs=0.5)
+    assert time.monotonic() - began < 30
+
+
+def test_28_no_scheduler_at_all(scheduler: object) -> None:
+    began = time.monotonic()
+    with pytest.raises(MeasureError, match=r"wanted a Dask scheduler at tcp://127.0.0.1:9 within 0\.5 s"):
+        DaskRunner("tcp://127.0.0.1:9", "c", open_secs=0.5)
+    assert time.monotonic() - began < 30
+
+
+@needs_gcc
+@pytest.mark.ccompiler
+def test_28_a_device_that_another_job_holds(scheduler: tuple[ClusterProcess, str]) -> None:
+    """The only worker with the label measures something endless for another job."""
+    endless = request("hang", "c", deadline_secs=600.0)
+    with start_worker(scheduler[1], ["c"]), DaskRunner(scheduler[1], "c", open_secs=60.0) as first:
+        assert first.submit([request("good", "c")]).result(LIMIT_SECS)[0].status == "ok"
+        held = first.submit([endless])
+        with pytest.raises(TimeoutError):
+            held.result(2.0)
+        began = time.monotonic()
+        with pytest.raises(MeasureError, match=r"'c'.* within 1 s, found .*busy"):
+            DaskRunner(scheduler[1], "c", open_secs=1.0)
+        assert time.monotonic() - began < 30
+
+
+@needs_gcc
+@pytest.mark.ccompiler
+def test_28_a_device_that_hangs_while_it_measures(tmp_path: Path) -> None:
+    """The job ends, and the record says what hung and for how long."""
+    with LocalRunner("c") as runner:
+        began = time.monotonic()
+        (result,) = runner.submit([request("hang", "c", deadline_secs=1.0)]).result(LIMIT_SECS)
+        assert time.monotonic() - began < 60
+    assert result.stage == "timeout" and "within 1 s" in result.message
+
+
+# -- 29: every failure has its stage and message; nothing is encoded as a huge time ------------------------------------
+
+SABOTAGE = {
+    "syntax": "compile",
+    "hang": "timeout",
+    "wrong": "wrong-result",
+    "silent": "wrong-result",
+    "no-library": "launch",
+    "crash": "crash",
+    "stale": "wrong-result",
+    "overrun": "wrong-result",
+}
+
+
+@dataclass(eq=False)
+class Sabotaged:
+    """A real runner that is given broken programs in place of the candidates."""
+
+    real: LocalRunner
+    asked: dict[str, str] = field(default_factory=dict)
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        worse = []
+        for one in batch:
+            kind = list(SABOTAGE)[len(self.asked) % len(SABOTAGE)]
+            self.asked[one.id] = kind
+            worse.append(request(kind, "c", id=one.id, deadline_secs=1.0 if kind == "hang" else 60.0))
+        return self.real.submit(worse)
+
+    def device_info(self) -> Any:
+        return self.real.device_info()
+
+    def close(self) -> None:
+        self.real.close()
+
+
+def rows_of(url: str) -> list[dict[str, Any]]:
+    """The table of measurements, without any code of ours."""
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        assert "measurements" in inspect(connection).get_table_names()
+        found = [dict(row) for row in connection.execute(text("SELECT * FROM measurements")).mappings()]
+    engine.dispose()
+    return found
+
+
+def sound(row: dict[str, Any]) -> None:
+    """A failure has a stage and a message and no time, anything else times that can be."""
+    samples = json.loads(row["samples"])
+    if row["status"] == "failed":
+        assert row["stage"] in STAGES and row["message"].strip() and samples == [] and not row["checked"]
+    else:
+        assert row["status"] == "ok" and row["stage"] is None
+        assert samples and all(0 < secs < 60 for secs in samples)
+    assert 0 <= row["build_secs"] < 600
+    assert json.loads(row["symbols"]) == {} or row["status"] == "ok"
+
+
+@needs_gcc
+@pytest.mark.ccompiler
+def test_29_every_way_to_fail_on_a_real_device_is_a_row_with_stage_and_message(sql_url: str) -> None:
+    with LocalRunner("c") as real, open_store(sql_url) as store:
+        runner = Sabotaged(real)
+        job = Job(feed_forward(upper=16), runner.device_info(), store, Settings(target="c", trials=4, effort="quick"))
+        job.tune(runner)
+        assert job.build().notes
+        stats = store.stats(job.target.key)
+        assert stats is not None and stats.ok == 0
+    assert set(runner.asked.values()) == set(SABOTAGE)
+    rows = rows_of(sql_url)
+    assert {row["id"].split(".")[0] for row in rows} == set(runner.asked)
+    for row in rows:
+        sound(row)
+        assert row["stage"] == SABOTAGE[runner.asked[row["id"].split(".")[0]]]
+    assert dict(stats.failures) == {s: sum(r["stage"] == s for r in rows) for s in set(SABOTAGE.values())}
+
+
+def test_29_every_stage_a_runner_can_answer_is_a_row_with_stage_and_message(sql_url: str) -> None:
+    """Also for a runner that forgot its message, and for times and failures in one batch."""
+    stages = iter([*STAGES] * 20)
+
+    class Failing(RecordedRunner):
+        def _result(self, request: MeasureRequest) -> MeasureResult:
+            good = super()._result(request)
+            stage = next(stages)
+            return good if stage == "runtime" else failed(request.id, stage, "")  # type: ignore[arg-type]
+
+    with open_store(sql_url) as store:
+        paper_job(feed_forward, store, replace(QUICK, trials=8)).tune(Failing())
+    rows = rows_of(sql_url)
+    for row in rows:
+        sound(row)
+    assert {row["stage"] for row in rows} >= {*STAGES, None} - {"runtime"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "failed"},
+        {"status": "failed", "stage": "compile"},
+        {"status": "failed", "stage": "slow", "message": "m"},
+        {"status": "failed", "stage": "compile", "message": "m", "samples_secs": (1e30,)},
+        {"status": "ok", "samples_secs": ()},
+        {"status": "ok", "stage": "compile", "samples_secs": (1.0,)},
+        {"status": "ok", "samples_secs": (float("inf"),)},
+        {"status": "ok", "samples_secs": (float("nan"),)},
+        {"status": "ok", "samples_secs": (-1.0,)},
+    ],
+)
+def test_29_a_record_cannot_be_made_otherwise(wrong: dict[str, Any]) -> None:
+    with pytest.raises(DatabaseError):
+        Measurement("id", MATMUL.key, ZEN.key, timing("x", 1.0).variant, **wrong)
+
+
+def test_29_rows_changed_by_hand_are_refused_or_named(sql_url: str) -> None:
+    with open_store(sql_url) as store:
+        filled(store).add_measurements([timing("a", 1.0), failure("b", "compile")])
+    engine = create_engine(sql_url.replace("postgresql:", "postgresql+psycopg:"))
+    for change in (
+        "stage = 'compile' WHERE id = 'a'",
+        "stage = 'slow' WHERE id = 'b'",
+        "status = 'slow' WHERE id = 'b'",
+    ):
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            connection.execute(text(f"UPDATE measurements SET {change}"))
+    # what gets past the tables is named by whoever looks
+    for change in ("stage = NULL WHERE id = 'b'", "samples = '[1e999]' WHERE id = 'a'"):
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE measurements SET {change}"))
+        with open_store(sql_url) as store:
+            assert store.check()
+            with pytest.raises(DatabaseError):
+                store.query(ZEN.key)
+    engine.dispose()
+
+
+# -- 30: a record may win only after its output was checked ------------------------------------------------------------
+
+
+def test_30_the_store_ranks_only_what_was_checked(store: Store) -> None:
+    filled(store)
+    fast = [timing(f"unchecked-{i}", 1e-6, tile=i, checked=False) for i in range(3)]
+    wrong = [failure(f"wrong-{i}", "wrong-result", tile=10 + i) for i in range(3)]
+    store.add_measurements([*fast, *wrong])
+    assert store.best(MATMUL.key, ZEN.key, {"n": 8}) is None
+    assert store.top(MATMUL.key, ZEN.key, {"n": 8}, 100) == []
+    store.add_measurements([timing("checked", 5.0, tile=1)])
+    best = store.best(MATMUL.key, ZEN.key, {"n": 8})
+    assert best is not None and best.id == "checked" and best.median_secs == 5.0
+    assert [m.id for m in store.top(MATMUL.key, ZEN.key, {"n": 8}, 100)] == ["checked"]
+
+
+def test_30_unchecked_and_wrong_records_are_never_dispatched() -> None:
+    """The fastest of all by far: one never checked, one found wrong once, one found wrong after it was checked."""
+    store = MemoryStore()
+    job = paper_job(row_scale, store, QUICK)
+    job.tune(RecordedRunner(lambda program, symbols: 1e-3))
+    (task,) = job.tasks
+    choices = job.choices[task.name]
+    before = job.build()
+    key = job.target.key
+    unchecked, wrong, later = (choices.tuned(c) for c in choices.space.candidates(choices.space.listed()[:3]))  # type: ignore[index]
+    points = task.domain.points
+    records = [ok_record(task, key, unchecked, p, 1e-7, checked=False) for p in points]
+    records += [ok_record(task, key, wrong, points[0], 1e-7), *(ok_record(task, key, later, p, 1e-7) for p in points)]
+    records += [
+        Measurement(f"bad{n}", task.key, key, v, status="failed", stage="wrong-result", message="3 elements differ")
+        for n, v in enumerate((wrong, later))
+    ]
+    add_records(store, task, records)
+    built = job.build()
+    assert built.program.to_json() == before.program.to_json()
+    assert not {v.key for v in (unchecked, wrong, later)} & set(built.plans[task.name].times)
+    for policy in ("measured", "library", "generic"):
+        used = job.build(policy).plans[task.name].plan.variants  # type: ignore[arg-type]
+        assert not {v.key for v in (unchecked, wrong, later)} & set(used)
+    # the same times, checked and never found wrong, do win: the comparison is not vacuous
+    good = choices.tuned(choices.space.candidates(choices.space.listed()[3:4])[0])  # type: ignore[index]
+    add_records(store, task, [ok_record(task, key, good, p, 1e-7) for p in points])
+    assert job.build().plans[task.name].plan.variants == (good.key,)
+
+
+def test_30_a_runner_that_checks_nothing_wins_nothing() -> None:
+    class Careless(RecordedRunner):
+        def _result(self, request: MeasureRequest) -> MeasureResult:
+            return replace(super()._result(request), checked=False)
+
+    job = paper_job(feed_forward)
+    job.tune(Careless())
+    stats = job.store.stats(job.target.key)
+    assert stats is not None and stats.ok > 0 and stats.checked == 0
+    built = job.build()
+    assert built.notes and {v.label for c in built.program.calls for v in c.variants} == {"generic"}
+    careful = RecordedRunner()
+    paper_job(feed_forward, job.store).tune(careful)
+    assert careful.batches, "what was never checked counts as measured"
+
+
+def test_30_every_request_of_a_job_asks_for_checks() -> None:
+    runner = RecordedRunner()
+    job = paper_job(feed_forward, settings=replace(QUICK, trials=4))
+    job.tune(runner)
+    for batch in runner.batches:
+        for one in batch:
+            assert len(one.checks) >= 2 and all(case.expected for case in one.checks)
+    # at least two shapes, one of them off every tile
+    sizes = {tuple(case.symbols.values()) for batch in runner.batches for one in batch for case in one.checks}
+    assert len(sizes) >= 2 and any(size[0] % 4 and size[0] % 2 for size in sizes)
+
+
+@needs_gcc
+@pytest.mark.ccompiler
+def test_30_a_fast_and_wrong_kernel_is_measured_as_wrong() -> None:
+    with LocalRunner("c") as runner:
+        results = runner.submit([request(kind, "c") for kind in ("good", "wrong", "silent")]).result(LIMIT_SECS)
+    assert [(r.status, r.checked, bool(r.timings)) for r in results] == [
+        ("ok", True, True),
+        ("failed", False, False),
+        ("failed", False, False),
+    ]
+    assert {r.stage for r in results[1:]} == {"wrong-result"}

@@ -1,0 +1,292 @@
+"""What the project promises of tuning, number by number, through what a user or another program would call."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
+from tests.tuner.tuner_models import (
+    PAPER_DEVICE,
+    QUICK,
+    RecordedRunner,
+    attention,
+    feed_forward,
+    paper_job,
+    row_scale,
+)
+
+from relax_tune.database.records import Measurement, Target
+from relax_tune.database.store import MemoryStore, Store, open_store
+from relax_tune.errors import MeasureError
+from relax_tune.ir.function import IRModule
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests
+
+ROOT = Path(__file__).parent.parent.parent
+EIGHT = replace(QUICK, trials=8)
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
+
+
+def records_of(job: Job) -> list[Measurement]:
+    return job.store.query(job.target.key)
+
+
+# -- 24: same seed, same recorded answers in any order, any number of workers: the same candidates ---------------------
+
+
+class ManyWorkers(RecordedRunner):
+    """Recorded answers, found by several workers at a time that take different whiles, and handed over as they come."""
+
+    def __init__(self, workers: int, seed: int) -> None:
+        super().__init__()
+        self.pool = ThreadPoolExecutor(workers)
+        self.waits = random.Random(seed)
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        requests = distinct_requests(batch)
+        self.batches.append(requests)
+        done: Future[list[MeasureResult]] = Future()
+        arrived: list[MeasureResult] = []
+        if not requests:
+            done.set_result([])
+
+        def work(one: MeasureRequest, wait: float) -> None:
+            with self._lock:
+                self._now += 1
+                self.most = max(self.most, self._now)
+            time.sleep(wait)
+            result = self._result(one)
+            with self._lock:
+                self._now -= 1
+                arrived.append(result)
+                if len(arrived) == len(requests):
+                    done.set_result(arrived)
+
+        order = list(requests)
+        self.waits.shuffle(order)
+        for one in order:
+            self.pool.submit(work, one, self.waits.uniform(0, 0.004))
+        return done
+
+
+def candidates(runner: RecordedRunner) -> list[list[str]]:
+    """What was asked, batch by batch; within a batch there is no order."""
+    return [sorted(r.program_json for r in batch) for batch in runner.batches]
+
+
+@pytest.mark.parametrize("make", [feed_forward, attention])
+@pytest.mark.parametrize("strategy", ["evolution", "random"])
+def test_24_same_seed_and_answers_give_the_same_candidates_with_1_2_or_4_workers(
+    strategy: str, make: Callable[[], IRModule]
+) -> None:
+    settings = replace(EIGHT, strategy=strategy)
+    alone = RecordedRunner()
+    paper_job(make, settings=settings).tune(alone)
+    for workers in (1, 2, 4):
+        runner = ManyWorkers(workers, seed=workers)
+        job = paper_job(make, settings=settings)
+        with runner.pool:
+            job.tune(runner)
+        assert candidates(runner) == candidates(alone), f"{workers} workers"
+        assert workers == 1 or runner.most > 1, "the workers never worked at once: this says nothing"
+    seeds = [RecordedRunner() for _ in range(3)]
+    for seed, runner in enumerate(seeds):
+        paper_job(make, settings=replace(settings, seed=seed + 1)).tune(runner)
+    assert any(candidates(r) != candidates(alone) for r in seeds), "the seed means nothing: this says nothing"
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "random"])
+def test_24_jobs_that_share_a_store_try_the_candidates_of_one_job(strategy: str) -> None:
+    """1, 2 or 4 jobs at once, each with a device of its own: together they ask what one alone asks."""
+    settings = replace(EIGHT, strategy=strategy)
+
+    def tried(jobs: int) -> set[tuple[str, str]]:
+        store, errors = MemoryStore(), []
+
+        def work(number: int) -> None:
+            try:
+                job = paper_job(feed_forward, store, settings)
+                job.tune(ManyWorkers(2, number))
+            except BaseException as error:
+                errors.append(error)
+
+        paper_job(feed_forward)  # made once, then shared
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        (target,) = store.targets()
+        return {(r.workload, r.variant.key) for r in store.query(target.key, kinds=("tuned",))}
+
+    alone = tried(1)
+    assert len(alone) == 8 * len(paper_job(feed_forward).tasks)
+    assert tried(2) == alone and tried(4) == alone
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "random", "grid"])
+def test_24_an_interrupted_job_goes_on_with_the_candidates_it_would_have_had(strategy: str) -> None:
+    settings = replace(EIGHT, strategy=strategy)
+
+    def tried(stops: Sequence[int]) -> set[tuple[str, str]]:
+        store = MemoryStore()
+        for stop in (*stops, 10**6):
+            runner = RecordedRunner()
+
+            def on_batch(_: Sequence[MeasureRequest], stop: int = stop, runner: RecordedRunner = runner) -> None:
+                if len(runner.batches) > stop:
+                    raise MeasureError("the device is gone")
+
+            runner.on_batch = on_batch
+            try:
+                paper_job(feed_forward, store, settings).tune(runner)
+            except MeasureError:
+                assert stop < 10**6
+        (target,) = store.targets()
+        return {(r.workload, r.variant.key) for r in store.query(target.key, kinds=("tuned",))}
+
+    whole = tried(())
+    assert tried([0, 1, 2, 1, 1]) == whole
+    assert tried([3, 4]) == whole
+
+
+# -- 25: two processes writing one database lose nothing and mix nothing ----------------------------------------------
+
+WRITER = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from dataclasses import replace
+from relax_tune.database.store import open_store
+from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, feed_forward, paper_job
+
+class Spoken(RecordedRunner):
+    def submit(self, batch):
+        sent.extend(r.id for r in batch)
+        return super().submit(batch)
+
+sent = []
+device = replace(PAPER_DEVICE, name=sys.argv[3])
+with open_store(sys.argv[2]) as store:
+    sys.stdin.readline()
+    job = paper_job(feed_forward, store, replace(QUICK, trials=4))
+    job.device = device
+    vars(job).pop("target", None)
+    work = job.tune(Spoken())
+print(json.dumps({"ids": sent, "measurements": work.measurements, "target": job.target.key}))
+"""
+
+
+@pytest.mark.parametrize("devices", [("one", "one"), ("one", "two")], ids=["one-device", "two-devices"])
+def test_25_two_processes_tune_into_one_database(devices: tuple[str, str], sql_url: str) -> None:
+    open_store(sql_url).close()
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(ROOT), sql_url, device],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for device in devices
+    ]
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+    alone = paper_job(feed_forward, settings=replace(QUICK, trials=4))
+    alone.tune(RecordedRunner())
+    wanted = {(r.workload, r.variant.key, str(r.symbols)) for r in records_of(alone)}
+    with open_store(sql_url) as store:
+        assert store.check() == []
+        for key in {s["target"] for s in said}:
+            found = store.query(key)
+            mine = [s for s in said if s["target"] == key]
+            # every measurement that was made is there once, under the target it was made on
+            assert len(found) == sum(s["measurements"] for s in mine)
+            assert {r.id.split(".")[0] for r in found} == {id for s in mine for id in s["ids"]}
+            assert {(r.workload, r.variant.key, str(r.symbols)) for r in found} == wanted
+        assert len(store.targets()) == len(set(devices))
+        assert [job.state for job in store.jobs()] == ["done", "done"]
+
+
+# -- 26: a query for one device never returns another device's record -------------------------------------------------
+
+
+def test_26_no_question_about_one_device_is_answered_with_another_s_records(store: Store) -> None:
+    """Every method of the store that takes a target; the same workloads, variants, points and times on both."""
+    filled(store)
+    third = Target("opencl", ZEN.name, ZEN.fingerprint)  # the same name and facts under another kind
+    store.add_target(third)
+    for number, target in enumerate((ZEN, ZEN_OLD)):
+        batch = [
+            timing(f"{number}-{i}", 1.0 + i - number / 2, tile=i + 1, target=target, job=target.key) for i in range(3)
+        ]
+        batch += [
+            timing(f"{number}-s", 1.0, target=target, workload=SOFTMAX if number else MATMUL, n=3, job=target.key)
+        ]
+        batch += [failure(f"{number}-f", "compile", target.key, tile=9, target=target)]
+        store.add_measurements(batch)
+        store.put_plan(MATMUL.key, target.key, json.dumps([number]))
+        store.acquire_lease(MATMUL.key, target.key, f"holder-{number}", now=1.0, secs=9.0)
+    for number, target in enumerate((ZEN, ZEN_OLD)):
+        everything = store.query(target.key)
+        assert len(everything) == 5 and {m.target for m in everything} == {target.key}
+        assert {m.id[0] for m in everything} == {str(number)}
+        for workload in (MATMUL, SOFTMAX):
+            for narrow in ({}, {"status": "ok"}, {"status": "failed"}, {"kinds": ("tuned",)}, {"symbols": {"n": 3}}):
+                assert {m.target for m in store.query(target.key, workload.key, **narrow)} <= {target.key}  # type: ignore[arg-type]
+            assert {m.target for m in store.query(target.key, workload.key, regime="warm")} <= {target.key}
+            for n in (3, 8):
+                assert {m.target for m in store.top(workload.key, target.key, {"n": n}, 100)} <= {target.key}
+                best = store.best(workload.key, target.key, {"n": n})
+                assert best is None or best.target == target.key
+        best = store.best(MATMUL.key, target.key, {"n": 8})
+        assert best is not None and best.id == f"{number}-0"
+        assert store.count(target.key) == 5 and store.count(target.key, status="failed") == 1
+        assert store.count(target.key, SOFTMAX.key) == number
+        assert [w.key for w in store.workloads(target.key)] == [w.key for w in (MATMUL, SOFTMAX)[: 1 + number]]
+        stats = store.stats(target.key)
+        assert stats is not None and (stats.measurements, stats.ok, stats.workloads) == (5, 4, 1 + number)
+        plan, lease = store.plan(MATMUL.key, target.key), store.lease(MATMUL.key, target.key)
+        assert plan is not None and json.loads(plan.entries) == [number] and plan.version == 1
+        assert [p.target for p in store.plans(target.key)] == [target.key]
+        assert lease is not None and lease.holder == f"holder-{number}"
+    assert store.query(third.key) == [] and store.count(third.key) == 0 and store.workloads(third.key) == []
+    assert store.best(MATMUL.key, third.key, {"n": 8}) is None and store.top(MATMUL.key, third.key, {"n": 8}, 9) == []
+    assert store.plan(MATMUL.key, third.key) is None and store.plans(third.key) == []
+    assert store.lease(MATMUL.key, third.key) is None
+    assert store.prune(ZEN.key, failed=True) == 1 and store.count(ZEN_OLD.key) == 5
+
+
+def test_26_a_job_and_a_build_use_no_other_device_s_records() -> None:
+    """Only the compiler's version differs, and the other device's records say that a slow variant is fast."""
+    store = MemoryStore()
+    other = paper_job(row_scale, store, QUICK)
+    other.device = replace(PAPER_DEVICE, fingerprint=(("compiler", "older"),))
+    assert other.tune(RecordedRunner(lambda p, s: 1e-9)).measurements > 0
+    job = paper_job(row_scale, store, QUICK)
+    assert job.target.key != other.target.key
+    built = job.build()
+    assert built.notes and {v.label for c in built.program.calls for v in c.variants} == {"generic"}
+    runner = RecordedRunner()
+    fresh = paper_job(row_scale, settings=QUICK)
+    reference = RecordedRunner()
+    fresh.tune(reference)
+    job.tune(runner)
+    assert candidates(runner) == candidates(reference), "another device's records steered the search"
+    assert job.build().program.to_json() == fresh.build().program.to_json()
