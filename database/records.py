@@ -62,8 +62,12 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def content_key(value: Any) -> str:
-    """32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`."""
-    return hashlib.blake2b(canonical_json(value).encode(), digest_size=16).hexdigest()
+    """32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`. Raises `DatabaseError` when it has none."""
+    try:
+        data = canonical_json(value).encode()
+    except UnicodeEncodeError:
+        raise DatabaseError("wanted valid Unicode, found a lone surrogate in a text") from None
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _refuse_constant(name: str) -> Any:

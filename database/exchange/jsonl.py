@@ -244,7 +244,7 @@ class _Import:
         form, kind = values.pop("v"), values.pop("record")
         if type(form) is not int or form != FORM:
             raise DatabaseError(
-                f"wanted form {FORM}, found {form!r}; import it with the relax-tune that wrote it, or newer"
+                f"wanted form {FORM}, found {form!r:.40}; import it with the relax-tune that wrote it, or newer"
             )
         reader = self._readers.get(kind) if isinstance(kind, str) else None
         if reader is None:
