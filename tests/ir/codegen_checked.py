@@ -18,10 +18,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.ir import codegen_cases as make
 from tests.ir.codegen_runner import Compiled, kernels_of
+from tests.runtime.watched import SimulatedDevice
 
 from relax_tune.ir.expr import call
 from relax_tune.ir.function import PrimFunc
-from relax_tune.runtime.device.registry import open_device
 
 PAGE = mmap.PAGESIZE
 
@@ -98,7 +98,7 @@ def pages(folder: str, flags: list[str]) -> None:
 
 
 def oclgrind(names: list[str]) -> None:
-    device = open_device("opencl:oclgrind")
+    device = SimulatedDevice()
     for func, sizes in functions("opencl"):
         if func.name not in names:
             continue

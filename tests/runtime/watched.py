@@ -199,9 +199,10 @@ class RecordingDevice(WatchedDevice):
 
 
 class SimulatedDevice(OpenCLDevice):
-    """The OpenCL simulator. poison: 0 or 1, what memory holds before anything is stored."""
+    """The OpenCL simulator. poison: 0 or 1, what memory holds before anything is stored; None leaves that to the simulator, which
+    then can tell what nothing has stored."""
 
-    def __init__(self, poison: int = 0, mutate: Callable[[str], str] = lambda text: text) -> None:
+    def __init__(self, poison: int | None = None, mutate: Callable[[str], str] = lambda text: text) -> None:
         super().__init__("oclgrind")
         limits = dict(self.info.limits) | {"max_vector_lanes": _LANES, "vector_bits": 32 * _LANES}
         self.info = replace(self.info, limits=tuple(sorted(limits.items())))
@@ -210,14 +211,19 @@ class SimulatedDevice(OpenCLDevice):
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
         new = [k for k in kernels if k.source not in self._compiled]
-        texts = [replace(k, source=filled_privates(self.mutate(k.source), self.poison)) for k in new]
-        made = super().compile(texts) if new else {}
+        made = super().compile([replace(k, source=self.prepared(k.source)) for k in new]) if new else {}
         self._compiled.update({k.source: made[k.name] for k in new})
         return {k.name: self._compiled[k.source] for k in kernels}
 
+    def prepared(self, source: str) -> str:
+        text = self.mutate(source)
+        return text if self.poison is None else filled_privates(text, self.poison)
+
     def alloc(self, nbytes: int) -> Any:
-        flags = self._cl.mem_flags
-        held = np.full(max(nbytes, 1), (0xFF, 0x3C)[self.poison], np.uint8)
+        flags, size = self._cl.mem_flags, max(nbytes, 1)
+        if self.poison is None:
+            return OpenCLBuffer(self._cl.Buffer(self._context, flags.READ_WRITE, size=size), None, nbytes)
+        held = np.full(size, (0xFF, 0x3C)[self.poison], np.uint8)
         memory = self._cl.Buffer(self._context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=held)
         return OpenCLBuffer(memory, None, nbytes)
 
