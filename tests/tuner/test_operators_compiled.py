@@ -1,0 +1,108 @@
+"""Operators beyond the encoder's, from graph to compiled kernels on each device, against their meaning in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.tuner.tuner_models import DEVICES, opened
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.ir.dtype import i32, i64
+from relax_tune.ir.expr import const
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.elementwise import AddScalar, MulScalar, Tanh
+from relax_tune.ir.op.numeric import (
+    Acos,
+    Acosh,
+    Asin,
+    Asinh,
+    Atan,
+    Atanh,
+    Cos,
+    Cosh,
+    Fmod,
+    Modulo,
+    Quotient,
+    Rint,
+    Sin,
+    Sinh,
+    Tan,
+)
+from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
+from relax_tune.ir.op.scatter import ScatterElements, ScatterND
+from relax_tune.ir.op.window import Conv, Pool
+from relax_tune.ir.passes.reference import evaluate_function
+from relax_tune.tuner.domain import Range
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
+
+Array = np.ndarray[Any, Any]
+
+
+def elementwise() -> tuple[IRModule, list[Array]]:
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 40)
+    x, k, m = g.input("x", (n, 6)), g.input("k", (n, 6), i32), g.input("m", (6,), i32)
+    inside = g.call(MulScalar(0.9), g.call(Tanh(), x))
+    results = [g.call(op, x) for op in (Sin(), Cos(), Sinh(), Cosh(), Asinh(), Atan(), Rint())]
+    results += [g.call(op, inside) for op in (Tan(), Asin(), Acos(), Atanh())]
+    results.append(g.call(Acosh(), g.call(AddScalar(2.0), inside)))
+    results.append(g.call(Fmod(), x, inside))
+    results += [g.call(op, k, m) for op in (Quotient(), Modulo())]
+    rng = np.random.default_rng(1)
+    low = np.array([-(2**31), 7, -9, 5, 0, -1], np.int32)
+    wide = rng.integers(-99, 99, (7, 6), dtype=np.int32)
+    wide[0] = low
+    return g.finish(results), [
+        (rng.standard_normal((7, 6)) * 3).astype(np.float32), wide, np.array([-1, -3, 4, 0, 5, 2], np.int32),
+    ]  # fmt: skip
+
+
+def along_axes() -> tuple[IRModule, list[Array]]:
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 40)
+    x = g.input("x", (n, 9))
+    where, updates = g.input("where", (n, 4), i64), g.input("updates", (n, 4))
+    rows, lines = g.input("rows", (3, 1), i64), g.input("lines", (3, 9))
+    results = [g.call(op, x) for op in (
+        ArgMax(1), ArgMax(0, least=True, last=True), TopK(const(3)), CumSum(1), CumSum(0, True, True), CumProd(1), Prod((0,)),
+    )]  # fmt: skip
+    results += [g.call(ScatterElements(mode, 1), x, where, updates) for mode in ("replace", "add", "mul")]
+    results += [g.call(ScatterND(mode), x, rows, lines) for mode in ("replace", "max")]
+    rng = np.random.default_rng(2)
+    return g.finish(results), [
+        rng.integers(-3, 4, (7, 9)).astype(np.float32), np.argsort(rng.random((7, 9)), axis=1)[:, :4],
+        rng.standard_normal((7, 4)).astype(np.float32), np.array([[5], [0], [3]]),
+        rng.standard_normal((3, 9)).astype(np.float32),
+    ]  # fmt: skip
+
+
+def windows() -> tuple[IRModule, list[Array]]:
+    g = GraphBuilder()
+    n, h = g.symbol("n", 1, 4), g.symbol("h", 5, 20)
+    x = g.input("x", (n, 4, h, 7))
+    rng = np.random.default_rng(3)
+    kernel = g.constant("kernel", rng.standard_normal((6, 2, 3, 2)).astype(np.float32))
+    results = [
+        g.call(Conv((2, 1), (1, 2), 2), x, kernel),
+        g.call(Pool((3, 2), (1, 2), (2, 1)), x),
+        g.call(Pool((2, 2), (2, 2), (1, 1), largest=False), x),
+    ]
+    return g.finish(results), [rng.standard_normal((2, 4, 8, 7)).astype(np.float32)]
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize("make", [elementwise, along_axes, windows])
+def test_kernels_compute_what_numpy_says(kind: str, make: Any) -> None:
+    module, inputs = make()
+    with opened(kind) as device:
+        spots = {b.var.name: Range(b.lower + 1, b.lower + 1) for b in module.bounds}
+        job = Job(module, device.info, MemoryStore(), Settings(target=kind, effort="quick"), overrides=spots)
+        with job.artifact(job.build("generic")).open(device) as model:
+            found = model.run(inputs)
+    for position, (f, w) in enumerate(zip(found, evaluate_function(module, inputs), strict=True)):
+        assert f.shape == w.shape, position
+        np.testing.assert_allclose(f, w, rtol=2e-5, atol=2e-6, err_msg=f"result {position}")
