@@ -298,9 +298,10 @@ class _Run:
             if all(s in self.symbols for s in free_vars(check.cond, *check.values)) and not self.number(check.cond):
                 found = check.text([self.number(x) for x in check.values])
                 raise UserError(f"{self.f.name}: {found}\n{excerpt(self.f, at)}")
-        known = {s: const(n) for s, n in self.symbols.items()}
+        op = call.op.substituted({s: const(n) for s, n in self.symbols.items()})
         try:
-            return call.op.substituted(known).evaluate(args)
+            op.infer([actual_info(a) for a in args], Deduction())  # what annotations left open, by the values
+            return op.evaluate(args)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
 
@@ -331,6 +332,18 @@ def scalar_dtype(value: Result) -> DType | None:
     if isinstance(value, (bool, int, float, np.generic)):
         return dtype(np.asarray(value).dtype)
     return None
+
+
+def actual_info(value: Result) -> StructInfo:
+    """The annotation of a value, all of it known."""
+    if isinstance(value, np.ndarray):
+        return TensorInfo(tuple(const(d) for d in value.shape), dtype(value.dtype))
+    if is_shape(value):
+        return ShapeInfo(tuple(const(int(d)) for d in value))
+    if isinstance(value, tuple):
+        return TupleInfo(tuple(map(actual_info, value)))
+    kind = scalar_dtype(value)
+    return ObjectInfo() if kind is None else PrimInfo(kind)
 
 
 def describe_info(info: StructInfo, value: Result) -> StructInfo:

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from relax_tune.errors import DeduceError
 from relax_tune.ir.deduce import infer_value
 from relax_tune.ir.dtype import dtype
 from relax_tune.ir.expr import Expr, expr, free_vars
@@ -30,6 +31,7 @@ from relax_tune.ir.graph import (
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
+from relax_tune.ir.printer import excerpt
 from relax_tune.ir.struct_info import TensorInfo
 
 
@@ -40,12 +42,15 @@ class Deduce:
     def __call__(self, module: IRModule) -> IRModule:
         ctx = Deduction(env_of(module.bounds))
 
-        def visit(out: Emitter, binding: AnyBinding) -> None:
+        def visit(out: Emitter, binding: AnyBinding, f: Function) -> None:
             value = out.value(binding.value)
             if isinstance(binding, MatchCast):
                 out.keep(binding)
                 return
-            info = infer_value(value, ctx)
+            try:
+                info = infer_value(value, ctx)
+            except DeduceError as error:
+                raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
             if info == binding.var.info:
                 out.keep(binding)
                 return
@@ -53,7 +58,7 @@ class Deduce:
             out.mapping[binding.var] = var
             out.bindings.append(Binding(var, value))
 
-        return map_graphs(module, lambda f, _: rewrite_function(f, visit))
+        return map_graphs(module, lambda f, _: rewrite_function(f, lambda out, b: visit(out, b, f)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,16 @@ class Inline:
         checks: tuple[RuntimeCheck, ...] = ()
         for name, f in module.functions.items():
             if isinstance(f, Function):
-                walk = _Walk(module)
-                functions[name] = walk.root(f)
+                params = f.params
+                while True:
+                    walk = _Walk(module)
+                    try:
+                        functions[name] = new = walk.root(f, params)
+                    except _OnOneSide:
+                        break
+                    params = _sharpened(new)  # by casts of its own or of what it calls
+                    if _same(params, new.params):
+                        break
                 if name == root:
                     checks = tuple(walk.checks)
         kept = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)} | {root}
@@ -83,6 +91,11 @@ class Inline:
         functions = {n: f for n, f in functions.items() if not isinstance(f, Function) or n in entries}
         same = len(functions) == len(module.functions) and all(f is module.functions[n] for n, f in functions.items())
         return (module if same else replace(module, functions=functions)), checks
+
+
+def _same(a: Sequence[object], b: Sequence[object]) -> bool:
+    """The very same objects."""
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _references(f: Function) -> list[FunctionRef]:
@@ -118,6 +131,10 @@ class _Frame:
         return self.excerpts.around(node)
 
 
+class _OnOneSide(DeduceError):
+    """What can never fit is on a side of a branch: the program is right as long as that side is not taken."""
+
+
 class _Walk:
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -128,9 +145,8 @@ class _Walk:
         self.stack: list[str] = []
         self.certain = True  # outside every branch: a check here is one for every run
 
-    def root(self, f: Function) -> Function:
+    def root(self, f: Function, sharper: tuple[GVar, ...]) -> Function:
         frame = _Frame(f, "")
-        sharper = _sharpened(f)
         frame.values.update({p: q for p, q in zip(f.params, sharper, strict=True) if p is not q})
         frame.meaning.update({v: v for p in sharper for v in info_symbols(p.info)})
         self.stack.append(f.name)
@@ -138,8 +154,7 @@ class _Walk:
         ret = self.value(f.ret, frame)
         ctx = Deduction(self.env)
         self.guarded(lambda: check_annotation("the result", info_of(ret), f.ret_info, ctx), ctx, frame, f.ret)
-        same = len(self.out) == len(f.bindings) and all(a is b for a, b in zip(self.out, f.bindings, strict=True))
-        if same and ret is f.ret and all(p is q for p, q in zip(f.params, sharper, strict=True)):
+        if _same(self.out, f.bindings) and ret is f.ret and _same(f.params, sharper):
             return f
         info = self.sharper(self.info(f.ret_info, frame), info_of(ret))
         return replace(f, params=sharper, blocks=into_blocks(self.out), ret=ret, ret_info=info)
@@ -196,7 +211,8 @@ class _Walk:
         try:
             found = ask()
         except DeduceError as e:
-            raise DeduceError(f"{self.stack[0]}: {frame.where}{e}\n{frame.excerpt(node)}") from None
+            kind = DeduceError if self.certain else _OnOneSide
+            raise kind(f"{self.stack[0]}: {frame.where}{e}\n{frame.excerpt(node)}") from None
         if self.certain:
             known = {(c.cond, c.values) for c in self.checks}
             for c in ctx.checks:
@@ -306,6 +322,17 @@ class _Walk:
         if f.name in self.stack:
             self.emit(b, CallFunction(callee, tuple(args)), found, frame)
             return
+        mark, noted = len(self.out), list(self.checks)
+        try:
+            frame.values[b.var] = self.body(b, f, args, frame)
+        except _OnOneSide:
+            del self.out[mark:]
+            self.checks = noted
+            self.emit(b, CallFunction(callee, tuple(args)), found, frame)
+
+    def body(self, b: Binding, f: Function, args: Sequence[Value], frame: _Frame) -> Value:
+        """The bindings of `f` called with `args`, and its result."""
+        seen, infos = signature(f), [info_of(a) for a in args]
         solved = solve(seen, infos, self.env)
         inner = _Frame(f, f"{frame.where}{f.name}: ")
         for v in own_symbols(seen):
@@ -320,8 +347,10 @@ class _Walk:
             else:
                 inner.values[p] = a
         self.stack.append(f.name)
-        self.bindings(f.bindings, inner)
-        self.stack.pop()
+        try:
+            self.bindings(f.bindings, inner)
+        finally:
+            self.stack.pop()
         ret = self.value(f.ret, inner)
         info = self.info(f.ret_info, inner)
         asked = Deduction(self.env)
@@ -332,7 +361,7 @@ class _Walk:
             ret = var
         elif isinstance(ret, TupleValue):
             ret = self.atom(ret, b)
-        frame.values[b.var] = ret
+        return ret
 
     def branch(self, b: Binding, value: If, frame: _Frame) -> None:
         """The side that is decided, or both, each by itself."""
@@ -345,19 +374,18 @@ class _Walk:
             self.bindings(side.bindings, frame)
             frame.values[b.var] = self.atom(self.value(side.ret, frame), b)
             return
-        certain, self.certain = self.certain, False
-        sides: list[Body] = []
-        for body in (value.then, value.orelse):
-            out, self.out = self.out, []
-            inner = replace(frame, values=dict(frame.values), meaning=dict(frame.meaning))
-            self.bindings(body.bindings, inner)
-            ret = self.value(body.ret, inner)
-            same = len(self.out) == len(body.bindings) and all(
-                x is y for x, y in zip(self.out, body.bindings, strict=True)
-            )
-            sides.append(body if same and ret is body.ret else Body(into_blocks(self.out), ret))
-            self.out = out
-        self.certain = certain
+        certain, out, sides = self.certain, self.out, []
+        try:
+            self.certain = False
+            for body in (value.then, value.orelse):
+                self.out = []
+                inner = replace(frame, values=dict(frame.values), meaning=dict(frame.meaning))
+                self.bindings(body.bindings, inner)
+                ret = self.value(body.ret, inner)
+                same = _same(self.out, body.bindings) and ret is body.ret
+                sides.append(body if same else Body(into_blocks(self.out), ret))
+        finally:
+            self.certain, self.out = certain, out
         same = cond is value.cond and sides[0] is value.then and sides[1] is value.orelse
         new = value if same else If(cond, sides[0], sides[1])
         found = self.guarded(lambda: infer_value(new, ctx), ctx, frame, b)

@@ -1,0 +1,137 @@
+"""Random graph programs: their text, what the interpreter gives against what deduction says, and that passes keep meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.ir.random_graphs import Made, graphs
+
+from relax_tune.errors import DeduceError, UserError
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import FunctionRef
+from relax_tune.ir.interp_expr import Tape
+from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_module
+from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants, TidyNames
+from relax_tune.ir.passes.collapse import CollapseDims
+from relax_tune.ir.passes.fuse import FuseOps
+from relax_tune.ir.passes.inline import Inline
+from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.printer import print_text
+from relax_tune.ir.structural import first_difference, structural_hash
+from relax_tune.ir.verify import verify
+
+SLOW = settings(
+    phases=[Phase.generate],
+    max_examples=25,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+PASSES = (
+    Inline(), Deduce(), FoldConstants(), DeadCode(), Legalize(), FuseOps(), CollapseDims(), CancelViews(), TidyNames(),
+)  # fmt: skip
+SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
+
+
+def outcome(module: IRModule, args: list[Any]) -> Any:
+    """The result, or the refusal."""
+    try:
+        return run_function(module, "main", args)
+    except UserError as error:
+        return error
+
+
+def refused(error: DeduceError, wanted: Any) -> None:
+    """Sharper annotations may show that a function never runs to its end: then `main` did not either, unless it is another."""
+    assert isinstance(wanted, UserError) or not str(error).startswith("main: "), f"{error}\n{wanted!r}"
+
+
+def same(a: Any, b: Any, text: str) -> None:
+    if isinstance(a, tuple):
+        assert isinstance(b, tuple) and len(a) == len(b), text
+        for x, y in zip(a, b, strict=True):
+            same(x, y, text)
+    elif isinstance(a, FunctionRef):
+        assert isinstance(b, FunctionRef) and a.name == b.name
+    elif isinstance(a, np.ndarray):
+        assert a.shape == b.shape and a.dtype == b.dtype, text
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=text)
+    else:
+        assert a == b, text
+
+
+@SLOW
+@given(graphs())
+def test_text_reads_back(made: Made) -> None:
+    verify(made.module)
+    text = print_text(made.module)
+    back = parse_module(text, OPERATORS, made.module.constants)
+    assert first_difference(made.module, back) is None, text
+    assert structural_hash(made.module) == structural_hash(back) and print_text(back) == text
+    verify(back)
+
+
+@SLOW
+@given(graphs(), SIZES, st.integers(0, 9))
+def test_values_are_what_deduction_says(made: Made, sizes: dict[str, int], seed: int) -> None:
+    """The interpreter compares every value with its annotation; a refusal must name a function and show the place."""
+    found = outcome(made.module, made.arguments(sizes, np.random.default_rng(seed)))
+    if isinstance(found, UserError):
+        text = str(found)
+        assert "wanted" in text and "found" in text and text.split(":")[0] in made.module.functions, text
+
+
+@SLOW
+@given(graphs(), SIZES, st.integers(0, 9))
+def test_inlining_keeps_meaning_and_checks(made: Made, sizes: dict[str, int], seed: int) -> None:
+    args = made.arguments(sizes, np.random.default_rng(seed))
+    wanted = outcome(made.module, args)
+    try:
+        inlined, checks = Inline().run(made.module)
+    except DeduceError as error:
+        refused(error, wanted)
+        return
+    verify(inlined)
+    assert Inline()(inlined) is inlined or first_difference(Inline()(inlined), inlined) is None
+    found = outcome(inlined, args)
+    text = f"{print_text(made.module)}\n\n{print_text(inlined)}\n{wanted}"
+    if isinstance(wanted, UserError):
+        env = {v: sizes[v.name] for v in made.symbols}
+        known = [c for c in checks if all(v in env for v in _symbols(c))]
+        fires = any(not Tape((c.cond,), {}).run(env)[0] for c in known)
+        assert isinstance(found, UserError) or fires, text
+    else:
+        assert not isinstance(found, UserError), f"{text}\n{found}"
+        same(wanted, found, text)
+
+
+def _symbols(check: Any) -> Any:
+    from relax_tune.ir.expr import free_vars
+
+    return free_vars(check.cond, *check.values)
+
+
+@SLOW
+@given(graphs(), SIZES, st.permutations(PASSES), st.integers(0, 9))
+def test_passes_in_any_order_keep_meaning(made: Made, sizes: dict[str, int], order: list[Any], seed: int) -> None:
+    args = made.arguments(sizes, np.random.default_rng(seed))
+    wanted = outcome(made.module, args)
+    if isinstance(wanted, UserError):
+        return
+    module = made.module
+    for step in order:
+        try:
+            module = step(module)
+        except DeduceError as error:
+            refused(error, wanted)
+            return
+        text = f"{print_text(made.module)}\n\nafter {step!r}:\n{print_text(module)}"
+        verify(module)
+        found = outcome(module, args)
+        assert not isinstance(found, UserError), f"{text}\n{found}"
+        same(wanted, found, text)
