@@ -291,12 +291,18 @@ def test_the_cost_model_predicts_candidates_it_never_saw() -> None:
     assert flops == sorted(flops) and flops[0] < flops[-1]
 
 
-def test_too_few_candidates_for_a_cost_model() -> None:
+def test_too_few_candidates_for_a_cost_model_and_some_of_another_version() -> None:
     job = Job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
     fill(job, 5)
     choices = job.choices[TASK]
     view = TaskView(choices, job.store.query(job.target.key, choices.task.key))
-    assert view.model() == {"candidates": 5, "lacks": "wanted at least 8 candidates with times to train on, found 5"}
+    lacks = "wanted at least 8 candidates with times to train on, found 5"
+    assert view.model() == {"candidates": 5, "lacks": lacks}
+    old = Variant("tuned", "matmul.of.old", '{"steps":[],"tunables":{}}')
+    first = choices.task.bindings()[0]
+    record = Measurement("o", choices.task.key, job.target.key, old, first, samples_secs=(1e-3,), checked=True)
+    found = TaskView(choices, [*view.records, record]).model()
+    assert found == {"candidates": 5, "lacks": f"{lacks} (and 1 of sketches this version does not make)"}
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------

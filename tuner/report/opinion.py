@@ -36,6 +36,9 @@ def opinion(choices: Choices, records: Sequence[Measurement]) -> dict[str, Any]:
             timed[candidate] = row
     if len(timed) < FEWEST:
         lacks = f"wanted at least {FEWEST} candidates with times to train on, found {len(timed)}"
+        foreign = sum(variants[key].kind == "tuned" for key in times) - len(timed)
+        if foreign:
+            lacks += f" (and {foreign} of sketches this version does not make)"
         return {"candidates": len(timed), "lacks": lacks}
     broken = {v for r in records if r.status == "failed" and (v := choices.candidate_of(r.variant)) is not None}
     candidates = sorted({*timed, *broken})
