@@ -11,6 +11,7 @@ open artifacts only from people you would take a program from.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -124,20 +125,36 @@ def save_artifact(
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(view)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        _write_whole(target, view)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"artifact {target}: wanted to write it, found: {_reason(error)}") from None
     return target
+
+
+def _write_whole(target: Path, data: memoryview) -> None:
+    """All of a file or nothing of it, also for who looks while it is written. On Linux it has no name until it is whole, so
+    that not even a process that is killed leaves a part of it behind."""
+    try:
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
+        temporary = None
+    except (AttributeError, OSError):  # not on this system, or not on this kind of file system
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(descriptor, 0o644)
+            os.fsync(descriptor)
+            if temporary is None:
+                temporary = str(target.with_name(f".{target.name}-{os.urandom(8).hex()}"))
+                # with a folder given, the link follows /proc's to the file itself
+                os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
+        os.replace(temporary, target)
+    except BaseException:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        raise
 
 
 def _reason(error: OSError | ValueError) -> str:
