@@ -119,9 +119,10 @@ def save_artifact(
     view = stream.getbuffer()
     view[-64:] = _hash(view[:-_COMMENT_BYTES]).encode()
     target = Path(path)
-    if os.path.isdir(target):
+    if os.path.exists(target) and not os.path.isfile(target):
+        what = "a folder" if os.path.isdir(target) else "a device or pipe"
         raise ArtifactError(
-            f"artifact {target}: wanted the name of a file to write, found a folder; give a name in it, such as model{SUFFIX}"
+            f"artifact {target}: wanted the name of a file to write, found {what}; give another, such as model{SUFFIX}"
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -117,6 +117,8 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
     partial = path.with_name(f"{path.name}.{os.getpid()}.part") if path.name else path
     count = 0
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            partial = path  # a device or pipe, such as /dev/stdout, is written to and never replaced
         if partial.is_dir() or path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try:
@@ -125,10 +127,13 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
                     file.write(line + "\n")
                     count += 1
                 file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+                if partial != path:
+                    os.fsync(file.fileno())
+            if partial != path:
+                partial.replace(path)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            if partial != path:
+                partial.unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:
         said = (isinstance(error, OSError) and error.strerror) or str(error)

@@ -254,10 +254,12 @@ def test_memory_that_no_machine_has_is_an_error_when_it_opens(saved: Path) -> No
 def test_where_an_artifact_cannot_be_written(tmp_path: Path) -> None:
     program = small_program("c")
     (tmp_path / "folder.rta").mkdir()
+    os.mkfifo(tmp_path / "pipe.rta")
     (tmp_path / "file").write_text("x")
     before = files(tmp_path)
     for name, says in (
         ("folder.rta", "found a folder"),
+        ("pipe.rta", "found a device or pipe"),
         ("file/m.rta", "choose another place"),
         ("a" * 300 + ".rta", "File name too long"),
         ("a\0.rta", "null byte"),

@@ -125,3 +125,13 @@ def test_two_imports_into_one_database_at_once(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "new.db")) as store:
         assert store.check() == []
         assert store.count(ZEN.key) == 100 and store.count(ZEN_OLD.key) == 1
+
+
+def test_an_export_to_a_device_does_not_replace_it(tmp_path: Path) -> None:
+    made_database(tmp_path / "x.db", 4)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    assert inside(tmp_path, "db", "export", "pipe", "--db", "x.db").exit_code == 0
+    out, _ = reader.communicate(timeout=60)
+    assert pipe.is_fifo() and json.loads(out.splitlines()[0])["record"] == "target"
