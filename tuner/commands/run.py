@@ -112,10 +112,19 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write an .npz file under exactly this name. Raises UserError when it cannot be written."""
+    """Write an .npz file under exactly this name, whole or not at all. Raises UserError when it cannot be written."""
+    plain = path.is_file() or not path.exists()
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part") if plain and path.name else path
     try:
-        with path.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            if partial != path:
+                partial.replace(path)
+        except BaseException:
+            if partial != path:
+                partial.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise UserError(f"{path}: could not write the results: {error.strerror}; choose another place") from None
 
