@@ -171,7 +171,7 @@ HEAD = "@function\ndef main(x: Tensor((n, 4), f32)) -> Tensor((n, 4), f32):\n   
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEAD + "y: Tensor((n, 4), f32) = op.sin(x)\n    return y", r"line 4, column 34: unknown operator 'sin'; known: abs, add, "),
+        (HEAD + "y: Tensor((n, 4), f32) = op.sine(x)\n    return y", r"line 4, column 34: unknown operator 'sine'; known: abs, "),
         (HEAD + "y: Tensor((n, 4), f32) = op.relu(z)\n    return y", r"line 4, column 42: nothing is called 'z' here"),
         (HEAD + "y: Tensor((n, 4), f32) = op.relu(x, axis=1)\n    return y", r"operator relu refuses its attributes"),
         (HEAD + "y = op.relu(x)\n    return y", r"wanted a binding such as"),
