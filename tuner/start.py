@@ -67,6 +67,7 @@ def main() -> None:
     except BaseException:
         if interruptions.number is None:
             raise
+        code = 1
     finally:
         interruptions.end()
     if interruptions.number is not None and code != 0:

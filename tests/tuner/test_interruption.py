@@ -33,11 +33,13 @@ STOPS = {"terminal": 130, "twice": 130, "interrupt": 130, "terminate": 143, "kil
 
 @dataclass
 class Folder:
-    """One database, tuned by one interrupted command after another."""
+    """One database, tuned by one interrupted command after another. seen: ids of the records there were after the last
+    one; left: files nobody asked for that it left."""
 
     path: Path
     strategy: str = "random"
     seen: frozenset[str] = field(default_factory=frozenset)
+    left: set[str] = field(default_factory=set)
     rounds: int = 0
 
     @property
@@ -113,8 +115,10 @@ def interrupted_round(folder: Folder, how: str, after_secs: float) -> int:
         else:
             assert not job.said(), what
         assert not job.orphans(), what
-        left = folder.leftovers()
-        assert how == "kill" or not left, f"{what}{left}"  # who is killed leaves what the next run removes
+        left = set(folder.leftovers())
+        # who is killed leaves what the next run removes, if that gets so far
+        assert how == "kill" or left <= folder.left, f"{what}{left}"
+        folder.left = left
         done = folder.done()
         if done is not None:
             assert folder.seen <= done.ids, what
