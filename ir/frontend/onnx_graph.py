@@ -92,7 +92,8 @@ class Node:
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
         version = "" if self.version is None else f", version {self.version}"
         defined = f"domain {self.domain or 'ai.onnx'}, opset {self.opset}{version}"
-        return ParseError(f"node {self.name!r}, operator {self.op} ({defined}) of ({takes}): {why}{self.beside}{near}")
+        text = f"node {self.name!r}, operator {self.op} ({defined}) of ({takes}): {why}{self.beside}{near}"
+        return ParseError(re.sub(r"[\x00-\x1f\x7f]", "?", text))  # names of a damaged file may hold anything
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None

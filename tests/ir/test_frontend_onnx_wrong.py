@@ -60,6 +60,12 @@ def test_an_unsupported_operator_names_its_neighbours() -> None:
     assert "fed by Relu 'before'" in said and "read by Abs 'after', Add 'last'" in said
 
 
+def test_names_cannot_break_the_message_into_lines() -> None:
+    proto = model(RELU)
+    proto.graph.node[0].op_type, proto.graph.node[0].domain = "Re\nlu", "a\rb"
+    assert "operator Re?lu (domain a?b, opset 0)" in refused(proto)
+
+
 def test_a_custom_domain_is_named() -> None:
     proto = edited(RELU, lambda p: p.graph.node[0].MergeFrom(onnx.NodeProto(domain="com.example", name="mine")))
     said = refused(proto)
