@@ -6,14 +6,14 @@ Unknown parts are never guessed: `differences` answers yes (nothing listed), no,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Const, Expr, Var, eq, free_vars, substitute
+from relax_tune.ir.expr import Const, Expr, Var, const, eq, free_vars, substitute
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.struct_info import (
     CallableInfo,
@@ -181,14 +181,29 @@ def _callables(
         if len(wanted.params) != len(found.params):
             yield Difference(path, f"{len(wanted.params)} parameters", str(len(found.params)), Proof.NO)
             return
-        inner = {v: e for v, e in meaning.items() if v not in own_symbols(wanted)}
+        own = own_symbols(wanted)
+        inner = {v: e for v, e in meaning.items() if v not in own}
         given = [substitute_info(p, inner, env) for p in wanted.params]
         solved = solve(found, given, env)
         for i, (p, a) in enumerate(zip(found.params, given, strict=True)):
-            yield from differences(p, a, env, solved, f"{path}parameter {i}: ")
-        yield from differences(wanted.ret, substitute_info(found.ret, solved, env), env, inner, f"{path}result: ")
+            for d in differences(p, a, env, solved, f"{path}parameter {i}: "):
+                yield _for_all(d, own, env)
+        result = substitute_info(found.ret, solved, env)
+        for d in differences(wanted.ret, result, env, inner, f"{path}result: "):
+            yield _for_all(d, own, env)
         return
     yield from differences(wanted.ret, without_own(found), env, meaning, f"{path}result: ")
+
+
+def _for_all(d: Difference, own: Collection[Var], env: Env | None) -> Difference:
+    """A difference inside a signature: it must not be there for any values of the signature's own symbols, and no run decides."""
+    if d.dims is None or d.proof is not Proof.UNKNOWN or not any(v in own for v in free_vars(*d.dims[1:])):
+        return d
+    for start in (1, 2, 5):
+        sample = {v: const(start + 2 * i) for i, v in enumerate(own)}
+        if prove_equal(substitute(d.dims[1], sample), substitute(d.dims[2], sample), env) is Proof.NO:
+            return replace(d, proof=Proof.NO)
+    return replace(d, dims=None)
 
 
 def without_own(signature: CallableInfo) -> StructInfo:

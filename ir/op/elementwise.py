@@ -12,7 +12,7 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import DType
+from relax_tune.ir.dtype import DType, bool_
 from relax_tune.ir.expr import Expr, Var, add, as_int, call, cast, const, div, eq, maximum, minimum, mul, or_, sub
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of, wide
@@ -278,6 +278,7 @@ class Binary(OperatorSpec):
     """`z = f(x, y)` with broadcasting; both of one dtype."""
 
     arity: ClassVar[int] = 2
+    numbers_only: ClassVar[bool] = True
 
     @abstractmethod
     def scalar(self, x: Expr, y: Expr) -> Expr:
@@ -290,6 +291,8 @@ class Binary(OperatorSpec):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, y = self.tensors(infos)
         dtype = self.same_dtype((x, y))
+        if self.numbers_only and dtype is bool_:
+            raise DeduceError(f"{self.name}: wanted tensors of numbers, found {x!r} and {y!r}; cast them first")
         if x.shape is None or y.shape is None:
             ndim = None if x.ndim is None or y.ndim is None else max(x.ndim, y.ndim)
             return TensorInfo(None, dtype, ndim)

@@ -22,6 +22,8 @@ from relax_tune.ir.tensor_builder import TensorBuilder
 class Compare(Binary):
     """Truth values of `x ? y` with broadcasting; both of one dtype."""
 
+    numbers_only: ClassVar[bool] = False
+
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         found = Binary.infer(self, infos, ctx)
         assert isinstance(found, TensorInfo)

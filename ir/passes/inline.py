@@ -153,10 +153,11 @@ class _Walk:
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)
         ctx = Deduction(self.env)
-        self.guarded(lambda: check_annotation("the result", info_of(ret), f.ret_info, ctx), ctx, frame, f.ret)
+        declared = self.info(f.ret_info, frame)
+        self.guarded(lambda: check_annotation("the result", info_of(ret), declared, ctx), ctx, frame, f.ret)
         if _same(self.out, f.bindings) and ret is f.ret and _same(f.params, sharper):
             return f
-        info = self.sharper(self.info(f.ret_info, frame), info_of(ret))
+        info = self.sharper(declared, info_of(ret))
         return replace(f, params=sharper, blocks=into_blocks(self.out), ret=ret, ret_info=info)
 
     # what things have become

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, If
+from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, FunctionRef, If, nested_values
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants, TidyNames
@@ -75,12 +75,12 @@ def run_passes(module: IRModule, passes: tuple[Pass, ...]) -> tuple[tuple[str, I
 
 
 def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD) -> LoweredModule:
-    """Inline, deduce, fold, legalise, fuse, collapse dims and clean up.
+    """Inline, deduce, fold, legalise, fuse, collapse dims and clean up: `main`, where the module has one, and what it calls.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough, or that still
     branches, calls or has side effects in the end."""
     straight, checks = Inline().run(module)
-    straight = _bounded(straight)
+    straight = _bounded(_reachable(straight))
     first = () if straight is module else ((repr(Inline()), straight),)
     if Legalize(strict=True) in passes:
         require_straight(straight)
@@ -88,12 +88,28 @@ def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD) -> LoweredModul
     return LoweredModule(stages[-1][1] if stages else module, checks, stages)
 
 
+def _reachable(module: IRModule, root: str = "main") -> IRModule:
+    """Without the graph functions that `root` does not come to call."""
+    kept, stack = set[str](), [root]
+    while stack:
+        name = stack.pop()
+        f = module.functions.get(name)
+        if name not in kept and isinstance(f, Function):
+            kept.add(name)
+            stack += [v.name for v in nested_values(f) if isinstance(v, FunctionRef)]
+    functions = {n: f for n, f in module.functions.items() if n in kept or not isinstance(f, Function)}
+    return replace(module, functions=functions) if kept and len(functions) < len(module.functions) else module
+
+
 def _bounded(module: IRModule) -> IRModule:
-    """A bound of at least 0 for every symbol of a parameter that has none declared."""
+    """A bound of at least 0 for every symbol of a parameter that has none declared; none for a symbol nothing speaks of, such as
+    one of a function that was put in place of its calls."""
+    functions = [f for f in module.functions.values() if isinstance(f, Function)]
+    params = dict.fromkeys(v for f in functions for p in f.params for v in info_symbols(p.info))
+    used = {*params, *(v for f in functions for b in f.bindings for v in info_symbols(b.var.info))}
     known = {b.var for b in module.bounds}
-    params = [p for f in module.functions.values() if isinstance(f, Function) for p in f.params]
-    missing = dict.fromkeys(v for p in params for v in info_symbols(p.info) if v not in known)
-    return replace(module, bounds=(*module.bounds, *map(Bound, missing))) if missing else module
+    bounds = [b for b in module.bounds if b.var in used] + [Bound(v) for v in params if v not in known]
+    return module if len(bounds) == len(known) and used >= known else replace(module, bounds=tuple(bounds))
 
 
 def require_straight(module: IRModule) -> None:

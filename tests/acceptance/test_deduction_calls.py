@@ -1,0 +1,306 @@
+"""Relatives of the acceptance cases 9 to 11: calls of functions, function values, branches, side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.acceptance.programs import (
+    agree,
+    interpreted_refuses,
+    never,
+    ones,
+    opened,
+    read,
+    refuse,
+    run,
+    tensor,
+    text_refused,
+)
+
+from relax_tune.errors import BuildError, ParseError, UserError, VerifyError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.dtype import bool_, f32, i64
+from relax_tune.ir.expr import Var
+from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_module
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.relations import is_base, join
+from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
+from relax_tune.ir.verify import verify
+from relax_tune.runtime.device.base import Device
+
+pytestmark = pytest.mark.ccompiler
+n, m, k = Var("n"), Var("m"), Var("k")
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with opened("c") as found:
+        yield found
+
+
+# 9: calls through signatures
+
+APPLY = """
+    @function
+    def apply(f: Callable((Tensor((k,), f32),), Tensor((k,), f32)), x: Tensor((n,), f32)) -> Tensor((n,), f32):
+        with dataflow():
+            y: Tensor((n,), f32) = call(f, x)
+            z: Tensor((n,), f32) = call(f, y)
+        return z
+
+    @function
+    def double(x: Tensor((n,), f32)) -> Tensor((n,), f32):
+        with dataflow():
+            y: Tensor((n,), f32) = op.add(x, x)
+        return y
+
+    @function
+    def longer(x: Tensor((n,), f32)) -> Tensor((n + n,), f32):
+        with dataflow():
+            y: Tensor((n + n,), f32) = op.concat(x, x, axis=0)
+        return y
+
+    @function
+    def main(x: Tensor((m,), f32)) -> Tensor((m,), f32):
+        with dataflow():
+            f: Callable((Tensor((k,), f32),), Tensor((k,), f32)) = fn("double")
+            y: Tensor((m,), f32) = call("apply", {f}, x)
+        return y
+"""
+
+
+def test_9_functions_are_values(device: Device) -> None:
+    for f in ("f", 'fn("double")'):
+        module = read(APPLY.format(f=f))
+        (found,) = agree(module, device, [ones(3)])
+        assert found.tolist() == [4, 8, 12]
+    text_refused(APPLY.format(f='fn("longer")'), "apply: parameter f: result: dim 0", 'call("apply", fn("longer"), x)')
+    text_refused(APPLY.format(f="x"), "apply: parameter f: wanted Callable", "found Tensor((m,), f32)")
+
+
+def test_9_symbols_that_are_solved_for(device: Device) -> None:
+    text = """
+        @function
+        def halves(x: Tensor((n * 2,), f32)) -> Tensor((n,), f32):
+            with dataflow():
+                y: Tensor((n,), f32) = op.slice(x, axis=0, begin=0, end=n)
+                z: Tensor((n,), f32) = op.exp(y)
+            return z
+
+        @function
+        def main(x: Tensor({dims}, f32)) -> Tensor({out}, f32):
+            with dataflow():
+                y: Tensor({out}, f32) = call("halves", x)
+            return y
+    """
+    agree(read(text.format(dims="(6,)", out="(3,)")), device, [ones(6)])
+    text_refused(text.format(dims="(7,)", out="(3,)"), "halves: parameter x: dim 0: wanted n * 2 = 6, found 7")
+    module = read(text.format(dims="(m,)", out="(m // 2,)"))
+    agree(module, device, [ones(4)], [ones(0)])
+    refuse(module, device, [ones(5)], "halves: parameter x", "dim 0", "4", "5", 'call("halves", x)')
+
+
+def test_9_bounds_of_a_callee_hold_at_its_calls(device: Device) -> None:
+    text = """
+        n = symbol("n", lower=1, upper=4)
+
+        @function
+        def small(x: Tensor((n,), f32)) -> Tensor((n,), f32):
+            with dataflow():
+                y: Tensor((n,), f32) = op.exp(x)
+            return y
+
+        @function
+        def main(x: Tensor({dim}, f32)) -> Tensor({dim}, f32):
+            with dataflow():
+                y: Tensor({dim}, f32) = call("small", x)
+            return y
+    """
+    module = read(text.format(dim="(m,)"))
+    agree(module, device, [ones(1)], [ones(4)])
+    refuse(module, device, [ones(5)], "small: wanted 1 <= n <= 4", "5", 'call("small", x)')
+    refuse(module, device, [ones(0)], "small: wanted 1 <= n <= 4", "0")
+    text_refused(text.format(dim="(5,)"), "small: wanted 1 <= n <= 4, found n = 5", 'call("small", x)')
+
+
+def test_9_recursion_ends_or_says_so() -> None:
+    module = read("""
+        @function
+        def main(x: Tensor((n,), f32), steps: Prim(i64, k)) -> Tensor((n,), f32):
+            y: Tensor((n,), f32)
+            if prim(k <= 0):
+                y = x
+            else:
+                with dataflow():
+                    d: Tensor((n,), f32) = op.add(x, x)
+                    r: Tensor((n,), f32) = call("main", d, prim(k - 1))
+                y = r
+            return y
+    """)
+    assert run(module, ones(2), 3).tolist() == [8, 16]
+    interpreted_refuses(module, [ones(2), 5000], "wanted at most 100 calls inside one another")
+    with pytest.raises(BuildError, match="a built program takes tensors"):
+        lower(module)
+
+
+# 10: branches
+
+
+def test_10_joins() -> None:
+    both = {
+        (tensor(n, 4), tensor(n, 4)): tensor(n, 4),
+        (tensor(n + n), tensor(n * 2)): tensor(n + n),
+        (tensor(n), tensor(n, 1)): TensorInfo(None, f32, None),
+        (ShapeInfo((n,)), ShapeInfo((m,))): ShapeInfo(None, 1),
+        (PrimInfo(i64, n), PrimInfo(i64, m)): PrimInfo(i64),
+        (PrimInfo(i64, n), PrimInfo(bool_)): ObjectInfo(),
+        (TupleInfo((tensor(n), tensor(4))), TupleInfo((tensor(n), tensor(5)))): TupleInfo(
+            (tensor(n), TensorInfo(None, f32, 1))
+        ),
+        (TupleInfo((tensor(n),)), TupleInfo(())): ObjectInfo(),
+    }
+    for (a, b), wanted in both.items():
+        assert join(a, b) == wanted and is_base(join(b, a), a) is is_base(join(b, a), b) is Proof.YES
+    same = CallableInfo((tensor(n),), tensor(n))
+    other = CallableInfo((tensor(m),), tensor(m))
+    assert join(same, other) in (same, other)
+    longer = join(same, CallableInfo((tensor(m),), tensor(m * 2)))
+    assert longer == CallableInfo(None, TensorInfo(None, f32, 1))
+
+
+def test_10_a_side_keeps_its_symbols_to_itself() -> None:
+    text = """
+        @function
+        def main(x: Tensor(None, f32, ndim=1)) -> {ret}:
+            y: {ret}
+            if prim(True):
+                with dataflow():
+                    a: Tensor((m,), f32) = match_cast(x, Tensor((m,), f32))
+                y = a
+            else:
+                y = x
+            return y
+    """
+    assert run(read(text.format(ret="Tensor(None, f32, ndim=1)")), ones(3)).shape == (3,)
+    never(lambda: read(text.format(ret="Tensor((m,), f32)")), "symbol m is bound by no parameter and no match_cast before")
+
+
+def test_10_only_the_side_taken_runs_and_decided_ones_are_built(device: Device) -> None:
+    text = """
+        n = symbol("n", lower=1, upper=8)
+
+        @function
+        def main(x: Tensor((n,), f32), w: Tensor((m,), f32)) -> Tensor(None, f32, ndim=1):
+            y: Tensor(None, f32, ndim=1)
+            if prim(n <= {limit}):
+                with dataflow():
+                    a: Tensor((n,), f32) = op.exp(x)
+                y = a
+            else:
+                with dataflow():
+                    c: Tensor((n,), f32) = match_cast(w, Tensor((n,), f32))
+                    b: Tensor((n,), f32) = op.add(x, c)
+                y = b
+            return y
+    """
+    undecided = read(text.format(limit=2))
+    assert run(undecided, ones(2), ones(5)).shape == (2,)
+    interpreted_refuses(undecided, [ones(3), ones(5)], "match_cast of w", "3", "5")
+    with pytest.raises(BuildError, match=r"an `if` that is not decided[\s\S]*if prim\(n <= 2\)"):
+        lower(undecided)
+    agree(read(text.format(limit=8)), device, [ones(8), ones(2)])
+    agree(read(text.format(limit=0)), device, [ones(3), ones(3)])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("y: Tensor((n,), f32)\n    if x:\n        y = x\n    else:\n        y = x", "wanted a scalar of bool"),
+        ("with dataflow():\n        y: Tensor((n,), f32) = call_host(\"h\", (x,), out=Tensor((n,), f32))", "declared pure|side effects"),
+    ],
+)  # fmt: skip
+def test_10_branches_and_effects_in_their_place(body: str, message: str) -> None:
+    head = "@function\ndef main(x: Tensor((n,), f32)) -> Tensor((n,), f32):\n    "
+    with pytest.raises(VerifyError, match=message):
+        verify(parse_module(head + body + "\n    return y", OPERATORS))
+
+
+def test_10_side_effects_stay_in_order() -> None:
+    module = read("""
+        @function(pure=False)
+        def main(x: Tensor((n,), f32)) -> Tensor((n,), f32):
+            a: Object() = call_host("log", (x,), out=Object())
+            with dataflow():
+                y: Tensor((n,), f32) = op.add(x, x)
+            b: Object() = call_host("log", (y,), out=Object())
+            z: Tensor((n,), f32) = call_host("grow", (y,), out=Tensor((n,), f32))
+            return z
+    """)
+    seen: list[float] = []
+    hosts = {"log": lambda v: seen.append(float(v[0])), "grow": lambda v: v + 1}
+    out = run_function(module, "main", [ones(2)], hosts=hosts)
+    assert out.tolist() == [3, 5] and seen == [1, 2]
+    with pytest.raises(VerifyError, match="value z: wanted"):
+        run_function(module, "main", [ones(2)], hosts={**hosts, "grow": lambda v: v[:1]})
+    with pytest.raises(UserError, match="wanted the host routine 'log'; given: none"):
+        run(module, ones(2))
+    with pytest.raises(BuildError, match=r"a call of the host routine 'log'[\s\S]*\^"):
+        lower(module)
+
+
+# 11: calls that never fit
+
+
+@pytest.mark.parametrize(
+    ("param", "arg", "words"),
+    [
+        ("Tensor((n, n + 1), f32)", "Tensor((m, m), f32)", ("dim 1", "n + 1 = m + 1", "found m")),
+        ("Tensor((n, 4), f32)", "Tensor((m,), f32)", ("wanted 2 dims, found 1",)),
+        ("Tensor((n,), f32)", "Tensor((m,), f16)", ("dtype f32, found f16",)),
+        ("Shape([n, n])", "Shape([2, 3])", ("dim 1", "n = 2", "found 3")),
+        (
+            "Tuple(Tensor((n,), f32), Shape([n]))",
+            "Tuple(Tensor((4,), f32), Shape([5]))",
+            ("field 1: dim 0", "n = 4", "5"),
+        ),
+        ("Prim(i64, n)", "Tensor((m,), f32)", ("wanted Prim(i64, n)",)),
+        ("Tensor((n * 2,), f32)", "Tensor((m * 2 + 1,), f32)", ("dim 0", "found m * 2 + 1")),
+    ],
+)
+def test_11_other_calls(param: str, arg: str, words: tuple[str, ...]) -> None:
+    text = f"""
+        @function
+        def g(x: {param}) -> Object():
+            return x
+
+        @function
+        def main(p: Tensor((m,), f32), y: {arg}) -> Object():
+            with dataflow():
+                z: Object() = call("g", y)
+            return z
+    """
+    text_refused(text, "g: parameter x: ", *words, 'call("g", y)')
+
+
+def test_11_arity_and_names() -> None:
+    text = """
+        @function
+        def g(x: Tensor((n,), f32), y: Tensor((n,), f32)) -> Tensor((n,), f32):
+            return x
+
+        @function
+        def main(x: Tensor((n,), f32)) -> Tensor((n,), f32):
+            with dataflow():
+                z: Tensor((n,), f32) = call({args})
+            return z
+    """
+    text_refused(text.format(args='"g", x'), "g: wanted 2 arguments, found 1; parameter y has none")
+    text_refused(text.format(args='"g", x, x, x'), "g: wanted 2 arguments, found 3")
+    text_refused(text.format(args="x, x"), "x: wanted a function to call, found Tensor((n,), f32)")
+    with pytest.raises(
+        ParseError, match=r"line 9, column .*wanted a graph function of the module, found 'h'; the text has g, main"
+    ):
+        parse_module(text.format(args='"h", x').replace("\n        ", "\n"), OPERATORS)
