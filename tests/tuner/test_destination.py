@@ -47,7 +47,7 @@ def test_folders(tmp_path: Path) -> None:
         check_destination(tmp_path, "k", overwrite=True)
     check_destination(tmp_path / "not" / "yet" / "m.rta", "k", overwrite=False)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="wanted a folder that can be written"):
+    with pytest.raises(UserError, match="wanted a file to write, found: Not a directory"):
         check_destination(tmp_path / "file" / "m.rta", "k", overwrite=False)
     if os.geteuid() != 0:
         (tmp_path / "locked").mkdir(0o500)

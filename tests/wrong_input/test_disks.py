@@ -24,7 +24,7 @@ from relax_tune.database.store import open_store
 from relax_tune.runtime.artifact import save_artifact
 
 ROOT = Path(__file__).parents[2]
-FILL_BUT = 24_000
+FILL_BUT = 110_000
 SIDES = ("-shm", "-wal")  # SQLite leaves its own behind where only a limit makes the disk full
 LIMITED = (
     "import resource, signal\n"
