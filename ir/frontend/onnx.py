@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,14 @@ from relax_tune.ir.frontend import (
 )
 from relax_tune.ir.frontend.onnx_file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx_functions import function_of, substituted
-from relax_tune.ir.frontend.onnx_graph import (
-    Handler,
-    Item,
-    Neighbours,
-    Node,
-    Writer,
-    WrongValueError,
-    identifier,
-    near_names,
-)
+from relax_tune.ir.frontend.onnx_graph import Handler, Neighbours, Node, WrongValueError, near_names
 from relax_tune.ir.frontend.onnx_known import evaluate_known
 from relax_tune.ir.frontend.onnx_tensors import element_type, read_tensor, require_onnx, shortest
 from relax_tune.ir.frontend.onnx_versions import OLDEST, check_opset, problem_of, version_of
+from relax_tune.ir.frontend.pieces import finished
+from relax_tune.ir.frontend.writer import Item, Writer, identifier
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import AnyBinding, Binding, Function, GVar, Value
 from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.op.movement import VIEWS, Permute
-from relax_tune.ir.passes.rewriter import Emitter, rewrite_function
 
 Bounds = Mapping[str, tuple[int, int]]
 DEEPEST = 16
@@ -102,7 +91,7 @@ class _Importer:
         if missing:
             raise ParseError(f"output {missing[0]!r}: wanted a node that makes it, found none; is the file complete?")
         items = [env[o.name] for o in graph.output]
-        return self._finish([i for i in items if i is not None], names)
+        return finished(self.w, [i for i in items if i is not None], names)
 
     def _opsets(self, imports: Any) -> Mapping[str, int]:
         found = {("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in imports}
@@ -154,23 +143,6 @@ class _Importer:
     def _output_names(self, names: Sequence[str]) -> list[str]:
         """Names of the results, taken before any intermediate value can have them."""
         return [self.w.g.fresh(identifier(n)) for n in names]
-
-    def _finish(self, items: Sequence[Item], names: Sequence[str]) -> IRModule:
-        """Every result in memory of its own: parameters, constants and what is returned twice are copied."""
-        w, used, results = self.w, set[Value](), []
-        for item in items:
-            value = w.tensor(item)
-            root = value
-            while root in w.made and isinstance(w.made[root].op, VIEWS):
-                root = w.made[root].args[0]
-            if root not in w.made or root in used:
-                value = w.reshape(value, [const(1)]) if item.ndim == 0 else value
-                value = root = w.g.call(Permute(tuple(range(max(item.ndim, 1)))), value)
-                value = w.reshape(value, item.shape)
-            used.add(root)
-            results.append(value)
-        module = w.g.finish(results if len(results) > 1 else results[0])
-        return _renamed(module, dict(zip(results, names, strict=True)))
 
     # nodes
 
@@ -269,21 +241,3 @@ class _Importer:
                 raise failure from None
             raise node.refuse(f"wanted the parts it is made of, found: {error}") from None
         return [env.get(name) for name in body.output]
-
-
-def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
-    """The module with its results named as in the model."""
-
-    def visit(out: Emitter, binding: AnyBinding) -> None:
-        name = names.get(binding.var)
-        if name is None or not isinstance(binding, Binding):
-            out.keep(binding)
-            return
-        var = GVar(name, binding.var.info)
-        value = out.value(binding.value)
-        out.mapping[binding.var] = var
-        out.bindings.append(Binding(var, value))
-
-    main = module.functions["main"]
-    assert isinstance(main, Function)
-    return replace(module, functions={**module.functions, "main": rewrite_function(main, visit)})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from relax_tune.ir.expr import Expr
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
-from relax_tune.ir.frontend.onnx_shape import permuted
+from relax_tune.ir.frontend.onnx_graph import Handler, Node
+from relax_tune.ir.frontend.pieces import permuted
+from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.linalg import Matmul

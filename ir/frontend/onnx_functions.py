@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from relax_tune.ir.expr import as_int
-from relax_tune.ir.frontend.onnx_graph import Item, Node
+from relax_tune.ir.frontend.onnx_graph import Node
 from relax_tune.ir.frontend.onnx_tensors import NUMBERS
+from relax_tune.ir.frontend.writer import Item
 
 
 def function_of(onnx: Any, proto: Any, node: Node, domain: str) -> Any:

@@ -1,74 +1,18 @@
-"""The importer's state: named values of an ONNX graph and the relax-tune graph that grows from them."""
+"""A node of an ONNX graph with its inputs looked up, and what is near it."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from relax_tune.errors import ParseError
-from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import DType, bool_, dtype, f16, f32, i64
-from relax_tune.ir.expr import Const, Expr, Var, as_int, const, expr, ge
-from relax_tune.ir.frontend.onnx_broadcasts import before_broadcasts, cut_of_table, shorter_counter
-from relax_tune.ir.frontend.onnx_patterns import Made, rewritten
-from relax_tune.ir.graph import Call, Constant, GVar, Value
-from relax_tune.ir.graph_builder import GraphBuilder, info_of
-from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.create import Scalars
-from relax_tune.ir.op.elementwise import Binary, Cast
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Where
-from relax_tune.ir.op.movement import BroadcastTo, Reshape, Slice, Take
-from relax_tune.ir.op.reduce import LayerNorm, Mean, Softmax, Sum
-from relax_tune.ir.op.scan import CumProd, CumSum, Prod
-from relax_tune.ir.op.window import Conv
-from relax_tune.ir.struct_info import TensorInfo
-
-Array = NDArray[Any]
-# Integer constants of up to this many elements are followed as scalar expressions.
-SCALAR_LIMIT = 256
-# Operators that sum many elements: of 16-bit floats in 32 bits, rounded once at the end.
-SUMMING = (Matmul, Softmax, LayerNorm, Sum, Mean, Conv, CumSum, CumProd, Prod)
+from relax_tune.ir.frontend.writer import Item, Writer
 
 
 class WrongValueError(ParseError):
     """An attribute has a value that its operator does not have: there is no other way to take the node either."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Item:
-    """A value of the ONNX graph: a tensor of the graph (`value`), the same at every run (`array`), or integers and truth
-    values known as expressions over the shape symbols (`scalars`, an array of `Expr`).
-
-    natural: integers that are never negative; uniform: the value that every element has, where that is known."""
-
-    name: str
-    info: TensorInfo
-    value: Value | None = None
-    array: Array | None = None
-    scalars: NDArray[np.object_] | None = None
-    natural: bool = False
-    uniform: float | int | bool | None = None
-
-    @property
-    def shape(self) -> tuple[Expr, ...]:
-        assert self.info.shape is not None
-        return self.info.shape
-
-    @property
-    def dtype(self) -> DType:
-        assert self.info.dtype is not None
-        return self.info.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,164 +94,8 @@ class Neighbours:
         return f"; {', '.join(parts)}" if parts else ""
 
 
-def tensor_dims(value: Value) -> tuple[Expr, ...]:
-    """The dims of a tensor, which the importer always knows."""
-    info = info_of(value)
-    assert isinstance(info, TensorInfo) and info.shape is not None
-    return info.shape
-
-
 def near_names(op: str, supported: Sequence[str]) -> tuple[str, ...]:
     return tuple(difflib.get_close_matches(op, supported, 4, 0.5))
-
-
-def identifier(name: str) -> str:
-    """`name` as the text form can print it."""
-    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return plain if plain and not plain[0].isdigit() else f"v_{plain}"
-
-
-@dataclass(slots=True, eq=False)
-class Writer:
-    """Writes operators; handlers of ONNX operators call it."""
-
-    g: GraphBuilder
-    made: Made = field(default_factory=dict)
-    _tensors: dict[Item, Value] = field(default_factory=dict)
-    _constants: dict[str, int] = field(default_factory=dict)
-
-    # items
-
-    def of(self, value: Value, natural: bool = False) -> Item:
-        """A tensor of the graph."""
-        info = info_of(value)
-        assert isinstance(info, TensorInfo)
-        return Item(value.name if isinstance(value, (GVar, Constant)) else "value", info, value, natural=natural)
-
-    def constant(self, array: Array, name: str = "constant") -> Item:
-        """The same values at every run; it becomes a weight only when a tensor of it is asked for."""
-        info = TensorInfo(tuple(const(int(d)) for d in array.shape), dtype(array.dtype))
-        natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
-        first = array.reshape(-1)[0] if 0 < array.size <= 1 << 16 else None
-        one = first is not None and bool((array == first).all())
-        if one and array.dtype.kind == "f" and first == 0:
-            one = not np.signbit(array).any()
-        uniform = first.item() if one and first is not None else None
-        return Item(name, info, array=array, natural=natural, uniform=uniform)
-
-    def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> Item:
-        """Integers or truth values known as expressions; all literal: a constant."""
-        flat = [self.simplify(e) for e in scalars.reshape(-1)]
-        if all(hasattr(e, "value") for e in flat):
-            values = np.array([e.value for e in flat], element.numpy).reshape(scalars.shape)  # type: ignore[attr-defined]
-            return self.constant(values, name)
-        kept = np.empty(len(flat), object)
-        kept[:] = flat
-        info = TensorInfo(tuple(const(int(d)) for d in scalars.shape), element)
-        natural = all(self.natural(e) for e in flat)
-        return Item(name, info, scalars=kept.reshape(scalars.shape), natural=natural)
-
-    def scalars(self, item: Item) -> NDArray[np.object_] | None:
-        """The values of an integer or boolean item as expressions, when they are known and few."""
-        if item.scalars is not None:
-            return item.scalars
-        if item.array is None or item.array.size > SCALAR_LIMIT or item.dtype.is_float:
-            return None
-        found = np.empty(item.array.size, object)
-        found[:] = [const(bool(v)) if item.dtype is bool_ else const(int(v)) for v in item.array.reshape(-1)]
-        return found.reshape(item.array.shape)
-
-    def tensor(self, item: Item) -> Value:
-        """The item as an operand."""
-        found = item.value or self._tensors.get(item)
-        if found is None:
-            if item.array is not None:
-                found = self.g.constant(self._name(item.name), item.array)
-            else:
-                assert item.scalars is not None
-                found = self.emit(Scalars(tuple(item.scalars.reshape(-1))))
-                if item.ndim != 1:
-                    found = self.emit(Reshape(item.shape), found)
-                if item.dtype is not i64:
-                    found = self.emit(Cast(item.dtype), found)
-            self._tensors[item] = found
-        return found
-
-    def _name(self, name: str) -> str:
-        count = self._constants[name] = self._constants.get(name, 0) + 1
-        return name if count == 1 else self._name(f"{name}_{count - 1}")
-
-    # operators
-
-    def emit(self, op: OperatorSpec, *args: Value) -> Value:
-        """An operator's result; a few decompositions come back as the operator they spell. Raises DeduceError."""
-        if isinstance(op, SUMMING) and any(isinstance(i := info_of(a), TensorInfo) and i.dtype is f16 for a in args):
-            return self.emit(Cast(f16), self.emit(op, *(self.emit(Cast(f32), a) for a in args)))
-        if isinstance(op, (Binary, Where, Matmul)):
-            args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
-        ctx = self.g.deduction
-        found = rewritten(op, args, self.made, self.emit)
-        if found is None:
-            found = before_broadcasts(op, args, self.made, self.emit, ctx)
-        if found is None and isinstance(op, Take):
-            found = cut_of_table(op, args, self.made, self.emit, ctx)
-        if found is None and isinstance(op, Slice):
-            found = shorter_counter(op, args, self.made, self.emit, ctx)
-        if found is not None:
-            return found
-        value = self.g.call(op, *args)
-        self.made[value] = Call(op, args)
-        info = value.info
-        if isinstance(info, TensorInfo) and (info.shape is None or info.dtype is None):
-            raise ParseError(
-                f"{op.name}: wanted dims that can be told without running, found {[info_of(a) for a in args]!r}; "
-                "export the model with more precise dims"
-            )
-        return value
-
-    def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
-        """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the
-        other, which is checked at run time. own: how many last dims do not take part."""
-        shapes = [list(tensor_dims(a)) for a in args]
-        for axis in range(-max(map(len, shapes)), -own):
-            taking = [s for s in shapes if len(s) >= -axis and as_int(s[axis]) != 1]
-            dims: list[Expr] = [s[axis] for s in taking]
-            plainest = [d for d in dims if isinstance(d, Const)] + [d for d in dims if isinstance(d, Var)] + dims
-            for s in taking:
-                if self.g.deduction.equal(s[axis], plainest[0]) is Proof.UNKNOWN:
-                    s[axis] = plainest[0]
-        return tuple(self.reshape(a, s) for a, s in zip(args, shapes, strict=True))
-
-    def literal(self, value: float, element: DType) -> Value:
-        """A constant without dims."""
-        return self.tensor(self.constant(np.asarray(value, element.numpy), "literal"))
-
-    def full(self, shape: Sequence[Expr], value: float, element: DType) -> Value:
-        """A tensor of one value."""
-        return self.emit(BroadcastTo(tuple(shape)), self.literal(value, element))
-
-    def uniform(self, shape: Sequence[Expr], value: float, element: DType) -> Item:
-        """The same, remembered to be of one value."""
-        found = self.full(shape, value, element)
-        info = TensorInfo(tuple(shape), element)
-        return Item("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
-
-    # shapes
-
-    def simplify(self, e: Expr) -> Expr:
-        return self.g.deduction.simplify(e) if e.dtype.is_int else e
-
-    def natural(self, e: Expr) -> bool:
-        """Whether an expression is proved to be 0 or more."""
-        n = as_int(e)
-        return n >= 0 if n is not None else e.dtype.is_int and self.g.deduction.proves(ge(e, 0)) is Proof.YES
-
-    def reshape(self, value: Value, shape: Sequence[Expr]) -> Value:
-        """The same elements under other dims; the value itself when they are the same."""
-        dims, old = tuple(map(expr, shape)), tensor_dims(value)
-        if len(old) == len(dims) and all(map(self.g.deduction.same, old, dims)):
-            return value
-        return self.emit(Reshape(dims), value)
 
 
 Handler = Callable[[Writer, Node], "Item | Sequence[Item | None]"]

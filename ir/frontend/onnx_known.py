@@ -31,8 +31,9 @@ from relax_tune.ir.expr import (
     or_,
     sub,
 )  # fmt: skip
-from relax_tune.ir.frontend.onnx_graph import SCALAR_LIMIT, Item, Node, Writer
+from relax_tune.ir.frontend.onnx_graph import Node
 from relax_tune.ir.frontend.onnx_tensors import DTYPES
+from relax_tune.ir.frontend.writer import SCALAR_LIMIT, Item, Writer
 
 Scalars = NDArray[np.object_]
 Known = Callable[[Writer, Node, Sequence[Scalars]], "tuple[Scalars, DType] | None"]

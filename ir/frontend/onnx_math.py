@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from relax_tune.ir.dtype import DType, bool_, f16, f32
+from relax_tune.ir.dtype import bool_, f16, f32
 from relax_tune.ir.expr import Expr
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer
+from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_tensors import Array, element_type, shortest
-from relax_tune.ir.graph import Value
+from relax_tune.ir.frontend.pieces import cast_to, clipped
+from relax_tune.ir.frontend.writer import Item, Writer
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import (
     Add,
@@ -143,15 +144,6 @@ def _pow(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Power(), x, y))
 
 
-def cast_to(w: Writer, value: Value, source: DType, target: DType) -> Value:
-    """The same values in another type; truth is what is not zero."""
-    if source is target:
-        return value
-    if target is bool_:
-        return w.emit(NotEqual(), value, w.literal(0, source))
-    return w.emit(Cast(target), value)
-
-
 def _cast(w: Writer, node: Node) -> Item:
     x = node.item(0)
     if node.op == "CastLike":
@@ -188,12 +180,6 @@ def _mean(w: Writer, node: Node) -> Item:
     total = variadic(Add())(w, node)
     assert isinstance(total, Item)
     return w.of(w.emit(MulScalar(1.0 / len(node.inputs)), w.tensor(total)))
-
-
-def clipped(w: Writer, x: Value, element: DType, low: float | None, high: float | None) -> Value:
-    if low is not None:
-        x = w.emit(MaximumScalar(low), x)
-    return x if high is None else w.emit(Minimum(), x, w.literal(high, element))
 
 
 def _clip(w: Writer, node: Node) -> Item:

@@ -8,10 +8,12 @@ import numpy as np
 
 from relax_tune.ir.dtype import DType, f32, f64, i8, i32, u8
 from relax_tune.ir.expr import const
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
-from relax_tune.ir.frontend.onnx_math import cast_to, unary
+from relax_tune.ir.frontend.onnx_graph import Handler, Node
+from relax_tune.ir.frontend.onnx_math import unary
 from relax_tune.ir.frontend.onnx_shape import axis_of
 from relax_tune.ir.frontend.onnx_tensors import element_type
+from relax_tune.ir.frontend.pieces import cast_to
+from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.elementwise import Add, Cast, Div, Maximum, Minimum, Mul, Sqrt, Sub
 from relax_tune.ir.op.linalg import Matmul

@@ -8,10 +8,12 @@ import numpy as np
 
 from relax_tune.ir.dtype import bool_, i64, u8
 from relax_tune.ir.expr import Expr, as_int, const
-from relax_tune.ir.frontend.onnx_broadcasts import grid_axes
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
-from relax_tune.ir.frontend.onnx_math import cast_to, clipped, literal_of
-from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, cut, expressions, integers, permuted, taken
+from relax_tune.ir.frontend.broadcasts import grid_axes
+from relax_tune.ir.frontend.onnx_graph import Handler, Node
+from relax_tune.ir.frontend.onnx_math import literal_of
+from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, expressions, integers
+from relax_tune.ir.frontend.pieces import cast_to, clipped, cut, permuted, taken
+from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota

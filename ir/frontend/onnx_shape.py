@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import DType, f32, i64
-from relax_tune.ir.expr import Const, Expr, Op, add, as_int, const, floordiv, le, maximum, mul, sub
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
+from relax_tune.ir.expr import Expr, add, as_int, const, floordiv, le, maximum, mul, sub
+from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_known import numbers, objects
+from relax_tune.ir.frontend.pieces import cut, missing_dim, permuted, taken
+from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice, Take
+from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute
 
 # Elements of a constant that is made while importing; larger ones are made at run time.
 LARGEST = 1 << 20
@@ -66,35 +68,6 @@ def _size(w: Writer, node: Node) -> Item:
     return w.known(scalar, i64, node.outputs[0])
 
 
-def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
-    """A product of dims as a number and other factors."""
-    number, rest, stack = 1, [], list(dims)
-    while stack:
-        e = stack.pop()
-        if isinstance(e, Const):
-            number *= int(e.value)
-        elif isinstance(e, Op) and e.op == "mul":
-            stack.extend(e.args)
-        else:
-            rest.append(e)
-    return number, rest
-
-
-def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr:
-    """The dim that makes the products of both equal: common factors cancel."""
-    top, upper = _factors([w.simplify(d) for d in have])
-    bottom, lower = _factors([w.simplify(d) for d in others])
-    for e in list(lower):
-        if e in upper:
-            upper.remove(e)
-            lower.remove(e)
-    if bottom and top % bottom == 0:
-        top, bottom = top // bottom, 1
-    above = w.simplify(mul(product(upper), const(top)))
-    below = w.simplify(mul(product(lower), const(bottom)))
-    return above if as_int(below) in (0, 1) else w.simplify(floordiv(above, below))
-
-
 def _reshape(w: Writer, node: Node) -> Item:
     x, target = node.item(0), expressions(w, node, 1)
     dims: list[Expr] = []
@@ -138,10 +111,6 @@ def _unsqueeze(w: Writer, node: Node) -> Item:
     return w.of(w.emit(ExpandDims(tuple(axis_of(node, a, x.ndim + len(axes)) for a in axes)), w.tensor(x)), x.natural)
 
 
-def permuted(w: Writer, value: Value, axes: Sequence[int]) -> Value:
-    return value if tuple(axes) == tuple(range(len(axes))) else w.emit(Permute(tuple(axes)), value)
-
-
 def _transpose(w: Writer, node: Node) -> Item:
     x = node.item(0)
     axes = node.attributes.get("perm") or range(x.ndim - 1, -1, -1)
@@ -176,16 +145,6 @@ def _concat(w: Writer, node: Node) -> Item:
     if len(items) == 1:
         return items[0]
     return w.of(w.emit(Concat(axis), *map(w.tensor, items)), all(i.natural for i in items))
-
-
-def cut(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
-    """`value[..., begin:end, ...]`; the value itself when that is all of it."""
-    same = w.g.deduction.same
-    if as_int(begin) == 0 and (
-        same(end, tensor_dims(value)[axis]) or w.g.deduction.proves(le(tensor_dims(value)[axis], end)) is Proof.YES
-    ):
-        return value
-    return w.emit(Slice(axis, begin, end), value)
 
 
 def _split(w: Writer, node: Node) -> list[Item]:
@@ -253,14 +212,6 @@ def _slice(w: Writer, node: Node) -> Item:
         where = np.arange(size)[slice(low, None if step < 0 and high < -size else high, step)]
         value = taken(w, value, axis, w.tensor(w.constant(where, "stride")))
     return w.of(value, x.natural)
-
-
-def taken(w: Writer, table: Value, axis: int, indices: Value) -> Value:
-    """Rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
-    n, k = len(tensor_dims(table)), len(tensor_dims(indices))
-    front = permuted(w, table, [axis, *(p for p in range(n) if p != axis)])
-    found = w.emit(Take(), front, indices)
-    return permuted(w, found, [*range(k, k + axis), *range(k), *range(k + axis, n + k - 1)])
 
 
 def _range(w: Writer, node: Node) -> Item:

@@ -8,8 +8,9 @@ import numpy as np
 
 from relax_tune.ir.dtype import f16, f32
 from relax_tune.ir.expr import Expr, as_int, const
-from relax_tune.ir.frontend.onnx_graph import Handler, Item, Node, Writer, tensor_dims
-from relax_tune.ir.frontend.onnx_math import cast_to
+from relax_tune.ir.frontend.onnx_graph import Handler, Node
+from relax_tune.ir.frontend.pieces import cast_to
+from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.graph_builder import info_of
 from relax_tune.ir.op.elementwise import Add, Div, Mul, MulScalar, Sqrt

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.expr import Expr, as_int, const, le
-from relax_tune.ir.frontend.onnx_patterns import Emit, Made
+from relax_tune.ir.frontend.decompositions import Emit, Made
 from relax_tune.ir.graph import Call, Value
 from relax_tune.ir.graph_builder import info_of
 from relax_tune.ir.op.base import Deduction, OperatorSpec, axis_index
