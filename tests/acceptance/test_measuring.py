@@ -317,7 +317,7 @@ def sound(row: dict[str, Any]) -> None:
 def test_29_every_way_to_fail_on_a_real_device_is_a_row_with_stage_and_message(sql_url: str) -> None:
     with LocalRunner("c") as real, open_store(sql_url) as store:
         runner = Sabotaged(real)
-        job = Job(feed_forward(upper=16), runner.device_info(), store, Settings(target="c", trials=4, effort="quick"))
+        job = Job(feed_forward(upper=16), runner.device_info(), store, Settings(target="c", trials=2, effort="quick"))
         job.tune(runner)
         assert job.build().notes
         stats = store.stats(job.target.key)

@@ -183,7 +183,7 @@ sent = []
 device = replace(PAPER_DEVICE, name=sys.argv[3])
 with open_store(sys.argv[2]) as store:
     sys.stdin.readline()
-    job = paper_job(feed_forward, store, replace(QUICK, trials=4))
+    job = paper_job(feed_forward, store, QUICK)
     job.device = device
     vars(job).pop("target", None)
     work = job.tune(Spoken())
@@ -208,7 +208,7 @@ def test_25_two_processes_tune_into_one_database(devices: tuple[str, str], sql_u
         process.stdin.write("go\n")
         process.stdin.flush()
     said = [json.loads(process.communicate(timeout=120)[0]) for process in running]
-    alone = paper_job(feed_forward, settings=replace(QUICK, trials=4))
+    alone = paper_job(feed_forward, settings=QUICK)
     alone.tune(RecordedRunner())
     wanted = {(r.workload, r.variant.key, str(r.symbols)) for r in records_of(alone)}
     with open_store(sql_url) as store:
