@@ -165,16 +165,33 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Rint(), [np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999], np.float32)]),
     (Fmod(), [rand(4, 5) * 9, rand(5) * 3]),
     *[(op, [ints(-9, 9, 4, 5), ints(-3, 4, 5)]) for op in (Quotient(), Modulo())],
-    *[(op, [np.array([-(2**31), 2**31 - 1, 7], np.int32), np.array([-1, -1, 0], np.int32)]) for op in (Quotient(), Modulo())],
+    *[
+        (op, [np.array([-(2**31), 2**31 - 1, 7], np.int32), np.array([-1, -1, 0], np.int32)])
+        for op in (Quotient(), Modulo())
+    ],
     *[(op, [np.array([200, 7, 9], np.uint8), np.array([3, 0, 255], np.uint8)]) for op in (Quotient(), Modulo())],
     *[(op, [rand(3, 4, 5)]) for op in (Prod(), Prod((1,)), Prod((0, -1), True))],
-    *[(CumSum(a, e, r), [rand(3, 4, 5)]) for a, e, r in ((0, False, False), (1, True, False), (-1, False, True), (2, True, True))],
-    *[(CumProd(a, e, r), [rand(3, 4)]) for a, e, r in ((0, False, False), (1, True, False), (-1, False, True), (1, True, True))],
+    *[
+        (CumSum(a, e, r), [rand(3, 4, 5)])
+        for a, e, r in ((0, False, False), (1, True, False), (-1, False, True), (2, True, True))
+    ],
+    *[
+        (CumProd(a, e, r), [rand(3, 4)])
+        for a, e, r in ((0, False, False), (1, True, False), (-1, False, True), (1, True, True))
+    ],
     (CumSum(0), [ints(-3, 4, 6)]),
     (CumSum(0, True), [rand(0, 2)]),
-    *[(ArgMax(a, least, last), [ints(0, 3, 3, 4, 5)]) for a in (0, 1, -1) for least in (False, True) for last in (False, True)],
+    *[
+        (ArgMax(a, least, last), [ints(0, 3, 3, 4, 5)])
+        for a in (0, 1, -1)
+        for least in (False, True)
+        for last in (False, True)
+    ],
     (ArgMax(0), [rand(7)]),
-    *[(TopK(const(k), a, largest), [ints(0, 5, 4, 6)]) for k, a, largest in ((1, 0, True), (3, 1, True), (6, -1, False))],
+    *[
+        (TopK(const(k), a, largest), [ints(0, 5, 4, 6)])
+        for k, a, largest in ((1, 0, True), (3, 1, True), (6, -1, False))
+    ],
     (TopK(const(2), 0), [rand(2, 3)]),
     *[(ScatterND(m), [rand(4, 5, 3), ints(0, 4, 6, 2), rand(6, 3)]) for m in ("add", "mul", "max", "min")],
     (ScatterND(), [rand(4, 5), np.array([[2], [0]]), rand(2, 5)]),
