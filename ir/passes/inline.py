@@ -5,14 +5,14 @@ The same walk notes what deduction leaves to run time, in the symbols of the fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.deduce import apply_signature, infer_value, info_of, require_bounds, signature
-from relax_tune.ir.expr import Expr, Var, substitute
+from relax_tune.ir.expr import Expr, Var, free_vars, substitute
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import (
     ATOMS,
@@ -47,6 +47,7 @@ from relax_tune.ir.relations import (
     differences,
     info_symbols,
     own_symbols,
+    require_all,
     solve,
     substitute_info,
 )
@@ -116,6 +117,11 @@ def _sharpened(f: Function) -> tuple[GVar, ...]:
     return tuple(params) if None not in solve(CallableInfo(infos, ObjectInfo()), infos).values() else f.params
 
 
+def _dims(info: StructInfo) -> tuple[Expr, ...]:
+    """The dims that a built program reads off an argument."""
+    return info.shape or () if isinstance(info, TensorInfo) else ()
+
+
 @dataclass(slots=True)
 class _Frame:
     """One function (or side of a branch) being walked: what its variables and symbols have become."""
@@ -147,18 +153,63 @@ class _Walk:
 
     def root(self, f: Function, sharper: tuple[GVar, ...]) -> Function:
         frame = _Frame(f, "")
-        frame.values.update({p: q for p, q in zip(f.params, sharper, strict=True) if p is not q})
-        frame.meaning.update({v: v for p in sharper for v in info_symbols(p.info)})
         self.stack.append(f.name)
+        params = self.parameters(f, sharper, frame)
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)
         ctx = Deduction(self.env)
         declared = self.info(f.ret_info, frame)
         self.guarded(lambda: check_annotation("the result", info_of(ret), declared, ctx), ctx, frame, f.ret)
-        if _same(self.out, f.bindings) and ret is f.ret and _same(f.params, sharper):
+        if _same(self.out, f.bindings) and ret is f.ret and _same(f.params, params):
             return f
         info = self.sharper(declared, info_of(ret))
-        return replace(f, params=sharper, blocks=into_blocks(self.out), ret=ret, ret_info=info)
+        return replace(f, params=params, blocks=into_blocks(self.out), ret=ret, ret_info=info)
+
+    def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: _Frame) -> tuple[GVar, ...]:
+        """The parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
+        infos = tuple(p.info for p in sharper)
+        frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
+        alone = [d for i in infos for d in _dims(i) if isinstance(d, Var)]
+        free = dict.fromkeys(v for i in infos for v in info_symbols(i) if v not in alone)
+        fresh: dict[tuple[GVar, int], Var] = {}
+        for _ in tuple(free):
+            for q in sharper:
+                for axis, d in enumerate(_dims(q.info)):
+                    unknown = [v for v in free_vars(d) if v in free]
+                    if len(unknown) == 1:
+                        fresh[q, axis] = Var(f"{q.name}_{axis}")
+                        del free[unknown[0]]
+        known = [(v, v) for v in alone] + [(_dims(q.info)[axis], new) for (q, axis), new in fresh.items()]
+        wanted, given = (ShapeInfo(tuple(side)) for side in (zip(*known, strict=True) if known else ((), ())))
+        meaning = solve(CallableInfo((wanted,), ObjectInfo()), (given,), self.env)
+        if not fresh or free or None in meaning.values():
+            frame.values.update({p: q for p, q in zip(f.params, sharper, strict=True) if p is not q})
+            return sharper
+        frame.meaning.update({v: e for v, e in meaning.items() if e is not None})
+        params: list[GVar] = []
+        for old, q in zip(f.params, sharper, strict=True):
+            info = meant = self.info(q.info, frame)
+            if isinstance(meant, TensorInfo) and meant.shape is not None:
+                dims = tuple(fresh.get((q, axis), d) for axis, d in enumerate(meant.shape))
+                info = TensorInfo(dims, meant.dtype)
+            params.append(q if info == q.info else GVar(q.name, info))
+            frame.values[old] = params[-1]
+            if info != meant:
+                self.solved_dims(q, params[-1], meant, meaning, frame, old)
+        ctx = Deduction(self.env)
+        self.guarded(lambda: require_bounds("arguments", meaning, ctx, frozenset(alone)), ctx, frame, f.params[0])
+        return tuple(params)
+
+    def solved_dims(
+        self, q: GVar, new: GVar, meant: StructInfo, meaning: Mapping[Var, Expr | None], frame: _Frame, old: GVar
+    ) -> None:
+        """A parameter whose dims were read off is what it was declared as."""
+        ctx = Deduction(self.env)
+        asked = differences(q.info, new.info, self.env, meaning)
+        self.guarded(lambda: require_all(f"parameter {q.name}", asked, ctx), ctx, frame, old)
+        cast = GVar(new.name, meant)
+        self.out.append(MatchCast(cast, new, meant))
+        frame.values[old] = cast
 
     # what things have become
 

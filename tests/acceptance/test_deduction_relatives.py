@@ -246,6 +246,26 @@ def test_7_other_arguments(device: Device) -> None:
     refuse(module, device, [ones(2, 2), ones(4), ones(1)], "main: wanted 2", "3")
 
 
+def test_7_symbols_that_are_no_dim_by_themselves(device: Device) -> None:
+    module = read("""
+        n = symbol("n", lower=1, upper=4)
+
+        @function
+        def main(x: Tensor((2 * n,), f32), y: Tensor((n + m, 3), f32), z: Tensor((m + 1,), f32)) -> Tensor((n, 3), f32):
+            with dataflow():
+                a: Tensor((n,), f32) = op.slice(x, axis=0, begin=n, end=2 * n)
+                b: Tensor((n, 3), f32) = op.slice(y, axis=0, begin=m, end=n + m)
+                c: Tensor((n, 1), f32) = op.expand_dims(a, axes=(1,))
+                d: Tensor((n, 3), f32) = op.add(b, c)
+            return d
+    """)
+    agree(module, device, [ones(4), ones(5, 3), ones(4)], [ones(2), ones(1, 3), ones(1)])
+    refuse(module, device, [ones(5), ones(5, 3), ones(4)], "parameter x", "dim 0", "4", "5")
+    refuse(module, device, [ones(4), ones(6, 3), ones(4)], "parameter z", "dim 0", "5", "4")
+    refuse(module, device, [ones(10), ones(8, 3), ones(4)], "1 <= n <= 4", "5")
+    refuse(module, device, [ones(4), ones(1, 3), ones(0)], "m")
+
+
 def test_7_every_kind_of_parameter_is_checked() -> None:
     kinds: list[tuple[StructInfo, Any, Any, str]] = [
         (ShapeInfo((n, const(2))), (3, 2), (3, 4), "dim 1"),
