@@ -1,11 +1,14 @@
-"""Deduction and checks: the acceptance cases 1 to 13, one test each; their relatives are in `test_deduction_relatives`."""
+"""Deduction and checks: the acceptance cases 1 to 13 and 19, one test each; their relatives are in `test_deduction_relatives`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.acceptance.programs import (
     agree,
     checked,
@@ -18,6 +21,7 @@ from tests.acceptance.programs import (
     refuse,
     result,
     run,
+    same,
     tensor,
     text_refused,
 )
@@ -27,17 +31,30 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Var, const, eq
 from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import CallFunction, Function
 from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Exp
+from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.elementwise import Add, Exp, MulScalar
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice, Split
 from relax_tune.ir.op.shapes import Unique
-from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants, TidyNames
+from relax_tune.ir.passes.collapse import CollapseDims
+from relax_tune.ir.passes.fuse import FuseOps
+from relax_tune.ir.passes.inline import Inline
+from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.passes.pipeline import Pass, lower
 from relax_tune.ir.relations import is_base
 from relax_tune.ir.struct_info import ObjectInfo, TensorInfo, TupleInfo
+from relax_tune.ir.tensor_builder import TensorBuilder
+from relax_tune.ir.verify import verify
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
+PASSES: tuple[Pass, ...] = (
+    Inline(), Deduce(), FoldConstants(), DeadCode(), Legalize(), Legalize(), FuseOps(), CollapseDims(), CancelViews(),
+    TidyNames(),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +99,7 @@ def test_2_matmul(device: Device) -> None:
     z = g.call(Matmul(), g.input("x", (n, k)), g.input("y", (m, 8)))
     assert z.info == tensor(n, 8) and len(g.checks) == 1
     module = checked(g.finish(z))
-    agree(module, device, [ones(2, 3), ones(3, 8)], [ones(0, 3), ones(3, 8)])
+    agree(module, device, [ones(2, 3), ones(3, 8)], [ones(0, 3), ones(3, 8)], [ones(2, 0), ones(0, 8)])
     refuse(module, device, [ones(2, 3), ones(5, 8)], "k == m", "found 3 and 5", "^^^")
 
 
@@ -327,3 +344,41 @@ def test_13_data_dependent() -> None:
         np.testing.assert_allclose(run(module, x), np.exp(np.exp(np.unique(x))), rtol=1e-5)
     with pytest.raises(BuildError, match=r"unique: compiled programs know every dim[\s\S]*op.unique\(x\)\n.*\^"):
         lower(module)
+
+
+def levels() -> IRModule:
+    """Operators, a tensor function, a library routine, a function called and a view, over (n, 3)."""
+    inner = GraphBuilder("norm")
+    k = Var("k")
+    a = inner.input("a", (k, 3))
+    called = inner.finish(inner.call(Add(), a, inner.call(Exp(), a)))
+
+    b, rows = TensorBuilder("negate"), Var("r")
+    x, y = b.input("x", (rows, 3)), b.output("y", (rows, 3))
+    b.compute(y, lambda i, j: 0 - x[i, j])
+    g = GraphBuilder()
+    n = g.symbol("n", upper=9)
+    g.include(called)
+    p, w = g.input("p", (n, 3)), g.constant("w", np.arange(9, dtype=np.float32).reshape(3, 3) / 9)
+    q = g.call_tir(g.add(b.finish()), [g.call(Matmul(), p, w)], tensor(n, 3))
+    r = g.call_library("blas.gemm", [g.call_function("norm", q), w], tensor(n, 3), [n, 3, 3])
+    flat = g.call(Reshape((n * 3,)), g.call(Add(), r, g.call(MulScalar(2.0), p)))
+    return checked(g.finish((g.call(Exp(), flat), g.call(Concat(0), flat, flat))))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(PASSES))
+def test_19_passes_in_any_order(order: list[Pass]) -> None:
+    def gemm(inputs: Sequence[Any], outputs: Sequence[Any], _: Sequence[int]) -> None:
+        np.matmul(*inputs, out=outputs[0])
+
+    module = levels()
+    inputs = [ones(5, 3) / 9, ones(0, 3), ones(1, 3)]
+    wanted = [run_function(module, "main", [x], {"blas.gemm": gemm}) for x in inputs]
+    for step in order:
+        module = step(module)
+        verify(module)
+    main = module.functions["main"]
+    assert isinstance(main, Function) and not any(isinstance(b.value, CallFunction) for b in main.bindings)
+    for x, expected in zip(inputs, wanted, strict=True):
+        same(run_function(module, "main", [x], {"blas.gemm": gemm}), expected, repr(order))
