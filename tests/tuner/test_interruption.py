@@ -107,12 +107,14 @@ def interrupted_round(folder: Folder, how: str, after_secs: float) -> int:
         what = f"{how} after {after_secs:.3f} s: exit code {code}\n{job.said()}"
         if struck and how in STOPS and not finished:
             assert code == STOPS[how], what
+        elif how == "kill-child" and code == 2:  # struck while the device was being opened: there is none to measure on
+            assert len(job.said().splitlines()) == 1 and "the process died of signal SIGKILL" in job.said(), what
         else:
             assert code in (0, STOPS.get(how)), what
         assert "Traceback" not in job.said() and "Exception ignored" not in job.said(), what
         if code in (130, 143):
             assert job.said().splitlines() == [SENTENCE], what
-        else:
+        elif code != 2:
             assert not job.said(), what
         assert not job.orphans(), what
         left = set(folder.leftovers())
