@@ -185,7 +185,9 @@ def test_10_a_side_keeps_its_symbols_to_itself() -> None:
             return y
     """
     assert run(read(text.format(ret="Tensor(None, f32, ndim=1)")), ones(3)).shape == (3,)
-    never(lambda: read(text.format(ret="Tensor((m,), f32)")), "symbol m is bound by no parameter and no match_cast before")
+    never(
+        lambda: read(text.format(ret="Tensor((m,), f32)")), "symbol m is bound by no parameter and no match_cast before"
+    )
 
 
 def test_10_only_the_side_taken_runs_and_decided_ones_are_built(device: Device) -> None:
