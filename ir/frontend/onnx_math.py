@@ -12,7 +12,7 @@ from relax_tune.ir.dtype import bool_, f16, f32
 from relax_tune.ir.expr import Expr
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_tensors import Array, element_type, shortest
-from relax_tune.ir.frontend.pieces import cast_to, clipped
+from relax_tune.ir.frontend.pieces import cast_to, clipped, tanh_gelu
 from relax_tune.ir.frontend.writer import Item, Writer
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import (
@@ -159,9 +159,7 @@ def _gelu(w: Writer, node: Node) -> Item:
     x = w.tensor(node.item(0))
     if node.choice("approximate", "none", "tanh") == "none":
         return w.of(w.emit(Gelu(), x))
-    cube = w.emit(Mul(), w.emit(Mul(), x, x), x)
-    inner = w.emit(MulScalar(math.sqrt(2 / math.pi)), w.emit(Add(), x, w.emit(MulScalar(0.044715), cube)))
-    return w.of(w.emit(Mul(), w.emit(MulScalar(0.5), x), w.emit(AddScalar(1.0), w.emit(Tanh(), inner))))
+    return w.of(tanh_gelu(w, x))
 
 
 def variadic(op: OperatorSpec) -> Handler:

@@ -8,19 +8,18 @@ import numpy as np
 
 from relax_tune.ir.dtype import bool_, i64, u8
 from relax_tune.ir.expr import Expr, as_int, const
-from relax_tune.ir.frontend.broadcasts import grid_axes
+from relax_tune.ir.frontend.lookups import gathered, gathered_elements, gathered_nd, natural_indices
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_math import literal_of
 from relax_tune.ir.frontend.onnx_shape import axes_of, axis_of, expressions, integers
-from relax_tune.ir.frontend.pieces import cast_to, clipped, cut, permuted, taken
+from relax_tune.ir.frontend.pieces import cast_to, clipped, cut, on_last, permuted, triangle
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Sqrt, Sub
-from relax_tune.ir.op.gather import GatherElements, GatherND
 from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Equal, Less, LessEqual, Where
+from relax_tune.ir.op.logic import Equal, Where
 from relax_tune.ir.op.movement import BroadcastTo, ExpandDims
 from relax_tune.ir.op.numeric import Abs, Log
 from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
@@ -57,13 +56,6 @@ def _gemm(w: Writer, node: Node) -> Item:
     return w.of(c)
 
 
-def _on_last(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
-    """A row operator along any axis."""
-    n = len(tensor_dims(value))
-    order = [*(p for p in range(n) if p != axis), axis]
-    return permuted(w, fn(permuted(w, value, order)), [order.index(p) for p in range(n)])
-
-
 def _soft_axis(node: Node) -> int:
     if node.opset < 13:
         raise node.refuse("wanted opset 13 or later, where an axis is one axis")
@@ -72,7 +64,7 @@ def _soft_axis(node: Node) -> int:
 
 def _softmax(w: Writer, node: Node) -> Item:
     x, axis = node.item(0), _soft_axis(node)
-    return w.of(_on_last(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
+    return w.of(on_last(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
 
 
 def _log_softmax(w: Writer, node: Node) -> Item:
@@ -183,102 +175,26 @@ def _instance_norm(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Add(), w.emit(Mul(), w.emit(Div(), centred, spread), scale), bias))
 
 
-def natural_indices(w: Writer, item: Item, size: Expr) -> Value:
-    """Indices into a dim of `size`, those below zero counted from its end."""
-    if item.natural:
-        return cast_to(w, w.tensor(item), item.dtype, item.dtype)
-    n = as_int(size)
-    if item.array is not None and n is not None:
-        return w.tensor(
-            w.constant(np.where(item.array < 0, item.array + n, item.array).astype(item.array.dtype), item.name)
-        )
-    value = w.tensor(item)
-    zero = w.literal(0, item.dtype)
-    if n is not None:
-        wrapped = w.emit(AddScalar(n), value)
-    else:
-        scalar = np.empty((), object)
-        scalar[()] = size
-        wrapped = w.emit(Add(), value, cast_to(w, w.tensor(w.known(scalar)), i64, item.dtype))
-    return w.emit(Where(), w.emit(Less(), value, zero), wrapped, value)
-
-
 def _gather(w: Writer, node: Node) -> Item:
-    x, indices = node.item(0), node.item(1)
-    axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
-    known = w.scalars(indices)
-    if known is not None and known.ndim == 0:
-        at = known.reshape(-1)[0]
-        if w.natural(at):
-            row = cut(w, w.tensor(x), axis, at, w.simplify(at + 1))
-            return w.of(w.reshape(row, [d for p, d in enumerate(x.shape) if p != axis]), x.natural)
-    if indices.uniform is not None and indices.natural:
-        at = const(int(indices.uniform))
-        row = w.reshape(
-            cut(w, w.tensor(x), axis, at, w.simplify(at + 1)), [d for p, d in enumerate(x.shape) if p != axis]
-        )
-        own = [*x.shape[:axis], *[const(1)] * indices.ndim, *x.shape[axis + 1 :]]
-        wide = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-        return w.of(w.emit(BroadcastTo(wide), w.reshape(row, own) if axis else row), x.natural)
-    where = natural_indices(w, indices, x.shape[axis])
-    return w.of(taken(w, w.tensor(x), axis, where), x.natural)
+    x = node.item(0)
+    return gathered(w, x, axis_of(node, int(node.attributes.get("axis", 0)), x.ndim), node.item(1))
 
 
 def _gather_elements(w: Writer, node: Node) -> Item:
     x = node.item(0)
-    axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
-    if x.uniform is not None:
-        return w.uniform(node.item(1).shape, x.uniform, x.dtype)
-    where = natural_indices(w, node.item(1), x.shape[axis])
-    return w.of(w.emit(GatherElements(axis), w.tensor(x), where), x.natural)
+    return gathered_elements(w, x, axis_of(node, int(node.attributes.get("axis", 0)), x.ndim), node.item(1))
 
 
 def _gather_nd(w: Writer, node: Node) -> Item:
-    x, indices = node.item(0), node.item(1)
     if node.attributes.get("batch_dims", 0):
         raise node.refuse(f"wanted batch_dims 0, found {node.attributes['batch_dims']}")
-    depth = as_int(indices.shape[-1])
-    grid = None
-    if indices.value is not None:
-        grid = grid_axes(indices.value, w.made, w.g.deduction, x.shape[: depth or 0])
-    if grid is not None:
-        return w.of(_spread_out(w, x, grid, indices.shape[:-1]), x.natural)
-    sizes = [as_int(d) for d in x.shape[: depth or 0]]
-    if not indices.natural and len(set(sizes)) == 1 and sizes[0] is not None:
-        where = natural_indices(w, indices, const(sizes[0]))
-    elif not indices.natural and indices.array is not None and None not in sizes:
-        limits = np.array(sizes, indices.array.dtype)
-        where = w.tensor(w.constant(np.where(indices.array < 0, indices.array + limits, indices.array), indices.name))
-    elif indices.natural:
-        where = w.tensor(indices)
-    else:
-        limits_item = w.known(np.array(list(x.shape[: depth or 0]), object))
-        value = w.tensor(indices)
-        wrapped = w.emit(Add(), value, cast_to(w, w.tensor(limits_item), i64, indices.dtype))
-        where = w.emit(Where(), w.emit(Less(), value, w.literal(0, indices.dtype)), wrapped, value)
-    return w.of(w.emit(GatherND(), w.tensor(x), where), x.natural)
-
-
-def _spread_out(w: Writer, x: Item, axes: Sequence[int], lead: Sequence[Expr]) -> Value:
-    """The dims of `x` at `axes` of the result's leading dims, which are `lead`; the rest behind them."""
-    order = sorted(range(len(axes)), key=lambda p: axes[p])
-    rest = x.shape[len(axes) :]
-    value = permuted(w, w.tensor(x), [*order, *range(len(axes), x.ndim)])
-    own = [d if p in axes else const(1) for p, d in enumerate(lead)]
-    value = w.reshape(value, [*own, *rest])
-    return value if own == list(lead) else w.emit(BroadcastTo((*lead, *rest)), value)
+    return gathered_nd(w, node.item(0), node.item(1))
 
 
 def _trilu(w: Writer, node: Node) -> Item:
     """Zero above or below a diagonal."""
-    x = node.item(0)
     k = integers(w, node, 1)[0] if node.has(1) else 0
-    rows = w.emit(ExpandDims((1,)), w.emit(Iota(x.shape[-2])))
-    columns = w.emit(Iota(x.shape[-1]))
-    diagonal = w.emit(AddScalar(k), rows)
-    upper = bool(node.attributes.get("upper", 1))
-    kept = w.emit(LessEqual(), diagonal, columns) if upper else w.emit(LessEqual(), columns, diagonal)
-    return w.of(w.emit(Where(), kept, w.tensor(x), w.literal(0, x.dtype)), x.natural)
+    return triangle(w, node.item(0), k, bool(node.attributes.get("upper", 1)))
 
 
 def _one_hot(w: Writer, node: Node) -> Item:

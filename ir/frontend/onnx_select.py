@@ -8,8 +8,8 @@ import numpy as np
 
 from relax_tune.ir.dtype import bool_, i32, i64
 from relax_tune.ir.expr import Expr, as_int, const
+from relax_tune.ir.frontend.lookups import natural_indices
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
-from relax_tune.ir.frontend.onnx_reduce import natural_indices
 from relax_tune.ir.frontend.onnx_shape import axis_of, expressions, integers
 from relax_tune.ir.frontend.pieces import cast_to
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims

@@ -9,11 +9,11 @@ import numpy as np
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import DType, f32, i64
 from relax_tune.ir.expr import Expr, add, as_int, const, floordiv, le, maximum, mul, sub
+from relax_tune.ir.frontend.lookups import counted, edge
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_known import numbers, objects
 from relax_tune.ir.frontend.pieces import cut, missing_dim, permuted, taken
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
-from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
@@ -170,41 +170,17 @@ def _split(w: Writer, node: Node) -> list[Item]:
     return found
 
 
-def _edge(w: Writer, node: Node, e: Expr, n: Expr) -> Expr:
-    """A slice's end within a dim of size `n`, counted from the back when negative."""
-    number = as_int(e)
-    if number is not None:
-        if number < 0:
-            return w.simplify(maximum(add(n, number), 0)) if number > -(2**62) else const(0)
-        return n if number > 2**62 or number == 2**31 - 1 else e
-    if not w.natural(e):
-        if w.natural(sub(-1, e)):
-            return w.simplify(maximum(add(n, e), 0))
-        raise node.refuse(f"wanted an end whose sign is certain, found {e!r}; give its symbols bounds")
-    return e
-
-
-def _counted(w: Writer, x: Item) -> Value:
-    """The tensor; a table of 0, 1, 2 ... as a counter, whose first elements are a shorter counter."""
-    a = x.array
-    if a is None or x.dtype is not i64 or a.size < 2 or max(a.shape) != a.size or a.size > 1 << 20:
-        return w.tensor(x)
-    if not np.array_equal(a.reshape(-1), np.arange(a.size)):
-        return w.tensor(x)
-    return w.reshape(w.emit(Iota(const(a.size))), x.shape)
-
-
 def _slice(w: Writer, node: Node) -> Item:
     x = node.item(0)
     starts, ends = expressions(w, node, 1), expressions(w, node, 2)
     axes = integers(w, node, 3) if node.has(3) else list(range(len(starts)))
     steps = integers(w, node, 4) if node.has(4) else [1] * len(starts)
-    value = _counted(w, x)
+    value = counted(w, x)
     for start, end, a, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(node, a, x.ndim)
         n = tensor_dims(value)[axis]
         if step == 1:
-            value = cut(w, value, axis, _edge(w, node, start, n), _edge(w, node, end, n))
+            value = cut(w, value, axis, edge(w, start, n), edge(w, end, n))
             continue
         size, low, high = as_int(n), as_int(start), as_int(end)
         if size is None or low is None or high is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from relax_tune.ir.arith.prove import Proof
@@ -12,9 +13,10 @@ from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Function, GVar, Value
 from relax_tune.ir.op.base import product
-from relax_tune.ir.op.elementwise import Cast, MaximumScalar, Minimum
-from relax_tune.ir.op.logic import NotEqual
-from relax_tune.ir.op.movement import VIEWS, Permute, Slice, Take
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
+from relax_tune.ir.op.logic import LessEqual, NotEqual, Where
+from relax_tune.ir.op.movement import VIEWS, ExpandDims, Permute, Slice, Take
 from relax_tune.ir.passes.rewriter import Emitter, rewrite_function
 
 
@@ -82,6 +84,29 @@ def clipped(w: Writer, x: Value, element: DType, low: float | None, high: float 
     if low is not None:
         x = w.emit(MaximumScalar(low), x)
     return x if high is None else w.emit(Minimum(), x, w.literal(high, element))
+
+
+def tanh_gelu(w: Writer, x: Value) -> Value:
+    """`x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`."""
+    cube = w.emit(Mul(), w.emit(Mul(), x, x), x)
+    inner = w.emit(MulScalar(math.sqrt(2 / math.pi)), w.emit(Add(), x, w.emit(MulScalar(0.044715), cube)))
+    return w.emit(Mul(), w.emit(MulScalar(0.5), x), w.emit(AddScalar(1.0), w.emit(Tanh(), inner)))
+
+
+def on_last(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
+    """A row operator along any axis."""
+    n = len(tensor_dims(value))
+    order = [*(p for p in range(n) if p != axis), axis]
+    return permuted(w, fn(permuted(w, value, order)), [order.index(p) for p in range(n)])
+
+
+def triangle(w: Writer, x: Item, k: int, upper: bool) -> Item:
+    """Zero below (upper) or above the diagonal `k` places right of the main one."""
+    rows = w.emit(ExpandDims((1,)), w.emit(Iota(x.shape[-2])))
+    columns = w.emit(Iota(x.shape[-1]))
+    diagonal = w.emit(AddScalar(k), rows)
+    kept = w.emit(LessEqual(), diagonal, columns) if upper else w.emit(LessEqual(), columns, diagonal)
+    return w.of(w.emit(Where(), kept, w.tensor(x), w.literal(0, x.dtype)), x.natural)
 
 
 def finished(w: Writer, items: Sequence[Item], names: Sequence[str]) -> IRModule:
