@@ -209,7 +209,7 @@ class GraphBuilder:
         """Assert `info` of `value`: what can be decided now is, the rest is checked at run time.
 
         Raises DeduceError when the value can never have that annotation."""
-        name = value.name if isinstance(value, GVar) else hint
+        name = value.name if isinstance(value, (GVar, Constant)) else hint
         found = info_of(value)
         try:
             meaning = solve(CallableInfo((info,), ObjectInfo()), (found,), self.deduction.env)

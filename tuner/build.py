@@ -205,7 +205,7 @@ class _Emitter:
             value = binding.value
             if isinstance(value, CallTIR) and isinstance(binding, Binding):
                 self._call(binding.var, value, storages)
-            elif not _is_view(value) and not isinstance(value, (TupleValue, GVar)):
+            elif not _is_view(value) and not isinstance(value, (TupleValue, GVar, Constant)):
                 raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
         for check in self.lowered.checks:
             slot = b.slot(check.cond, self.symbols)
@@ -258,7 +258,11 @@ class _Emitter:
 
     def _array(self, v: Value) -> int:
         if isinstance(v, GVar):
-            return self.arrays[self._root(v)]
+            root = self._root(v)
+            made = self._definition(root)
+            if not isinstance(made, Constant):
+                return self.arrays[root]
+            v = made  # a weight under another annotation
         assert isinstance(v, Constant)
         if v.name not in self.constants:
             self.constants[v.name] = self.builder.buffer(v.name, _buffer(v.name, v.info), "const", self.symbols)

@@ -24,6 +24,7 @@ from relax_tune.ir.graph import (
     CallFunction,
     CallHost,
     CallTIR,
+    Constant,
     Function,
     FunctionRef,
     GVar,
@@ -117,6 +118,12 @@ def _sharpened(f: Function) -> tuple[GVar, ...]:
     return tuple(params) if None not in solve(CallableInfo(infos, ObjectInfo()), infos).values() else f.params
 
 
+def _all_bindings(f: Function | Body) -> list[AnyBinding]:
+    """Those inside branches too."""
+    inside = [x for b in f.bindings if isinstance(b.value, If) for x in (b.value.then, b.value.orelse)]
+    return [*f.bindings, *(b for side in inside for b in _all_bindings(side))]
+
+
 def _dims(info: StructInfo) -> tuple[Expr, ...]:
     """The dims that a built program reads off an argument."""
     return info.shape or () if isinstance(info, TensorInfo) else ()
@@ -149,11 +156,14 @@ class _Walk:
         self.out: list[AnyBinding] = []
         self.tuples: dict[GVar, TupleValue] = {}
         self.stack: list[str] = []
+        self.taken: set[str] = set()
         self.certain = True  # outside every branch: a check here is one for every run
 
     def root(self, f: Function, sharper: tuple[GVar, ...]) -> Function:
         frame = _Frame(f, "")
         self.stack.append(f.name)
+        self.taken.update(p.name for p in sharper)
+        self.taken.update(b.var.name for b in _all_bindings(f))
         params = self.parameters(f, sharper, frame)
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)
@@ -207,7 +217,7 @@ class _Walk:
         ctx = Deduction(self.env)
         asked = differences(q.info, new.info, self.env, meaning)
         self.guarded(lambda: require_all(f"parameter {q.name}", asked, ctx), ctx, frame, old)
-        cast = GVar(new.name, meant)
+        cast = GVar(self.fresh(new.name), meant)
         self.out.append(MatchCast(cast, new, meant))
         frame.values[old] = cast
 
@@ -255,6 +265,19 @@ class _Walk:
             return TupleValue(args)
         assert isinstance(v, TupleItem)
         return TupleItem(args[0], v.index)
+
+    def fresh(self, hint: str) -> str:
+        """A name that no other variable has: a built program's arrays are known by theirs."""
+        name, i = hint, 0
+        while name in self.taken:
+            i += 1
+            name = f"{hint}_{i}"
+        self.taken.add(name)
+        return name
+
+    def name(self, b: AnyBinding) -> str:
+        """The name of what `b` becomes; the function's own bindings keep theirs."""
+        return b.var.name if len(self.stack) == 1 else self.fresh(b.var.name)
 
     # bindings
 
@@ -316,7 +339,7 @@ class _Walk:
             var = b.var
             self.out.append(b)
         else:
-            var = GVar(b.var.name, info)
+            var = GVar(self.name(b), info)
             self.out.append(Binding(var, value))
             frame.values[b.var] = var
         if isinstance(value, TupleValue):
@@ -337,7 +360,7 @@ class _Walk:
 
     def match_cast(self, b: MatchCast, frame: _Frame) -> None:
         value = self.value(b.value, frame)
-        name = b.value.name if isinstance(b.value, GVar) else b.var.name
+        name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
         found = info_of(value)
         ctx = Deduction(self.env)
         new = [v for v in info_symbols(b.info) if v not in frame.meaning]
@@ -359,7 +382,7 @@ class _Walk:
         if value is b.value and info == b.info == b.var.info and len(self.stack) == 1:
             self.out.append(b)
             return
-        var = GVar(b.var.name, info)
+        var = GVar(self.name(b), info)
         self.out.append(MatchCast(var, value, info))
         frame.values[b.var] = var
 
@@ -393,7 +416,7 @@ class _Walk:
         for p, a in zip(f.params, args, strict=True):
             info = self.info(p.info, inner)
             if any(True for _ in differences(info, info_of(a), self.env)):
-                var = GVar(p.name, info)
+                var = GVar(self.fresh(p.name), info)
                 self.out.append(MatchCast(var, a, info))
                 inner.values[p] = var
             else:
@@ -408,7 +431,7 @@ class _Walk:
         asked = Deduction(self.env)
         self.guarded(lambda: check_annotation("the result", info_of(ret), info, asked), asked, inner, f.ret)
         if any(True for _ in differences(info, info_of(ret), self.env)):
-            var = GVar(b.var.name, info)
+            var = GVar(self.name(b), info)
             self.out.append(MatchCast(var, ret, info))
             ret = var
         elif isinstance(ret, TupleValue):
@@ -423,7 +446,9 @@ class _Walk:
         answer = ctx.proves(known.value) if isinstance(known, PrimInfo) and known.value is not None else Proof.UNKNOWN
         if answer is not Proof.UNKNOWN:
             side = value.then if answer is Proof.YES else value.orelse
+            self.stack.append(self.stack[-1])  # names are a side's own
             self.bindings(side.bindings, frame)
+            self.stack.pop()
             frame.values[b.var] = self.atom(self.value(side.ret, frame), b)
             return
         certain, out, sides = self.certain, self.out, []
@@ -447,7 +472,7 @@ class _Walk:
         """A value that may stand where a variable may."""
         if isinstance(value, ATOMS):
             return value
-        var = GVar(b.var.name, info_of(value))
+        var = GVar(self.fresh(b.var.name), info_of(value))
         self.out.append(Binding(var, value))
         if isinstance(value, TupleValue):
             self.tuples[var] = value

@@ -126,6 +126,54 @@ def test_9_bounds_of_a_callee_hold_at_its_calls(device: Device) -> None:
     text_refused(text.format(dim="(5,)"), "small: wanted 1 <= n <= 4, found n = 5", 'call("small", x)')
 
 
+def test_9_one_function_called_often(device: Device) -> None:
+    module = read("""
+        @function
+        def sub(x: Tensor((k,), f32), y: Tensor((j,), f32)) -> Tensor((k,), f32):
+            with dataflow():
+                c: Tensor((k,), f32) = match_cast(y, Tensor((k,), f32))
+                a: Tensor((k,), f32) = op.add(x, c)
+            return a
+
+        @function
+        def main(x: Tensor((n,), f32), y: Tensor((m,), f32)) -> Tensor((n,), f32):
+            with dataflow():
+                a: Tensor((n,), f32) = call("sub", x, y)
+                b: Tensor((m,), f32) = call("sub", y, a)
+                c: Tensor((n,), f32) = call("sub", a, b)
+            return c
+    """)
+    agree(module, device, [ones(3), ones(3)])
+    refuse(module, device, [ones(3), ones(4)], "sub: match_cast of y", "dim 0", "3", "4")
+
+
+def test_9_tuples_and_shapes_pass_through_calls(device: Device) -> None:
+    module = read("""
+        @function
+        def two(x: Tensor((n,), f32), t: Tuple(Tensor((n,), f32), Shape([n]))) -> Tuple(Tensor((n,), f32), Shape([n])):
+            with dataflow():
+                u: Tensor((n,), f32) = t[0]
+                s: Shape([n]) = t[1]
+                v: Tensor((n,), f32) = op.reshape_to(u, s)
+                a: Tensor((n,), f32) = op.add(x, v)
+            return (a, s)
+
+        @function
+        def main(x: Tensor((n, 2), f32)) -> Tensor((n, 2), f32):
+            with dataflow():
+                d: Shape([n, 2]) = op.shape_of(x)
+                f: Tensor((n * 2,), f32) = op.flatten(x)
+                s: Shape([n * 2]) = op.shape_of(f)
+                t: Tuple(Tensor((n * 2,), f32), Shape([n * 2])) = (f, s)
+                r: Tuple(Tensor((n * 2,), f32), Shape([n * 2])) = call("two", f, t)
+                a: Tensor((n * 2,), f32) = r[0]
+                b: Tensor((n, 2), f32) = op.reshape_to(a, d)
+                c: Tensor((n, 2), f32) = op.exp(b)
+            return c
+    """)
+    agree(module, device, [ones(3, 2)], [ones(0, 2)])
+
+
 def test_9_recursion_ends_or_says_so() -> None:
     module = read("""
         @function

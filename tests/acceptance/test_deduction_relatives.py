@@ -216,6 +216,18 @@ def test_6_bounds_and_expressions_of_what_a_cast_binds(device: Device) -> None:
     refuse(module, device, [ones(0)], "1 <= m <= 4", "0")
 
 
+def test_6_weights_and_results_are_cast(device: Device) -> None:
+    g = GraphBuilder()
+    size, other = g.symbol("n"), g.symbol("m")
+    x, y = g.input("x", (size,)), g.input("y", (other,))
+    c = g.match_cast(g.constant("c", ones(4)), tensor(size))
+    z = g.call(Add(), x, c)
+    module = checked(g.finish((z, g.match_cast(g.call(Exp(), y), tensor(size)))))
+    agree(module, device, [ones(4), ones(4)])
+    refuse(module, device, [ones(5), ones(5)], "match_cast of c", "dim 0", "5", "4")
+    refuse(module, device, [ones(4), ones(5)], "match_cast of exp", "dim 0", "5", "4")
+
+
 def test_6_casts_that_never_hold() -> None:
     g = GraphBuilder()
     x = g.input("x", (n + 1, 4))

@@ -11,7 +11,7 @@ from tests.ir.random_graphs import Made, graphs
 
 from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import FunctionRef
+from relax_tune.ir.graph import Function, FunctionRef, If
 from relax_tune.ir.interp_expr import Tape
 from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.op.registry import OPERATORS
@@ -97,6 +97,10 @@ def test_inlining_keeps_meaning_and_checks(made: Made, sizes: dict[str, int], se
         refused(error, wanted)
         return
     verify(inlined)
+    main = inlined.functions["main"]
+    assert isinstance(main, Function)
+    names = [b.var.name for b in main.bindings if not isinstance(b.value, If)]
+    assert len(names) == len(set(names)), print_text(inlined)
     assert Inline()(inlined) is inlined or first_difference(Inline()(inlined), inlined) is None
     found = outcome(inlined, args)
     text = f"{print_text(made.module)}\n\n{print_text(inlined)}\n{wanted}"

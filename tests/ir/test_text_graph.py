@@ -165,6 +165,7 @@ def test_names_do_not_matter() -> None:
     assert difference is not None and difference.path.startswith("bounds[0]")
 
 
+BODY = "@function\ndef main(x: Tensor((n, 4), f32)) -> Object():\n    "
 HEAD = "@function\ndef main(x: Tensor((n, 4), f32)) -> Tensor((n, 4), f32):\n    with dataflow():\n        "
 
 
@@ -179,6 +180,16 @@ HEAD = "@function\ndef main(x: Tensor((n, 4), f32)) -> Tensor((n, 4), f32):\n   
         (HEAD + "y: Tensr((n,), f32) = op.relu(x)\n    return y", r"wanted Tensor\(...\) or Shape"),
         (HEAD + "y: Tensor((n, 4), f32) = call_tir('f', (x,))\n    return y", r"wanted call_tir\("),
         (HEAD + "y: Tensor((n, 4), f32) = shape(m)\n    return y", r"nothing is called 'm' here"),
+        (BODY + "y: Object()\n    if x:\n        y = x\n    return y", r"line 4, column 5: wanted both sides of the `if` to end in"),
+        (BODY + "y: Object()\n    if x:\n        y = x\n    else:\n        z = x\n    return y", r"line 7, column 9: wanted both sides"),
+        (BODY + "y: Object()\n    return y", r"line 3, column 5: wanted a binding such as"),
+        (BODY + "y: Object() = call('h', x)\n    return y", r"line 3, column 24: wanted a graph function of the module, found"),
+        (BODY + "y: Object() = call(h, x)\n    return y", r"line 3, column 24: nothing is called 'h' here"),
+        (BODY + "y: Object() = prim(n < k)\n    return y", r"line 3, column 28: nothing is called 'k'"),
+        (BODY + "y: Object() = fn()\n    return y", r"fn\(...\) does not take 0 arguments"),
+        (BODY + "y: Object() = call_host('h', (x,))\n    return y", r"wanted call_host\("),
+        (BODY + "y: Tensor(None, f32, ndim=-1) = x\n    return y", r"wanted a number of dims >= 0, found -1"),
+        (BODY + "if x:\n        pass\n    return x", r"line 3, column 5: wanted `with dataflow\(\):`, a binding, or the final return"),
         (HEAD + "y: Tensor((n, 4), f32) = op.relu(x)", r"wanted a graph function to end in `return value`"),
         (HEAD + "y: Tensor((n, 4), f32) = x.relu(x)\n    return y", r"wanted an operator such as op.add"),
         ("@function\ndef main(x):\n    return x", r"parameter x: wanted an annotation"),
