@@ -20,6 +20,7 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.build import BuildResult, check_policy
 from relax_tune.tuner.job import Bounds, Job, device_info, open_runner
 from relax_tune.tuner.loop import Progress, Work
+from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Effort, Policy, Settings
@@ -70,6 +71,9 @@ def tune(
     seed: int = 0,
     strategy: str = "evolution",
     scheduler: str | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
     """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
@@ -77,13 +81,15 @@ def tune(
 
     model: a path (as `load_model`) or a module. target: `c`, `opencl` or `opencl:PART`. db: an open store, a URL, a file, or
     None for this user's database. bounds: inclusive ranges by symbol, for a model given as a path. trials: candidates per task
-    instead of the effort's number. scheduler: the address of a Dask scheduler whose workers measure.
+    instead of the effort's number. scheduler: the address of a Dask scheduler whose workers measure; beyond loopback it is
+    tls://HOST:PORT with ca, certificate, key: PEM files of the authority all sides trust, our certificate, its key.
     on_progress: called after every batch.
 
     Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, MeasureError when the device
     cannot measure, DatabaseError when records cannot be kept. Candidates and tasks that fail are records and notes, not errors.
     """
-    settings = Settings(target, None, effort, trials, seed, check_strategy(strategy), scheduler)
+    settings = Settings(target, None, effort, trials, seed, check_strategy(strategy), scheduler, ca, certificate, key)
+    check_needed(scheduler, ca, certificate, key)
     module = _module(model, bounds)
     with contextlib.closing(open_runner(settings)) as runner:
         device = runner.device_info()  # no database is made for a device that is not there

@@ -30,6 +30,7 @@ from relax_tune.tuner.job_log import RunningJob
 from relax_tune.tuner.loop import Progress, Tuner, Work
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
+from relax_tune.tuner.measure.cluster_address import tls_files
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.settings import Policy, Settings
 from relax_tune.tuner.task import Choices, Task
@@ -47,9 +48,11 @@ def model_key(module: IRModule) -> str:
 
 
 def open_runner(settings: Settings) -> Runner:
-    """The local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none."""
+    """The local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none,
+    UserError for some but not all of the certificate files."""
     if settings.scheduler is not None:
-        return DaskRunner(settings.scheduler, settings.target)
+        tls = tls_files(settings.ca, settings.certificate, settings.key)
+        return DaskRunner(settings.scheduler, settings.target, tls=tls)
     return LocalRunner(settings.target)
 
 

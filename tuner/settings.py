@@ -21,11 +21,13 @@ EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "full": (256, 16, 8, 0.1),
 }
 NUMBERS = ("trials", "seed")
+OPTIONAL_TEXTS = ("db", "scheduler", "ca", "certificate", "key")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task."""
+    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. ca, certificate, key: PEM
+    files for a scheduler beyond loopback."""
 
     target: str = "opencl"
     db: str | None = None
@@ -34,9 +36,12 @@ class Settings:
     seed: int = 0
     strategy: str = "evolution"
     scheduler: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("target", "strategy", *(n for n in ("db", "scheduler") if getattr(self, n) is not None)):
+        for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"--{name} wants text, found {getattr(self, name)!r:.80}")
         for name in (n for n in NUMBERS if getattr(self, n) is not None):

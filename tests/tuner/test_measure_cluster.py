@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.tuner.measure_programs import LIMIT_SECS, POLICY, program, request
 
 from relax_tune.errors import MeasureError
-from relax_tune.tuner.measure.cluster_address import TlsFiles, check_address
+from relax_tune.tuner.measure.cluster_address import TlsFiles, check_address, is_loopback
 from relax_tune.tuner.measure.cluster_processes import ClusterProcess, serve_worker, start_scheduler, start_worker
 from relax_tune.tuner.measure.messages import MeasureRequest
 
@@ -123,10 +127,61 @@ def test_beyond_loopback_certificates_are_needed(address: str) -> None:
         start_scheduler("0.0.0.0")
 
 
-@pytest.mark.parametrize("address", ["", "8786", "http://127.0.0.1:1", "tcp://"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "8786", "http://127.0.0.1:1", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://127.0.0.1:many", "tcp://[::1:8",
+     "tcp://127.0.0.1:99999", "tls://me@127.0.0.1:1", "tls://127.0.0.1:1/x"],
+)  # fmt: skip
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(MeasureError, match="address"):
         check_address(address, None)
+
+
+def test_without_certificates_nothing_listens_beyond_loopback(scheduler: tuple[ClusterProcess, str]) -> None:
+    psutil = pytest.importorskip("psutil")  # a dependency of Dask
+    process, address = scheduler
+    with start_worker(address, ["here"]) as worker:
+        give_up = time.monotonic() + LIMIT_SECS
+        while "Registered" not in worker.log() and time.monotonic() < give_up:
+            assert worker.wait(0.1) is None, worker.log()
+        for pid in (process.pid, worker.pid):
+            places = {c.laddr.ip for c in psutil.Process(pid).net_connections("inet") if c.status == "LISTEN"}
+            assert places and all(is_loopback(place) for place in places)
+    with pytest.raises(MeasureError, match=r"listens on 0\.0\.0\.0 beyond loopback"):
+        start_worker(address, ["here"], host="0.0.0.0")
+
+
+@needs_compiler
+@pytest.mark.ccompiler
+def test_a_worker_that_answers_nonsense_costs_one_error(scheduler: tuple[ClusterProcess, str]) -> None:
+    good = json.dumps({"kind": "c", "name": "a", "fingerprint": [["b", "c"]], "limits": [["d", 1]]})
+    with start_worker(scheduler[1], ["c"]), DaskRunner(scheduler[1], "c") as runner:
+        tasks = runner._tasks
+        for answer in (
+            None,
+            7,
+            "",
+            "[]",
+            "{}",
+            "[" * 5000,
+            "9" * 5000,
+            good.replace("1", "true"),
+            good.replace('"c"', "3"),
+        ):
+            runner._tasks = SimpleNamespace(measure_batch=told(answer), describe_device=told(answer))
+            with pytest.raises(MeasureError):
+                runner.submit([request("good", "c")]).result(LIMIT_SECS)
+            with pytest.raises(MeasureError):
+                runner._describe(time.monotonic() + LIMIT_SECS)
+        runner._tasks = SimpleNamespace(describe_device=told(good))
+        assert runner._describe(time.monotonic() + LIMIT_SECS).limits == (("d", 1),)
+        runner._tasks = tasks
+        assert runner.submit([request("good", "c")]).result(LIMIT_SECS)[0].status == "ok"
+
+
+def told(answer: object) -> Any:
+    """A function that travels by value, because no worker can import this module."""
+    return eval(f"lambda *_: {answer!r}", {"__name__": "__main__"})
 
 
 def test_labels_are_plain_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json as json_text
 import signal
 import threading
@@ -10,19 +11,20 @@ from typing import Annotated
 import typer
 
 from relax_tune.database.store import open_store
-from relax_tune.errors import UserError
+from relax_tune.errors import MeasureError, UserError
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.tuner.commands.options import Database, Json, among, print_json
+from relax_tune.tuner.commands.options import Ca, Certificate, Database, Json, Key, among, print_json
 from relax_tune.tuner.job_log import state_of
-from relax_tune.tuner.measure.cluster_address import TlsFiles, check_address
+from relax_tune.tuner.measure.cluster_address import check_address, tls_files
 from relax_tune.tuner.measure.cluster_processes import serve_worker
+from relax_tune.tuner.measure.cluster_tls import check_files, check_scheduler
 from relax_tune.tuner.report.console import make_console, make_table, say
 from relax_tune.tuner.settings import load_settings
 
 
 def worker(
     scheduler: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="The scheduler's address, such as tcp://127.0.0.1:8786.")
+        str, typer.Argument(metavar="ADDRESS", help="The scheduler's address: tcp://127.0.0.1:8786 or tls://HOST:8786.")
     ],
     device: Annotated[
         list[str] | None,
@@ -32,16 +34,9 @@ def worker(
             help="A device to lend: c, opencl or opencl:PART. May be repeated; at least one. [default: none]",
         ),
     ] = None,
-    ca: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.pem", help="The authority both sides trust, for tls://. [default: no TLS]"),
-    ] = None,
-    certificate: Annotated[
-        str | None, typer.Option(metavar="FILE.pem", help="This worker's certificate. [default: no TLS]")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="FILE.pem", help="The certificate's key. [default: no TLS]")
-    ] = None,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
     host: Annotated[
         str | None,
         typer.Option(metavar="HOST", help="The address to listen on, such as 10.0.0.7. [default: Dask's choice]"),
@@ -50,23 +45,47 @@ def worker(
     """Lend this machine's devices to the jobs of a Dask scheduler.
 
     Runs until interrupted, and starts its worker process again when that is lost. Beyond loopback the address must be
-    tls:// and all three certificate files must be given.
+    tls:// and the three certificate files must be given: here, as RELAX_TUNE_CA and so on, or in relax-tune.toml.
+
+    Whoever holds a certificate of the authority can run programs on every worker, so make an authority for this alone.
+    With openssl, once:
+
+    \b
+      openssl req -x509 -newkey rsa:3072 -nodes -days 365 -subj /CN=tuning-ca -keyout ca.key -out ca.pem
+
+    For each machine (here gpu1), where ca.key is; ca.pem, gpu1.pem and gpu1.key then go to gpu1, ca.key goes nowhere:
+
+    \b
+      openssl req -newkey rsa:3072 -nodes -subj /CN=gpu1 -keyout gpu1.key -out gpu1.csr
+      openssl x509 -req -days 365 -in gpu1.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out gpu1.pem
+
+    The scheduler, with a certificate of its own (its page of statistics is plain HTTP and stays on its machine):
+
+    \b
+      DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=0 dask scheduler --protocol tls --port 8786 \\
+        --tls-ca-file ca.pem --tls-cert head.pem --tls-key head.key --dashboard-address 127.0.0.1:8787
     """
-    files = (ca, certificate, key)
-    if any(files) and not all(files):
-        raise UserError("wanted --ca, --certificate and --key together, found only some of them")
-    tls = TlsFiles(*(str(f) for f in files)) if all(files) else None
+    settings = load_settings({"ca": ca, "certificate": certificate, "key": key})
+    tls = tls_files(settings.ca, settings.certificate, settings.key)
     check_address(scheduler, tls)
     specs = device or []
     if not specs:
         raise UserError("wanted at least one --device to lend (c, opencl), found none")
     for spec in specs:
         open_device(spec).close()
+    if importlib.util.find_spec("distributed") is None:
+        raise MeasureError(
+            "wanted Dask Distributed to lend devices, found it not installed; pip install 'relax-tune[cluster]'"
+        )
+    if tls is not None:
+        check_files(tls, serves=True)
+    check_scheduler(scheduler, tls)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    say(make_console(stderr=True), f"lending {', '.join(specs)} to {scheduler}; interrupt to end")
-    serve_worker(scheduler, specs, stop, tls=tls, host=host)
+    console = make_console(stderr=True)
+    say(console, f"lending {', '.join(specs)} to {scheduler}; interrupt to end")
+    serve_worker(scheduler, specs, stop, tls=tls, host=host, report=lambda line: say(console, line))
 
 
 def jobs(db: Database = None, json: Json = False) -> None:

@@ -55,6 +55,21 @@ Database = Annotated[
         "[default: records.db in the user data folder]",
     ),
 ]
+Ca = Annotated[
+    str | None,
+    typer.Option(
+        "--ca", metavar="FILE.pem", help="The authority that all sides trust, for tls:// addresses. [default: no TLS]"
+    ),
+]
+Certificate = Annotated[
+    str | None, typer.Option("--certificate", metavar="FILE.pem", help="Our certificate. [default: no TLS]")
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="FILE.key", help="The certificate's key, readable by its owner only. [default: no TLS]"
+    ),
+]
 Bounds = Annotated[
     list[str] | None,
     typer.Option(

@@ -19,15 +19,19 @@ from relax_tune.tuner.cli import NOTHING_MEASURED
 from relax_tune.tuner.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.commands.options import (
     Bounds,
+    Ca,
+    Certificate,
     Database,
     Effort,
     Json,
+    Key,
     Model,
     Target,
     among,
     print_json,
 )
 from relax_tune.tuner.job import Job, model_key, open_runner, parse_bounds
+from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.latency import LatencyRow, compare_latency, latency_table
 from relax_tune.tuner.report.progress import ProgressView
@@ -61,9 +65,13 @@ def tune(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Measure on the workers of this Dask scheduler, such as tcp://127.0.0.1:8786. [default: measure here]",
+            help="Measure on the workers of this Dask scheduler: tcp://127.0.0.1:8786 on this machine, tls://HOST:8786 with "
+            "certificates elsewhere. [default: measure here]",
         ),
     ] = None,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
     out: Out = None,
     overwrite: Overwrite = False,
     compare: Annotated[
@@ -85,8 +93,12 @@ def tune(
             "seed": seed,
             "strategy": strategy,
             "scheduler": scheduler,
+            "ca": ca,
+            "certificate": certificate,
+            "key": key,
         }
     )
+    check_needed(settings.scheduler, ca, certificate, key)
     if compare and settings.scheduler is not None:
         raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
     check_strategy(settings.strategy)

@@ -18,6 +18,7 @@ from typing import Any
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster_address import TlsFiles, check_address
+from relax_tune.tuner.measure.cluster_tls import ANSWER_SECS, check_files, check_scheduler
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests, failed
 
@@ -64,9 +65,12 @@ class DaskRunner:
     in all, the last time request by request, so that what keeps killing workers costs only itself.
 
     device_spec: what the worker opens (default: the label). tls: needed unless the scheduler is on loopback.
-    open_secs: how long to wait for the scheduler, for a worker with the label, and for its device.
+    open_secs: how long to wait for the scheduler (at most `ANSWER_SECS`), for a worker with the label, and its device.
 
-    Raises MeasureError when any of these does not come within `open_secs`, or when Dask is not installed.
+    Whoever holds a certificate of the authority may run programs on the workers; their answers are checked all the same.
+
+    Raises MeasureError when any of these does not come within `open_secs`, when certificates do not fit, or when Dask is
+    not installed.
     """
 
     def __init__(
@@ -92,6 +96,9 @@ class DaskRunner:
         self._lock = threading.Lock()
         self._closed = False
         give_up = time.monotonic() + open_secs
+        if tls is not None:
+            check_files(tls)
+        check_scheduler(scheduler_address, tls, min(open_secs, ANSWER_SECS))
         self._client = self._connect(tls)
         try:
             self._wait_for_worker(give_up)
@@ -204,10 +211,7 @@ class DaskRunner:
                 f"wanted the device {self._spec!r} of a worker with the label {self._label!r}, found that asking "
                 f"for it failed: {type(error).__name__}: {error}"
             ) from error
-        record = json.loads(text)
-        fingerprint = tuple((str(key), str(value)) for key, value in record["fingerprint"])
-        limits = tuple((str(key), int(value)) for key, value in record["limits"])
-        return DeviceInfo(str(record["kind"]), str(record["name"]), fingerprint, limits)
+        return _device_info(text)
 
     # What follows runs on the dispatcher thread.
 
@@ -249,7 +253,10 @@ class DaskRunner:
         if future.status == "finished":
             try:
                 wanted = {request.id for request in task.requests}
-                for result in decode_results(future.result()):
+                text = future.result()
+                if not isinstance(text, str):
+                    raise MeasureError(f"wanted results from a worker as text, found a {type(text).__name__}")
+                for result in decode_results(text):
                     if result.id in wanted:
                         task.job.results.setdefault(result.id, result)
                 missing = wanted - set(task.job.results)
@@ -257,6 +264,8 @@ class DaskRunner:
                     raise MeasureError(f"wanted a result for each request from the worker, found none for {missing}")
             except MeasureError as error:
                 task.job.fail(error)
+            except Exception as error:  # an answer that cannot even be read must not end this thread
+                task.job.fail(MeasureError(f"wanted results from a worker, found {type(error).__name__}: {error}"))
         elif future.status == "error":
             reason = future.exception()
             if isinstance(reason, self._distributed.KilledWorker):
@@ -301,6 +310,24 @@ class DaskRunner:
                     break
                 if event is not None and event.task is not None:
                     event.task.job.fail(MeasureError(error))
+
+
+def _device_info(text: Any) -> DeviceInfo:
+    """What `cluster_task.describe_device` says. Raises MeasureError for anything else."""
+    try:
+        record = json.loads(text)
+        kind, name, fingerprint, limits = (record[key] for key in ("kind", "name", "fingerprint", "limits"))
+        if not all(isinstance(word, str) for word in (kind, name, *(word for pair in fingerprint for word in pair))):
+            raise TypeError("a word that is no text")
+        if not all(isinstance(key, str) and type(value) is int for key, value in limits):
+            raise TypeError("a limit that is no whole number")
+        pairs = tuple((key, value) for key, value in fingerprint)
+        return DeviceInfo(kind, name, pairs, tuple((key, value) for key, value in limits))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise MeasureError(
+            f"wanted the description of a device from a worker, found {type(error).__name__}: {error} in {text!r:.120}; "
+            "the two sides must run the same version of relax-tune"
+        ) from None
 
 
 def _import_dask() -> tuple[Any, Any]:

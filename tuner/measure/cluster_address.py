@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from relax_tune.errors import MeasureError
+from relax_tune.errors import MeasureError, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,27 @@ class TlsFiles:
     ca: str
     certificate: str
     key: str
+
+
+def tls_files(ca: str | None, certificate: str | None, key: str | None) -> TlsFiles | None:
+    """The three paths, made absolute (processes are started elsewhere); None when none is given. Raises UserError for some
+    of them only."""
+    given = {"--ca": ca, "--certificate": certificate, "--key": key}
+    paths = [os.path.abspath(os.path.expanduser(path)) for path in given.values() if path]
+    if not paths:
+        return None
+    if len(paths) < len(given):
+        missing = ", ".join(name for name, path in given.items() if not path)
+        raise UserError(f"wanted --ca, --certificate and --key together, found no {missing}; give all three, or none")
+    return TlsFiles(*paths)
+
+
+def check_needed(scheduler: str | None, *files: str | None) -> None:
+    """Raises UserError for certificates that nothing would use."""
+    if scheduler is None and any(files):
+        raise UserError(
+            "wanted a --scheduler for --ca, --certificate and --key, found none; give its tls://HOST:PORT, or leave them out"
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -28,22 +50,37 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of a scheduler's address. Raises MeasureError when it is not `tcp://HOST:PORT` or `tls://HOST:PORT`."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or not port or parts.scheme not in ("tcp", "tls") or parts.username is not None or parts.path:
+        raise MeasureError(
+            f"wanted a scheduler address such as tcp://127.0.0.1:8786 or tls://host:8786, found {address!r:.120}"
+        )
+    return host, port
+
+
 def check_address(address: str, tls: TlsFiles | None) -> None:
     """Raises MeasureError unless `address` is `tcp://` on loopback, or `tls://` with certificates.
 
     A scheduler runs the code its clients send, so an open one beyond loopback would be a way into every worker.
     """
-    parts = urlsplit(address)
-    if parts.scheme not in ("tcp", "tls") or not parts.hostname:
+    host, _ = host_and_port(address)
+    safe = address.startswith("tls:")
+    if safe and tls is None:
         raise MeasureError(
-            f"wanted a scheduler address such as tcp://127.0.0.1:8786 or tls://host:8786, found {address!r}"
+            f"wanted certificates for {address}, found none; give --ca, --certificate and --key (`relax-tune worker --help` "
+            "says how to make them)"
         )
-    if parts.scheme == "tls" and tls is None:
-        raise MeasureError(f"wanted certificates for {address}, found none; give authority, certificate and key files")
-    if parts.scheme == "tcp" and tls is not None:
+    if not safe and tls is not None:
         raise MeasureError(f"wanted a tls:// address with certificates, found {address}; the scheduler must use TLS")
-    if parts.scheme == "tcp" and not is_loopback(parts.hostname):
+    if not safe and not is_loopback(host):
         raise MeasureError(
-            f"wanted mutual TLS for the scheduler {address} beyond loopback, found a plain address; "
-            "start scheduler and workers with certificates and use tls://"
+            f"wanted mutual TLS for the scheduler {address} beyond loopback, found a plain address, where anyone could run "
+            "programs on the workers; start scheduler and workers with certificates and use tls:// (`relax-tune worker "
+            "--help` says how)"
         )

@@ -11,12 +11,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from relax_tune.errors import MeasureError
-from relax_tune.tuner.measure.cluster_address import TlsFiles, check_address, is_loopback
+from relax_tune.tuner.measure.cluster_address import TlsFiles, check_address, host_and_port, is_loopback
 
 # A lost worker must not pass its task on by itself: we send it again, and know how often.
 _SCHEDULER_SETTINGS = {
@@ -24,6 +24,9 @@ _SCHEDULER_SETTINGS = {
     "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s",
 }
 _WORKER_SETTINGS = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
+_TLS_SETTINGS = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+# Dask always opens a page of statistics, in plain HTTP and by default to everyone.
+_PAGE = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
 
 
 class ClusterProcess:
@@ -92,6 +95,15 @@ def _tls_arguments(tls: TlsFiles | None) -> list[str]:
     return ["--protocol", "tls", "--tls-ca-file", tls.ca, "--tls-cert", tls.certificate, "--tls-key", tls.key]
 
 
+def _bracketed(host: str) -> str:
+    """As Dask wants IPv6 addresses."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _settings(own: Mapping[str, str], tls: TlsFiles | None) -> dict[str, str]:
+    return dict(own) if tls is None else {**own, **_TLS_SETTINGS}
+
+
 def start_scheduler(
     host: str = "127.0.0.1", port: int = 0, *, tls: TlsFiles | None = None, within_secs: float = 30.0
 ) -> tuple[ClusterProcess, str]:
@@ -103,9 +115,9 @@ def start_scheduler(
         raise MeasureError(
             f"wanted mutual TLS for a scheduler on {host} beyond loopback, found no certificates; give them"
         )
-    arguments = ["distributed.cli.dask_scheduler", "--host", host, "--port", str(port), "--no-dashboard"]
+    arguments = ["distributed.cli.dask_scheduler", "--host", _bracketed(host), "--port", str(port), *_PAGE]
     arguments += ["--scheduler-file", "{folder}/scheduler.json", *_tls_arguments(tls)]
-    process = ClusterProcess(arguments, _SCHEDULER_SETTINGS)
+    process = ClusterProcess(arguments, _settings(_SCHEDULER_SETTINGS, tls))
     give_up = time.monotonic() + within_secs
     while time.monotonic() < give_up and process.wait(0.05) is None:
         with contextlib.suppress(OSError, json.JSONDecodeError):  # not written, or not wholly written, yet
@@ -120,18 +132,26 @@ def start_worker(
 ) -> ClusterProcess:
     """A worker process that carries each device label as a resource of one; it ends when it has no scheduler for 60 s.
 
-    Raises MeasureError when the address is beyond loopback without TLS, or a label is not a plain word.
+    host: where the worker listens. Without TLS that is loopback, because a worker runs what is sent to it.
+
+    Raises MeasureError when an address is beyond loopback without TLS, or a label is not a plain word.
     """
     check_address(scheduler_address, tls)
+    if tls is None and host is not None and not is_loopback(host):
+        raise MeasureError(
+            f"wanted mutual TLS for a worker that listens on {host} beyond loopback, found no certificates; give them"
+        )
+    if tls is None and host is None:
+        host = host_and_port(scheduler_address)[0]
     for label in labels:
         if not label or any(character in label for character in " =,;"):
             raise MeasureError(f"wanted device labels that are plain words, found {label!r}; rename it")
-    arguments = ["distributed.cli.dask_worker", scheduler_address, "--no-nanny", "--no-dashboard", "--nworkers", "1"]
+    arguments = ["distributed.cli.dask_worker", scheduler_address, "--no-nanny", *_PAGE, "--nworkers", "1"]
     arguments += ["--nthreads", str(max(1, len(labels))), "--memory-limit", "0", "--death-timeout", "60"]
     arguments += ["--resources", " ".join(f"{label}=1" for label in labels), "--local-directory", "{folder}"]
     if host is not None:
-        arguments += ["--host", host]
-    return ClusterProcess([*arguments, *_tls_arguments(tls)], _WORKER_SETTINGS)
+        arguments += ["--host", _bracketed(host)]
+    return ClusterProcess([*arguments, *_tls_arguments(tls)], _settings(_WORKER_SETTINGS, tls))
 
 
 def serve_worker(
@@ -141,14 +161,18 @@ def serve_worker(
     *,
     tls: TlsFiles | None = None,
     host: str | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Keep one worker up until `stop` is set: whenever it ends, start it again, after a pause that doubles up to 30 s
-    while it keeps ending within a minute. Raises MeasureError as `start_worker` does."""
+    while it keeps ending within a minute. report: told in a sentence each time. Raises MeasureError as `start_worker`."""
     pause = 1.0
     while not stop.is_set():
         began = time.monotonic()
         with start_worker(scheduler_address, labels, tls=tls, host=host) as worker:
             while not stop.is_set() and worker.wait(0.2) is None:
                 pass
+            last = (worker.log().splitlines() or ["nothing"])[-1]
         pause = 1.0 if time.monotonic() - began > 60 else min(pause * 2, 30.0)
+        if not stop.is_set():
+            report(f"the worker process has ended and is started again in {pause:g} s; it last printed: {last:.300}")
         stop.wait(pause)
