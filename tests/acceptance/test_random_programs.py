@@ -1,0 +1,64 @@
+"""Random programs as compiled C: what the interpreter gives they give, and what it refuses they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from tests.acceptance.programs import compiled, opened, run, same
+from tests.ir.random_graphs import Made, graphs
+
+from relax_tune.errors import BuildError, DeduceError, UserError
+from relax_tune.ir.passes.cleanup import DeadCode
+from relax_tune.ir.passes.inline import Inline
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.printer import print_text
+from relax_tune.runtime.device.base import Device
+
+pytestmark = pytest.mark.ccompiler
+SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with opened("c") as found:
+        yield found
+
+
+def outcome(call: Any) -> Any:
+    try:
+        return call()
+    except UserError as error:
+        return error
+
+
+@settings(
+    max_examples=12, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None
+)
+@given(graphs(steps=5, rich=False), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
+def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
+    device: Device, made: Made, sizes: list[dict[str, int]], seed: int
+) -> None:
+    """What nobody reads may be left out, so a value that only it would have refused may go either way."""
+    try:
+        lower(made.module)
+    except (BuildError, DeduceError):
+        assume(False)
+    live = DeadCode()(Inline()(made.module))
+    rng = np.random.default_rng(seed)
+    with compiled(made.module, device) as program:
+        for size in sizes:
+            args = made.arguments(size, rng)
+            whole, wanted = (outcome(lambda m=m, args=args: run(m, *args)) for m in (made.module, live))
+            found = outcome(lambda args=args: program(*args))
+            where = f"{print_text(made.module)}\n{size}\n{whole}\n{wanted}\n{found}"
+            if isinstance(wanted, UserError):
+                assert isinstance(found, UserError), where
+            elif isinstance(found, UserError):
+                assert isinstance(whole, UserError), where
+            else:
+                same(found, wanted[0] if isinstance(wanted, tuple) and len(wanted) == 1 else wanted, where)
