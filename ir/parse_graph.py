@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import get_type_hints
 
 from relax_tune.ir.deduce import signature
-from relax_tune.ir.expr import Expr
+from relax_tune.ir.expr import Expr, expr
 from relax_tune.ir.graph import (
     AnyBinding,
     AnyBlock,
@@ -162,8 +164,9 @@ class GraphReader(Reader):
             raise self.error(node, f"unknown operator {name[3:]!r}; known: {known}")
         args = tuple(self.value(a) for a in node.args)
         attributes = {k: self.attribute(v) for k, v in self.keywords(node).items()}
+        wanted = _hints(operator)
         try:
-            return Call(operator(**attributes), args)
+            return Call(operator(**{k: _dims(wanted.get(k), v) for k, v in attributes.items()}), args)
         except TypeError as e:
             raise self.error(node, f"operator {name[3:]} refuses its attributes: {e}") from None
 
@@ -284,3 +287,16 @@ class GraphReader(Reader):
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+@cache
+def _hints(operator: type[Operator]) -> Mapping[str, object]:
+    """The types of an operator's attributes."""
+    return get_type_hints(operator)
+
+
+def _dims(wanted: object, value: object) -> object:
+    """An attribute with its numbers as expressions where the operator holds a tuple of expressions: `(n, 6)` and `(3, 2)`."""
+    if wanted != tuple[Expr, ...] or not isinstance(value, tuple):
+        return value
+    return tuple(expr(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value)

@@ -16,14 +16,14 @@ from relax_tune.errors import BuildError, RelaxTuneError, UserError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.expr import Var
-from relax_tune.ir.graph import Binding, CallTIR, Constant, GVar, TupleValue, Value
+from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, GVar, TupleValue, Value
 from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.plan import Entry, choice_slot
-from relax_tune.runtime.program import Call, Check, Program, Variant
+from relax_tune.runtime.program import Call, Check, Program, Step, Variant
 from relax_tune.runtime.scalars import Op
 from relax_tune.tuner.emit import ProgramBuilder, SlotOf
 from relax_tune.tuner.extract import site_symbols
@@ -205,6 +205,8 @@ class _Emitter:
             value = binding.value
             if isinstance(value, CallTIR) and isinstance(binding, Binding):
                 self._call(binding.var, value, storages)
+            elif isinstance(value, CallDPSLibrary):
+                self._library(binding.var, value, storages)
             elif not _is_view(value) and not isinstance(value, (TupleValue, GVar, Constant)):
                 raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
         for check in self.lowered.checks:
@@ -268,15 +270,30 @@ class _Emitter:
             self.constants[v.name] = self.builder.buffer(v.name, _buffer(v.name, v.info), "const", self.symbols)
         return self.constants[v.name]
 
+    def _destination(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> None:
+        """Declare the array a call writes, unless it is a result of the model."""
+        if len(call.out) != 1:
+            raise BuildError(
+                f"{var.name}: wanted a call with one output, found {len(call.out)}; split it into one call each"
+            )
+        if var not in self.arrays:
+            storage = storages[self.memory.assignment[var][0]]
+            info = _buffer(var.name, call.out[0])
+            self.arrays[var] = self.builder.buffer(var.name, info, "temp", self.symbols, storage)
+
+    def _library(self, var: GVar, call: CallDPSLibrary, storages: Sequence[int]) -> None:
+        """A routine that the model itself names: one variant, nothing to choose."""
+        b = self.builder
+        self._destination(var, call, storages)
+        buffers = (*map(self._array, call.args), self.arrays[var])
+        step = Step("library", call.routine, buffers, tuple(b.slot(e, self.symbols) for e in call.scalars))
+        b.calls.append(Call(var.name, "", b.scalars.const(0), (Variant("library", (step,)),)))
+
     def _call(self, var: GVar, call: CallTIR, storages: Sequence[int]) -> None:
         b = self.builder
         choices, task_plan = self.choices[call.callee], self.plans[call.callee]
         func = choices.task.func
-        if len(call.out) != 1:
-            raise BuildError(f"{var.name}: tensor functions with {len(call.out)} outputs are not emitted yet")
-        if var not in self.arrays:
-            storage = storages[self.memory.assignment[var][0]]
-            self.arrays[var] = b.buffer(var.name, _buffer(var.name, call.out[0]), "temp", self.symbols, storage)
+        self._destination(var, call, storages)
         arguments = {p: self._array(a) for p, a in zip(func.input_buffers, call.args, strict=True)}
         arguments[func.output_buffers[0]] = self.arrays[var]
         meaning = site_symbols(func, call)

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.expr import Expr, const, le
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar
-from relax_tune.ir.op.base import env_of
+from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fuse_tensor import Stage, fuse_stages
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
 from relax_tune.ir.passes.patterns import Access, PatternKind, is_movement, output_access, pattern_kind, uses_math
@@ -237,9 +239,17 @@ def _cheap_to_repeat(node: Node, table: FunctionTable) -> bool:
     blocks = plain_blocks(func)
     if blocks is None or len(blocks) != 1 or uses_math(func):
         return False
-    axes = len(func.output_buffers[0].shape)
-    full = [r.buffer.dtype.bytes for r in block_loads(blocks[0]) if len(r.buffer.shape) >= axes]
-    return bool(full) and sum(full) < func.output_buffers[0].dtype.bytes
+    output = func.output_buffers[0]
+    read = dict.fromkeys(r.buffer for r in block_loads(blocks[0]) if len(r.buffer.shape) >= len(output.shape))
+    if not read:
+        return False
+    # a buffer as large as the output costs its bytes per element; a smaller one (scales of groups) its share of them
+    total: Expr = const(0)
+    for b in read:
+        total = total + product(b.shape) * b.dtype.bytes
+    written = product(output.shape) * output.dtype.bytes
+    fewer = sum(b.dtype.bytes for b in read) < output.dtype.bytes
+    return fewer or prove(le(total * 4, written * 3), Env({v: (0, None) for v in func.symbols})) is Proof.YES
 
 
 def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int]:
