@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
@@ -11,11 +11,27 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, Var, as_int, const, free_vars, le, mul, substitute
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Call, CallDPSLibrary, CallTIR, Function, GVar, TupleItem, TupleValue, Value
+from relax_tune.ir.graph import (
+    Body,
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Function,
+    GVar,
+    If,
+    TupleItem,
+    TupleValue,
+    Value,
+)
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.passes.rewriter import used_vars
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
+
+Tensor = tuple[GVar, int]
+"""A tensor that is made: the variable, and which field of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +39,8 @@ class MemoryPlan:
     """Where intermediate values live.
 
     storages: bytes of each, over the graph's symbols. assignment: for a variable, the storage of each tensor it holds (one,
-    or one per field of a tuple). Parameters, constants and returned values are not in it; views share what they view.
+    or one per field of a tuple). Parameters, constants and returned values are not in it; views share what they view, and what
+    an `if` gives is what the side taken gave.
     """
 
     storages: tuple[Expr, ...]
@@ -45,19 +62,19 @@ class PlanMemory:
         env = env_of(module.bounds)
         upper: dict[Var, Expr] = {b.var: const(b.upper) for b in module.bounds if b.upper is not None}
         roots = _Roots()
-        last: dict[tuple[GVar, int], int] = {}
+        last: dict[Tensor, int] = {}
         made: list[list[tuple[GVar, int, TensorInfo]]] = []
-        for position, binding in enumerate(func.bindings):
-            outs = _made(binding.value, binding.var.info)
-            made.append([(binding.var, i, t) for i, t in enumerate(outs)])
+        for position, (var, value) in enumerate(_steps(func)):
+            outs = _made(value, var.info)
+            made.append([(var, i, t) for i, t in enumerate(outs)])
             if not outs:
-                roots.alias(binding.var, binding.value)
-            for read in roots.of_all(binding.value):
+                roots.alias(var, value)
+            for read in roots.of_all(value):
                 last[read] = position
         kept = roots.of_all(func.ret)
         pool = _Pool(env)
         assignment: dict[GVar, list[int]] = {}
-        live: list[tuple[tuple[GVar, int], int]] = []
+        live: dict[Tensor, int] = {}
         for position, produced in enumerate(made):
             for var, index, info in produced:
                 key = (var, index)
@@ -65,10 +82,9 @@ class PlanMemory:
                     continue
                 slot = pool.take(self._bytes(var, info, env, upper))
                 assignment.setdefault(var, []).append(slot)
-                live.append((key, slot))
-            for key, slot in [x for x in live if last.get(x[0], -1) <= position]:
-                pool.free.append(slot)
-                live.remove((key, slot))
+                live[key] = slot
+            for key in [k for k in live if last.get(k, -1) <= position]:
+                pool.free.append(live.pop(key))
         return MemoryPlan(tuple(pool.sizes), {v: tuple(s) for v, s in assignment.items()})
 
     def _bytes(self, var: GVar, info: TensorInfo, env: Env, upper: Mapping[Var, Expr]) -> Expr:
@@ -119,37 +135,61 @@ class _Pool:
         return a <= b if a is not None and b is not None else prove(le(size, room), self.env) is Proof.YES
 
 
+def _steps(body: Function | Body) -> Iterator[tuple[GVar, Value]]:
+    """Bindings in an order in which everything comes after what it reads, whichever sides of branches are taken: one side of an
+    `if` after the other, then the `if` itself, which reads all of both."""
+    for b in body.bindings:
+        if isinstance(b.value, If):
+            yield from _steps(b.value.then)
+            yield from _steps(b.value.orelse)
+        yield b.var, b.value
+
+
 class _Roots:
-    """Which made tensors a variable stands for: itself, or through views and tuples others."""
+    """Which made tensors a variable stands for: itself, or through views, tuples and branches others."""
 
     def __init__(self) -> None:
-        self._of: dict[GVar, tuple[tuple[GVar, int], ...]] = {}
+        self._of: dict[GVar, tuple[Tensor, ...]] = {}
+        self._parts: dict[GVar, tuple[tuple[Tensor, ...], ...]] = {}
 
     def alias(self, var: GVar, value: Value) -> None:
         self._of[var] = self.fields(value)
+        parts = self.parts(value)
+        if parts is not None:
+            self._parts[var] = parts
 
-    def fields(self, value: Value) -> tuple[tuple[GVar, int], ...]:
+    def parts(self, value: Value) -> tuple[tuple[Tensor, ...], ...] | None:
+        """What each field of a tuple stands for, where that is known apart."""
+        if isinstance(value, TupleValue):
+            return tuple(map(self.fields, value.fields))
+        if isinstance(value, GVar) and value not in self._of and isinstance(value.info, TupleInfo):
+            return tuple((t,) for t in self.fields(value))
+        return self._parts.get(value) if isinstance(value, GVar) else None
+
+    def fields(self, value: Value) -> tuple[Tensor, ...]:
+        """Everything that `value` may be or hold."""
         if isinstance(value, GVar):
             if value in self._of:
                 return self._of[value]
             count = len(value.info.fields) if isinstance(value.info, TupleInfo) else 1
             return tuple((value, i) for i in range(count))
         if isinstance(value, TupleItem):
-            owner = self.fields(value.value)
-            whole = value.value.info if isinstance(value.value, GVar) else None
-            flat = isinstance(whole, TupleInfo) and len(whole.fields) == len(owner)
-            return (owner[value.index],) if flat else owner
+            parts = self.parts(value.value)
+            return self.fields(value.value) if parts is None else parts[value.index]
         if isinstance(value, TupleValue):
             return tuple(k for f in value.fields for k in self.fields(f))
-        if isinstance(value, Call):
+        if isinstance(value, If):  # either side's result
+            return (*self.fields(value.then.ret), *self.fields(value.orelse.ret))
+        if isinstance(value, (Call, CallFunction, CallHost)):  # a callee may give back an argument
             return tuple(k for v in used_vars(value) for k in self.fields(v))
         return ()
 
-    def of_all(self, value: Value) -> set[tuple[GVar, int]]:
-        """Every made tensor a value reads."""
+    def of_all(self, value: Value) -> set[Tensor]:
+        """Every made tensor a value reads, or may be."""
         if isinstance(value, TupleItem):
             return set(self.fields(value))
-        return {k for v in used_vars(value) for k in self.fields(v)}
+        found = {k for v in used_vars(value) for k in self.fields(v)}
+        return found | set(self.fields(value)) if isinstance(value, If) else found
 
 
 def _made(value: Value, info: StructInfo) -> Sequence[TensorInfo]:
