@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import Const, Expr, Var, const, ge, le
+from relax_tune.ir.expr import Const, Expr, Op, Var, const, eq, ge, le, lt, ne, not_
 from relax_tune.ir.graph import (
     Call,
     CallDPSLibrary,
@@ -168,6 +169,22 @@ def infer_if(value: If, ctx: Deduction) -> StructInfo:
         info = info_of(body.ret)
         sides.append(without_symbols(info, set(info_symbols(info)) - inside))
     return join(sides[0], sides[1], ctx.env)
+
+
+def side_env(env: Env, cond: Value, taken: bool) -> Env:
+    """What is known on a side of an `if`: its condition holds there, or does not, where that is said in symbols."""
+    info = info_of(cond)
+    if not isinstance(info, PrimInfo) or info.value is None or isinstance(info.value, Const):
+        return env
+    return env.with_fact(info.value if taken else _opposite(info.value))
+
+
+def _opposite(cond: Expr) -> Expr:
+    """What holds where `cond` does not, as a comparison where it is one."""
+    if isinstance(cond, Op) and cond.op in ("lt", "le", "eq", "ne"):
+        a, b = cond.args
+        return {"lt": le(b, a), "le": lt(b, a), "eq": ne(a, b), "ne": eq(a, b)}[cond.op]
+    return not_(cond)
 
 
 def check_condition(cond: Value) -> None:

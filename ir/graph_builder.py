@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError
-from relax_tune.ir.deduce import infer_value, info_of, require_bounds, signature
+from relax_tune.ir.deduce import infer_value, info_of, require_bounds, side_env, signature
 from relax_tune.ir.dtype import DType, dtype, f32
 from relax_tune.ir.expr import Expr, ExprLike, Var, expr
 from relax_tune.ir.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
@@ -191,14 +191,15 @@ class GraphBuilder:
         """`then()` where `cond` holds, otherwise `orelse()`: each emits its own bindings and gives the value of its side."""
         test = PrimValue(cond) if isinstance(cond, Expr) else cond
         sides: list[Body] = []
-        outer, seen = self._bindings, set(self._seen)
+        outer, seen, env = self._bindings, set(self._seen), self.deduction.env
         try:
-            for side in (then, orelse):
+            for taken, side in ((True, then), (False, orelse)):
                 self._bindings, self._seen = [], set(seen)
+                self.deduction.env = side_env(env, test, taken)
                 ret = side()
                 sides.append(Body(into_blocks(self._bindings), ret))
         finally:
-            self._bindings, self._seen = outer, seen
+            self._bindings, self._seen, self.deduction.env = outer, seen, env
         return self.emit(If(test, sides[0], sides[1]), hint)
 
     def item(self, value: Value, index: int) -> GVar:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, VerifyError
-from relax_tune.ir.deduce import check_condition, infer_value, info_of, signature
+from relax_tune.ir.deduce import check_condition, infer_value, info_of, side_env, signature
 from relax_tune.ir.dtype import dtype
 from relax_tune.ir.expr import Expr, Var, const, free_vars, substitute
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
@@ -121,11 +121,12 @@ class _Graph:
             check_condition(value.cond)
         except DeduceError as e:
             self.fail(str(e), b)
-        defined, symbols = set(self.defined), set(self.symbols)
-        for body in (value.then, value.orelse):
+        defined, symbols, env = set(self.defined), set(self.symbols), self.ctx.env
+        for taken, body in ((True, value.then), (False, value.orelse)):
+            self.ctx.env = side_env(env, value.cond, taken)
             self.blocks(body.blocks)
             self.result(body.ret, body)
-            self.defined, self.symbols = set(defined), set(symbols)
+            self.defined, self.symbols, self.ctx.env = set(defined), set(symbols), env
 
     def define(self, var: GVar, node: object) -> None:
         if var in self.defined:

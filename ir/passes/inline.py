@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.deduce import apply_signature, infer_value, info_of, require_bounds, signature
+from relax_tune.ir.deduce import apply_signature, infer_value, info_of, require_bounds, side_env, signature
 from relax_tune.ir.expr import Expr, Var, free_vars, substitute
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import (
@@ -451,18 +451,19 @@ class _Walk:
             self.stack.pop()
             frame.values[b.var] = self.atom(self.value(side.ret, frame), b)
             return
-        certain, out, sides = self.certain, self.out, []
+        certain, out, env, sides = self.certain, self.out, self.env, []
         try:
             self.certain = False
-            for body in (value.then, value.orelse):
+            for taken, body in ((True, value.then), (False, value.orelse)):
                 self.out = []
+                self.env = side_env(env, cond, taken)
                 inner = replace(frame, values=dict(frame.values), meaning=dict(frame.meaning))
                 self.bindings(body.bindings, inner)
                 ret = self.value(body.ret, inner)
                 same = _same(self.out, body.bindings) and ret is body.ret
                 sides.append(body if same else Body(into_blocks(self.out), ret))
         finally:
-            self.certain, self.out = certain, out
+            self.certain, self.out, self.env = certain, out, env
         same = cond is value.cond and sides[0] is value.then and sides[1] is value.orelse
         new = value if same else If(cond, sides[0], sides[1])
         found = self.guarded(lambda: infer_value(new, ctx), ctx, frame, b)

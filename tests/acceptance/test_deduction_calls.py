@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.acceptance.programs import (
     agree,
+    checked,
     interpreted_refuses,
     never,
     ones,
@@ -21,8 +22,11 @@ from tests.acceptance.programs import (
 from relax_tune.errors import BuildError, ParseError, UserError, VerifyError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import bool_, f32, i64
-from relax_tune.ir.expr import Var
+from relax_tune.ir.expr import Var, const, le
+from relax_tune.ir.graph import If
+from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.movement import Slice
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
 from relax_tune.ir.passes.pipeline import lower
@@ -236,6 +240,24 @@ def test_10_a_side_keeps_its_symbols_to_itself() -> None:
     never(
         lambda: read(text.format(ret="Tensor((m,), f32)")), "symbol m is bound by no parameter and no match_cast before"
     )
+
+
+def test_10_each_side_knows_the_condition() -> None:
+    g = GraphBuilder()
+    size = g.symbol("n")
+    x = g.input("x", (size,))
+    y = g.branch(
+        le(3, size),
+        lambda: g.call(Slice(0, const(0), const(3)), x),
+        lambda: g.call(Slice(0, const(0), const(3)), x),
+    )
+    module = checked(g.finish(y))
+    branch = module.functions["main"].bindings[0].value  # type: ignore[union-attr]
+    assert isinstance(branch, If)
+    assert is_base(tensor(3), branch.then.bindings[0].var.info) is Proof.YES
+    assert is_base(tensor(size), branch.orelse.bindings[0].var.info) is Proof.YES
+    assert y.info == TensorInfo(None, f32, 1)
+    assert [run(module, ones(s)).shape[0] for s in (0, 2, 3, 7)] == [0, 2, 3, 3]
 
 
 def test_10_only_the_side_taken_runs_and_decided_ones_are_built(device: Device) -> None:
