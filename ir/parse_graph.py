@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import get_type_hints
 
 from relax_tune.ir.deduce import signature
@@ -48,6 +47,7 @@ class GraphReader(Reader):
         super().__init__(text)
         self.operators = operators
         self.signatures: dict[str, CallableInfo] = {}
+        self.hints: dict[str, Mapping[str, object]] = {}  # the types of an operator's attributes
 
     # annotations
 
@@ -164,7 +164,9 @@ class GraphReader(Reader):
             raise self.error(node, f"unknown operator {name[3:]!r}; known: {known}")
         args = tuple(self.value(a) for a in node.args)
         attributes = {k: self.attribute(v) for k, v in self.keywords(node).items()}
-        wanted = _hints(operator)
+        if name not in self.hints:
+            self.hints[name] = get_type_hints(operator)
+        wanted = self.hints[name]
         try:
             return Call(operator(**{k: _dims(wanted.get(k), v) for k, v in attributes.items()}), args)
         except TypeError as e:
@@ -287,12 +289,6 @@ class GraphReader(Reader):
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-@cache
-def _hints(operator: type[Operator]) -> Mapping[str, object]:
-    """The types of an operator's attributes."""
-    return get_type_hints(operator)
 
 
 def _dims(wanted: object, value: object) -> object:
