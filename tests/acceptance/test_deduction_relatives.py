@@ -278,6 +278,29 @@ def test_7_symbols_that_are_no_dim_by_themselves(device: Device) -> None:
     refuse(module, device, [ones(4), ones(1, 3), ones(0)], "m")
 
 
+def test_7_casts_sharpen_parameters_among_solved_ones(device: Device) -> None:
+    module = read("""
+        @function
+        def inner(y: Tensor(None, f32), z: Tensor((2 * k,), f32)) -> Tensor((k,), f32):
+            with dataflow():
+                c: Tensor((k,), f32) = match_cast(y, Tensor((k,), f32))
+                d: Tensor((k,), f32) = op.exp(c)
+            return d
+
+        @function
+        def main(x: Tensor((2 * n,), f32), y: Tensor(None, f32), z: Tensor((4,), f32)) -> Tensor((2,), f32):
+            with dataflow():
+                a: Tensor((n,), f32) = match_cast(y, Tensor((n,), f32))
+                b: Tensor((n,), f32) = op.slice(x, axis=0, begin=0, end=n)
+                c: Tensor((n,), f32) = op.add(a, b)
+                d: Tensor((2,), f32) = call("inner", c, z)
+            return d
+    """)
+    agree(module, device, [ones(4), ones(2), ones(4)])
+    refuse(module, device, [ones(4), ones(3), ones(4)], "3")
+    refuse(module, device, [ones(6), ones(3), ones(4)], "inner: match_cast of y", "dim 0", "2", "3")
+
+
 def test_7_every_kind_of_parameter_is_checked() -> None:
     kinds: list[tuple[StructInfo, Any, Any, str]] = [
         (ShapeInfo((n, const(2))), (3, 2), (3, 4), "dim 1"),
