@@ -9,12 +9,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store, open_store
 from relax_tune.errors import UserError
-from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.function import IRModule
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.build import BuildResult, check_policy
@@ -25,7 +25,7 @@ from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Effort, Policy, Settings
 
-Model = IRModule | str | Path
+Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
 
 
@@ -79,10 +79,11 @@ def tune(
     """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
     interrupted goes on where it was.
 
-    model: a path (as `load_model`) or a module. target: `c`, `opencl` or `opencl:PART`. db: an open store, a URL, a file, or
-    None for this user's database. bounds: inclusive ranges by symbol, for a model given as a path. trials: candidates per task
-    instead of the effort's number. scheduler: the address of a Dask scheduler whose workers measure; beyond loopback it is
-    tls://HOST:PORT with ca, certificate, key: PEM files of the authority all sides trust, our certificate, its key.
+    model: a path or exported program (as `load_model`), or a module. target: `c`, `opencl` or `opencl:PART`. db: an open
+    store, a URL, a file, or None for this user's database. bounds: inclusive ranges by symbol, for a model that is loaded here.
+    trials: candidates per task instead of the effort's number. scheduler: the address of a Dask scheduler whose
+    workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
+    sides trust, our certificate, its key.
     on_progress: called after every batch.
 
     Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, MeasureError when the device

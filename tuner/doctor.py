@@ -45,6 +45,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "distributed": ("cluster", "far devices"),
     "platformdirs": ("tune", "this user's database"),
     "onnx": ("onnx", "ONNX models"),
+    "torch": ("torch", "programs of torch.export"),
     "cryptography": ("cluster", "certificates of far devices"),
     "psycopg": ("postgres", "a shared database"),
 }

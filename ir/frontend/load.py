@@ -6,39 +6,53 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.bounds import checked_bounds
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.frontend.onnx import load_onnx
+from relax_tune.ir.frontend.torch import load_torch_export
+from relax_tune.ir.frontend.torch_export import is_exported_program
 from relax_tune.ir.function import IRModule
 
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+ModelSource = Union[str, Path, "ExportedProgram"]
 PACKAGE = "package:"
 
 
-def load_model(model: str | Path, bounds: Mapping[str, tuple[int, int]] | None = None) -> IRModule:
+def load_model(model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None = None) -> IRModule:
     """A model as one cross-level program, its dynamic dims as symbols.
 
-    model: the folder of a Hugging Face model (config.json and model.safetensors), an .onnx file, or `package:NAME/FOLDER`
-    for a folder or file inside an installed package. bounds: inclusive ranges by symbol name, within what the model allows.
+    model: the folder of a Hugging Face model (config.json and model.safetensors), an .onnx file, a .pt2 file of
+    `torch.export.save`, `package:NAME/FOLDER` for a folder or file inside an installed package; or a
+    `torch.export.ExportedProgram`. bounds: inclusive ranges by symbol name, within what the model allows.
 
     Raises: ParseError or UserError for what is no model, or bounds the model cannot have.
     """
     bounds = checked_bounds(bounds)
+    if is_exported_program(model):
+        return load_torch_export(model, bounds)
     path = find_model(model)
     if not _exists(path):
-        raise UserError(f"{path}: no such file or folder; give the folder of a Hugging Face model, or an .onnx file")
+        raise UserError(
+            f"{path}: no such file or folder; give the folder of a Hugging Face model, an .onnx or a .pt2 file"
+        )
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
+    if path.is_file() and path.suffix == ".pt2":
+        return load_torch_export(path, bounds)
     if not path.is_dir():
         raise UserError(
-            f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors) or an .onnx file, "
-            "found another file; of a Hugging Face model give the folder that holds its files"
+            f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors), an .onnx or a .pt2 "
+            "file, found another file; of a Hugging Face model give the folder that holds its files"
         )
     return load_hf(path, bounds=bounds)
 
 
-def find_model(model: str | Path) -> Path:
+def find_model(model: ModelSource) -> Path:
     """The path a model's name stands for. `package:NAME/FOLDER` is looked up without importing the package.
 
     Raises: UserError when the package or the place in it is not there.

@@ -86,6 +86,7 @@ class Writer:
     g: GraphBuilder
     made: Made = field(default_factory=dict)
     _tensors: dict[Item, Value] = field(default_factory=dict)
+    _turned: dict[Item, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
 
     # items
@@ -143,6 +144,15 @@ class Writer:
                 if item.dtype is not i64:
                     found = self.emit(Cast(item.dtype), found)
             self._tensors[item] = found
+        return found
+
+    def transposed(self, item: Item) -> Value:
+        """A constant of two dims turned around, as an operand; made once and called as the constant."""
+        found = self._turned.get(item)
+        if found is None:
+            assert item.array is not None
+            found = self.g.constant(self._name(item.name), np.ascontiguousarray(item.array.T))
+            self._turned[item] = found
         return found
 
     def _name(self, name: str) -> str:

@@ -24,7 +24,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="The folder of a Hugging Face model, an .onnx file, or package:NAME/FOLDER for a folder inside an installed "
+        help="The folder of a Hugging Face model, an .onnx or .pt2 file, or package:NAME/FOLDER for a folder inside an installed "
         "package.",
     ),
 ]

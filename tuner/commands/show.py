@@ -112,7 +112,12 @@ def show(
 
 def is_model(subject: str) -> bool:
     """Whether the argument names a model: something there is, or something written as a path or a package."""
-    return subject.startswith(PACKAGE) or os.sep in subject or subject.endswith(".onnx") or Path(subject).exists()
+    return (
+        subject.startswith(PACKAGE)
+        or os.sep in subject
+        or subject.endswith((".onnx", ".pt2"))
+        or Path(subject).exists()
+    )
 
 
 def _refuse(given: Mapping[str, object], why: str) -> None:
@@ -198,7 +203,7 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
         store = open_store(settings.db, create=False, read_only=True)
     except DatabaseError as error:
         raise UserError(
-            f"{name!r}: wanted a model (a folder, an .onnx file, {PACKAGE}NAME/FOLDER), found no such file; and no task of "
+            f"{name!r}: wanted a model (a folder, an .onnx or .pt2 file, {PACKAGE}NAME/FOLDER), found no such file; and no task of "
             f"that name can be looked up: {error}"
         ) from None
     with contextlib.closing(store):

@@ -1,0 +1,197 @@
+"""Transformers exported by torch.export: recorded programs against what torch said of them, interpreted and compiled."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_tune.database.memory_store import MemoryStore
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.dtype import f32, i64
+from relax_tune.ir.frontend.torch import SUPPORTED, import_program
+from relax_tune.ir.frontend.torch_program import Ref, TorchCall, TorchProgram, TorchTensor, from_json, to_json
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import Call, Function
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import BroadcastTo
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_module
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.reference import evaluate_function
+from relax_tune.ir.printer import print_text
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.verify import verify
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.vm import Executor
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
+
+DATA = Path(__file__).parent.parent / "data"
+NAMES = ("bert", "gpt2_eager", "llama_cache", "qwen2")
+
+Array = np.ndarray[Any, Any]
+
+
+def recorded(name: str, folder: Path = DATA) -> tuple[TorchProgram, list[tuple[list[Array], list[Array]]]]:
+    """A recorded program, and (inputs, torch's results) of every case."""
+    with np.load(folder / f"torch_{name}.npz") as found:
+        arrays = dict(found)
+    weights = {key.removeprefix("w_"): a for key, a in arrays.items() if key.startswith("w_")}
+    program = from_json((folder / f"torch_{name}.json").read_text(), weights)
+
+    def listed(kind: str, k: int) -> list[Array]:
+        return [arrays[f"{kind}_{k}_{p}"] for p in range(len(arrays)) if f"{kind}_{k}_{p}" in arrays]
+
+    cases = []
+    while listed("in", len(cases)):
+        cases.append((listed("in", len(cases)), listed("out", len(cases))))
+    assert len(cases) >= 4
+    return program, cases
+
+
+def agree(module: IRModule, cases: list[tuple[list[Array], list[Array]]]) -> None:
+    """Graph and lowered form give torch's results."""
+    for form in (module, lower(module).module):
+        for inputs, wanted in cases:
+            found = evaluate_function(form, inputs)
+            for f, w in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
+                assert f.shape == w.shape
+                np.testing.assert_allclose(f, w, atol=1e-5, rtol=1e-4)
+
+
+def main_of(module: IRModule) -> Function:
+    found = module.functions["main"]
+    assert isinstance(found, Function)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_transformers_give_torch_s_results(name: str) -> None:
+    program, cases = recorded(name)
+    module = import_program(program)
+    verify(module)
+    agree(module, cases)
+
+
+@pytest.mark.ccompiler
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_transformers_compiled(name: str) -> None:
+    """One artifact for every batch, length and filling of the cache."""
+    program, cases = recorded(name)
+    module = import_program(program)
+    device = open_device("c")
+    try:
+        job = Job(module, device.info, MemoryStore(), Settings(target="c"))
+        built = job.build("generic").program
+        names = {b.name for b in built.buffers if b.role == "const"}
+        weights = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
+        executor = Executor(built, device, weights)
+        for inputs, wanted in cases:
+            found = executor.run({p.name: a for p, a in zip(main_of(module).params, inputs, strict=True)})
+            for f, w in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(f, w, atol=1e-4, rtol=1e-4)
+        executor.close()
+    finally:
+        device.close()
+
+
+def test_names_ranges_and_ties_are_kept() -> None:
+    module = import_program(recorded("qwen2")[0])
+    assert [(b.var.name, b.lower, b.upper) for b in module.bounds] == [("batch", 1, 8), ("seq", 1, 48)]
+    assert [p.name for p in main_of(module).params] == ["input_ids", "attention_mask"]
+    assert main_of(module).ret.name == "logits"  # type: ignore[union-attr]
+    tied = [n for n, a in module.constants.items() if a.shape == (61, 16)]
+    assert tied == ["inner.model.embed_tokens.weight"]
+    assert [n for n, a in module.constants.items() if a.shape == (16, 61)] == []
+    cache = import_program(recorded("llama_cache")[0], {"past": (0, 8)})
+    assert [(b.var.name, b.lower, b.upper) for b in cache.bounds] == [("batch", 1, 8), ("seq", 1, 16), ("past", 0, 8)]
+    assert [p.name for p in main_of(cache).params] == ["input_ids", "key_0", "value_0", "key_1", "value_1"]
+    fields = main_of(cache).ret.fields  # type: ignore[union-attr]
+    assert [f.name for f in fields] == ["logits", "keys_0", "values_0", "keys_1", "values_1"]
+    assert [repr(f.info) for f in fields[:2]] == [
+        "Tensor((batch, seq, 61), f32)", "Tensor((batch, 2, past + seq, 4), f32)"
+    ]  # fmt: skip
+
+
+def test_grouped_heads_are_not_copied() -> None:
+    module = lower(import_program(recorded("llama_cache")[0])).stages[0][1]
+    calls = [b.value for b in main_of(module).bindings if isinstance(b.value, Call)]
+    ranks = [b.info.ndim for c in calls if isinstance(c.op, Matmul) for b in c.args if isinstance(b.info, TensorInfo)]  # type: ignore[union-attr]
+    assert ranks.count(5) == 8  # queries and keys, weights and values of two layers
+    assert not any(isinstance(c.op, BroadcastTo) and len(c.op.shape) == 5 for c in calls)
+
+
+def test_imported_programs_print_and_parse() -> None:
+    module = import_program(recorded("llama_cache")[0])
+    assert print_text(parse_module(print_text(module), OPERATORS, module.constants)) == print_text(module)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recording_is_lossless(name: str) -> None:
+    program, _ = recorded(name)
+    again = from_json(to_json(program), program.weights)
+    assert again == program
+
+
+def test_bounds_within_the_exported_ranges() -> None:
+    program, _ = recorded("bert")
+    with pytest.raises(UserError, match=r"bounds of n: wanted dynamic dims of the program, which are batch, seq"):
+        import_program(program, {"n": (1, 4)})
+    with pytest.raises(
+        UserError, match=r"bound of seq: wanted a range within .* 1 to 48, found 1 to 49; export it with a wider"
+    ):
+        import_program(program, {"seq": (1, 49)})
+    with pytest.raises(UserError, match=r"bound of batch: .* found 0 to 4"):
+        import_program(program, {"batch": (0, 4)})
+
+
+def changed(program: TorchProgram, name: str, **fields: Any) -> TorchProgram:
+    return replace(program, nodes=tuple(replace(c, **fields) if c.name == name else c for c in program.nodes))
+
+
+def test_an_operator_that_is_missing_is_named_with_what_is_near() -> None:
+    program, _ = recorded("qwen2")
+    node = next(c for c in program.nodes if c.op == "aten.silu.default")
+    with pytest.raises(ParseError) as error:
+        import_program(changed(program, node.name, op="aten.silu_backward.default"))
+    text = str(error.value)
+    assert text.startswith(f"node '{node.name}', operator aten.silu_backward.default of (matmul")
+    assert f"wanted one of the {len(SUPPORTED)} supported operators" in text
+    assert re.search(r"fed by aten\.linear\.default 'linear_\d+', read by aten\.mul\.Tensor 'mul_\d+'", text)
+    assert re.search(r"from \w+\.py:\d+: ", text)
+    assert "near in name and supported: aten.silu.default" in text
+
+
+def test_a_result_unlike_torch_s_is_refused() -> None:
+    program, _ = recorded("bert")
+    node = next(c for c in program.nodes if c.op == "aten.gelu.default")
+    wrong = replace(node.result, element=i64)
+    with pytest.raises(ParseError, match=r"wanted a result like torch's, Tensor\(.*, i64\), found .*f32"):
+        import_program(changed(program, node.name, result=wrong))
+
+
+def test_element_types_that_are_not_ours_are_named() -> None:
+    program, _ = recorded("bert")
+    name, meta = program.inputs[0]
+    given = replace(program, inputs=((name, replace(meta, element=None, spelled="torch.bfloat16")), program.inputs[1]))
+    with pytest.raises(
+        ParseError, match=r"input input_ids: wanted an element type among .*, found torch\.bfloat16; convert"
+    ):
+        import_program(given)
+
+
+def test_dims_that_depend_on_data_are_refused() -> None:
+    x = TorchTensor(("n",), f32)
+    node = TorchCall("y", "aten.relu.default", (Ref("x"),), {}, TorchTensor(("u0",), f32))
+    program = TorchProgram((), (("x", TorchTensor((3,), f32)),), {}, {}, (node,), (("y", Ref("y")),))
+    with pytest.raises(ParseError, match=r"node 'y', operator aten\.relu\.default.*found u0, which depends on data"):
+        import_program(program)
+    with pytest.raises(ParseError, match=r"found n, which depends on data"):
+        import_program(replace(program, inputs=(("x", x),)))
