@@ -27,7 +27,13 @@ class Authority:
         self.ca = self._write(f"{name}.pem", self._certificate(self._name, self._key, -1, 30, True))
 
     def _certificate(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, since: int, until: int, ca: bool
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        since: int,
+        until: int,
+        ca: bool,
+        client: bool = False,
     ) -> bytes:
         builder = (
             x509.CertificateBuilder()
@@ -39,6 +45,10 @@ class Authority:
             .not_valid_after(NOW + datetime.timedelta(days=until))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         )
+        if client:
+            builder = builder.add_extension(
+                x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+            )
         return bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(PEM))
 
     def _write(self, name: str, data: bytes) -> str:
@@ -47,13 +57,15 @@ class Authority:
         path.write_bytes(data)
         return str(path)
 
-    def sign(self, name: str, days: tuple[int, int] = (-1, 30), passphrase: bytes | None = None) -> TlsFiles:
-        """NAME.pem and NAME.key (mode 600), valid from and to so many days from now."""
+    def sign(
+        self, name: str, days: tuple[int, int] = (-1, 30), passphrase: bytes | None = None, client: bool = False
+    ) -> TlsFiles:
+        """NAME.pem and NAME.key (mode 600), valid from and to so many days from now. client: good for a client only."""
         key = ec.generate_private_key(ec.SECP256R1())
         hidden = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         return TlsFiles(
             self.ca,
-            self._write(f"{name}.pem", self._certificate(subject, key, *days, False)),
+            self._write(f"{name}.pem", self._certificate(subject, key, *days, False, client)),
             self._write(f"{name}.key", key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, hidden)),
         )

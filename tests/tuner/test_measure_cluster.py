@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging.handlers
 import shutil
 import threading
 import time
@@ -87,9 +88,13 @@ def test_a_lost_scheduler_ends_futures_with_an_error() -> None:
         future = runner.submit([request("hang", "c")])
         with pytest.raises(TimeoutError):
             future.result(1.0)
+        said = logging.handlers.BufferingHandler(1000)
+        logging.getLogger("distributed.client").addHandler(said)
         process.kill()
-        with pytest.raises(MeasureError):
+        with pytest.raises(MeasureError, match=r"scheduler at .* (lost|does not answer)|no worker"):
             future.result(LIMIT_SECS)
+    logging.getLogger("distributed.client").removeHandler(said)
+    assert not said.buffer and not logging.getLogger("distributed.client").filters
 
 
 @pytest.mark.slow

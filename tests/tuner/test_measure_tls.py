@@ -66,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ours.sign("expired", days=(-9, -2))
     ours.sign("future", days=(2, 9))
     ours.sign("hidden", passphrase=b"sesame")
+    ours.sign("client-only", client=True)
     foreign.sign("foreign")
     (place / "open.key").chmod(0o644)
     (place / "garbage.pem").write_text("no certificate")
@@ -347,7 +348,13 @@ def test_nobody_there_and_names_of_nothing_are_errors_within_the_limit(folder: P
         check_scheduler("tls://no-such-host.invalid:8786", tls, 5.0)
 
 
-def test_a_key_that_root_lends_to_a_group_is_taken_and_no_other(folder: Path, tmp_path: Path) -> None:
+def test_a_certificate_for_clients_will_do_for_tuning_but_not_for_a_worker(folder: Path) -> None:
+    check_files(files(folder, "client-only"))
+    with pytest.raises(MeasureError, match=r"client-only\.pem refused: .*purpose"):
+        check_files(files(folder, "client-only"), serves=True)
+
+
+def test_a_key_is_for_its_owner_alone(folder: Path, tmp_path: Path) -> None:
     given = files(folder, "client")
     key = tmp_path / "lent.key"
     shutil.copy(given.key, key)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import queue
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -99,13 +100,21 @@ class DaskRunner:
         if tls is not None:
             check_files(tls)
         check_scheduler(scheduler_address, tls, min(open_secs, ANSWER_SECS))
-        self._client = self._connect(tls)
+        # What Dask says at length, our errors say in a sentence.
+        self._hushed, self._hush = logging.getLogger("distributed.client"), _hush()
+        self._hushed.addFilter(self._hush)
+        try:
+            self._client = self._connect(tls)
+        except BaseException:
+            self._hushed.removeFilter(self._hush)
+            raise
         try:
             self._wait_for_worker(give_up)
             self._client.register_plugin(self._tasks.DevicePlugin())
             self._info = self._describe(give_up)
         except BaseException:
             self._client.close()
+            self._hushed.removeFilter(self._hush)
             raise
         self._thread = threading.Thread(target=self._dispatch, name=f"dask-{device_label}", daemon=True)
         self._thread.start()
@@ -135,6 +144,7 @@ class DaskRunner:
             self._events.put(None)
         self._thread.join()
         self._client.close()
+        self._hushed.removeFilter(self._hush)
 
     def __enter__(self) -> DaskRunner:
         return self
@@ -275,7 +285,12 @@ class DaskRunner:
             else:
                 task.job.fail(MeasureError(f"wanted results from a worker, found {type(reason).__name__}: {reason}"))
         else:
-            task.job.fail(MeasureError(f"wanted results from a worker, found its task {future.status} by Dask"))
+            task.job.fail(
+                MeasureError(
+                    f"wanted results from a worker, found the scheduler at {self._address} lost (its task is "
+                    f"{future.status}); start it again, what was measured is kept"
+                )
+            )
         future.release()
         task.job.finish()
 
@@ -310,6 +325,11 @@ class DaskRunner:
                     break
                 if event is not None and event.task is not None:
                     event.task.job.fail(MeasureError(error))
+
+
+def _hush() -> Callable[[logging.LogRecord], bool]:
+    """A log filter that lets nothing pass; each call gives another, so that each runner takes back its own."""
+    return lambda _: False
 
 
 def _device_info(text: Any) -> DeviceInfo:
