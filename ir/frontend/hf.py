@@ -1,4 +1,4 @@
-"""Imports encoders from a Hugging Face folder: config.json and model.safetensors, without the framework that wrote them."""
+"""Imports models from a Hugging Face folder: config.json and model.safetensors, without the framework that wrote them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.dtype import f32, i64
 from relax_tune.ir.expr import Var, const
-from relax_tune.ir.frontend.bounds import LARGEST, checked_bounds
-from relax_tune.ir.frontend.hf_weights import Weights, read_json
+from relax_tune.ir.frontend.hf_config import Fields, read_config, symbol_bounds
+from relax_tune.ir.frontend.hf_llama import FAMILIES, Llama, llama_config
+from relax_tune.ir.frontend.hf_weights import Weights
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Constant, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -24,7 +25,7 @@ from relax_tune.ir.op.movement import ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, MeanPool, Softmax
 
 Pooling = Literal["mean", "cls"]
-SUPPORTED = ("bert",)
+SUPPORTED = ("bert", *FAMILIES)
 ACTIVATIONS: Mapping[str, type[OperatorSpec]] = {"gelu": Gelu, "relu": Relu}
 
 
@@ -43,48 +44,25 @@ class BertConfig:
     activation: str
 
 
-def read_config(folder: Path) -> Mapping[str, Any]:
-    """config.json as a mapping. Raises ParseError."""
-    return read_json(folder / "config.json", "a Hugging Face model folder with config.json")
-
-
 def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
     """Check a BERT configuration. Raises ParseError naming the field."""
 
-    def wrong(key: str, wanted: str, value: object) -> ParseError:
-        return ParseError(f"{where}: {key}: wanted {wanted}, found {value!r:.80}; this model cannot be imported")
-
-    def whole(key: str) -> int:
-        value = data.get(key)
-        if type(value) is not int or not 1 <= value <= LARGEST:
-            raise wrong(key, f"a whole number from 1 to {LARGEST}", value)
-        return value
-
-    eps = data.get("layer_norm_eps", 1e-12)
-    if type(eps) not in (int, float) or not 0 <= eps < 1:
-        raise wrong("layer_norm_eps", "a number in [0, 1)", eps)
-    activation = data.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise wrong("hidden_act", f"one of {', '.join(ACTIVATIONS)}", activation)
-    kind = data.get("position_embedding_type", "absolute")
-    if kind != "absolute":
-        raise wrong("position_embedding_type", "'absolute'", kind)
+    c = Fields(data, where)
+    eps = c.number("layer_norm_eps", 1e-12, 0, 1, "a number in [0, 1)")
+    activation = c.chosen("hidden_act", "gelu", ACTIVATIONS)
+    c.only("position_embedding_type", "absolute")
     config = BertConfig(
-        layers=whole("num_hidden_layers"),
-        hidden=whole("hidden_size"),
-        heads=whole("num_attention_heads"),
-        inner=whole("intermediate_size"),
-        vocabulary=whole("vocab_size"),
-        positions=whole("max_position_embeddings"),
-        token_types=whole("type_vocab_size"),
-        eps=float(eps),
+        layers=c.whole("num_hidden_layers"),
+        hidden=c.whole("hidden_size"),
+        heads=c.whole("num_attention_heads"),
+        inner=c.whole("intermediate_size"),
+        vocabulary=c.whole("vocab_size"),
+        positions=c.whole("max_position_embeddings"),
+        token_types=c.whole("type_vocab_size"),
+        eps=eps,
         activation=activation,
     )
-    if config.hidden % config.heads:
-        raise ParseError(
-            f"{where}: wanted hidden_size to be a multiple of num_attention_heads, "
-            f"found {config.hidden} and {config.heads}; this model cannot be imported"
-        )
+    c.multiple("hidden_size", config.hidden, "num_attention_heads", config.heads)
     return config
 
 
@@ -94,12 +72,15 @@ def load_hf(
     normalize: bool = True,
     bounds: Mapping[str, tuple[int, int]] | None = None,
 ) -> IRModule:
-    """Import an encoder as `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`.
+    """Import a model by what its config.json says it is.
 
-    folder: holds config.json and model.safetensors. pooling: `mean` over the positions the mask admits, or `cls`, the
-    first one. normalize: to unit length. bounds: inclusive (lower, upper) of the symbols `b` and `n`; by default they are
-    at least 1, and `n` at most the number of positions the model has. Token types are all 0, whose row is folded into the
-    position table; positions count from 0.
+    An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`: token types
+    are all 0, whose row is folded into the position table. A decoder is `main(input_ids (b, n) i64) -> logits
+    (b, n, vocabulary) f32`, in which every position sees itself and those before it. Positions count from 0.
+
+    folder: holds config.json and model.safetensors. bounds: inclusive (lower, upper) of the symbols `b` and `n`; by default
+    they are at least 1, and `n` at most the number of positions the model has. Of encoders alone: pooling: `mean` over the
+    positions the mask admits, or `cls`, the first one; normalize: to unit length.
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
@@ -113,27 +94,17 @@ def load_hf(
         )
     if pooling not in ("mean", "cls"):
         raise UserError(f"pooling: wanted 'mean' or 'cls', found {pooling!r:.80}; give one of the two")
-    config = bert_config(data, str(root / "config.json"))
-    b, n = _symbol_bounds(config, bounds)
+    where = str(root / "config.json")
+    if kind in FAMILIES:
+        if (pooling, normalize) != ("mean", True):
+            raise UserError(
+                f"pooling and normalize: wanted an encoder, found {kind}, whose results are logits; leave them out"
+            )
+        decoder = llama_config(data, where)
+        return Llama(decoder, Weights(root)).prefill(*symbol_bounds(decoder.positions, bounds))
+    config = bert_config(data, where)
+    b, n = symbol_bounds(config.positions, bounds)
     return _Bert(config, Weights(root)).build(b, n, pooling, normalize)
-
-
-def _symbol_bounds(
-    config: BertConfig, bounds: Mapping[str, tuple[int, int]] | None
-) -> tuple[tuple[int, int | None], tuple[int, int]]:
-    given = checked_bounds(bounds)
-    unknown = sorted(set(given) - {"b", "n"})
-    if unknown:
-        raise UserError(
-            f"wanted bounds of the model's symbols b (batch) and n (positions), found {', '.join(unknown)[:80]}; "
-            "correct the name"
-        )
-    n = given.get("n", (1, config.positions))
-    if n[1] > config.positions:
-        raise UserError(
-            f"bound of n: wanted at most {config.positions}, the positions this model has, found {n[1]}; lower the bound"
-        )
-    return given.get("b", (1, None)), n
 
 
 class _Bert:

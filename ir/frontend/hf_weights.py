@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from relax_tune.errors import ParseError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-READABLE = ("F16", "F32", "F64")
+READABLE = ("F16", "BF16", "F32", "F64")
 _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")
 
 
@@ -106,7 +107,16 @@ class Weights:
                     f"{path}: {full!r}: wanted a dtype among {', '.join(READABLE)}, found {dtype}; "
                     "save the model in float32"
                 )
-            array = file.get_tensor(full)
-        except (SafetensorError, OSError, TypeError, ValueError) as error:
+            array = _bfloat16(path, full, wanted) if dtype == "BF16" else file.get_tensor(full)
+        except (SafetensorError, OSError, TypeError, ValueError, LookupError) as error:
             raise ParseError(f"{path}: {full!r}: wanted a readable tensor, found: {error}; download it again") from None
         return np.ascontiguousarray(array, np.float32)
+
+
+def _bfloat16(path: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """A tensor of bfloat16, which NumPy has no dtype for, from its bytes in a file whose header was found to be sound."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        begin = json.loads(file.read(length))[name]["data_offsets"][0]
+    halves = np.fromfile(path, "<u2", math.prod(shape), offset=8 + length + begin)
+    return (halves.astype(np.uint32) << 16).view(np.float32).reshape(shape)

@@ -14,6 +14,7 @@ from relax_tune.ir.expr import Var, as_int, const, expr
 from relax_tune.ir.interp import run_prim
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
+from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.elementwise import (
     Add,
     AddScalar,
@@ -120,6 +121,12 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Softmax(), [rand(2, 3, 1)]),
     (LayerNorm(1e-6), [rand(3, 17), rand(17), rand(17)]),
     (LayerNorm(1e-12), [rand(2, 3, 8) + 3, rand(8), rand(8)]),
+    (RmsNorm(1e-6), [rand(2, 3, 17), rand(17)]),
+    (CausalSoftmax(const(0)), [rand(2, 5, 5) * 5]),
+    (CausalSoftmax(const(3), 2), [rand(6, 6) * 5]),
+    (CausalSoftmax(const(1)), [rand(2, 3, 1)]),
+    (Rotary(const(0), 1), [rand(2, 5, 3, 8), rand(7, 4), rand(7, 4)]),
+    (Rotary(const(2), -2), [rand(5, 6), rand(7, 3), rand(7, 3)]),
     (L2Normalize(1e-12), [rand(3, 11)]),
     (L2Normalize(1e-12), [np.zeros((2, 3), np.float32)]),
     (MeanPool(1e-9), [rand(3, 4, 5), (ints(0, 2, 3, 4)).astype(np.float32)]),

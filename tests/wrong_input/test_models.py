@@ -164,7 +164,7 @@ WORD = "embeddings.word_embeddings.weight"
         (np.zeros(len(WORDS) * HIDDEN, np.float32), f"found ({len(WORDS) * HIDDEN},)"),
         (np.zeros((), np.float32), "found ()"),
         (np.zeros((0, HIDDEN), np.float32), f"found (0, {HIDDEN})"),
-        (np.zeros((len(WORDS), HIDDEN), np.int64), "wanted a dtype among F16, F32, F64, found I64; save the model in float32"),
+        (np.zeros((len(WORDS), HIDDEN), np.int64), "among F16, BF16, F32, F64, found I64; save the model in float32"),
         (np.zeros((len(WORDS), HIDDEN), bool), "found BOOL"),
     ],
 )  # fmt: skip
@@ -175,18 +175,18 @@ def test_wrong_tensors(bert: Path, array: Any, says: str) -> None:
 
 
 def test_tensors_in_formats_numpy_does_not_know(bert: Path) -> None:
-    """bfloat16, written by hand."""
+    """Eight-bit floats, written by hand."""
     path = bert / "model.safetensors"
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
     for entry in header.values():
         if "dtype" in entry:
-            entry["dtype"] = "BF16"
-            entry["data_offsets"] = [offset // 2 for offset in entry["data_offsets"]]
+            entry["dtype"] = "F8_E4M3"
+            entry["data_offsets"] = [offset // 4 for offset in entry["data_offsets"]]
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :][: (len(data) - 8 - size) // 2])
-    assert "found BF16; save the model in float32" in refused(bert)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :][: (len(data) - 8 - size) // 4])
+    assert "found F8_E4M3; save the model in float32" in refused(bert)
 
 
 def test_other_precisions_are_read(bert: Path, whole: Path) -> None:
@@ -274,7 +274,7 @@ def configured(bert: Path, **changes: Any) -> None:
         (b"null", "found NoneType"),
         (b"3", "found int"),
         (b'"bert"', "found str"),
-        (b"{}", "wanted a model_type among bert, found None"),
+        (b"{}", "wanted a model_type among bert, llama, mistral, qwen2, found None"),
     ],
 )
 def test_config_that_is_no_object(bert: Path, contents: bytes, says: str) -> None:
@@ -283,10 +283,10 @@ def test_config_that_is_no_object(bert: Path, contents: bytes, says: str) -> Non
     assert says in text and "config.json" in text
 
 
-@pytest.mark.parametrize("kind", ["llama", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
+@pytest.mark.parametrize("kind", ["gpt2", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
 def test_unknown_architectures_list_the_known_ones(bert: Path, kind: Any) -> None:
     configured(bert, model_type=kind)
-    assert "wanted a model_type among bert, found" in refused(bert)
+    assert "wanted a model_type among bert, llama, mistral, qwen2, found" in refused(bert)
 
 
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size",

@@ -1,0 +1,191 @@
+"""Importing decoders of the Llama kind from their folders: against the original framework, and folders that are wrong."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from relax_tune.database.memory_store import MemoryStore
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.passes.libraries import library_forms
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.reference import evaluate_function
+from relax_tune.ir.verify import verify
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.vm import Executor
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
+
+DATA = Path(__file__).parent.parent / "data"
+MAKER = runpy.run_path(str(DATA / "make_tiny_decoders.py"))
+SHAPES, MODELS, ids = MAKER["SHAPES"], tuple(MAKER["MODELS"]), MAKER["inputs"]
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def parts(name: str) -> tuple[dict[str, Any], Arrays, Arrays]:
+    """The configuration, weights and logits of one model."""
+    with np.load(DATA / "tiny_decoders.npz") as found:
+        config = json.loads(found[f"{name}/config"].tobytes())
+        start = f"{name}/weights/"
+        weights = {k.removeprefix(start): found[k] for k in found.files if k.startswith(start)}
+        logits = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/logits")}
+    return config, weights, logits
+
+
+def write(folder: Path, name: str, **changes: Any) -> tuple[Path, Arrays]:
+    """A model's folder, its configuration changed (a change of `...` removes the field), and its logits."""
+    config, weights, logits = parts(name)
+    kept = {k: v for k, v in {**config, **changes}.items() if v is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
+    save_file(weights, folder / "model.safetensors")
+    return folder, logits
+
+
+def near(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], shape: tuple[int, ...]) -> None:
+    """`found` is of this shape, and its last positions are the kept ones."""
+    assert found.shape == shape
+    np.testing.assert_allclose(found[:, -wanted.shape[1] :], wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_torch(tmp_path: Path, name: str) -> None:
+    folder, logits = write(tmp_path, name)
+    module = load_hf(folder)
+    verify(module)
+    lowered = lower(module)
+    verify(lowered.module)
+    for b, n in SHAPES:
+        wanted = logits[f"logits_{b}_{n}"]
+        for stage in (module, lowered.module):
+            near(evaluate_function(stage, [ids(b, n)]), wanted, (b, n, MAKER["VOCABULARY"]))
+
+
+@pytest.mark.ccompiler
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("name", MODELS)
+def test_compiled_logits_of_torch(tmp_path: Path, name: str) -> None:
+    folder, logits = write(tmp_path, name)
+    device = open_device("c")
+    try:
+        job = Job(load_hf(folder, bounds={"b": (1, 4)}), device.info, MemoryStore(), Settings(target="c"))
+        executor = Executor(job.build("generic").program, device, job.lowered.module.constants)
+        for b, n in SHAPES:
+            (found,) = executor.run([ids(b, n)])
+            near(found, logits[f"logits_{b}_{n}"], (b, n, MAKER["VOCABULARY"]))
+        executor.close()
+    finally:
+        device.close()
+
+
+def test_tasks_of_a_decoder(tmp_path: Path) -> None:
+    """What two equal layers come to, and that only products are left to libraries."""
+    folder, _ = write(tmp_path, "llama")
+    lowered = lower(load_hf(folder))
+    assert not lowered.checks
+    layer = [
+        "rms_norm", "matmul", "fused_rotary_permute", "matmul_1", "fused_rotary_permute_1", "matmul_1",
+        "fused_matmul_mul_scalar", "causal_softmax", "fused_permute_matmul", "permute", "fused_matmul_add",
+        "rms_norm", "fused_matmul_sigmoid_mul", "fused_matmul_mul", "fused_matmul_add_1",
+    ]  # fmt: skip
+    assert [c.callee for c in lowered.calls()] == ["take", *layer, *layer, "rms_norm", "matmul_2"]
+    assert set(library_forms(lowered.module)) == {n for n in lowered.prims if "matmul" in n}
+
+
+def test_later_positions_do_not_matter(tmp_path: Path) -> None:
+    module = load_hf(write(tmp_path, "qwen2")[0])
+    tokens = ids(2, 9)
+    whole = evaluate_function(module, [tokens])
+    np.testing.assert_allclose(evaluate_function(module, [tokens[:, :4]]), whole[:, :4], rtol=1e-9, atol=1e-9)
+
+
+def test_older_files_say_the_same(tmp_path: Path) -> None:
+    """The fields that scale positions had other names."""
+    config, _, _ = parts("llama3")
+    rope = dict(config["rope_parameters"])
+    wanted = evaluate_function(load_hf(write(tmp_path, "llama3")[0]), [ids(2, 7)])
+    theta = rope.pop("rope_theta")
+    for scaling in (rope, {**rope, "type": rope["rope_type"], "rope_type": ...}):
+        said = {k: v for k, v in scaling.items() if v is not ...}
+        folder, _ = write(tmp_path, "llama3", rope_parameters=..., rope_theta=theta, rope_scaling=said)
+        np.testing.assert_array_equal(evaluate_function(load_hf(folder), [ids(2, 7)]), wanted)
+
+
+def test_weights_in_bfloat16_and_in_parts(tmp_path: Path) -> None:
+    folder, _ = write(tmp_path, "llama")
+    _, weights, _ = parts("llama")
+    rounded = {n: (a.astype(np.float32).view(np.uint32) >> 16).astype("<u2") for n, a in weights.items()}
+    save_file(
+        {n: (a.astype(np.uint32) << 16).view(np.float32) for n, a in rounded.items()}, folder / "model.safetensors"
+    )
+    wanted = evaluate_function(load_hf(folder), [ids(2, 7)])
+    (folder / "model.safetensors").unlink()
+    names, places = sorted(rounded), {}
+    for part, chosen in enumerate((names[::2], names[1::2])):
+        header, body = {}, b""
+        for n in chosen:
+            raw = rounded[n].tobytes()
+            header[n] = {"dtype": "BF16", "shape": rounded[n].shape, "data_offsets": [len(body), len(body) + len(raw)]}
+            body, places[n] = body + raw, f"part-{part}.safetensors"
+        text = json.dumps(header).encode()
+        (folder / f"part-{part}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    np.testing.assert_array_equal(evaluate_function(load_hf(folder), [ids(2, 7)]), wanted)
+
+
+def test_bounds(tmp_path: Path) -> None:
+    folder, _ = write(tmp_path, "llama")
+    module = load_hf(folder, bounds={"n": (1, 9)})
+    assert {b.var.name: (b.lower, b.upper) for b in module.bounds} == {"b": (1, None), "n": (1, 9)}
+    assert module.constants["rotary.cos"].shape == (9, 4)
+    with pytest.raises(UserError, match="at most 64, the positions this model has, found 65"):
+        load_hf(folder, bounds={"n": (1, 65)})
+    write(tmp_path, "llama", max_position_embeddings=2**31 - 1)
+    with pytest.raises(UserError, match=r"bound of n: wanted at most 1048576.*give a lower bound"):
+        load_hf(folder)
+    assert load_hf(folder, bounds={"n": (1, 9)}).bounds
+    with pytest.raises(UserError, match="wanted an encoder, found llama"):
+        load_hf(folder, pooling="cls")
+
+
+LLAMA3 = MAKER["LLAMA3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act: wanted one of silu, swish, found 'gelu'"),
+        ("llama", {"num_key_value_heads": 3}, "multiple of num_key_value_heads, found 4 and 3"),
+        ("llama", {"head_dim": 7}, "wanted head_dim to be a multiple of 2, found 7"),
+        ("llama", {"head_dim": None, "num_attention_heads": 6}, "multiple of num_attention_heads, found 32 and 6"),
+        ("llama", {"head_dim": 2**31 - 2}, r"q_proj.weight': wanted shape \(8589934584, 32\) by config.json"),
+        ("llama", {"attention_bias": True}, "wanted a tensor 'model.layers.0.self_attn.q_proj.bias' of shape"),
+        ("llama", {"attention_bias": 1}, "attention_bias: wanted true or false, found 1"),
+        ("llama", {"pretraining_tp": 2}, "pretraining_tp: wanted 1, found 2"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: wanted None, found {'bits': 4}"),
+        ("llama", {"rms_norm_eps": -1}, r"rms_norm_eps: wanted a number in \[0, 1\), found -1"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type: wanted one of default, linear, llama3, found"),
+        ("llama", {"rope_parameters": {"full": {}}}, "rope_parameters: wanted one set of parameters for all layers"),
+        ("llama", {"rope_parameters": ..., "rope_theta": "big"}, "rope_theta: wanted a number of at least 1, found 'big'"),
+        ("llama3", {"rope_parameters": {**LLAMA3, "high_freq_factor": 1}}, "wanted a number above low_freq_factor, 1.0"),
+        ("llama3", {"rope_parameters": {**LLAMA3, "factor": 10**400}}, "factor: wanted a number of at least 1"),
+        ("llama3", {"tie_word_embeddings": False}, "wanted a tensor 'lm_head.weight'"),
+        ("mistral", {"sliding_window": 4096}, "sliding_window: wanted None, found 4096"),
+        ("mistral", {"sliding_window": ...}, "sliding_window: wanted null, as this family has windows by default"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window: wanted False, found True"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "wanted 'full_attention' for every layer"),
+        ("qwen2", {"num_key_value_heads": ...}, "num_key_value_heads: wanted a whole number"),
+        ("qwen2", {"model_type": "qwen9"}, "among bert, llama, mistral, qwen2, found 'qwen9'"),
+    ],
+)  # fmt: skip
+def test_wrong_configurations(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:
+    folder, _ = write(tmp_path, name, **changes)
+    with pytest.raises(ParseError, match=message):
+        load_hf(folder)
