@@ -57,52 +57,70 @@ class PlanMemory:
 
     def plan(self, module: IRModule, name: str = "main") -> MemoryPlan:
         """The plan of one graph function. Raises BuildError when `constant` and a symbol has no upper bound."""
-        func = module.functions[name]
-        assert isinstance(func, Function)
-        env = env_of(module.bounds)
         upper: dict[Var, Expr] = {b.var: const(b.upper) for b in module.bounds if b.upper is not None}
-        roots = _Roots()
-        last: dict[Tensor, int] = {}
-        made: list[list[tuple[GVar, int, TensorInfo]]] = []
-        for position, (var, value) in enumerate(_steps(func)):
-            outs = _made(value, var.info)
-            made.append([(var, i, t) for i, t in enumerate(outs)])
-            if not outs:
-                roots.alias(var, value)
-            for read in roots.of_all(value):
-                last[read] = position
-        kept = roots.of_all(func.ret)
-        pool = _Pool(env)
+        pool = _Pool(env_of(module.bounds))
         assignment: dict[GVar, list[int]] = {}
-        live: dict[Tensor, int] = {}
-        for position, produced in enumerate(made):
-            for var, index, info in produced:
-                key = (var, index)
-                if key in kept:
-                    continue
-                slot = pool.take(self._bytes(var, info, env, upper))
-                assignment.setdefault(var, []).append(slot)
-                live[key] = slot
-            for key in [k for k in live if last.get(k, -1) <= position]:
-                pool.free.append(live.pop(key))
+        live: list[tuple[int, int]] = []
+        for life in lifetimes(module, name):
+            for last, slot in [x for x in live if x[0] < life.first]:
+                live.remove((last, slot))
+                pool.free.append(slot)
+            slot = pool.take(_at_bounds(life, upper) if self.constant else life.nbytes)
+            assignment.setdefault(life.var, []).append(slot)
+            live.append((life.last, slot))
         return MemoryPlan(tuple(pool.sizes), {v: tuple(s) for v, s in assignment.items()})
 
-    def _bytes(self, var: GVar, info: TensorInfo, env: Env, upper: Mapping[Var, Expr]) -> Expr:
-        if info.shape is None or info.dtype is None:
-            raise BuildError(
-                f"{var.name}: wanted known dims and dtype to plan memory, found {info!r}; add a match_cast"
-            )
-        size = simplify(mul(product(info.shape), info.dtype.bytes), env)
-        if not self.constant:
-            return size
-        missing = [v.name for v in free_vars(size) if v not in upper]
-        if missing:
-            raise BuildError(
-                f"{var.name}: wanted an upper bound of {', '.join(missing)} for a constant memory plan, found none; "
-                "declare one or plan symbolically"
-            )
-        # dims grow with their symbols, so sizes are largest at the upper bounds
-        return simplify(substitute(size, {v: upper[v] for v in free_vars(size)}))
+
+def _at_bounds(life: Lifetime, upper: Mapping[Var, Expr]) -> Expr:
+    """Its largest size: dims grow with their symbols."""
+    symbols = free_vars(life.nbytes)
+    missing = [v.name for v in symbols if v not in upper]
+    if missing:
+        raise BuildError(
+            f"{life.var.name}: wanted an upper bound of {', '.join(missing)} for a constant memory plan, found none; "
+            "declare one or plan symbolically"
+        )
+    return simplify(substitute(life.nbytes, {v: upper[v] for v in symbols}))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lifetime:
+    """A tensor that needs memory of its own: field `index` of `var`, `nbytes` over the graph's symbols, from the position of the
+    step that makes it to that of the last one that reads it."""
+
+    var: GVar
+    index: int
+    nbytes: Expr
+    first: int
+    last: int
+
+
+def lifetimes(module: IRModule, name: str = "main") -> tuple[Lifetime, ...]:
+    """Every tensor a plan of the graph function `name` places, in the order they are made: neither views nor what is returned.
+
+    Raises BuildError, naming the value, for one whose dims or dtype are not known."""
+    func = module.functions[name]
+    assert isinstance(func, Function)
+    env = env_of(module.bounds)
+    roots = _Roots()
+    last: dict[Tensor, int] = {}
+    made: list[tuple[int, GVar, int, TensorInfo]] = []
+    for position, (var, value) in enumerate(_steps(func)):
+        outs = _made(value, var.info)
+        made += [(position, var, i, t) for i, t in enumerate(outs)]
+        if not outs:
+            roots.alias(var, value)
+        for read in roots.of_all(value):
+            last[read] = position
+    kept = roots.of_all(func.ret)
+    placed = [m for m in made if (m[1], m[2]) not in kept]
+    return tuple(Lifetime(v, i, _nbytes(v, t, env), at, last.get((v, i), at)) for at, v, i, t in placed)
+
+
+def _nbytes(var: GVar, info: TensorInfo, env: Env) -> Expr:
+    if info.shape is None or info.dtype is None:
+        raise BuildError(f"{var.name}: wanted known dims and dtype to plan memory, found {info!r}; add a match_cast")
+    return simplify(mul(product(info.shape), info.dtype.bytes), env)
 
 
 class _Pool:
