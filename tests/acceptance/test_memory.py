@@ -1,94 +1,38 @@
-"""What the project promises of memory (20 to 23), number by number, with relatives of each kind.
+"""What the project promises of memory (20 to 22; 23 is in `test_memory_branches`), number by number, with relatives of each kind.
 
 Plans are looked at as they are and through the programs that are built with them; results are those of the interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.acceptance.built import executed, job_of
 from tests.acceptance.programs import checked, compiled, ones, opened, read, refuse, run, same
-from tests.ir.random_graphs import Made, graphs
-from tests.tuner.tuner_models import QUICK
 
-from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError, UserError
-from relax_tune.ir.dtype import bool_, f16, f32, u8
-from relax_tune.ir.expr import Expr, Var, as_int, const, lt, substitute
+from relax_tune.ir.dtype import f16, f32, u8
+from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import (
-    Body,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Function,
-    GVar,
-    If,
-    TupleItem,
-    TupleValue,
-    Value,
-)
 from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Cast, Exp, MulScalar, Relu, Sqrt, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import VIEWS, Concat, Flatten, Permute, Reshape, Slice
+from relax_tune.ir.op.elementwise import Add, Cast, Exp, Relu, Sqrt, Tanh
+from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice
 from relax_tune.ir.op.reduce import Softmax, Sum
-from relax_tune.ir.passes.fuse import FuseOps
-from relax_tune.ir.passes.inline import Inline
-from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory
-from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower
-from relax_tune.ir.passes.rewriter import used_vars
-from relax_tune.ir.struct_info import TensorInfo, TupleInfo
+from relax_tune.ir.passes.pipeline import STANDARD
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.program import BufferSpec, Program
 from relax_tune.runtime.vm import Executor
-from relax_tune.tuner.job import Job
 
 pytestmark = pytest.mark.ccompiler
-UNFUSED: tuple[Pass, ...] = tuple(p for p in STANDARD if not isinstance(p, FuseOps))
 
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Device]:
     with opened("c") as found:
         yield found
-
-
-def job_of(module: IRModule, device: Device, passes: tuple[Pass, ...] = UNFUSED) -> Job:
-    job = Job(module, device.info, MemoryStore(), QUICK)
-    vars(job)["lowered"] = lower(module, passes)
-    return job
-
-
-@contextmanager
-def executed(program: Program, job: Job, device: Device) -> Iterator[Executor]:
-    executor = Executor(program, device, job.lowered.module.constants)
-    try:
-        yield executor
-    finally:
-        executor.close()
-
-
-def unplanned(program: Program) -> Program:
-    """The same program with every temporary in memory of its own."""
-    storages: list[int] = []
-    buffers: list[BufferSpec] = []
-    for spec in program.buffers:
-        if spec.storage is not None:
-            storages.append(program.storages[spec.storage])
-            spec = replace(spec, storage=len(storages) - 1)
-        buffers.append(spec)
-    return replace(program, buffers=tuple(buffers), storages=tuple(storages))
 
 
 def planned_bytes(module: IRModule, plan: MemoryPlan, **sizes: int) -> list[int]:
@@ -318,260 +262,3 @@ def test_22_relatives_results_that_nobody_plans_for(device: Device) -> None:
     refuse(module, device, [ones(5), ones(3)], "n", "4", "5")
     with compiled(module, device) as program:
         same(program(ones(4), ones(3)), np.exp(ones(3)), "within")
-
-
-# -- 23: planned results are the unplanned ones ------------------------------------------------------------------------
-
-
-class Replay:
-    """Follows a plan along one way through the branches of a function: every read must find in memory what was made.
-
-    A value is a token (the tensor made for a variable's field), a tuple of values, or None for what lies elsewhere."""
-
-    def __init__(self, plan: MemoryPlan, ways: Sequence[bool]) -> None:
-        self.plan, self.ways = plan, list(ways)
-        self.env: dict[GVar, Any] = {}
-        self.holds: dict[int, Any] = {}
-
-    def function(self, func: Function) -> None:
-        self.env.update(dict.fromkeys(func.params))
-        self.body(func)
-        for token in self.tokens(self.value(func.ret)):
-            assert self.slot(token) is None, f"{token[0].name} is returned and planned"
-
-    def body(self, body: Function | Body) -> None:
-        for b in body.bindings:
-            self.env[b.var] = self.compute(b.var, b.value)
-
-    def compute(self, var: GVar, value: Value) -> Any:
-        if isinstance(value, If):
-            self.read(self.value(value.cond))
-            side = value.then if (self.ways.pop() if self.ways else True) else value.orelse
-            self.body(side)
-            return self.value(side.ret)
-        if isinstance(value, (Call, CallTIR, CallDPSLibrary, CallFunction, CallHost)):
-            arguments = [self.env[v] for v in used_vars(value)]
-            if isinstance(value, Call) and isinstance(value.op, VIEWS):
-                return arguments[0] if arguments else None
-            taken = {self.read(a) for a in arguments}
-            if isinstance(value, (CallFunction, CallHost)):  # as if it gave back what it was given
-                return tuple(arguments) if isinstance(var.info, TupleInfo) else (arguments[0] if arguments else None)
-            count = len(var.info.fields) if isinstance(var.info, TupleInfo) else 1
-            made = tuple((var, i) for i in range(count))
-            for token in made:
-                slot = self.slot(token)
-                if slot is not None:
-                    assert slot not in set().union(*taken), f"{var.name} is written over what it reads"
-                    self.holds[slot] = token
-            return made if isinstance(var.info, TupleInfo) else made[0]
-        return self.value(value)
-
-    def value(self, value: Value) -> Any:
-        if isinstance(value, GVar):
-            return self.env[value]
-        if isinstance(value, TupleValue):
-            return [self.value(f) for f in value.fields]
-        if isinstance(value, TupleItem):
-            owner = self.value(value.value)
-            known = isinstance(owner, list) or (isinstance(owner, tuple) and not self.is_token(owner))
-            return owner[value.index] if known and value.index < len(owner) else owner
-        return None
-
-    @staticmethod
-    def is_token(value: Any) -> bool:
-        return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], GVar)
-
-    def tokens(self, value: Any) -> list[Any]:
-        if self.is_token(value):
-            return [value]
-        return [t for v in value for t in self.tokens(v)] if isinstance(value, (list, tuple)) else []
-
-    def slot(self, token: Any) -> int | None:
-        var, index = token
-        return self.plan.assignment[var][index] if var in self.plan.assignment else None
-
-    def read(self, value: Any) -> frozenset[int]:
-        found = set()
-        for token in self.tokens(value):
-            slot = self.slot(token)
-            if slot is not None:
-                assert self.holds[slot] == token, f"{token[0].name} was overwritten by {self.holds[slot][0].name}"
-                found.add(slot)
-        return frozenset(found)
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    graphs(),
-    st.lists(st.booleans(), max_size=6),
-    st.sampled_from([(), (Inline(),), (Legalize(),), (Legalize(), FuseOps())]),
-)
-def test_23_branches_do_not_confuse_the_plan(made: Made, ways: list[bool], passes: tuple[Pass, ...]) -> None:
-    module = made.module
-    for step in passes:
-        module = step(module)
-    for name, func in module.functions.items():
-        if not isinstance(func, Function):
-            continue
-        try:
-            plan = PlanMemory().plan(module, name)
-        except BuildError as error:
-            assert "wanted known dims" in str(error)
-            continue
-        Replay(plan, ways).function(func)
-
-
-def branching() -> tuple[IRModule, Mapping[str, GVar]]:
-    """Both sides keep `a` in use, only one reads `b`, and what they give is read after values that could take their place."""
-    g = GraphBuilder()
-    x, flag = g.input("x", (g.symbol("n"), 4)), g.input("flag", (), bool_)
-    a, b = g.call(Exp(), x), g.call(Relu(), x)
-    inner: dict[str, GVar] = {}
-
-    def then() -> GVar:
-        inner["t"] = g.call(Tanh(), g.call(Add(), a, b), hint="t")
-        return inner["t"]
-
-    def orelse() -> GVar:
-        inner["e"] = g.call(Sqrt(), a, hint="e")
-        return inner["e"]
-
-    c = g.branch(flag, then, orelse)
-    d = g.call(Exp(), x, hint="d")
-    e = g.call(Relu(), d, hint="late")
-    module = checked(g.finish(g.call(Add(), g.call(Add(), c, e), a)))
-    return module, {"a": a, "b": b, "d": d, "late": e, **inner}
-
-
-def test_23_what_a_side_gives_lives_on() -> None:
-    module, named = branching()
-    plan = PlanMemory().plan(module)
-    slot = {k: plan.assignment[v][0] for k, v in named.items()}
-    for kept in ("t", "e", "a"):
-        assert slot[kept] not in (slot["d"], slot["late"])
-    assert slot["a"] not in (slot["t"], slot["e"])
-    main = module.functions["main"]
-    assert isinstance(main, Function)
-    for way in (True, False):
-        Replay(plan, [way]).function(main)
-    for flag in (True, False):
-        x = ones(3, 4) / 9
-        side = np.tanh(np.exp(x) + x) if flag else np.sqrt(np.exp(x))
-        same(run(module, x, np.array(flag)), side + np.exp(x) + np.exp(x), f"{flag}")
-
-
-def test_23_a_side_may_give_an_outer_value() -> None:
-    g = GraphBuilder()
-    x = g.input("x", (g.symbol("n"),))
-    a = g.call(Exp(), x)
-    c = g.branch(lt(x.info.shape[0], 3), lambda: a, lambda: g.call(Relu(), x))  # type: ignore[union-attr]
-    d = g.call(Tanh(), g.call(Tanh(), x))
-    module = checked(g.finish(g.call(Add(), c, d)))
-    plan = PlanMemory().plan(module)
-    assert all(plan.assignment[a] != s for v, s in plan.assignment.items() if v.name.startswith("tanh"))
-    returned = checked(g.finish(c))
-    assert a not in PlanMemory().plan(returned).assignment
-
-
-def test_23_a_branch_that_is_not_decided_is_refused_when_building(device: Device) -> None:
-    module, _ = branching()
-    with (
-        pytest.raises(BuildError, match=r"main: parameter flag|an `if` that is not decided when building"),
-        compiled(module, device),
-    ):
-        pass
-    g = GraphBuilder()
-    x = g.input("x", (g.symbol("n"),))
-    made = g.branch(lt(x.info.shape[0], 3), lambda: g.call(Exp(), x), lambda: g.call(Relu(), x))  # type: ignore[union-attr]
-    module = checked(g.finish(g.call(Tanh(), made)))
-    with pytest.raises(
-        BuildError, match=r"found an `if` that is not decided when building; the interpreter runs it\n.*"
-    ):
-        lower(module)
-
-
-def test_23_fields_of_nested_tuples_live_as_long_as_the_tuple() -> None:
-    g = GraphBuilder()
-    x = g.input("x", (g.symbol("n"),))
-    w = g.constant("w", ones(3))
-    a, b = g.call(Exp(), x), g.call(Relu(), x)
-    t = g.emit(TupleValue((a, b)), "pair")
-    outer = g.emit(TupleValue((t, w)), "outer")
-    back = g.item(outer, 0)
-    d = g.call(Tanh(), g.call(Tanh(), x))
-    module = checked(g.finish(g.call(Add(), g.call(Add(), g.item(back, 0), g.item(back, 1)), d)))
-    plan = PlanMemory().plan(module)
-    main = module.functions["main"]
-    assert isinstance(main, Function)
-    Replay(plan, []).function(main)
-
-
-@st.composite
-def programs(draw: Any) -> IRModule:
-    """Straight programs over (n, 4), (n, n) and (m,)-like values of many sizes, to be compiled."""
-    g = GraphBuilder()
-    n, m = g.symbol("n", 0, 9), g.symbol("m", 0, 5)
-    pool: list[GVar] = [g.input("x", (n, 4)), g.input("y", (m, 4))]
-    for _ in range(draw(st.integers(2, 9))):
-        a = pool[draw(st.integers(0, len(pool) - 1))]
-        assert isinstance(a.info, TensorInfo) and a.info.shape is not None
-        rows = a.info.shape[0]
-        kind = draw(st.integers(0, 8))
-        if kind == 0:
-            made = g.call(draw(st.sampled_from([Tanh(), Relu(), MulScalar(0.5)])), a)
-        elif kind == 1:
-            same_shape = [v for v in pool if v.info == a.info]
-            made = g.call(Add(), a, draw(st.sampled_from(same_shape)))
-        elif kind == 2:
-            made = g.call(Concat(0), a, draw(st.sampled_from(pool)))
-        elif kind == 3:
-            made = g.call(Slice(0, const(0), draw(st.sampled_from([n, m, rows // 2, const(1)]))), a)
-        elif kind == 4:
-            made = g.call(Softmax(), g.call(Matmul(True), a, draw(st.sampled_from(pool))))
-            made = g.call(Add(), a, g.call(Sum((1,), True), made))
-        elif kind == 5:
-            made = g.call(Add(), a, g.call(Sum((0,)), a))
-        elif kind == 6:
-            made = g.call(Permute((1, 0)), g.call(Tanh(), g.call(Permute((1, 0)), a)))
-        elif kind == 7:
-            pair = g.emit(TupleValue((a, draw(st.sampled_from(pool)))), "pair")
-            made = g.call(Relu(), g.item(pair, draw(st.integers(0, 1))))
-        else:
-            made = g.call(Reshape((rows, const(4))), g.call(Flatten(), a))
-        pool.append(made)
-    results = [
-        g.call(Tanh(), v) for v in draw(st.lists(st.sampled_from(pool[2:]), min_size=1, max_size=2, unique=True))
-    ]
-    return g.finish(results)
-
-
-@settings(max_examples=8, deadline=None)
-@given(programs(), st.booleans())
-def test_23_planned_results_are_the_unplanned_ones(module: IRModule, fused: bool) -> None:
-    with opened("c") as device:
-        job = job_of(module, device, STANDARD if fused else UNFUSED)
-        program = job.build("generic").program
-        alone = unplanned(program)
-        temps = sum(b.role == "temp" for b in program.buffers)
-        assert len(alone.storages) == temps >= len(program.storages)
-        with executed(program, job, device) as planned, executed(alone, job, device) as apart:
-            for n, m in ((3, 2), (0, 0), (1, 5), (7, 1), (9, 5)):
-                x, y = np.sin(ones(n, 4)), np.cos(ones(m, 4))
-                wanted = run(module, x, y)
-                found, separate = planned.run([x, y]), apart.run([x, y])
-                for f, s, w in zip(found, separate, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-                    np.testing.assert_array_equal(f, s)
-                    np.testing.assert_allclose(f, w, rtol=1e-4, atol=1e-4)
-
-
-def test_23_the_unplanned_build_is_not_the_planned_one(device: Device) -> None:
-    """The comparison above can fail: the same program with all temporaries in one storage gives something else."""
-    g = GraphBuilder()
-    x = g.input("x", (g.symbol("n"), 4))
-    module = g.finish(g.call(Add(), g.call(Exp(), x), g.call(Tanh(), x)))
-    job = job_of(module, device)
-    program = job.build("generic").program
-    assert len(program.storages) == 2
-    broken = replace(program, buffers=tuple(b if b.storage is None else replace(b, storage=0) for b in program.buffers))
-    with executed(broken, job, device) as executor:
-        assert not np.allclose(executor.run([ones(3, 4) / 9])[0], run(module, ones(3, 4) / 9))

@@ -1,0 +1,50 @@
+"""Modules as the programs that are built of them, for the acceptance cases about levels and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from tests.tuner.tuner_models import QUICK
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.passes.fuse import FuseOps
+from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.program import Program
+from relax_tune.runtime.vm import Executor
+from relax_tune.tuner.job import Job
+
+RNG = np.random.default_rng(11)
+UNFUSED: tuple[Pass, ...] = tuple(p for p in STANDARD if not isinstance(p, FuseOps))
+
+
+def rand(*dims: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(dims).astype(np.float32)
+
+
+def kernels(module: IRModule) -> list[str]:
+    return [c.callee for c in lower(module).calls()]
+
+
+def job_of(module: IRModule, device: Device, passes: tuple[Pass, ...] = UNFUSED) -> Job:
+    """A job that lowers by `passes`."""
+    job = Job(module, device.info, MemoryStore(), QUICK)
+    vars(job)["lowered"] = lower(module, passes)
+    return job
+
+
+def program_of(module: IRModule, device: Device) -> Program:
+    return Job(module, device.info, MemoryStore(), QUICK).build("generic").program
+
+
+@contextmanager
+def executed(program: Program, job: Job, device: Device) -> Iterator[Executor]:
+    executor = Executor(program, device, job.lowered.module.constants)
+    try:
+        yield executor
+    finally:
+        executor.close()
