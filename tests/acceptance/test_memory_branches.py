@@ -16,7 +16,7 @@ from tests.ir.random_graphs import Made, graphs
 
 from relax_tune.errors import BuildError, DeduceError
 from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import const, lt
+from relax_tune.ir.expr import Var, const, lt
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import (
     Body,
@@ -239,6 +239,24 @@ def test_23_a_branch_that_is_not_decided_is_refused_when_building(device: Device
         BuildError, match=r"found an `if` that is not decided when building; the interpreter runs it\n.*"
     ):
         lower(module)
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_23_a_callee_may_give_back_its_argument(host: bool) -> None:
+    inner = GraphBuilder("same")
+    g = GraphBuilder()
+    g.include(inner.finish(inner.input("v", (Var("k"),))))
+    x = g.input("x", (g.symbol("n"),))
+    a = g.call(Exp(), x)
+    assert isinstance(a.info, TensorInfo)
+    c = g.call_host("host.same", [a], a.info, pure=True) if host else g.call_function("same", a)
+    d = g.call(Tanh(), g.call(Tanh(), x))
+    module = checked(g.finish(g.call(Add(), c, d)))
+    plan = PlanMemory().plan(module)
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    Replay(plan, []).function(main)
+    assert all(plan.assignment[a] != s for v, s in plan.assignment.items() if v.name.startswith("tanh"))
 
 
 def test_23_fields_of_nested_tuples_live_as_long_as_the_tuple() -> None:
