@@ -12,8 +12,10 @@ import numpy as np
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.dtype import f32, i64
 from relax_tune.ir.expr import Var, const
+from relax_tune.ir.frontend.bounds import checked_bounds
 from relax_tune.ir.frontend.hf_config import Fields, read_config, symbol_bounds
-from relax_tune.ir.frontend.hf_llama import FAMILIES, Llama, llama_config
+from relax_tune.ir.frontend.hf_llama import Llama
+from relax_tune.ir.frontend.hf_llama_config import FAMILIES, llama_config
 from relax_tune.ir.frontend.hf_weights import Weights
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Constant, GVar
@@ -101,10 +103,43 @@ def load_hf(
                 f"pooling and normalize: wanted an encoder, found {kind}, whose results are logits; leave them out"
             )
         decoder = llama_config(data, where)
-        return Llama(decoder, Weights(root)).prefill(*symbol_bounds(decoder.positions, bounds))
+        b, n = symbol_bounds(decoder.positions, bounds)
+        return Llama(decoder, Weights(root), n[1]).prefill(b, n)
     config = bert_config(data, where)
     b, n = symbol_bounds(config.positions, bounds)
     return _Bert(config, Weights(root)).build(b, n, pooling, normalize)
+
+
+def load_hf_decoder(
+    folder: str | Path, bounds: Mapping[str, tuple[int, int]] | None = None
+) -> tuple[IRModule, IRModule]:
+    """Import a decoder as two programs with the same weights, arrays and all: for a prompt, and for each token after it.
+
+    The first is `main(input_ids (b, n) i64) -> (logits (b, n, vocabulary) f32, key_0, value_0, key_1 ...)`, the second
+    `main(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...) -> (logits (b, 1, vocabulary) f32, key_0, value_0,
+    key_1 ...)`. Keys and values are (b, key heads, positions, size of a head) f32, `m` positions where past and one more in the
+    second result. bounds: of `b`, `n` and `m`; by default at least 1, and together as many positions as the model has.
+
+    Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
+    """
+    root = Path(folder)
+    data = read_config(root)
+    kind = data.get("model_type")
+    if kind not in FAMILIES:
+        raise ParseError(
+            f"{root / 'config.json'}: wanted the model_type of a decoder, {', '.join(FAMILIES)}, found {kind!r:.80}; "
+            "load_hf imports models of other kinds"
+        )
+    config = llama_config(data, str(root / "config.json"))
+    given = checked_bounds(bounds)
+    m = given.pop("m", (1, max(1, config.positions - 1)))
+    if m[1] >= config.positions:
+        raise UserError(
+            f"bound of m: wanted less than {config.positions}, the positions this model has, found {m[1]}; lower the bound"
+        )
+    b, n = symbol_bounds(config.positions, given)
+    model = Llama(config, Weights(root), max(n[1], m[1] + 1))
+    return model.prefill(b, n, caches=True), model.decode(b, m)
 
 
 class _Bert:

@@ -115,7 +115,7 @@ def collapse(func: PrimFunc) -> Collapsed | None:
         consts=tuple(buffers[b] for b in func.consts),
     )
     new = [_merge_block(b, _pairs(b, seams), buffers, groups) for b in blocks]
-    return Collapsed(close_over(with_blocks(merged, new), multiples=True), tuple(groups[b] for b in func.buffers))
+    return Collapsed(close_over(with_blocks(merged, new), derived=True), tuple(groups[b] for b in func.buffers))
 
 
 def _groups(buffer: Buffer, seams: set[Seam]) -> Groups:

@@ -84,12 +84,12 @@ def _rewrite(block: Block, renamed: Mapping[Buffer, Buffer], fn: Callable[[Expr]
     return block_exprs(block_buffers(block, renamed), fn)
 
 
-def close_over(func: PrimFunc, env: Env | None = None, multiples: bool = False) -> Closed:
+def close_over(func: PrimFunc, env: Env | None = None, derived: bool = False) -> Closed:
     """Give a plain function written over outside symbols its own.
 
     A dim that is a product of several symbols, not all of which are dims themselves, becomes one symbol (rows of collapsed
-    dims); with `multiples`, so does a multiple of one symbol that is used for nothing else. Symbols that are needed and are
-    no bare dim of a parameter become scalar parameters.
+    dims); with `derived`, so does every dim whose symbols are used for nothing else. Symbols that are needed and are no bare
+    dim of a parameter become scalar parameters.
     """
     known = env or Env()
     meaning: dict[Var, Expr] = {}
@@ -103,12 +103,7 @@ def close_over(func: PrimFunc, env: Env | None = None, multiples: bool = False) 
     bare = {d for d in dims if isinstance(d, Var)}
     products: dict[Expr, Expr] = {}
     for d in dims:
-        factors = _factors(d)
-        if (
-            factors is not None
-            and not set(factors) <= bare
-            and (len(factors) > 1 or (multiples and _alone(func, d, factors[0])))
-        ):
+        if not set(free_vars(d)) <= bare and (_factors(d) is not None or (derived and _alone(func, d))):
             var = Var("m" if not products else f"m{len(products)}")
             products[d] = var
             meaning[var] = d
@@ -146,7 +141,7 @@ def _reads(e: Expr) -> bool:
 
 
 def _factors(d: Expr) -> tuple[Var, ...] | None:
-    """The symbols of a product of symbols and numbers; None for anything else."""
+    """The symbols of a product of at least two symbols (and numbers)."""
     found: list[Var] = []
     stack = [d]
     while stack:
@@ -157,9 +152,10 @@ def _factors(d: Expr) -> tuple[Var, ...] | None:
             found.append(e)
         elif not isinstance(e, Const):
             return None
-    return tuple(found) or None
+    return tuple(found) if len(found) > 1 else None
 
 
-def _alone(func: PrimFunc, d: Expr, v: Var) -> bool:
-    """Whether `v` is used as a part of `d` only."""
-    return v not in outer_symbols(map_function(func, lambda e: transform(e, {d: Var("m")}.get)))
+def _alone(func: PrimFunc, d: Expr) -> bool:
+    """Whether the symbols of `d` are used as a part of it only."""
+    rest = outer_symbols(map_function(func, lambda e: transform(e, {d: Var("m")}.get)))
+    return not set(free_vars(d)) & set(rest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from safetensors.numpy import save_file
 
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.errors import ParseError, UserError
-from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.frontend.hf import load_hf, load_hf_decoder
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_text
 from relax_tune.ir.passes.libraries import library_forms
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_function
+from relax_tune.ir.printer import print_text
 from relax_tune.ir.verify import verify
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.vm import Executor
@@ -90,6 +94,7 @@ def test_tasks_of_a_decoder(tmp_path: Path) -> None:
     folder, _ = write(tmp_path, "llama")
     lowered = lower(load_hf(folder))
     assert not lowered.checks
+    assert not any(f.scalar_params for f in lowered.prims.values())
     layer = [
         "rms_norm", "matmul", "fused_rotary_permute", "matmul_1", "fused_rotary_permute_1", "matmul_1",
         "fused_matmul_mul_scalar", "causal_softmax", "fused_permute_matmul", "permute", "fused_matmul_add",
@@ -97,6 +102,83 @@ def test_tasks_of_a_decoder(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [c.callee for c in lowered.calls()] == ["take", *layer, *layer, "rms_norm", "matmul_2"]
     assert set(library_forms(lowered.module)) == {n for n in lowered.prims if "matmul" in n}
+
+
+def steps(prefill: Any, decode: Any, tokens: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """The logits of the last `count` positions, all but the first of them decoded one by one."""
+    start = tokens.shape[1] - count + 1
+    logits, *cache = prefill([tokens[:, :start]])
+    found = [logits[:, -1:]]
+    for at in range(start, tokens.shape[1]):
+        logits, *cache = decode([tokens[:, at : at + 1], *cache])
+        assert all(part.shape[2] == at + 1 for part in cache)
+        found.append(logits)
+    return np.concatenate(found, axis=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
+    folder, logits = write(tmp_path, name)
+    modules = load_hf_decoder(folder)
+    stages = (modules, tuple(lower(m).module for m in modules))
+    assert all(modules[1].constants[n] is a for n, a in modules[0].constants.items())
+    for prefill, decode in stages:
+        verify(prefill)
+        verify(decode)
+        for b, n in SHAPES[1:]:
+            wanted = logits[f"logits_{b}_{n}"]
+            count = min(wanted.shape[1], n - 1)
+            found = steps(partial(evaluate_function, prefill), partial(evaluate_function, decode), ids(b, n), count)
+            np.testing.assert_allclose(found, wanted[:, -count:], atol=1e-4, rtol=0)
+
+
+@pytest.mark.ccompiler
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_compiled_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
+    folder, logits = write(tmp_path, name)
+    device = open_device("c")
+    try:
+        jobs = [
+            Job(m, device.info, MemoryStore(), Settings(target="c")) for m in load_hf_decoder(folder, {"b": (1, 4)})
+        ]
+        runs = [Executor(j.build("generic").program, device, j.lowered.module.constants) for j in jobs]
+        for b, n in SHAPES[1:]:
+            wanted = logits[f"logits_{b}_{n}"]
+            count = min(wanted.shape[1], n - 1)
+            found = steps(runs[0].run, runs[1].run, ids(b, n), count)
+            np.testing.assert_allclose(found, wanted[:, -count:], atol=1e-4, rtol=0)
+        for run in runs:
+            run.close()
+    finally:
+        device.close()
+
+
+def test_decoding_needs_no_scalars(tmp_path: Path) -> None:
+    """One new position: every kernel but those of the positions reads its sizes off its arrays."""
+    prefill, decode = (lower(m) for m in load_hf_decoder(write(tmp_path, "llama")[0]))
+    assert not prefill.checks and not decode.checks
+    assert not any(f.scalar_params for f in prefill.prims.values())
+    assert {n for n, f in decode.prims.items() if f.scalar_params} == {n for n in decode.prims if "rotary" in n}
+
+
+def test_bounds_of_decoders(tmp_path: Path) -> None:
+    folder, _ = write(tmp_path, "llama")
+    prefill, decode = load_hf_decoder(folder, {"n": (1, 9), "m": (1, 20)})
+    assert {b.var.name: (b.lower, b.upper) for b in decode.bounds} == {"b": (1, None), "m": (1, 20)}
+    assert prefill.constants["rotary.cos"].shape == (21, 4)
+    with pytest.raises(UserError, match="bound of m: wanted less than 64, the positions this model has, found 64"):
+        load_hf_decoder(folder, {"m": (1, 64)})
+    write(tmp_path, "llama", model_type="bert")
+    with pytest.raises(ParseError, match="wanted the model_type of a decoder, llama, mistral, qwen2, found 'bert'"):
+        load_hf_decoder(folder)
+
+
+def test_programs_print_and_parse(tmp_path: Path) -> None:
+    for module in load_hf_decoder(write(tmp_path, "qwen2")[0]):
+        for stage in (module, lower(module).module):
+            text = print_text(stage)
+            assert print_text(parse_text(text, OPERATORS, stage.constants)) == text
 
 
 def test_later_positions_do_not_matter(tmp_path: Path) -> None:

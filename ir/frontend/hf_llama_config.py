@@ -1,0 +1,139 @@
+"""What of the config.json of a decoder of the Llama kind its computation depends on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.frontend.bounds import LARGEST
+from relax_tune.ir.frontend.hf_config import Fields
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.elementwise import Sigmoid
+
+FAMILIES = ("llama", "mistral", "qwen2")
+ROPE_TYPES = ("default", "linear", "llama3")
+ACTIVATIONS: Mapping[str, type[OperatorSpec]] = {"silu": Sigmoid, "swish": Sigmoid}
+"""Activations of the form `x * f(x)`, by name, with their `f`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: angles `position * theta ** (-2k / d)`, and how their frequencies are scaled."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 1
+
+    def frequencies(self, size: int) -> NDArray[np.float32]:
+        """Of each pair of a head of `size`, in radians a position: (size / 2,)."""
+        powers = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+        found = np.asarray(1 / np.float32(self.theta) ** powers, np.float32)
+        if self.kind == "linear":
+            return np.asarray(found / np.float32(self.factor), np.float32)
+        if self.kind == "llama3":
+            # long waves are slowed by the factor, short ones kept, those between blended by how often they turn
+            turns = self.original * found / np.float32(2 * math.pi)
+            kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+            return np.asarray(found * (kept + (1 - kept) / self.factor), np.float32)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """What of config.json the computation depends on."""
+
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    """Key and value heads."""
+    size: int
+    """Of a head."""
+    inner: int
+    vocabulary: int
+    positions: int
+    eps: float
+    activation: str
+    rope: Rope
+    tied: bool
+    bias_in: bool
+    """Of query, key and value."""
+    bias_out: bool
+    bias_mlp: bool
+
+
+def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
+    """Check a configuration of one of FAMILIES. Raises ParseError naming the field."""
+    c = Fields(data, where)
+    kind = data["model_type"]
+    types = data.get("layer_types")
+    if types is not None and (not isinstance(types, list) or any(t != "full_attention" for t in types)):
+        raise c.wrong("layer_types", "'full_attention' for every layer")
+    c.only("pretraining_tp", 1, None)
+    c.only("quantization_config", None)
+    c.only("partial_rotary_factor", 1.0, None)
+    if kind == "mistral":
+        if "sliding_window" not in data:
+            raise c.wrong("sliding_window", "null, as this family has windows by default")
+        c.only("sliding_window", None)
+    c.only("use_sliding_window", False, None)
+    heads, hidden = c.whole("num_attention_heads"), c.whole("hidden_size")
+    grouped = kind == "llama" or "num_key_value_heads" in data  # the other families have a default of their own
+    groups = c.whole("num_key_value_heads", heads if grouped else None)
+    c.multiple("num_attention_heads", heads, "num_key_value_heads", groups)
+    if data.get("head_dim") is None:
+        c.multiple("hidden_size", hidden, "num_attention_heads", heads)
+    size = c.whole("head_dim", max(1, hidden // heads))
+    c.multiple("head_dim", size, "2", 2)
+    biased = kind == "llama" and c.truth("attention_bias", False)
+    return LlamaConfig(
+        layers=c.whole("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        groups=groups,
+        size=size,
+        inner=c.whole("intermediate_size"),
+        vocabulary=c.whole("vocab_size"),
+        positions=c.whole("max_position_embeddings"),
+        eps=c.number("rms_norm_eps", 1e-6, 0, 1, "a number in [0, 1)"),
+        activation=c.chosen("hidden_act", "silu", ACTIVATIONS),
+        rope=_rope(c),
+        tied=c.truth("tie_word_embeddings", False),
+        bias_in=biased or kind == "qwen2",
+        bias_out=biased,
+        bias_mlp=kind == "llama" and c.truth("mlp_bias", False),
+    )
+
+
+def _rope(c: Fields) -> Rope:
+    """`rope_parameters`, or what older files say in `rope_theta` and `rope_scaling`."""
+    key = "rope_parameters" if c.data.get("rope_parameters") is not None else "rope_scaling"
+    given = c.data.get(key)
+    if given is not None and not isinstance(given, dict):
+        raise c.wrong(key, "an object or null")
+    if any(isinstance(v, dict) for v in (given or {}).values()):
+        raise c.wrong(key, "one set of parameters for all layers")
+    said: dict[str, Any] = {"rope_theta": c.data.get("rope_theta", 10000.0), **(given or {})}
+    said.setdefault("rope_type", said.get("type", "default"))
+    r = Fields(said, f"{c.where}: {key}" if given else c.where)
+    r.only("partial_rotary_factor", 1.0, None)
+    theta = r.number("rope_theta", None, 1, LARGEST, "a number of at least 1")
+    kind = r.chosen("rope_type", "default", ROPE_TYPES)
+    if kind == "default":
+        return Rope(theta)
+    factor = r.number("factor", None, 1, LARGEST, "a number of at least 1")
+    if kind == "linear":
+        return Rope(theta, kind, factor)
+    low = r.number("low_freq_factor", None, 0, LARGEST, "a number of at least 0")
+    high = r.number("high_freq_factor", None, 0, LARGEST, "a number above low_freq_factor")
+    if high <= low:
+        raise r.wrong("high_freq_factor", f"a number above low_freq_factor, {low}")
+    return Rope(theta, kind, factor, low, high, r.whole("original_max_position_embeddings"))
