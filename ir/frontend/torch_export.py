@@ -88,9 +88,10 @@ def _dim_names(exported: Any) -> dict[str, str]:
         for dim in getattr(value, "shape", ()):
             known = getattr(getattr(getattr(dim, "node", None), "shape_env", None), "source_name_to_debug_name", {})
             for place, name in known.items():
-                at = re.fullmatch(r"L\['(\w+)'\](.*)\.size\(\)\[(\d+)\]", place)
-                if at and not at[2]:
-                    found[f"{at[1]}[{at[3]}]"] = str(name)
+                at = re.fullmatch(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]", place)
+                if at:
+                    given = "_".join(re.findall(r"\w+", at[1]))
+                    found[f"{given}[{at[2]}]"] = str(name)
     return found
 
 

@@ -47,6 +47,7 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import (
     Add,
     AddScalar,
+    Cast,
     Div,
     Erf,
     Exp,
@@ -166,12 +167,22 @@ def _mul(w: Writer, n: Node) -> Item:
     return w.of(found, n.dtype.is_int and natural(a) and natural(b))
 
 
+def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: Node) -> Value:
+    """One less than the quotient rounded towards zero, where it is negative and not whole."""
+    zero = w.literal(0, n.dtype)
+    rest = w.emit(Sub(), x, w.emit(Mul(), quotient, y))
+    signs = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
+    below = w.emit(LogicalAnd(), w.emit(NotEqual(), rest, zero), signs)
+    return w.emit(Sub(), quotient, w.emit(Cast(n.dtype), below))
+
+
 def _div(w: Writer, n: Node) -> Item:
     a, b, mode = n.args[0], n.args[1], n.given(2, "rounding_mode")
     if n.dtype.is_int:
+        x, y = as_value(w, a, n.dtype), as_value(w, b, n.dtype)
+        found = w.emit(Quotient(), x, y)
         if mode == "floor" and not (_natural(w, a) and _natural(w, b)):
-            raise n.refuse("wanted a division of integers that are never negative, or rounding_mode 'trunc'")
-        found = w.emit(Quotient(), as_value(w, a, n.dtype), as_value(w, b, n.dtype))
+            found = _rounded_down(w, x, y, found, n)
         return w.of(found, _natural(w, a) and _natural(w, b))
     c = number(b)
     if c is not None and mode is None and 1e-30 < abs(c) < 1e30 and n.dtype.bytes >= 4:
@@ -326,6 +337,34 @@ def _leaky(w: Writer, n: Node) -> Item:
     return w.of(w.emit(Where(), w.emit(Less(), x, w.literal(0, n.dtype)), low, x))
 
 
+def _log1p(w: Writer, n: Node) -> Item:
+    """`log(1 + x)`, as `log(u) * x / (u - 1)` with `u = 1 + x` rounded, which loses nothing near 0."""
+    x = as_value(w, n.item(0), n.dtype)
+    one = w.literal(1.0, n.dtype)
+    u = w.emit(AddScalar(1.0), x)
+    exact = w.emit(LogicalOr(), w.emit(Equal(), u, one), w.emit(Equal(), u, w.literal(math.inf, n.dtype)))
+    ratio = w.emit(Div(), x, w.emit(Where(), exact, one, w.emit(Sub(), u, one)))
+    return w.of(w.emit(Where(), exact, x, w.emit(Mul(), w.emit(Log(), u), ratio)))
+
+
+def _expm1(w: Writer, n: Node) -> Item:
+    """`exp(x) - 1`, as `tanh(x / 2) * (exp(x) + 1)`, which loses nothing near 0."""
+    x = as_value(w, n.item(0), n.dtype)
+    half = w.emit(Tanh(), w.emit(MulScalar(0.5), x))
+    return w.of(w.emit(Mul(), half, w.emit(AddScalar(1.0), w.emit(Exp(), x))))
+
+
+def _elu(w: Writer, n: Node) -> Item:
+    """`scale * x` where positive, else `scale * alpha * (exp(input_scale * x) - 1)`."""
+    x = w.tensor(n.item(0))
+    alpha, scale, inner = (number(n.given(p, k, 1.0)) for p, k in ((1, "alpha"), (2, "scale"), (3, "input_scale")))
+    if alpha is None or scale is None or inner is None:
+        raise n.refuse("wanted alpha, scale and input_scale as numbers")
+    low = w.emit(MulScalar(float(alpha)), w.emit(AddScalar(-1.0), w.emit(Exp(), w.emit(MulScalar(float(inner)), x))))
+    found = w.emit(Where(), w.emit(Less(), w.literal(0, n.dtype), x), x, low)
+    return w.of(found if scale == 1 else w.emit(MulScalar(float(scale)), found))
+
+
 # arithmetic on dims
 
 
@@ -405,7 +444,8 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.asinh.default": unary(Asinh()), "aten.acosh.default": unary(Acosh()), "aten.atanh.default": unary(Atanh()),
     "aten.neg.default": _neg, "aten.reciprocal.default": _reciprocal, "aten.silu.default": _silu, "aten.gelu.default": _gelu,
     "aten.clamp.default": _clamp, "aten.clamp.Tensor": _clamp, "aten.clamp_min.default": _clamp,
-    "aten.hardtanh.default": _hardtanh, "aten.leaky_relu.default": _leaky, "aten.maximum.default": pair(Maximum()),
+    "aten.hardtanh.default": _hardtanh, "aten.leaky_relu.default": _leaky,
+    "aten.elu.default": _elu, "aten.log1p.default": _log1p, "aten.expm1.default": _expm1, "aten.maximum.default": pair(Maximum()),
     "aten.minimum.default": pair(Minimum()), "aten._to_copy.default": _to_copy, "aten.clone.default": same,
     "aten.alias.default": same, "aten.detach.default": same, "aten.contiguous.default": same, "aten.lift_fresh_copy.default": same,
     "aten._assert_tensor_metadata.default": lambda w, n: None, "aten._assert_scalar.default": _assert_scalar,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.dtype import f32, i64
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.torch import SUPPORTED, import_program
 from relax_tune.ir.frontend.torch_program import Ref, TorchCall, TorchProgram, TorchTensor, from_json, to_json
 from relax_tune.ir.function import IRModule
@@ -195,3 +199,74 @@ def test_dims_that_depend_on_data_are_refused() -> None:
         import_program(program)
     with pytest.raises(ParseError, match=r"found n, which depends on data"):
         import_program(replace(program, inputs=(("x", x),)))
+
+
+def torch_python() -> tuple[str, dict[str, str]]:
+    """A Python that has torch and transformers, and the environment in which it finds this package; skips without one."""
+    python = os.environ.get("RELAX_TUNE_TORCH_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode:
+        pytest.skip("needs torch and transformers (RELAX_TUNE_TORCH_PYTHON names a Python that has them)")
+    return python, {**os.environ, "PYTHONPATH": str(DATA.parent.parent / "src")}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_transformers_exported_now(tmp_path: Path) -> None:
+    python, environment = torch_python()
+    names = ("bert_eager", "gpt2", "llama", "qwen2_eager")
+    command = [python, str(DATA / "make_torch_programs.py"), str(tmp_path), *names]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    for name in names:
+        program, cases = recorded(name, tmp_path)
+        agree(import_program(program), cases)
+
+
+SAVED = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from make_torch_programs import exported, module
+from relax_tune.errors import ParseError
+from relax_tune.ir.frontend.load import load_model
+program, _ = exported("qwen2")
+torch.export.save(program, sys.argv[2])
+one, two = load_model(program, {"seq": (1, 9)}), load_model(sys.argv[2], {"input_ids_1": (1, 9)})
+print([(b.var.name, b.lower, b.upper) for b in (*one.bounds, *two.bounds)])
+print(list(one.constants) == list(two.constants), len(one.functions["main"].bindings) == len(two.functions["main"].bindings))
+class Keeps(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3))
+    def forward(self, x):
+        self.last.copy_(x)
+        return x + 1
+try:
+    load_model(torch.export.export(Keeps(), (torch.ones(3),)))
+except ParseError as error:
+    print(error)
+open(sys.argv[2], "wb").write(b"no archive")
+try:
+    load_model(sys.argv[2])
+except ParseError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_saved_programs_and_side_effects(tmp_path: Path) -> None:
+    python, environment = torch_python()
+    command = [python, "-c", SAVED, str(DATA), str(tmp_path / "model.pt2")]
+    done = subprocess.run(command, check=True, capture_output=True, env=environment, text=True)
+    bounds, same, effect, archive = done.stdout.splitlines()[:4]
+    assert bounds == str([("batch", 1, 8), ("seq", 1, 9), ("input_ids_0", 1, 8), ("input_ids_1", 1, 9)])
+    assert same == "True True"
+    assert "wanted a program that only computes results, found one that writes to last" in effect
+    assert "model.pt2: wanted a program saved by torch.export.save, found: " in archive
+
+
+def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    file = tmp_path / "model.pt2"
+    file.write_bytes(b"")
+    with pytest.raises(UserError, match=r"wanted the torch package .* pip install 'relax-tune\[torch\]'"):
+        load_model(file)

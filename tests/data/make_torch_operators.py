@@ -1,0 +1,138 @@
+"""Exports a small torch program per operator and records all of them, with what torch says of a few inputs.
+
+    PYTHONPATH=src python tests/data/make_torch_operators.py tests/data        (torch)
+
+torch_operators.json holds a list of [name, program]; torch_operators.npz the inputs (NAME/in_k_p), results (NAME/out_k_p) and
+weights (NAME/w_...) of every program. Inputs have dynamic first dims called n, which are 5 and 1 in the cases.
+"""
+
+# ruff: noqa: E501  (a table)
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZES = (5, 1)
+Array = np.ndarray[Any, Any]
+F, N, B, POSITIVE = "f", "i", "b", "p"  # floats, integers in 0..3, truth values, floats in 0.1..2
+# One program: its name, the kinds of inputs with the dims behind n, and what it computes.
+Case = tuple[str, Sequence[tuple[str, tuple[int, ...]]], Callable[..., Any]]
+
+
+def cases() -> list[Case]:
+    import torch
+    from torch.nn import functional as fn
+
+    x, xy, xi = [(F, (4,))], [(F, (4,)), (F, (4,))], [(F, (4,)), (N, (4,))]
+    found: list[Case] = [
+        ("add_alpha", xy, lambda a, b: torch.add(a, b, alpha=2.5)),
+        ("sub_alpha", xy, lambda a, b: torch.sub(a, b, alpha=3)),
+        ("add_mixed", xi, lambda a, i: a + i + 2),
+        ("sub_scalars", x, lambda a: 3.0 - (a - 1.5)),
+        ("integers", [(N, (4,))], lambda i: (i * 3 + 1) - 2 * i),
+        ("div", xi, lambda a, i: a / (i + 1) + a / 4),
+        ("div_modes", [(POSITIVE, (4,)), (N, (4,))], lambda a, i: (torch.div(a, 0.3, rounding_mode="floor"), (i + 7) // (i + 1), torch.div(i - 2, 3, rounding_mode="floor"), torch.div(5 - 3 * i, -2, rounding_mode="floor"), torch.div(i - 3, 2, rounding_mode="trunc"))),
+        ("pow", [(POSITIVE, (4,)), (F, (4,))], lambda a, b: (a**2, a**3, a**0.5, a**-0.5, a**1.7, a**b, 2.0**b)),
+        ("floats", x, lambda a: (a.exp(), a.tanh(), a.sigmoid(), a.relu(), a.erf(), a.abs(), a.floor(), a.ceil(), a.round())),
+        ("roots", [(POSITIVE, (4,))], lambda a: (a.log1p(), a.expm1(), a.sqrt(), a.rsqrt(), a.log(), a.reciprocal(), 1 / a)),
+        ("angles", [(POSITIVE, (4,))], lambda a: (a.sin(), a.cos(), a.tan(), (a / 4).asin(), (a / 4).acos(), a.atan())),
+        ("hyperbolic", [(POSITIVE, (4,))], lambda a: (a.sinh(), a.cosh(), a.asinh(), (a + 1).acosh(), (a / 4).atanh())),
+        ("activations", x, lambda a: (fn.silu(a), fn.gelu(a), fn.gelu(a, approximate="tanh"), fn.leaky_relu(a, 0.2), -a)),
+        ("more_activations", x, lambda a: (fn.elu(a), fn.softplus(a), fn.hardtanh(a), fn.hardswish(a), fn.mish(a), fn.relu6(a))),
+        ("clamp", xy, lambda a, b: (a.clamp(-0.5, 0.5), a.clamp(min=0.1), a.clamp(max=0.2), torch.clamp(a, min=b, max=b + 1))),
+        ("extremes", xy, lambda a, b: (torch.maximum(a, b), torch.minimum(a, b))),
+        ("compare", xi, lambda a, i: (a == i, a != i, a < i, a <= i, a > i, a >= i, a > 0, i >= 0, i == 2, i > 1.5, a <= 1)),
+        ("logic", [(B, (4,)), (B, (4,))], lambda p, q: (p & q, p | q, p ^ q, ~p, torch.logical_and(p, q), p.logical_not())),
+        ("where", xi, lambda a, i: (torch.where(i > 1, a, 0.0), torch.where(a > 0, i, 7), a.masked_fill(i > 1, -1.0))),
+        ("casts", xi, lambda a, i: (a.to(torch.int64), i.float(), i.bool(), (a > 0).float(), i.to(torch.int32), a.double())),
+        ("views", [(F, (4, 6))], lambda a: (a.view(-1, 24), a.reshape(a.shape[0], 2, 12), a.flatten(), a.unsqueeze(1), a.transpose(0, 2), a.permute(1, 0, 2), a.mT)),
+        ("squeeze", [(F, (1, 4, 1))], lambda a: (a.squeeze(1), a.squeeze(-1), a.squeeze((1, 3)))),
+        ("expand", [(F, (1, 4))], lambda a: (a.expand(-1, 3, 4), a.expand(2, *a.shape), a.repeat(1, 2, 3), a.repeat(2, 1, 1, 1))),
+        ("slice", [(F, (6,))], lambda a: (a[:, 1:4], a[:, -2:], a[:, ::2], a[:, 1:5:3], a[:, -2], a[0], a[-1])),
+        ("join", xy, lambda a, b: (torch.cat([a, b]), torch.cat([a, b, a], 1), torch.stack([a, b], 1), torch.cat([a, torch.ones(2, 4)]))),
+        ("cat_empty", x, lambda a: torch.cat([torch.zeros(0), a])),
+        ("cat_types", xi, lambda a, i: torch.cat([a, i])),
+        ("parts", [(F, (6,))], lambda a: (*a.split(4, 1), *a.chunk(3, 1), *a.split([1, 5], -1))),
+        ("make", x, lambda a: (torch.arange(a.shape[0]), torch.arange(1, a.shape[0] + 3), torch.arange(0, 9, 2), torch.full((a.shape[0], 2), 1.5), torch.zeros_like(a), torch.ones(a.shape[0]))),
+        ("triangles", [(F, (4, 4))], lambda a: (a.tril(), a.triu(1), a.tril(-1), torch.ones(a.shape[0], a.shape[0]).tril())),
+        ("pad", [(F, (4, 4))], lambda a: (fn.pad(a, (1, 2)), fn.pad(a, (0, 1, 2, 0), value=3.0), fn.pad(a, (-1, 1)))),
+        ("lookups", [(F, (4,)), (N, (2,))], lambda a, i: (fn.embedding(i, torch.arange(12.0).view(4, 3)), a[:, [3, 0, 1]], torch.gather(a, 1, i), a.index_select(1, torch.tensor([2, 2])), a[torch.zeros_like(i)])),
+        ("index", [(F, (4,)), (N, (4,))], lambda a, i: (a[torch.arange(a.shape[0])[:, None], i], a[-1 - torch.zeros_like(i)], a[:, -1 - i])),
+        ("products", [(F, (4,)), (F, (4,))], lambda a, b: (a @ b.T, a.T @ b, torch.mm(a, b.T), a[0] @ b[0], a @ b[0], torch.addmm(b[:, :1], a, torch.ones(4, 3), beta=0.5, alpha=2.0))),
+        ("batched", [(F, (3, 4)), (F, (4, 2))], lambda a, b: (a @ b, torch.bmm(a, b), torch.einsum("bij,bjk->bki", a, b), torch.baddbmm(a[:, :, :2], a, b))),
+        ("linear", x, lambda a: (fn.linear(a, torch.arange(12.0).view(3, 4)), fn.linear(a, torch.ones(3, 4), torch.arange(3.0)))),
+        ("softmax", [(F, (4, 3))], lambda a: (a.softmax(-1), a.softmax(1), a.log_softmax(-1), a.log_softmax(1))),
+        ("norms", [(F, (4, 3))], lambda a: (fn.layer_norm(a, (3,)), fn.layer_norm(a, (4, 3), torch.ones(4, 3) * 2, torch.ones(4, 3)), fn.rms_norm(a, (3,)), fn.rms_norm(a, (3,), torch.arange(3.0), 1e-3), fn.normalize(a, dim=-1))),
+        ("reductions", [(F, (4, 3))], lambda a: (a.sum(), a.sum(1), a.sum((0, 2), keepdim=True), a.mean(-1), a.mean(), a.amax(1), a.amin((0, 1)), a.prod(1))),
+        ("extreme_places", [(F, (4, 3))], lambda a: (*a.max(1), *a.min(-1, keepdim=True), a.argmax(-1), a.argmin(1), a.argmax())),
+        ("truths", [(B, (4,))], lambda p: (p.any(), p.any(1), p.all(), p.all(-1, keepdim=True), p.sum(), p.sum(1))),
+        ("integer_sums", [(N, (4,))], lambda i: (i.sum(), i.sum(1), i.cumsum(1), i.amax(1), i.float().mean(1))),
+        ("spread", [(F, (4, 3))], lambda a: (a.var(-1), a.var((1, 2), correction=0), a.std(1), a.norm(dim=-1), a.cumsum(0), a.cumsum(-1))),
+        ("top", [(F, (6,))], lambda a: (*a.topk(3), *a.topk(2, largest=False))),
+        ("sizes", x, lambda a: a.reshape(a.shape[0] * 2, 2) * (a.shape[0] + 1) + a.shape[0] % 3),
+        ("attention", [(F, (2, 3, 4)), (F, (2, 5, 4)), (F, (2, 5, 4))], lambda q, k, v: fn.scaled_dot_product_attention(q, k, v)),
+        ("attention_causal", [(F, (2, 5, 4))] * 3, lambda q, k, v: fn.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        ("attention_hidden", [(F, (2, 3, 4)), (F, (2, 5, 4)), (B, (1, 3, 5))], lambda q, k, m: fn.scaled_dot_product_attention(q, k, k, attn_mask=m, scale=0.3)),
+        ("attention_float_mask", [(F, (2, 3, 4)), (F, (2, 5, 4)), (B, (1, 3, 5))], lambda q, k, m: fn.scaled_dot_product_attention(q, k, k, attn_mask=torch.where(m, 0.5, float("-inf")))),
+        ("attention_grouped", [(F, (4, 3, 4)), (F, (2, 5, 4)), (F, (2, 5, 4))], lambda q, k, v: fn.scaled_dot_product_attention(q, k, v, enable_gqa=True)),
+    ]  # fmt: skip
+    return found
+
+
+def example(case: Case, n: int) -> list[Array]:
+    """Inputs with first dim `n`."""
+    random = np.random.default_rng([n, len(case[0])])
+    makers: dict[str, Callable[[tuple[int, ...]], Array]] = {
+        F: lambda s: random.standard_normal(s).astype(np.float32),
+        N: lambda s: random.integers(0, 4, s),
+        B: lambda s: random.random(s) < 0.4,
+        POSITIVE: lambda s: random.uniform(0.1, 2, s).astype(np.float32),
+    }
+    return [makers[kind]((n, *dims)) for kind, dims in case[1]]
+
+
+def main(folder: str) -> None:
+    import torch
+
+    from relax_tune.ir.frontend.torch_export import plain_program
+    from relax_tune.ir.frontend.torch_program import to_json
+
+    warnings.simplefilter("ignore")
+    programs, arrays = [], {}
+    for case in cases():
+        name, compute = case[0], case[2]
+
+        class Module(torch.nn.Module):
+            def forward(self, *args: Any, compute: Callable[..., Any] = compute) -> Any:
+                return compute(*args)
+
+        inputs = tuple(map(torch.from_numpy, example(case, SIZES[0])))
+        n = torch.export.Dim("n", min=1, max=64)
+        try:
+            program = plain_program(
+                torch.export.export(Module(), inputs, dynamic_shapes=(tuple({0: n} for _ in inputs),), strict=False)
+            )
+        except Exception as error:
+            print(f"{name}: {str(error)[:600]}")
+            continue
+        programs.append([name, json.loads(to_json(program))])
+        arrays.update({f"{name}/w_{key}": a for key, a in program.weights.items()})
+        for k, size in enumerate(SIZES):
+            given = example(case, size)
+            result = compute(*map(torch.from_numpy, given))
+            arrays.update({f"{name}/in_{k}_{p}": a for p, a in enumerate(given)})
+            listed = result if isinstance(result, tuple) else (result,)
+            arrays.update({f"{name}/out_{k}_{p}": t.numpy() for p, t in enumerate(listed)})
+    text = ",\n".join(json.dumps(p) for p in programs)
+    Path(folder, "torch_operators.json").write_text(f"[\n{text}\n]\n")
+    np.savez_compressed(Path(folder, "torch_operators.npz"), **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
