@@ -9,8 +9,9 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Const, Expr, Load, Var, free_vars, load, mul, postorder, transform
 from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import AnyBinding, Binding, CallTIR, Function, GVar
+from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Function
 from relax_tune.ir.op.base import env_of
+from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.nest import all_loads, plain_blocks, with_blocks
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info
 from relax_tune.ir.passes.symbols import Closed, bind_symbols, close_over
@@ -73,9 +74,8 @@ class CollapseDims:
                     out.bindings.append(Binding(binding.var, result))
                     return
                 var = out.bind(result, new, f"{binding.var.name}_rows")
-                whole = out.view(var, old, binding.var.name)
-                assert isinstance(whole, GVar)
-                out.mapping[binding.var] = whole
+                # the same variable: results keep the names that the model gives them
+                out.bindings.append(Binding(binding.var, Call(Reshape(old.shape or ()), (var,))))
 
             return rewrite_function(f, visit)
 

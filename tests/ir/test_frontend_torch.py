@@ -21,7 +21,7 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.torch import SUPPORTED, import_program
 from relax_tune.ir.frontend.torch_program import Ref, TorchCall, TorchProgram, TorchTensor, from_json, to_json
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Call, Function
+from relax_tune.ir.graph import Call, Function, GVar, TupleValue
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo
 from relax_tune.ir.op.registry import OPERATORS
@@ -69,6 +69,11 @@ def agree(module: IRModule, cases: list[tuple[list[Array], list[Array]]]) -> Non
                 np.testing.assert_allclose(f, w, atol=1e-5, rtol=1e-4)
 
 
+def result_names(module: IRModule) -> list[str]:
+    ret = main_of(module).ret
+    return [f.name for f in (ret.fields if isinstance(ret, TupleValue) else (ret,)) if isinstance(f, GVar)]
+
+
 def main_of(module: IRModule) -> Function:
     found = module.functions["main"]
     assert isinstance(found, Function)
@@ -97,6 +102,7 @@ def test_recorded_transformers_compiled(name: str) -> None:
         names = {b.name for b in built.buffers if b.role == "const"}
         weights = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
         executor = Executor(built, device, weights)
+        assert [built.buffers[i].name for i in built.outputs] == result_names(module)
         for inputs, wanted in cases:
             found = executor.run({p.name: a for p, a in zip(main_of(module).params, inputs, strict=True)})
             for f, w in zip(found, wanted, strict=True):
