@@ -64,10 +64,15 @@ def main() -> None:
         command()
     except SystemExit as wish:
         code = wish.code
-    except BaseException:
-        if interruptions.number is None:
+    except BaseException as error:
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if interruptions.number is not None:
+            code = 1
+        elif missing not in ("", "relax_tune"):
+            print(f"error: wanted the package {missing}, found none; pip install 'relax-tune[tune]'", file=sys.stderr)
+            code = 2
+        else:
             raise
-        code = 1
     finally:
         interruptions.end()
     if interruptions.number is not None and code != 0:

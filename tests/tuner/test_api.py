@@ -64,6 +64,18 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
     )
 
 
+@pytest.mark.parametrize("package", ["typer", "sqlalchemy"])
+def test_the_commands_name_a_missing_package_with_its_extra(package: str) -> None:
+    script = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['db', 'stats']\n"
+        "from relax_tune.tuner.start import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    wanted = f"error: wanted the package {package}, found none; pip install 'relax-tune[tune]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+
+
 @pytest.mark.ccompiler
 def test_tune_build_save_load_run(tmp_path: Path) -> None:
     module, records = feed_forward(), tmp_path / "records.db"
