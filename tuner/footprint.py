@@ -35,7 +35,10 @@ def check_footprint(tasks: Sequence[Task], bounds: Sequence[Bound], available: i
     largest = max(tasks, key=task_bytes, default=None)
     wanted = COPIES * task_bytes(largest) if largest is not None else 0
     if largest is not None and wanted > available:
-        ends = ", ".join(f"{b.var.name} <= {b.upper}" for b in bounds if b.upper is not None) or "no symbol"
+        ends = (
+            ", ".join(f"{b.var.name} <= {'any, for want of a bound' if b.upper is None else b.upper}" for b in bounds)
+            or "no symbol"
+        )
         raise UserError(
             f"bounds of the model: wanted arrays that fit into the {available / 1e9:.1f} GB of memory here, found that "
             f"measuring {largest.name} at their upper ends ({ends}) takes {wanted / 1e9:,.1f} GB; lower a bound"

@@ -64,7 +64,9 @@ def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
         low, colon, high = span.partition(":")
         plain = all(end.isascii() and end.isdigit() and len(end) <= 18 for end in (low, high))
         if not (name and colon and plain and int(low) <= int(high)):
-            raise UserError(f"--bound wants NAME=LOW:HIGH with LOW <= HIGH, such as n=1:512; found {item!r:.80}")
+            raise UserError(
+                f"--bound wants NAME=LOW:HIGH with whole numbers LOW <= HIGH of at most 18 digits, such as n=1:512; found {item!r:.80}"
+            )
         if name in found:
             raise UserError(f"--bound wants each symbol once, found {name} twice; leave one of them out")
         found[name] = (int(low), int(high))

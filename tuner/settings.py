@@ -44,7 +44,7 @@ class Settings:
         for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"--{name} wants text, found {getattr(self, name)!r:.80}")
-        for name in (n for n in NUMBERS if getattr(self, n) is not None):
+        for name in ("seed", *(n for n in ("trials",) if getattr(self, n) is not None)):
             if type(getattr(self, name)) is not int:
                 raise UserError(f"--{name} wants a whole number, found {getattr(self, name)!r:.80}")
         if not isinstance(self.effort, str) or self.effort not in EFFORTS:

@@ -282,6 +282,30 @@ def test_prune_needs_a_condition_and_can_be_tried(records: str) -> None:
     assert "0 measurements removed" in ok("db", "prune", "--failed", "--on", ZEN.key, "--db", records)
 
 
+@pytest.mark.parametrize("days", ["-5", "nan", "-inf"])
+def test_prune_removes_nothing_for_an_age_that_is_none(records: str, days: str) -> None:
+    said = refused("db", "prune", "--older-than", days, "--on", ZEN.key, "--db", records)
+    assert "--older-than wants a number of days" in said
+    assert "0 measurements removed" in ok("db", "prune", "--older-than", "1e9", "--on", ZEN.key, "--db", records)
+
+
+def test_no_database_is_made_by_what_cannot_be_done(elsewhere: Path) -> None:
+    (elsewhere / "there.jsonl").write_text("{}\n")
+    for command in (
+        ("prune", "--failed"),
+        ("import", "missing.jsonl"),
+        ("import", "there.jsonl", "--format", "csv"),
+        ("import", "there.jsonl", "--format", "t4", "--workload", "softmax"),
+    ):
+        refused("db", *command, "--db", "new.db")
+        assert not list(elsewhere.glob("new.db*"))
+
+
+def test_a_database_without_targets_says_what_adds_one(elsewhere: Path) -> None:
+    ok("db", "upgrade", "--db", "new.db")
+    assert "`relax-tune tune` adds" in refused("db", "top", "--db", "new.db")
+
+
 def test_check_and_upgrade(records: str) -> None:
     assert "nothing wrong" in ok("db", "check", "--db", records)
     assert "as it was" in ok("db", "upgrade", "--db", records)

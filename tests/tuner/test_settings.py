@@ -71,3 +71,9 @@ def test_what_is_wrong_is_named(
 
 def test_other_variables_are_nobody_s_settings(tmp_path: Path) -> None:
     assert load_settings({}, {"RELAX_TUNE_CACHE": "x", "TARGET": "c"}, tmp_path) == Settings()
+
+
+@pytest.mark.parametrize("seed", [None, 1.0, True, "1"])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(UserError, match="--seed wants a whole number"):
+        Settings(seed=seed)

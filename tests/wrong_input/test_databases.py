@@ -105,6 +105,7 @@ def test_a_file_that_is_no_database_of_ours_is_left_alone(
     tmp_path: Path, make: Callable[[Path], object], says: str
 ) -> None:
     make(tmp_path / "x.db")
+    (tmp_path / "x.jsonl").write_text("")
     before = files(tmp_path)
     for arguments in (
         ("db", "stats"),

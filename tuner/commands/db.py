@@ -53,18 +53,20 @@ Form = Annotated[
 DAY_SECS = 86_400.0
 
 
-def open_for(db: str | None, *, write: bool = False) -> Store:
-    """The database the settings name; opened for reading it must exist."""
-    return open_store(load_settings({"db": db}).db, create=write, read_only=not write)
+def open_for(db: str | None, *, write: bool = False, create: bool = False) -> Store:
+    """The database the settings name. It must exist, unless it may be made."""
+    return open_store(load_settings({"db": db}).db, create=create, read_only=not write)
 
 
 def one_target(store: Store, part: str | None) -> Target:
     """The target whose key starts with `part`; without one, the only target. Raises UserError naming those there are."""
     targets = store.targets()
+    if not targets:
+        raise UserError(f"wanted a target, {store.where} has none; `relax-tune tune` adds the one it measures on")
     matching = [t for t in targets if t.key.startswith(part or "")]
     if len(matching) == 1:
         return matching[0]
-    known = "; ".join(f"{t.key[:12]} ({t.kind}, {t.name})" for t in targets) or "none"
+    known = "; ".join(f"{t.key[:12]} ({t.kind}, {t.name})" for t in targets)
     wanted = f"one target whose key starts with {part!r}" if part else "one target; choose it with --on KEY"
     raise UserError(f"wanted {wanted}, {store.where} has: {known}")
 
@@ -284,17 +286,22 @@ def import_(
     json: Json = False,
 ) -> None:
     """Add the records of a file. What is already there stays; importing twice changes nothing."""
-    with open_for(db, write=True) as store:
-        if _checked_form(form) == "jsonl":
+    if _checked_form(form) == "jsonl":
+        if not file.exists():  # no database is made for a file that is not there
+            raise UserError(
+                f"{file}: wanted a file written by `relax-tune db export`, found no such file; check the path"
+            )
+        with open_for(db, write=True, create=True) as store:
             _tell(json, import_file(store, file), str(file))
-            return
-        if workload is None:
-            raise UserError("--format t4 wants --workload KEY: a T4 file does not name one we know")
+        return
+    if workload is None:
+        raise UserError("--format t4 wants --workload KEY: a T4 file does not name one we know")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: wanted a T4 file, found: {error}; check the path") from None
+    with open_for(db, write=True) as store:
         target = one_target(store, on)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file}: wanted a T4 file, found: {error}") from None
         found = import_t4(text, one_workload(store, workload).key, target.key)
         new = store.add_measurements(found)
         _done(json, f"{new} new measurements from {file}", {"source": str(file), "measurements": new})
@@ -321,7 +328,7 @@ def merge(
     json: Json = False,
 ) -> None:
     """Copy everything another database knows into this one."""
-    with open_store(source, create=False, read_only=True) as other, open_for(db, write=True) as store:
+    with open_store(source, create=False, read_only=True) as other, open_for(db, write=True, create=True) as store:
         _tell(json, merge_stores(other, store), other.where)
 
 
@@ -347,9 +354,11 @@ def prune(
     """
     if older_than is None and not failed:
         raise UserError("wanted --older-than DAYS or --failed, found neither; nothing was removed")
+    if older_than is not None and not older_than >= 0:
+        raise UserError(f"--older-than wants a number of days, at least 0; found {older_than:g}; nothing was removed")
     with open_for(db, write=True) as store:
         target = one_target(store, on)
-        limit = None if older_than is None else time.time() - older_than * DAY_SECS
+        limit = None if older_than is None else max(0.0, time.time() - older_than * DAY_SECS)
         count = store.prune(target.key, older_than=limit, failed=failed, dry_run=dry_run)
     text = f"{count} measurements {'would be removed' if dry_run else 'removed'}"
     _done(json, text, {"target": target.key, "measurements": count, "removed": not dry_run})
