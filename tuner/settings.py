@@ -81,6 +81,10 @@ def load_settings(
             data = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path.name}: wanted TOML, found {error}") from None
+        except OSError as error:
+            raise UserError(
+                f"{path}: wanted a file that can be read, found: {error.strerror}; correct or remove it"
+            ) from None
         unknown = sorted(set(data) - known)
         if unknown:
             raise UserError(

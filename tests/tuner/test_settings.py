@@ -77,3 +77,14 @@ def test_other_variables_are_nobody_s_settings(tmp_path: Path) -> None:
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     with pytest.raises(UserError, match="--seed wants a whole number"):
         Settings(seed=seed)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "relax-tune.toml").write_text("seed = 1")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(UserError, match=r"relax-tune.toml: wanted a file that can be read, found: Permission denied"):
+        load_settings({}, {}, tmp_path)
