@@ -97,7 +97,12 @@ def _external(proto: Any, folder: Path | None, dtype: DType, shape: tuple[int, .
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
     except ValueError:
         raise ParseError(f"{where}: wanted a numeric offset and length of external data, found {entries}") from None
-    if not path.is_file() or folder.resolve() not in path.resolve().parents:
+    if path.is_file() and folder.resolve() not in path.resolve().parents:
+        raise ParseError(
+            f"{where}: wanted external data inside the model's folder, found that {path} is a link out of it, to {path.resolve()}; "
+            "put a copy in its place"
+        )
+    if not path.is_file():
         raise ParseError(f"{where}: wanted external data in {path}, found no such file; it belongs beside the model")
     found = path.stat().st_size
     if length != wanted or offset < 0 or offset + wanted > found:
