@@ -169,7 +169,12 @@ class GraphBuilder:
         out: TensorInfo | Sequence[TensorInfo],
         scalars: Sequence[ExprLike] = (),
     ) -> GVar:
-        """`call_tir`; `out` annotates what it writes."""
+        """`call_tir`; `out` annotates what it writes. Raises UserError for a callee that `add` has not made known."""
+        if not isinstance(self._functions.get(callee), PrimFunc):
+            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, PrimFunc)) or "none"
+            raise UserError(
+                f"call_tir: wanted the name of a tensor function, found {callee!r:.80}; added so far: {known}"
+            )
         outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
         return self.emit(CallTIR(callee, tuple(args), outs, tuple(expr(s) for s in scalars)), callee)
 

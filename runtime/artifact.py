@@ -40,7 +40,7 @@ from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program import Program, program_from_json, verify_program
 from relax_tune.runtime.scalars import constant_values
 from relax_tune.runtime.signature import TensorSpec, tensor_specs
-from relax_tune.runtime.vm import Executor
+from relax_tune.runtime.vm import Executor, check_binders
 
 FORMAT = "relax-tune artifact"
 ARTIFACT_SCHEMA = 1
@@ -387,6 +387,7 @@ class Artifact:
                     "results are right, the choice of kernels may not be the fastest here",
                     stacklevel=2,
                 )
+            check_binders(self.program)
             executor = Executor(self.program, opened, self.constants, libraries)
         except BaseException:
             if owned:

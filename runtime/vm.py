@@ -80,8 +80,8 @@ class Executor:
     libraries: what library steps may use; None opens those installed, when the program needs any.
     shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
 
-    Raises: ArtifactError for a program that cannot run (foreign kernels, a symbol no input binds, prepare steps that
-    depend on symbols, missing constants); BuildError when compiling fails or a library is missing.
+    Raises: ArtifactError for a program that cannot run (foreign kernels, prepare steps that depend on symbols, missing
+    constants); BuildError when compiling fails or a library is missing.
     """
 
     def __init__(
@@ -255,7 +255,9 @@ class Executor:
         program = self.program
         symbols = [0] * len(program.symbols)
         origin: dict[int, str] = {}
-        for index, (position, dim) in enumerate(self._binders):
+        if len(self._binders) < len(symbols):
+            check_binders(program)
+        for index, (position, dim) in self._binders.items():
             symbols[index] = arrays[position].shape[dim]
             origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
         key = tuple(symbols)
@@ -330,7 +332,7 @@ def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int],
     return tuple(value for value in found if value is not None)
 
 
-def _find_binders(program: Program) -> list[tuple[int, int]]:
+def _find_binders(program: Program) -> dict[int, tuple[int, int]]:
     """For each symbol, the (input position, dim) whose slot is that symbol itself; the first one binds it."""
     found: dict[int, tuple[int, int]] = {}
     for position, index in enumerate(program.inputs):
@@ -338,10 +340,16 @@ def _find_binders(program: Program) -> list[tuple[int, int]]:
         for dim, slot in enumerate(spec.shape):
             if program.scalars[slot * WIDTH] == Op.SYMBOL:
                 found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
+    return found
+
+
+def check_binders(program: Program) -> None:
+    """Whether the inputs' dims give a value to every symbol, so that `Executor.run` can. Raises ArtifactError naming those
+    without one; `Executor.bind` takes values for any."""
+    found = _find_binders(program)
     missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
     if missing:
         raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")
-    return [found[index] for index in range(len(program.symbols))]
 
 
 def _needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:

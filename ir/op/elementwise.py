@@ -12,6 +12,7 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.dtype import DType, bool_
 from relax_tune.ir.expr import Expr, Var, add, as_int, call, cast, const, div, eq, maximum, minimum, mul, or_, sub
 from relax_tune.ir.function import PrimFunc
@@ -264,13 +265,17 @@ def broadcast_dims(
 
 
 def broadcast_index(tensor: Tensor, indices: Sequence[Var], out: Sequence[Expr]) -> Expr:
-    """`tensor` read at the aligned `indices` of a broadcast result of dims `out`; dims of 1 are read at 0."""
+    """`tensor` read at the aligned `indices` of a broadcast result of dims `out`; dims of 1 are read at 0, also those that
+    turn out to be 1 only at run time."""
     shape = tensor.buffer.shape
     aligned = list(zip(indices, out, strict=True))[len(indices) - len(shape) :]
-    where = tuple(
-        const(0) if d is const(1) and o is not const(1) else i for (i, o), d in zip(aligned, shape, strict=True)
-    )
-    return tensor[where]
+    return tensor[tuple(_broadcast_dim(i, o, d) for (i, o), d in zip(aligned, shape, strict=True))]
+
+
+def _broadcast_dim(i: Var, out: Expr, dim: Expr) -> Expr:
+    if dim is out or simplify(dim - out) is const(0):
+        return i
+    return const(0) if dim is const(1) else minimum(i, dim - 1)
 
 
 @dataclass(frozen=True, slots=True)

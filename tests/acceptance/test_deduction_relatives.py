@@ -111,6 +111,22 @@ def test_3_other_broadcasts() -> None:
     never(lambda: g.call(Add(), g.input("f", (n + 2,)), g.input("h", (n + 3,))), "dim 0", "n + 2", "n + 3")
 
 
+def test_3_a_dim_that_is_1_only_at_run_time_is_broadcast(device: Device) -> None:
+    """`n` may be 3, or 1; at 1 the loops must read its only element, not what lies behind it."""
+    module = read("""
+        n = symbol("n")
+
+        @function
+        def main(x: Tensor((n, n), f32), y: Tensor((n, 3), f32)) -> Tensor((n, 3), f32):
+            with dataflow():
+                z: Tensor((n, 3), f32) = op.add(x, y)
+            return z
+    """)
+    arrays = [(np.full((size, size), 5, np.float32), np.ones((size, 3), np.float32)) for size in (3, 1)]
+    assert [out.tolist() for out in agree(module, device, *arrays)] == [[[6.0] * 3] * 3, [[6.0] * 3]]
+    refuse(module, device, (ones(2, 2), ones(2, 3)), "2", "3")
+
+
 def test_3_values_decide_where_annotations_do_not() -> None:
     module = read("""
         @function

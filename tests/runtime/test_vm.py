@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.artifact import new_artifact
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import BufferSpec, Symbol
 from relax_tune.runtime.vm import MAX_BINDINGS, Executor
@@ -111,14 +112,23 @@ def test_a_symbol_seen_twice_must_agree(device: Device, small: Any) -> None:
         executor.run([x, np.zeros(6, np.int32)])
 
 
+def test_a_symbol_that_no_input_binds_is_given_to_bind_and_refused_by_run(device: Device, small: Any) -> None:
+    """Measuring names every symbol; a model must find them in its inputs."""
+    program = small.program(device.info.kind)
+    program = replace(program, symbols=(*program.symbols, Symbol("m")))
+    executor = Executor(program, device, small.constants)
+    executor.bind({"n": 3, "m": 7}).launch()
+    for refused in (lambda: executor.run([rows(3)]), lambda: new_artifact(program, small.constants).open(device)):
+        with pytest.raises(ArtifactError, match=r"every symbol, found none for \['m'\]"):
+            refused()
+
+
 def test_what_cannot_run_is_refused_at_construction(device: Device, small: Any) -> None:
     program = small.program(device.info.kind)
     with pytest.raises(ArtifactError, match="constant bias, found none"):
         Executor(program, device, {})
     with pytest.raises(ArtifactError, match=r"constant bias: wanted float32 \(3,\), found float64"):
         Executor(program, device, {"bias": np.zeros(3)})
-    with pytest.raises(ArtifactError, match=r"every symbol, found none for \['m'\]"):
-        Executor(replace(program, symbols=(*program.symbols, Symbol("m"))), device, small.constants)
     symbolic = replace(program.buffers[2], shape=(program.buffers[0].shape[0],))
     broken = replace(program, buffers=(*program.buffers[:2], symbolic, *program.buffers[3:]))
     with pytest.raises(ArtifactError, match="buffer packed: wanted sizes that depend on no symbol"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,13 @@ from tests.tuner.tuner_models import (
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import UserError
+from relax_tune.ir.dtype import f32
+from relax_tune.ir.expr import Var, cast, const
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.elementwise import Exp
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.program import KernelSource, Program, Step
 from relax_tune.tuner import loop
@@ -223,3 +229,28 @@ def test_a_path_that_is_no_model_is_an_error_that_says_what_is_wanted(tmp_path: 
 def test_a_device_is_known_without_a_runner() -> None:
     with opened("c") as device:
         assert device_info("c") == device.info
+
+
+@pytest.mark.ccompiler
+def test_a_task_with_a_symbol_that_is_no_dim_of_an_input_is_tuned() -> None:
+    """`k` reaches the kernel as an explicit scalar; measuring gives it a value as it does to every symbol."""
+    s, k = Var("s"), Var("k")
+    b = TensorBuilder("scale")
+    a, y = b.input("a", (s, 8)), b.output("y", (s, 8))
+    b.scalar(k)
+    b.compute(y, lambda i, j: a[i, j] * cast(k, f32))
+    g = GraphBuilder()
+    n, m = g.symbol("n", 1, 64), g.symbol("m", 1, 16)
+    x, z = g.input("x", (n, 8)), g.input("z", (m,))
+    scaled = g.call_tir(g.add(b.finish()), [x], TensorInfo((n, const(8)), f32), scalars=[m])
+    module = g.finish([scaled, g.call(Exp(), z)])
+    with MemoryStore() as store, closing(open_runner(QUICK)) as runner:
+        job = Job(module, runner.device_info(), store, QUICK)
+        work = job.tune(runner)
+        task = next(t for t in job.tasks if t.name == "scale")
+        tuned = store.query(job.target.key, task.key, kinds=("tuned",))
+        assert work.failures == 0 and len({tuple(r.symbols.values()) for r in tuned}) > 2
+        with job.artifact(job.build()).open() as model:
+            array = np.arange(24, dtype=np.float32).reshape(3, 8)
+            scaled_by_5, _ = model.run([array, np.zeros(5, np.float32)])
+            assert np.array_equal(scaled_by_5, 5 * array)
