@@ -25,12 +25,3 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"{self.name}: ({', '.join(map(repr, self.shape))}) {self.dtype}"
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A box of a buffer: per dimension a start and an extent."""
-
-    buffer: Buffer
-    starts: tuple[Expr, ...]
-    extents: tuple[Expr, ...]

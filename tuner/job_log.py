@@ -30,7 +30,14 @@ class RunningJob:
     def __init__(self, store: Store, settings: Settings) -> None:
         self.name = new_holder()
         self._store = store
-        self._settings = {"target": settings.target, "effort": settings.effort, "seed": settings.seed}
+        chosen = {
+            "target": settings.target,
+            "effort": settings.effort,
+            "trials": settings.trials,
+            "strategy": settings.strategy,
+            "seed": settings.seed,
+        }
+        self._settings = {name: value for name, value in chosen.items() if value is not None}
         self._beaten = 0.0
 
     def beat(self) -> None:

@@ -73,6 +73,7 @@ def _result(measurement: Measurement) -> dict[str, Any]:
     ok = measurement.stage is None
     extra: list[dict[str, Any]] = [
         {"name": "relax_tune.id", "value": measurement.id, "unit": ""},
+        {"name": "relax_tune.workload", "value": measurement.workload, "unit": ""},
         {"name": "relax_tune.kind", "value": measurement.variant.kind, "unit": ""},
         {"name": "relax_tune.sketch", "value": measurement.variant.sketch, "unit": ""},
         {"name": "relax_tune.trace", "value": measurement.variant.trace, "unit": ""},
@@ -100,14 +101,15 @@ def _result(measurement: Measurement) -> dict[str, Any]:
 
 
 def import_t4(text: str, workload: str, target: str, *, trust_checks: bool = False) -> list[Measurement]:
-    """The measurements of T4 JSON text, of the workload and target (keys) the caller names: T4 names neither reliably.
+    """The measurements of T4 JSON text, as of the workload and target (keys) the caller names: T4 names neither reliably. Where
+    results name their workload (in files we wrote), those of others are left out.
 
     Times are in `metadata.timeunit`, milliseconds where the file does not say (Kernel Tuner's). A configuration becomes a
     `tuned` variant of sketch `t4` whose trace is the configuration and whose parameters are its integers, except in files we
     wrote. Ids hash the content, so importing again is a no-op. No foreign output check counts unless `trust_checks`.
 
     Raises:
-        DatabaseError: not T4, or a result is malformed (named by its index).
+        DatabaseError: not T4, a result is malformed (named by its index), or all results are of other workloads.
     """
     document = parse_json(text, "T4")
     if not isinstance(document, dict) or not isinstance(document.get("results"), list):
@@ -120,12 +122,27 @@ def import_t4(text: str, workload: str, target: str, *, trust_checks: bool = Fal
     if not isinstance(unit, str) or unit not in _UNITS:
         raise DatabaseError(f"T4: wanted a timeunit of {', '.join(_UNITS)}, found {unit!r:.40}; correct the file")
     found = []
+    others: dict[str, None] = {}
     for index, result in enumerate(document["results"]):
         try:
+            own = _own_workload(result, workload)
+            if own != workload:
+                others[own] = None
+                continue
             found.append(_measurement(result, workload, target, _UNITS[unit], trust_checks))
         except DatabaseError as error:
             raise DatabaseError(f"T4 result {index}: {error}") from None
+    if others and not found:
+        known = ", ".join(key[:12] for key in list(others)[:10])
+        raise DatabaseError(
+            f"T4: wanted results of the workload {workload[:12]}, found those of {known}; name one of them"
+        )
     return found
+
+
+def _own_workload(result: Any, named: str) -> str:
+    own = _extra(result.get("measurements", [])).get("workload") if isinstance(result, Mapping) else None
+    return own if isinstance(own, str) else named
 
 
 def _measurement(result: Any, workload: str, target: str, unit: float, trust_checks: bool) -> Measurement:

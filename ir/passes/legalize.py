@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from relax_tune.errors import BuildError
 from relax_tune.ir.deduce import infer_value, info_of
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar
+from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import VIEWS, Reshape
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function
@@ -70,8 +70,3 @@ class Legalize:
             return
         assert info.shape is not None
         out.bindings.append(Binding(binding.var, Call(Reshape(info.shape), (out.value(value.args[0]),))))
-
-
-def operator_calls(func: Function) -> tuple[GVar, ...]:
-    """Variables bound to operator calls that are still there, views aside."""
-    return tuple(b.var for b in func.bindings if isinstance(b.value, Call) and not isinstance(b.value.op, VIEWS))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import IntEnum
 
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.expr import MATH, Const, Expr, Load, Op, Var, free_vars, postorder
-from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks
 from relax_tune.ir.stmt import Block
 
@@ -164,8 +163,3 @@ def uses_math(func: PrimFunc) -> bool:
     blocks = plain_blocks(func) or ()
     nodes = postorder(b.body.value for b in blocks)
     return any(isinstance(n, Op) and (n.op in MATH or n.op == "div") for n in nodes)
-
-
-def pattern_kinds(module: IRModule) -> Mapping[str, PatternKind]:
-    """The pattern of every tensor function of a module, by name."""
-    return {name: pattern_kind(f) for name, f in module.functions.items() if isinstance(f, PrimFunc)}

@@ -258,21 +258,12 @@ def test_t4_both_ways(records: str, elsewhere: Path) -> None:
     other = f"sqlite:///{elsewhere / 'other.db'}"
     with open_store(other) as store:
         filled(store)
-    arguments = (
-        "db",
-        "import",
-        "t4.json",
-        "--format",
-        "t4",
-        "--workload",
-        "softmax",
-        "--on",
-        ZEN_OLD.key,
-        "--db",
-        other,
-    )
-    assert "5 new measurements" in ok(*arguments)
-    assert "0 new measurements" in ok(*arguments)
+    source = ("db", "import", "t4.json", "--format", "t4", "--on", ZEN_OLD.key, "--db", other)
+    assert "1 new measurements" in ok(*source, "--workload", "softmax")  # each result stays what it was measured for
+    assert "4 new measurements" in ok(*source, "--workload", "matmul")
+    assert "0 new measurements" in ok(*source, "--workload", "matmul")
+    with open_store(other, create=False) as store:
+        assert {m.variant.kind for m in store.query(ZEN_OLD.key, SOFTMAX.key)} == {"library"}
 
 
 def test_prune_needs_a_condition_and_can_be_tried(records: str) -> None:

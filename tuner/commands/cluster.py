@@ -6,6 +6,7 @@ import importlib.util
 import json as json_text
 import signal
 import threading
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from relax_tune.database.store import open_store
 from relax_tune.errors import MeasureError, UserError
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.tuner.commands.options import Ca, Certificate, Database, Json, Key, among, print_json
-from relax_tune.tuner.job_log import state_of
+from relax_tune.tuner.job_log import SEEN, state_of
 from relax_tune.tuner.measure.cluster_address import check_address, tls_files
 from relax_tune.tuner.measure.cluster_processes import serve_worker
 from relax_tune.tuner.measure.cluster_tls import check_files, check_scheduler
@@ -99,9 +100,17 @@ def jobs(db: Database = None, json: Json = False) -> None:
     if not found:
         console.print("no jobs on record; `relax-tune tune` makes one")
         return
-    table = make_table("job", "state", "settings")
+    table = make_table("job", "state", "last seen", "settings")
     for job in found:
         settings = json_text.loads(job.settings)
-        shown = ", ".join(f"{k}={v}" for k, v in settings.items()) if isinstance(settings, dict) else str(settings)
-        table.add_row(job.id, state_of(job), shown)
+        settings = settings if isinstance(settings, dict) else {"settings": settings}
+        shown = ", ".join(f"{k}={v}" for k, v in settings.items() if k != SEEN)
+        table.add_row(job.id, state_of(job), _moment(settings.get(SEEN)), shown)
     console.print(table)
+
+
+def _moment(seen: object) -> str:
+    """Unix seconds as this machine's local time; `-` for what is none."""
+    if not isinstance(seen, int | float) or not 0 <= seen < 2**35:
+        return "-"
+    return datetime.fromtimestamp(seen).isoformat(" ", "seconds")

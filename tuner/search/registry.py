@@ -15,8 +15,6 @@ from relax_tune.tuner.search.baselines import GridSearch, RandomSearch
 from relax_tune.tuner.search.evolution import EvolutionarySearch
 from relax_tune.tuner.search.optuna_search import OptunaSearch
 
-DEFAULT_STRATEGY = "evolution"
-
 STRATEGIES: Mapping[str, Callable[[SearchProblem, np.random.Generator], SearchStrategy]] = MappingProxyType(
     {
         "evolution": EvolutionarySearch,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.database.records_made import MATMUL, ZEN, ZEN_OLD, failure, filled, timing
+from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
 
 from relax_tune.database.exchange.t4 import export_t4, import_t4
 from relax_tune.database.records import STAGES
@@ -115,3 +115,13 @@ def test_anothers_failures_keep_their_stage(word: str) -> None:
 def test_what_is_not_t4_is_refused(text: str) -> None:
     with pytest.raises(DatabaseError):
         import_t4(text, MATMUL.key, ZEN.key)
+
+
+def test_results_of_other_workloads_are_left_out_and_none_at_all_is_an_error() -> None:
+    text = export_t4(ZEN, [timing("a", 1e-3), timing("b", 2e-3, workload=SOFTMAX)], "1")
+    assert [m.median_secs for m in import_t4(text, SOFTMAX.key, ZEN.key)] == [2e-3]
+    alone = export_t4(ZEN, [timing("a", 1e-3)], "1")
+    with pytest.raises(
+        DatabaseError, match=f"wanted results of the workload .*found those of {MATMUL.key[:12]}; name one"
+    ):
+        import_t4(alone, SOFTMAX.key, ZEN.key)
