@@ -74,6 +74,7 @@ def load_settings(
 ) -> Settings:
     """Settings from the three sources; flags that are None are not given. Raises UserError naming the source that is wrong."""
     merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     path = (folder or Path.cwd()) / "relax-tune.toml"
     known = {f.name for f in fields(Settings)}
     if path.is_file():
@@ -96,13 +97,22 @@ def load_settings(
                 kind = "a whole number" if wanted is int else "text"
                 raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
         merged |= data
+        sources |= {name: f"{path.name}: {name}" for name in data}
     variables = os.environ if environment is None else environment
     for name in sorted(known):
         value = variables.get(f"RELAX_TUNE_{name.upper()}")
         if value is not None:
             merged[name] = _number(name, value) if name in NUMBERS else value
-    merged |= {k: v for k, v in flags.items() if v is not None}
-    return replace(Settings(), **merged)
+            sources[name] = f"RELAX_TUNE_{name.upper()}"
+    given = {k: v for k, v in flags.items() if v is not None}
+    try:
+        return replace(Settings(), **merged | given)
+    except UserError as error:
+        flag, _, rest = str(error).partition(" ")
+        name = flag.removeprefix("--")
+        if name in given or name not in sources:
+            raise
+        raise UserError(f"{sources[name]} {rest}") from None
 
 
 def _number(name: str, value: str) -> int:

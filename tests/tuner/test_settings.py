@@ -88,3 +88,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(UserError, match=r"relax-tune.toml: wanted a file that can be read, found: Permission denied"):
         load_settings({}, {}, tmp_path)
+
+
+def test_a_wrong_value_is_blamed_on_where_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^RELAX_TUNE_EFFORT wants one of quick"):
+        load_settings({}, {"RELAX_TUNE_EFFORT": "no"}, tmp_path)
+    with pytest.raises(UserError, match=r"^--effort wants one of quick"):
+        load_settings({"effort": "no"}, {"RELAX_TUNE_EFFORT": "full"}, tmp_path)
+    (tmp_path / "relax-tune.toml").write_text("trials = -1")
+    with pytest.raises(UserError, match=r"^relax-tune\.toml: trials wants a number"):
+        load_settings({}, {}, tmp_path)

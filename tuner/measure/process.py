@@ -107,8 +107,7 @@ class DeviceProcess:
             )
         if message.get("kind") != "ready":
             raise MeasureError(
-                f"wanted the device {self._spec!r}, found that it cannot be opened: "
-                f"{message.get('message', 'no reason given')}"
+                str(message.get("message") or f"device {self._spec!r} cannot be opened, without a reason")
             )
         info = message["info"]
         fingerprint = tuple((str(key), str(value)) for key, value in info["fingerprint"])
