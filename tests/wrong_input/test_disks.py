@@ -205,6 +205,7 @@ def test_folders_that_may_not_be_written(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     (tmp_path / "out.rta").mkdir()
+    (tmp_path / "x.jsonl").write_text("{}\n")
     before = files(tmp_path)
     model = ("--target", "c", "--bound", "b=1:1", "--bound", "n=1:4")
     lines: list[tuple[tuple[object, ...], str]] = [
