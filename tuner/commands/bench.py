@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.artifact import load_artifact
+from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.tuner.commands.options import Device, Json, print_json
 from relax_tune.tuner.commands.run import open_model
 from relax_tune.tuner.report.console import make_console
-from relax_tune.tuner.report.latency import compare_latency, latency_table, parse_shape
+from relax_tune.tuner.report.latency import LatencyRow, compare_latency, latency_table, parse_shape
 
 
 def bench(
@@ -46,12 +47,24 @@ def bench(
         symbols = ", ".join(f"{s.name}=..." for s in loaded[0].program.symbols)
         raise UserError(f"wanted at least one --shape {symbols.replace(', ', ',')}, found none")
     console = make_console(stderr=json)
-    with contextlib.ExitStack() as stack:
-        contenders = {}
-        for name, artifact in zip(names, loaded, strict=True):
-            model = stack.enter_context(open_model(artifact, device))
-            contenders[name] = (artifact.program, model.run)
-        rows = compare_latency(contenders, shapes or [{}], repeats)
+    rows = time_artifacts(dict(zip(names, loaded, strict=True)), shapes or [{}], repeats, device)
     console.print(latency_table(rows, "Latency of a whole call, medians"))
     if json:
         print_json({"artifacts": [str(p) for p in artifacts], "latency": [row.to_json() for row in rows]})
+
+
+def time_artifacts(
+    artifacts: Mapping[str, Artifact | Path],
+    shapes: Sequence[Mapping[str, int]],
+    repeats: int,
+    device: str | None,
+    budget_secs: float | None = None,
+) -> tuple[LatencyRow, ...]:
+    """Open all of them on one device and time them interleaved; see `compare_latency`."""
+    with contextlib.ExitStack() as stack:
+        contenders = {}
+        for name, found in artifacts.items():
+            artifact = load_artifact(found) if isinstance(found, Path) else found
+            model = stack.enter_context(open_model(artifact, device))
+            contenders[name] = (artifact.program, model.run)
+        return compare_latency(contenders, shapes, repeats, budget_secs)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.program import Program
 from relax_tune.tuner.api import TuneResult, tune_result
-from relax_tune.tuner.build import BuildResult
 from relax_tune.tuner.cli import NOTHING_MEASURED
+from relax_tune.tuner.commands.bench import time_artifacts
 from relax_tune.tuner.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.commands.options import (
     Bounds,
@@ -33,14 +37,15 @@ from relax_tune.tuner.commands.options import (
 from relax_tune.tuner.job import Job, model_key, open_runner, parse_bounds
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.console import make_console, say
-from relax_tune.tuner.report.latency import LatencyRow, compare_latency, latency_table
+from relax_tune.tuner.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.report.progress import ProgressView
 from relax_tune.tuner.report.table import dispatch_table, task_table
 from relax_tune.tuner.search.registry import STRATEGIES, check_strategy
-from relax_tune.tuner.settings import load_settings
+from relax_tune.tuner.settings import Policy, load_settings
 
 COMPARE_SIZES = (8, 64, 256, 512)
 COMPARE_ROUNDS, COMPARE_SECS = 20, 4.0
+COMPARED: tuple[Policy, ...] = ("library", "generic")
 
 
 def tune(
@@ -120,6 +125,7 @@ def tune(
                 say(console, _nothing_usable(job))
                 raise typer.Exit(NOTHING_MEASURED)
             result = tune_result(job, work, built)
+            others = {f"all {p}": job.artifact(job.build(p)) for p in COMPARED} if compare else {}
     saved = job.artifact(built).save(path)
     console.print(task_table(result.tasks))
     console.print(dispatch_table(result.tasks))
@@ -131,7 +137,8 @@ def tune(
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
     latency: tuple[LatencyRow, ...] = ()
     if compare:
-        latency = _compare(job, built, console)
+        say(console, "comparing builds ...")
+        latency = _compare(saved, others, settings.target, compare_shapes(built.program))
         console.print(latency_table(latency, "Latency of the whole model, medians"))
     if json:
         print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
@@ -168,15 +175,14 @@ def compare_shapes(program: Program) -> list[dict[str, int]]:
     return [{**base, wide: value} for value in sizes]
 
 
-def _compare(job: Job, tuned: BuildResult, console: Console) -> tuple[LatencyRow, ...]:
-    """The tuned build against two builds of the same model from the same records."""
-    builds = {"tuned": tuned, "all library": job.build("library"), "all generic": job.build("generic")}
-    say(console, "comparing builds ...")
-    with contextlib.ExitStack() as stack:
-        device = open_device(job.settings.target)
-        stack.callback(device.close)
-        contenders = {}
-        for name, built in builds.items():
-            model = stack.enter_context(job.artifact(built).open(device))
-            contenders[name] = (built.program, model.run)
-        return compare_latency(contenders, compare_shapes(tuned.program), COMPARE_ROUNDS, COMPARE_SECS)
+def _compare(
+    tuned: Path, others: Mapping[str, Artifact], target: str, shapes: Sequence[Mapping[str, int]]
+) -> tuple[LatencyRow, ...]:
+    """The tuned build against others of the same model from the same records, in a process of their own: threads that tuning
+    left behind would take the processors from some more than from others."""
+    with (
+        tempfile.TemporaryDirectory(prefix="relax-tune-compare-") as folder,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+    ):
+        paths = {"tuned": tuned} | {name: a.save(Path(folder, f"{name}.rta")) for name, a in others.items()}
+        return pool.submit(time_artifacts, paths, shapes, COMPARE_ROUNDS, target, COMPARE_SECS).result()
