@@ -78,7 +78,6 @@ class BoosterSettings:
     eta: float = 0.15
     heads: int = 4
     head_rows: float = 0.75
-    min_rows: int = 8
     threads: int = 2
     seed: int = 0
 

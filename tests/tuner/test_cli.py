@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from relax_tune.database.records import Job
 from relax_tune.database.store import open_store
+from relax_tune.errors import UserError
 from relax_tune.tuner.cli import COMMANDS, app, load_command
 from relax_tune.tuner.commands.destination import artifact_path
+from relax_tune.tuner.commands.run import read_arrays
 
 RUNNER = CliRunner()
 
@@ -301,3 +303,13 @@ def test_check_and_upgrade(records: str) -> None:
     assert "nothing wrong" in ok("db", "check", "--db", records)
     assert "as it was" in ok("db", "upgrade", "--db", records)
     assert "no file" in refused("db", "check", "--db", "sqlite:///missing.db")
+
+
+def test_what_is_no_npz_is_not_called_a_pickle(elsewhere: Path) -> None:
+    for content in (b"# a page of text\n", b"", b"\x80\x04K\x01."):
+        (elsewhere / "x.npz").write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"x\.npz: wanted an \.npz file of plain arrays, found another kind"
+        ) as caught:
+            read_arrays(elsewhere / "x.npz")
+        assert "unsafe" not in str(caught.value) and "numpy.savez" in str(caught.value)

@@ -98,12 +98,20 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if os.path.exists(path) and not os.path.isfile(path):  # reading a device or a pipe may never end
         raise UserError(f"{path}: wanted an .npz file, found something else; {what_to_do}")
     try:
+        with open(path, "rb") as file:
+            start = file.read(6)
+        if not start.startswith(
+            (b"PK", b"\x93NUMPY")
+        ):  # numpy would take it for a pickle and say how to load that unsafely
+            raise UserError(f"{path}: wanted an .npz file of plain arrays, found another kind of file; {what_to_do}")
         data = np.load(path, allow_pickle=False)
         if isinstance(data, np.lib.npyio.NpzFile):
             with data:
                 return {name: data[name] for name in data.files}
     except FileNotFoundError:
         raise UserError(f"{path}: wanted an .npz file, found no such file; {what_to_do}") from None
+    except UserError:
+        raise
     except Exception as error:  # what a damaged zip or array header makes numpy raise is not enumerable
         raise UserError(
             f"{path}: wanted an .npz file of plain arrays, found: {type(error).__name__}: {error!s:.200}; {what_to_do}"
