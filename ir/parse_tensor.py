@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast, get_args
@@ -39,16 +40,17 @@ class Reader:
     """The text being read and the names in scope."""
 
     def __init__(self, text: str) -> None:
-        self.lines = text.splitlines()
+        self.lines = re.split(r"\r\n|\r|\n", text)  # the line breaks that Python's parser counts, and no others
         self.names: dict[str, Named] = {}
         self.implicit = False
 
     def error(self, node: ast.AST, message: str) -> ParseError:
-        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-        return self.error_at(line, column, message)
+        line, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        before = self.lines[line - 1].encode()[:offset] if line <= len(self.lines) else b""
+        return self.error_at(line, len(before.decode(errors="replace")), message)  # `ast` counts bytes
 
     def error_at(self, line: int, column: int, message: str) -> ParseError:
-        shown = show_lines(self.lines, max(0, line - 1), column) if self.lines else "      | (empty text)"
+        shown = show_lines(self.lines, max(0, line - 1), column) if any(self.lines) else "      | (empty text)"
         return ParseError(f"line {line}, column {column + 1}: {message}\n{shown}")
 
     @contextmanager

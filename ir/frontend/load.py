@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from relax_tune.errors import UserError
+from relax_tune.ir.frontend import text
 from relax_tune.ir.frontend.bounds import checked_bounds
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.frontend.onnx import load_onnx
@@ -27,8 +28,8 @@ def load_model(model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None 
     """A model as one cross-level program, its dynamic dims as symbols.
 
     model: the folder of a Hugging Face model (config.json and model.safetensors), an .onnx file, a .pt2 file of
-    `torch.export.save`, `package:NAME/FOLDER` for a folder or file inside an installed package; or a
-    `torch.export.ExportedProgram`. bounds: inclusive ranges by symbol name, within what the model allows.
+    `torch.export.save`, a .relax file of program text, `package:NAME/FOLDER` for a folder or file inside an installed
+    package; or a `torch.export.ExportedProgram`. bounds: inclusive ranges by symbol name, within what the model allows.
 
     Raises: ParseError or UserError for what is no model, or bounds the model cannot have.
     """
@@ -38,16 +39,18 @@ def load_model(model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None 
     path = find_model(model)
     if not _exists(path):
         raise UserError(
-            f"{path}: no such file or folder; give the folder of a Hugging Face model, an .onnx or a .pt2 file"
+            f"{path}: no such file or folder; give the folder of a Hugging Face model, an .onnx, .pt2 or .relax file"
         )
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
     if path.is_file() and path.suffix == ".pt2":
         return load_torch_export(path, bounds)
+    if path.is_file() and path.suffix == text.SUFFIX:
+        return text.load_text(path, bounds)
     if not path.is_dir():
         raise UserError(
-            f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors), an .onnx or a .pt2 "
-            "file, found another file; of a Hugging Face model give the folder that holds its files"
+            f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors), an .onnx, .pt2 or "
+            ".relax file, found another file; of a Hugging Face model give the folder that holds its files"
         )
     return load_hf(path, bounds=bounds)
 
@@ -59,20 +62,20 @@ def find_model(model: ModelSource) -> Path:
     """
     if not isinstance(model, (str, os.PathLike)):
         raise UserError(f"wanted the path or name of a model, found a {type(model).__name__}; give text or a Path")
-    text = os.fsdecode(model)
-    if not text.startswith(PACKAGE):
-        return Path(text)
-    name, _, inside = text.removeprefix(PACKAGE).partition("/")
+    given = os.fsdecode(model)
+    if not given.startswith(PACKAGE):
+        return Path(given)
+    name, _, inside = given.removeprefix(PACKAGE).partition("/")
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
     except ValueError:  # modules that are no packages, such as __main__
         spec = None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
-        raise UserError(f"{text}: wanted an installed package {name!r}, found none; install it with pip")
+        raise UserError(f"{given}: wanted an installed package {name!r}, found none; install it with pip")
     found = Path(places[0], inside)
     if not _exists(found):
-        raise UserError(f"{text}: wanted {inside!r} in {places[0]}, found none; correct the part after the /")
+        raise UserError(f"{given}: wanted {inside!r} in {places[0]}, found none; correct the part after the /")
     return found
 
 

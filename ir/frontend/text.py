@@ -1,0 +1,142 @@
+"""Models as text: a program as `print_text` writes it, with its weights in a file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
+from relax_tune.ir.expr import Var
+from relax_tune.ir.function import Bound, IRModule, PrimFunc
+from relax_tune.ir.graph import Constant, Function, Value, nested_values
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_module
+from relax_tune.ir.printer import print_text
+from relax_tune.ir.relations import info_symbols
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.verify import verify
+
+SUFFIX = ".relax"
+WEIGHTS = (".safetensors", ".npz")
+
+
+def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -> IRModule:
+    """The model in a file of program text. Its weights are read from the .safetensors or .npz of the same name beside it,
+    if there is one. Text with one tensor function and nothing else is the model that calls it: its inputs are the
+    model's, except those marked Const that a weight is named after.
+
+    bounds: inclusive (lower, upper) by symbol name, within the bounds the text declares.
+
+    Raises: ParseError for text that cannot be read, with line, column and a caret, or that is not well-formed, showing the place;
+    for weights that are missing or damaged. UserError for bounds the model cannot have."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ParseError(f"{path}: wanted program text, found: {error}; give a file of text in UTF-8") from None
+    weights = _weights(path)
+    try:
+        module = parse_module(text, OPERATORS, weights)
+        if len(module.functions) == 1 and all(isinstance(f, PrimFunc) for f in module.functions.values()):
+            module = _calling(module)
+        _require_whole(path, module)
+        verify(module)
+    except (ParseError, VerifyError, DeduceError) as error:
+        raise ParseError(f"{path}: {error}") from None
+    return _within(module, bounds or {})
+
+
+def save_text(module: IRModule, path: str | Path) -> Path:
+    """Write `module` as `path`, a file of text that `load_model` reads, and its weights as .safetensors beside it.
+
+    Raises: UserError when the name does not end in .relax, or the files cannot be written."""
+    target = Path(path)
+    if target.suffix != SUFFIX:
+        raise UserError(f"{target}: wanted a name that ends in {SUFFIX}, found {target.suffix or 'none'}; add it")
+    arrays = {name: np.ascontiguousarray(a) for name, a in module.constants.items()}
+    try:
+        target.write_text(print_text(module) + "\n", encoding="utf-8")
+        if arrays:
+            save_file(arrays, target.with_suffix(WEIGHTS[0]))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{target}: wanted to write the model, found: {error}; give another place") from None
+    return target
+
+
+def _weights(path: Path) -> dict[str, NDArray[Any]]:
+    found = [p for p in map(path.with_suffix, WEIGHTS) if p.is_file()]
+    if len(found) > 1:
+        raise ParseError(
+            f"{path}: wanted one file of weights beside it, found {found[0].name} and {found[1].name}; remove one"
+        )
+    if not found:
+        return {}
+    try:
+        if found[0].suffix == ".npz":
+            with np.load(found[0], allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        with cast(Any, safe_open(str(found[0]), framework="numpy")) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged files
+        raise ParseError(f"{found[0]}: wanted readable weights, found: {error}; write them again") from None
+
+
+def _calling(module: IRModule) -> IRModule:
+    """`main`, which calls the one tensor function there is."""
+    (func,) = (f for f in module.functions.values() if isinstance(f, PrimFunc))
+    g = GraphBuilder("main" if func.name != "main" else "model")
+    callee = g.add(func)
+    args: list[Value] = []
+    for b in func.input_buffers:
+        given = b in func.consts and b.name in module.constants
+        args.append(g.constant(b.name, module.constants[b.name]) if given else g.input(b.name, b.shape, b.dtype))
+    outs = [TensorInfo(b.shape, b.dtype) for b in func.output_buffers]
+    made = g.finish(g.call_tir(callee, args, outs, func.scalar_params))
+    return replace(made, bounds=module.bounds)
+
+
+def _require_whole(path: Path, module: IRModule) -> None:
+    """Raises ParseError for what has no `main` or lacks weights."""
+    if not isinstance(module.functions.get("main"), Function):
+        raise ParseError(
+            "wanted a graph function called main, or one tensor function alone; "
+            f"found {', '.join(module.functions) or 'no function'}; call one of them main"
+        )
+    graphs = (f for f in module.functions.values() if isinstance(f, Function))
+    named = dict.fromkeys(v.name for f in graphs for v in nested_values(f) if isinstance(v, Constant))
+    missing = [name for name in named if name not in module.constants]
+    if missing:
+        files = " or ".join(path.with_suffix(s).name for s in WEIGHTS)
+        found = ", ".join(list(module.constants)[:8]) or "no weights"
+        raise ParseError(
+            f"wanted a weight called {missing[0]!r} in {files}, found {found}; put the weights beside the text"
+        )
+
+
+def _within(module: IRModule, bounds: Mapping[str, tuple[int, int]]) -> IRModule:
+    """The module with narrower bounds."""
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    declared: dict[Var, Bound] = {b.var: b for b in module.bounds}
+    symbols = {v.name: v for p in main.params for v in info_symbols(p.info)}
+    for name, (low, high) in bounds.items():
+        var = symbols.get(name)
+        if var is None:
+            known = ", ".join(symbols) or "none: every dim is a number"
+            raise UserError(f"bound of {name}: wanted a symbol of the model's inputs, which are {known}; correct it")
+        old = declared.get(var, Bound(var))
+        if low < old.lower or (old.upper is not None and high > old.upper):
+            upper = "any number" if old.upper is None else old.upper
+            raise UserError(
+                f"bound of {name}: wanted it within {old.lower} to {upper}, as the text declares, found {low} to {high}; "
+                "narrow the bound"
+            )
+        declared[var] = Bound(var, low, high)
+    return replace(module, bounds=tuple(declared.values())) if bounds else module
