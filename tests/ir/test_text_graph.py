@@ -189,7 +189,7 @@ HEAD = "@function\ndef main(x: Tensor((n, 4), f32)) -> Tensor((n, 4), f32):\n   
         (BODY + "y: Object() = fn()\n    return y", r"fn\(...\) does not take 0 arguments"),
         (BODY + "y: Object() = call_host('h', (x,))\n    return y", r"wanted call_host\("),
         (BODY + "y: Tensor(None, f32, ndim=-1) = x\n    return y", r"wanted a number of dims >= 0, found -1"),
-        (BODY + "y: Object() = call_host('\u00e9\u2028', z, out=Object())\n    return y", r"column 35: wanted a tuple of arg.*\n[^^]*\| {35}\^"),
+        (BODY + "y: Object() = call_host('\u00e9\u2028', z, out=x)\n    return y", r"column 35: wanted a tuple.*\n[^^]*\| {35}\^"),
         (BODY + "if x:\n        pass\n    return x", r"line 3, column 5: wanted `with dataflow\(\):`, a binding, or the final return"),
         (HEAD + "y: Tensor((n, 4), f32) = op.relu(x)", r"wanted a graph function to end in `return value`"),
         (HEAD + "y: Tensor((n, 4), f32) = x.relu(x)\n    return y", r"wanted an operator such as op.add"),
