@@ -13,7 +13,9 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Const, Expr, Var, const, eq, free_vars, substitute
+from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.struct_info import (
     CallableInfo,
@@ -249,6 +251,23 @@ def _pairs(wanted: StructInfo, found: StructInfo) -> Iterator[tuple[Expr, Expr]]
     dims, have = info_dims(wanted), info_dims(found)
     if dims is not None and have is not None and len(dims) == len(have):
         yield from zip(dims, have, strict=True)
+
+
+def call_differences(
+    func: PrimFunc, infos: Sequence[StructInfo], scalars: Sequence[Expr], env: Env | None = None
+) -> Iterator[tuple[Buffer, Iterator[Difference]]]:
+    """For every buffer of a tensor function what is not certain to fit in a call of it with `infos`, arguments and then outputs.
+
+    Raises DeduceError for a wrong number of either."""
+    if len(infos) != len(func.buffers) or len(scalars) != len(func.scalar_params):
+        raise DeduceError(
+            f"{func.name}: wanted {len(func.input_buffers)} arguments, {func.outputs} outputs and {len(func.scalar_params)} "
+            f"scalars, found {len(infos)} arguments and outputs, and {len(scalars)} scalars"
+        )
+    params = (ShapeInfo(func.scalar_params), *(TensorInfo(b.shape, b.dtype) for b in func.buffers))
+    meaning = solve(CallableInfo(params, ObjectInfo()), (ShapeInfo(tuple(scalars)), *infos), env)
+    for buffer, wanted, found in zip(func.buffers, params[1:], infos, strict=True):
+        yield buffer, differences(wanted, found, env, meaning)
 
 
 def is_base(wanted: StructInfo, found: StructInfo, env: Env | None = None) -> Proof:

@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, VerifyError
+from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.deduce import check_condition, infer_value, info_of, side_env, signature
 from relax_tune.ir.dtype import dtype
-from relax_tune.ir.expr import Expr, Var, const, free_vars, substitute
+from relax_tune.ir.expr import Expr, Var, const, free_vars
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     ATOMS,
@@ -34,7 +35,7 @@ from relax_tune.ir.graph import (
 )
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.printer import excerpt
-from relax_tune.ir.relations import conflict, differences, info_dims, info_symbols, solve
+from relax_tune.ir.relations import call_differences, conflict, differences, info_dims, info_symbols, solve
 from relax_tune.ir.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -214,16 +215,9 @@ class _Graph:
             self.fail(f"{call.callee} takes {len(callee.scalar_params)} scalars, found {len(call.scalars)}", b)
         self.known(free_vars(*call.scalars), b)
         self.known([s for o in call.out for s in info_symbols(o)], b)
-        meaning: dict[Var, Expr] = dict(zip(callee.scalar_params, call.scalars, strict=True))
-        for info, buffer in zip(infos, callee.buffers, strict=True):
-            for own, given in zip(buffer.shape, (info.shape or ()) if isinstance(info, TensorInfo) else ()):
-                if isinstance(own, Var):
-                    meaning.setdefault(own, given)
-        for info, buffer in zip(infos, callee.buffers, strict=True):
-            bound = all(v in meaning for v in free_vars(*buffer.shape))
-            dims = tuple(substitute(d, meaning) for d in buffer.shape) if bound else None
-            problem = conflict(TensorInfo(dims, buffer.dtype, len(buffer.shape)), info, self.ctx.env)
-            if problem:
+        for buffer, found in call_differences(callee, infos, call.scalars, self.ctx.env):
+            problem = next((d for d in found if d.proof is Proof.NO), None)
+            if problem is not None:
                 self.fail(f"{call.callee}, parameter {buffer.name}: {problem}", b)
 
     def call_library(self, call: CallDPSLibrary, b: AnyBinding) -> None:

@@ -10,7 +10,7 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.deduce import apply_signature, infer_value, info_of, require_bounds, side_env, signature
 from relax_tune.ir.expr import Expr, Var, free_vars, substitute
-from relax_tune.ir.function import IRModule
+from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import (
     ATOMS,
     AnyBinding,
@@ -40,6 +40,7 @@ from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf
 from relax_tune.ir.printer import Excerpts
 from relax_tune.ir.relations import (
+    call_differences,
     check_annotation,
     differences,
     info_symbols,
@@ -266,6 +267,8 @@ class Walk:
             self.call(b, value.callee, value.args, frame)
             return
         found = self.guarded(lambda: infer_value(value, ctx), ctx, frame, b)
+        if isinstance(value, CallTIR):
+            self.fits(value, b, frame)
         declared = self.info(b.var.info, frame)
         asked = Deduction(self.env)
         self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
@@ -277,6 +280,20 @@ class Walk:
             if isinstance(to, ShapeInfo) and to.values is not None:
                 value = Call(Reshape(to.values), (value.args[0],))
         self.emit(b, value, self.sharper(declared, found), frame)
+
+    def fits(self, call: CallTIR, b: Binding, frame: _Frame) -> None:
+        """What a tensor function reads and writes has the dims its parameters say."""
+        ctx = Deduction(self.env)
+        infos = [*map(info_of, call.args), *call.out]
+
+        def ask() -> None:
+            callee = self.module.functions.get(call.callee)
+            if not isinstance(callee, PrimFunc):
+                raise DeduceError(f"wanted a tensor function called {call.callee!r}, found none in the module")
+            for buffer, found in call_differences(callee, infos, call.scalars, self.env):
+                require_all(f"{call.callee}: parameter {buffer.name}", found, ctx)
+
+        self.guarded(ask, ctx, frame, b)
 
     def emit(self, b: Binding, value: Value, info: StructInfo, frame: _Frame) -> None:
         """The binding itself where nothing changed, and the frame is one whose variables are new."""

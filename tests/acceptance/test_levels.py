@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.acceptance.built import RNG, kernels, program_of, rand
-from tests.acceptance.programs import agree, checked, ones, opened, read, tensor
+from tests.acceptance.programs import agree, checked, compiled, ones, opened, read, tensor
 from tests.tuner.tuner_models import QUICK
 
 from relax_tune.database.store import MemoryStore
+from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.dtype import f16, f32, i32, i64
 from relax_tune.ir.expr import Var, const, maximum
 from relax_tune.ir.function import IRModule, PrimFunc
@@ -112,6 +113,27 @@ def test_14_two_symbols_and_an_empty_dim(device: Device) -> None:
     for (a, c), found in zip(calls, agree(module, device, *calls)):
         whole = np.outer(a, c)
         np.testing.assert_allclose(found, np.outer(whole.ravel(), whole.sum(0)), rtol=1e-5)
+
+
+def test_14_relatives_arguments_that_may_not_fit_are_checked(device: Device) -> None:
+    """A tensor function reads as far as its parameters say: dims that nothing proves equal are compared at run time."""
+    b = TensorBuilder("both")
+    k = Var("k")
+    x, y, z = b.input("x", (k,)), b.input("y", (k * 2,)), b.output("z", (k,))
+    b.compute(z, lambda i: x[i] + y[i * 2 + 1])
+    g = GraphBuilder()
+    n, m = g.symbol("n"), g.symbol("m")
+    call = g.call_tir(g.add(b.finish()), (g.input("a", (n,)), g.input("b", (m,))), tensor(n))
+    module = checked(g.finish(call))
+    agree(module, device, [ones(3), ones(6)], [ones(0), ones(0)])
+    with compiled(module, device) as program:
+        for a, c in ((ones(3), ones(5)), (ones(3), ones(8))):
+            with pytest.raises(UserError, match=r"both: parameter y: dim 0: wanted 6 \(k \* 2\), found [58] \(m\)"):
+                program(a, c)
+    g = GraphBuilder()
+    callee, a, c = g.add(b.finish()), g.input("a", (3,)), g.input("b", (5,))
+    with pytest.raises(DeduceError, match=r"both: parameter y: dim 0: wanted k \* 2 = 6, found 5\n[^^]*\^"):
+        lower(g.finish(g.call_tir(callee, (a, c), tensor(3))))
 
 
 # -- 15: a symbol that no buffer shows becomes an explicit scalar ------------------------------------------------------
