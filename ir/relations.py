@@ -264,9 +264,10 @@ def call_differences(
             f"{func.name}: wanted {len(func.input_buffers)} arguments, {func.outputs} outputs and {len(func.scalar_params)} "
             f"scalars, found {len(infos)} arguments and outputs, and {len(scalars)} scalars"
         )
-    params = (ShapeInfo(func.scalar_params), *(TensorInfo(b.shape, b.dtype) for b in func.buffers))
-    meaning = solve(CallableInfo(params, ObjectInfo()), (ShapeInfo(tuple(scalars)), *infos), env)
-    for buffer, wanted, found in zip(func.buffers, params[1:], infos, strict=True):
+    params = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
+    whole = CallableInfo((ShapeInfo(func.scalar_params), *params), ObjectInfo())
+    meaning = solve(whole, (ShapeInfo(tuple(scalars)), *infos), env)
+    for buffer, wanted, found in zip(func.buffers, params, infos, strict=True):
         yield buffer, differences(wanted, found, env, meaning)
 
 
