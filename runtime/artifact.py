@@ -296,7 +296,9 @@ def check_constants(program: Program, constants: Mapping[str, NDArray[Any]]) -> 
     specs = {spec.name: spec for spec in program.buffers if spec.role == "const"}
     missing, unknown = sorted(set(specs) - set(constants)), sorted(set(constants) - set(specs))
     if missing or unknown:
-        raise ArtifactError(f"{program.name}: wanted its constants; missing {missing!r:.300}, unknown {unknown!r:.300}")
+        raise ArtifactError(
+            f"{program.name}: wanted its constants, found missing {missing!r:.300}, unknown {unknown!r:.300}"
+        )
     for name, spec in specs.items():
         shape = tuple(values[slot] for slot in spec.shape)
         array = constants[name]

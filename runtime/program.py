@@ -24,7 +24,7 @@ from relax_tune.runtime import scalars as scalar_list
 
 SCHEMA = 1
 
-Role = Literal["input", "output", "const", "packed", "temp"]
+Role = Literal["input", "output", "const", "packed", "temp", "view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class BufferSpec:
 
     role: `input` and `output` cross the call boundary; `const` is a named constant (a weight); `packed` is written once
     by `Program.prepare` from constants; `temp` is planned memory and lives in `storage` (an index into
-    `Program.storages`, each a slot holding its bytes).
+    `Program.storages`, each a slot holding its bytes); `view` is a result that lies in the memory of another array, `base`
+    (an index into `Program.buffers`), under other dims.
     """
 
     name: str
@@ -73,6 +74,7 @@ class BufferSpec:
     role: Role
     storage: int | None = None
     fill: Fill = field(default_factory=Fill)
+    base: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,14 @@ def verify_program(program: Program) -> None:
             raise _wrong(f"{where}.storage", "a storage for a temp and for nothing else", (buffer.role, buffer.storage))
         if buffer.storage is not None:
             _index(buffer.storage, len(program.storages), f"{where}.storage", "storage")
+        if (buffer.base is not None) != (buffer.role == "view"):
+            raise _wrong(f"{where}.base", "a base for a view and for nothing else", (buffer.role, buffer.base))
+        if buffer.base is not None:
+            _index(buffer.base, len(program.buffers), f"{where}.base", "buffer")
+            base = program.buffers[buffer.base]
+            if base.role not in ("input", "output", "const") or base.dtype != buffer.dtype:
+                wanted = f"an input, output or constant of {buffer.dtype}"
+                raise _wrong(f"{where}.base", wanted, f"{base.role} of {base.dtype}")
     _unique((k.name for k in program.kernels), "kernels")
     for position, kernel in enumerate(program.kernels):
         where = f"kernels[{position}]"
@@ -365,7 +375,7 @@ def _verify_step(step: Step, program: Program, kernels: set[str], slots: int, wh
 def _verify_boundary(program: Program) -> None:
     for side, indices, roles in (
         ("inputs", program.inputs, ("input",)),
-        ("outputs", program.outputs, ("output", "input", "const")),
+        ("outputs", program.outputs, ("output", "input", "const", "view")),
     ):
         _indices(indices, len(program.buffers), side, "buffer")
         for position, index in enumerate(indices):

@@ -107,7 +107,7 @@ class Executor:
             raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
         self._closed = False
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
-        if any(program.buffers[index].role in ("temp", "packed") for index in self._shared):
+        if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
         self._kernels = device.compile(program.kernels) if program.kernels else {}
         self._load_constants(constants)
@@ -276,7 +276,10 @@ class Executor:
     def _device_buffer(self, index: int) -> Any:
         if index in self._shared:
             return self._shared[index]
-        storage = self.program.buffers[index].storage
+        spec = self.program.buffers[index]
+        if spec.base is not None:
+            return self._device_buffer(spec.base)
+        storage = spec.storage
         return self._own.get(index) if storage is None else self._storages[storage]
 
     def _check_size(self, index: int, nbytes: int) -> None:
@@ -297,6 +300,13 @@ class Executor:
                     raise ArtifactError(
                         f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, "
                         f"its storage has {values[program.storages[spec.storage]]}"
+                    )
+            elif spec.base is not None:
+                base = program.buffers[spec.base]
+                held = math.prod(bound.shapes[base.name]) * np.dtype(base.dtype).itemsize
+                if nbytes > held:
+                    raise ArtifactError(
+                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, {base.name} that it views has {held}"
                     )
             elif index in self._shared:
                 self._check_size(index, nbytes)

@@ -6,7 +6,7 @@ A pure function of the module, the set of records, the policy and the target: no
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.database.records import Measurement
@@ -15,13 +15,14 @@ from relax_tune.database.store import Store
 from relax_tune.errors import BuildError, RelaxTuneError, UserError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.deduce import info_of
 from relax_tune.ir.expr import Var
-from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, GVar, TupleValue, Value
+from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, GVar, TupleItem, TupleValue, Value
 from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory
+from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory, Tensor
 from relax_tune.ir.passes.pipeline import LoweredModule
-from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.runtime.plan import Entry, choice_slot
 from relax_tune.runtime.program import Call, Check, Program, Step, Variant
 from relax_tune.runtime.scalars import Op
@@ -176,7 +177,8 @@ class _Emitter:
         self.plans = plans
         self.builder = builder
         self.symbols: dict[Var, int] = {}
-        self.arrays: dict[GVar, int] = {}
+        self.arrays: dict[Tensor, int] = {}
+        self.definitions = {x.var: x.value for x in lowered.main.bindings}
         self.constants: dict[str, int] = {}
         self.memory: MemoryPlan = PlanMemory().plan(lowered.module, lowered.main.name)
 
@@ -188,26 +190,19 @@ class _Emitter:
         ranges = self._index_ranges()
         for p in main.params:
             fill = range_fill(ranges.get(p))
-            self.arrays[p] = b.buffer(p.name, _buffer(p.name, _tensor(p)), "input", self.symbols, fill=fill)
-            inputs.append(self.arrays[p])
+            self.arrays[p, 0] = b.buffer(
+                p.name, _buffer(p.name, _known(p.name, p.info)), "input", self.symbols, fill=fill
+            )
+            inputs.append(self.arrays[p, 0])
         storages = [b.storage(size, self.symbols) for size in self.memory.storages]
-        returned = self._returned(main.ret)
-        outputs = []
-        for number, v in enumerate(returned):
-            root = self._root(v)
-            if root in self.arrays:
-                raise BuildError(
-                    f"result {number} of {main.name!r} is a parameter or returned twice; return a computed value"
-                )
-            self.arrays[root] = b.buffer(v.name, _buffer(v.name, _tensor(v)), "output", self.symbols)
-            outputs.append(self.arrays[root])
+        outputs = [self._output(value, name) for value, name in results(main.ret)]
         for binding in main.bindings:
             value = binding.value
             if isinstance(value, CallTIR) and isinstance(binding, Binding):
                 self._call(binding.var, value, storages)
             elif isinstance(value, CallDPSLibrary):
                 self._library(binding.var, value, storages)
-            elif not _is_view(value) and not isinstance(value, (TupleValue, GVar, Constant)):
+            elif not _is_view(value) and not isinstance(value, (TupleValue, TupleItem, GVar, Constant)):
                 raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
         for check in self.lowered.checks:
             slot = b.slot(check.cond, self.symbols)
@@ -223,10 +218,11 @@ class _Emitter:
             given = dict(zip(func.input_buffers, call.args, strict=True))
             numbers = {b: n for b, a in given.items() if (n := self._number(a)) is not None}
             for buffer, argument in given.items():
-                root = self._root(argument) if isinstance(argument, GVar) else None
-                allowed = index_range(func, buffer, numbers) if root in params else None
-                if root is not None and allowed is not None:
-                    found[root] = meet(found.get(root, allowed), allowed)
+                source = self._source(argument)
+                if isinstance(source, tuple) and source[0] in params:
+                    allowed = index_range(func, buffer, numbers)
+                    if allowed is not None:
+                        found[source[0]] = meet(found.get(source[0], allowed), allowed)
         return found
 
     def _number(self, v: Value) -> int | None:
@@ -234,58 +230,60 @@ class _Emitter:
         array = self.lowered.module.constants[v.name] if isinstance(v, Constant) else None
         return int(array) if array is not None and array.ndim == 0 and array.dtype.kind in "iu" else None
 
-    def _returned(self, ret: Value) -> list[GVar]:
-        if isinstance(ret, GVar):
-            definition = self._definition(ret)
-            if isinstance(definition, TupleValue):
-                return self._returned(definition)
-            return [ret]
-        if isinstance(ret, TupleValue):
-            return [v for f in ret.fields for v in self._returned(f)]
-        raise BuildError(f"wanted tensors as results, found {ret!r}")
+    def _output(self, value: Value, name: str) -> int:
+        """The array a result is read from: one of its own, or one that another result, a parameter or a weight has."""
+        source, wanted = self._source(value), _buffer(name, _known(name, info_of(value)))
+        if isinstance(source, tuple) and source not in self.arrays:
+            self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols)
+            return self.arrays[source]
+        held = self._array(source)
+        return self.builder.view(name, wanted, held, self.symbols)
 
-    def _definition(self, v: GVar) -> Value | None:
-        return next((x.value for x in self.lowered.main.bindings if x.var is v), None)
-
-    def _root(self, v: GVar) -> GVar:
-        """The variable whose memory `v` views."""
+    def _source(self, v: Value) -> Tensor | Constant:
+        """The made tensor, parameter or weight whose memory `v` is: through casts, tuples and views."""
+        fields: list[int] = []
         while True:
-            value = self._definition(v)
-            if isinstance(value, GVar):
-                v = value
-            elif isinstance(value, GraphCall) and _is_view(value) and isinstance(value.args[0], GVar):
-                v = value.args[0]
-            else:
+            if isinstance(v, Constant):
                 return v
+            made = self.definitions.get(v) if isinstance(v, GVar) else v
+            if isinstance(v, GVar) and (made is None or isinstance(made, (CallTIR, CallDPSLibrary))):
+                return v, fields.pop() if fields else 0
+            if isinstance(made, TupleItem):
+                fields.append(made.index)
+                v = made.value
+            elif isinstance(made, TupleValue):
+                v = made.fields[fields.pop()]
+            elif isinstance(made, GraphCall) and _is_view(made):
+                v = made.args[0]
+            elif isinstance(made, (GVar, Constant)):
+                v = made
+            else:
+                raise BuildError(f"wanted a tensor, found {made!r}")
 
-    def _array(self, v: Value) -> int:
-        if isinstance(v, GVar):
-            root = self._root(v)
-            made = self._definition(root)
-            if not isinstance(made, Constant):
-                return self.arrays[root]
-            v = made  # a weight under another annotation
-        assert isinstance(v, Constant)
-        if v.name not in self.constants:
-            self.constants[v.name] = self.builder.buffer(v.name, _buffer(v.name, v.info), "const", self.symbols)
-        return self.constants[v.name]
+    def _array(self, v: Value | Tensor) -> int:
+        source = v if isinstance(v, tuple) else self._source(v)
+        if isinstance(source, tuple):
+            return self.arrays[source]
+        if source.name not in self.constants:
+            info = _buffer(source.name, source.info)
+            self.constants[source.name] = self.builder.buffer(source.name, info, "const", self.symbols)
+        return self.constants[source.name]
 
-    def _destination(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> None:
-        """Declare the array a call writes, unless it is a result of the model."""
-        if len(call.out) != 1:
-            raise BuildError(
-                f"{var.name}: wanted a call with one output, found {len(call.out)}; split it into one call each"
-            )
-        if var not in self.arrays:
-            storage = storages[self.memory.assignment[var][0]]
-            info = _buffer(var.name, call.out[0])
-            self.arrays[var] = self.builder.buffer(var.name, info, "temp", self.symbols, storage)
+    def _destinations(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> list[int]:
+        """The arrays a call writes, declared unless they are results of the model."""
+        for i, info in enumerate(call.out):
+            if (var, i) not in self.arrays:
+                number = self.memory.assignment[var][i]
+                assert number is not None
+                name = var.name if len(call.out) == 1 else f"{var.name}.{i}"
+                buffer = _buffer(name, info)
+                self.arrays[var, i] = self.builder.buffer(name, buffer, "temp", self.symbols, storages[number])
+        return [self.arrays[var, i] for i in range(len(call.out))]
 
     def _library(self, var: GVar, call: CallDPSLibrary, storages: Sequence[int]) -> None:
         """A routine that the model itself names: one variant, nothing to choose."""
         b = self.builder
-        self._destination(var, call, storages)
-        buffers = (*map(self._array, call.args), self.arrays[var])
+        buffers = (*map(self._array, call.args), *self._destinations(var, call, storages))
         step = Step("library", call.routine, buffers, tuple(b.slot(e, self.symbols) for e in call.scalars))
         b.calls.append(Call(var.name, "", b.scalars.const(0), (Variant("library", (step,)),)))
 
@@ -293,9 +291,8 @@ class _Emitter:
         b = self.builder
         choices, task_plan = self.choices[call.callee], self.plans[call.callee]
         func = choices.task.func
-        self._destination(var, call, storages)
         arguments = {p: self._array(a) for p, a in zip(func.input_buffers, call.args, strict=True)}
-        arguments[func.output_buffers[0]] = self.arrays[var]
+        arguments |= zip(func.output_buffers, self._destinations(var, call, storages), strict=True)
         meaning = site_symbols(func, call)
         symbols: SlotOf = {v: b.slot(e, self.symbols) for v, e in meaning.items()}
         keys = task_plan.plan.variants
@@ -325,10 +322,29 @@ def _is_view(value: Value) -> bool:
     return isinstance(value, GraphCall) and isinstance(value.op, Reshape)
 
 
-def _tensor(v: GVar) -> TensorInfo:
-    if not isinstance(v.info, TensorInfo) or v.info.shape is None or v.info.dtype is None:
-        raise BuildError(f"{v.name}: wanted a tensor of known dims and dtype, found {v.info!r}; add a match_cast")
-    return v.info
+def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
+    """The tensors that are returned, tuples taken apart, and what each is called.
+
+    Raises BuildError for anything else."""
+    if isinstance(ret, TupleValue):
+        for field in ret.fields:
+            yield from results(field, name)
+        return
+    info = info_of(ret)
+    name = ret.name if isinstance(ret, (GVar, Constant)) else name
+    if isinstance(info, TupleInfo):
+        for i in range(len(info.fields)):
+            yield from results(TupleItem(ret, i), f"{name}.{i}")
+    elif isinstance(info, TensorInfo):
+        yield ret, name
+    else:
+        raise BuildError(f"wanted tensors as results, found {ret!r}")
+
+
+def _known(name: str, info: StructInfo) -> TensorInfo:
+    if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None:
+        raise BuildError(f"{name}: wanted a tensor of known dims and dtype, found {info!r}; add a match_cast")
+    return info
 
 
 def _buffer(name: str, info: TensorInfo) -> Buffer:

@@ -121,6 +121,14 @@ class ProgramBuilder:
         self.buffers.append(BufferSpec(name, buffer.dtype.name, shape, role, storage, fill or Fill()))
         return len(self.buffers) - 1
 
+    def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf) -> int:
+        """An array in the memory of another: that one itself when it has the same dims."""
+        shape = tuple(self.slot(d, symbols) for d in buffer.shape)
+        if shape == self.buffers[base].shape:
+            return base
+        self.buffers.append(BufferSpec(name, buffer.dtype.name, shape, "view", base=base))
+        return len(self.buffers) - 1
+
     def storage(self, nbytes: Expr, symbols: SlotOf) -> int:
         """A planned piece of memory; returns its index."""
         self.storages.append(self.slot(nbytes, symbols))

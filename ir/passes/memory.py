@@ -39,12 +39,12 @@ class MemoryPlan:
     """Where intermediate values live.
 
     storages: bytes of each, over the graph's symbols. assignment: for a variable, the storage of each tensor it holds (one,
-    or one per field of a tuple). Parameters, constants and returned values are not in it; views share what they view, and what
-    an `if` gives is what the side taken gave.
+    or one per field of a tuple, None for a field that is returned). Parameters, constants and returned values are not in it;
+    views share what they view, and what an `if` gives is what the side taken gave.
     """
 
     storages: tuple[Expr, ...]
-    assignment: Mapping[GVar, tuple[int, ...]]
+    assignment: Mapping[GVar, tuple[int | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,15 @@ class PlanMemory:
         """The plan of one graph function. Raises BuildError when `constant` and a symbol has no upper bound."""
         upper: dict[Var, Expr] = {b.var: const(b.upper) for b in module.bounds if b.upper is not None}
         pool = _Pool(env_of(module.bounds))
-        assignment: dict[GVar, list[int]] = {}
+        assignment: dict[GVar, list[int | None]] = {}
         live: list[tuple[int, int]] = []
         for life in lifetimes(module, name):
             for last, slot in [x for x in live if x[0] < life.first]:
                 live.remove((last, slot))
                 pool.free.append(slot)
             slot = pool.take(_at_bounds(life, upper) if self.constant else life.nbytes)
-            assignment.setdefault(life.var, []).append(slot)
+            fields = life.var.info.fields if isinstance(life.var.info, TupleInfo) else (None,)
+            assignment.setdefault(life.var, [None] * len(fields))[life.index] = slot
             live.append((life.last, slot))
         return MemoryPlan(tuple(pool.sizes), {v: tuple(s) for v, s in assignment.items()})
 

@@ -16,6 +16,7 @@ from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.printer import excerpt
 from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import TensorInfo
@@ -27,6 +28,7 @@ STANDARD: tuple[Pass, ...] = (
     FoldConstants(),
     DeadCode(),
     Legalize(strict=True),
+    SeparateOutputs(),
     FuseOps(),
     DeadCode(),
     CollapseDims(),
