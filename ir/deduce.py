@@ -8,7 +8,7 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import Const, Expr, Op, Var, const, eq, ge, le, lt, ne, not_
+from relax_tune.ir.expr import Const, Expr, Var, const, ge, le, not_
 from relax_tune.ir.graph import (
     Call,
     CallDPSLibrary,
@@ -176,15 +176,7 @@ def side_env(env: Env, cond: Value, taken: bool) -> Env:
     info = info_of(cond)
     if not isinstance(info, PrimInfo) or info.value is None or isinstance(info.value, Const):
         return env
-    return env.with_fact(info.value if taken else _opposite(info.value))
-
-
-def _opposite(cond: Expr) -> Expr:
-    """What holds where `cond` does not, as a comparison where it is one."""
-    if isinstance(cond, Op) and cond.op in ("lt", "le", "eq", "ne"):
-        a, b = cond.args
-        return {"lt": le(b, a), "le": lt(b, a), "eq": ne(a, b), "ne": eq(a, b)}[cond.op]
-    return not_(cond)
+    return env.with_fact(info.value if taken else not_(info.value))
 
 
 def check_condition(cond: Value) -> None:

@@ -16,8 +16,11 @@ from relax_tune.ir.expr import (
     as_int,
     conjuncts,
     const,
+    eq,
     expr,
     le,
+    lt,
+    ne,
     postorder,
     sub,
 )
@@ -47,7 +50,7 @@ class Env:
         self.bounds: dict[Var, tuple[Expr, Expr | None]] = {
             v: (expr(lo), None if hi is None else expr(hi)) for v, (lo, hi) in (bounds or {}).items()
         }
-        self.facts = tuple(dict.fromkeys(p for f in facts for p in conjuncts(f)))
+        self.facts = tuple(dict.fromkeys(_plain(p) for f in facts for p in conjuncts(f)))
         self.simplified: dict[Expr, Expr] = {}
         self.proofs: dict[Expr, object] = {}
         self._ranges: dict[Var, Interval] = {}
@@ -103,6 +106,27 @@ class Env:
         """Note a constant interval that a fact implies; for the constructor only."""
         self._limits[var] = meet(self._limits.get(var, UNBOUNDED), found)
         self._ranges.clear()
+
+
+def opposite(cond: Expr) -> Expr | None:
+    """The comparison that holds where a comparison of integers does not; None for other conditions."""
+    if not isinstance(cond, Op) or cond.op not in _OPPOSITE or not all(a.dtype.is_int for a in cond.args):
+        return None
+    return _OPPOSITE[cond.op](*cond.args)
+
+
+_OPPOSITE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "lt": lambda a, b: le(b, a),
+    "le": lambda a, b: lt(b, a),
+    "eq": ne,
+    "ne": eq,
+}
+
+
+def _plain(fact: Expr) -> Expr:
+    """A fact without the `not` in front of a comparison."""
+    other = opposite(fact.args[0]) if isinstance(fact, Op) and fact.op == "not" else None
+    return fact if other is None else other
 
 
 def remember(table: dict[Expr, object] | dict[Expr, Expr], key: Expr, value: object) -> None:

@@ -7,6 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.bounds import opposite
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.expr import Const, Expr, Op, postorder
 
@@ -25,7 +26,7 @@ class Proof(Enum):
         raise TypeError("a proof has three answers; compare with `is Proof.YES` or `is Proof.NO`")
 
 
-_FLIP = {Proof.YES: Proof.NO, Proof.NO: Proof.YES, Proof.UNKNOWN: Proof.UNKNOWN}
+FLIP = {Proof.YES: Proof.NO, Proof.NO: Proof.YES, Proof.UNKNOWN: Proof.UNKNOWN}
 
 
 def decide(cond: Expr, ctx: Normalizer) -> Proof:
@@ -41,12 +42,15 @@ def _decide(n: Expr, done: dict[Expr, Proof], ctx: Normalizer) -> Proof:
         return Proof.YES if n.value else Proof.NO
     if n.dtype.short != "bool":
         return Proof.UNKNOWN
-    if n in ctx.env.facts:
-        return Proof.YES
+    if ctx.env.facts:
+        if n in ctx.env.facts:
+            return Proof.YES
+        if opposite(n) in ctx.env.facts:
+            return Proof.NO
     if not isinstance(n, Op):
         return Proof.UNKNOWN
     if n.op == "not":
-        return _FLIP[done[n.args[0]]]
+        return FLIP[done[n.args[0]]]
     if n.op in ("and", "or"):
         parts = [done[a] for a in n.args]
         strong, weak = (Proof.NO, Proof.YES) if n.op == "and" else (Proof.YES, Proof.NO)
@@ -57,7 +61,7 @@ def _decide(n: Expr, done: dict[Expr, Proof], ctx: Normalizer) -> Proof:
         return Proof.UNKNOWN
     difference = P.combine(ctx.poly(n.args[1]), ctx.poly(n.args[0]), -1)
     if n.op == "ne":
-        return _FLIP[_zero(difference, ctx)]
+        return FLIP[_zero(difference, ctx)]
     if n.op == "eq":
         return _zero(difference, ctx)
     return _at_least(difference, 1 if n.op == "lt" else 0, ctx)

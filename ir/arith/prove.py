@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from relax_tune.ir.arith.bounds import Env, remember
-from relax_tune.ir.arith.decide import Proof, decide
+from relax_tune.ir.arith.cases import by_cases
+from relax_tune.ir.arith.decide import FLIP, Proof, decide
 from relax_tune.ir.arith.normal import Normalizer
-from relax_tune.ir.expr import Const, Expr, ExprLike, eq, expr
+from relax_tune.ir.expr import Const, Expr, ExprLike, Op, eq, expr
 
 __all__ = ["EMPTY", "Proof", "prove", "prove_equal"]
 
@@ -22,9 +23,23 @@ def prove(cond: Expr, env: Env | None = None) -> Proof:
         return Proof.YES if cond.value else Proof.NO
     found = env.proofs.get(cond)
     if not isinstance(found, Proof):
-        found = decide(cond, Normalizer(env))
+        found = _prove(cond, env)
         remember(env.proofs, cond, found)
     return found
+
+
+def _prove(cond: Expr, env: Env) -> Proof:
+    found = decide(cond, Normalizer(env))
+    if found is Proof.UNKNOWN and isinstance(cond, Op) and cond.op == "not":
+        return FLIP[prove(cond.args[0], env)]
+    if found is Proof.UNKNOWN and isinstance(cond, Op) and cond.op in ("and", "or"):
+        parts = [prove(a, env) for a in cond.args]
+        strong = Proof.NO if cond.op == "and" else Proof.YES
+        if strong in parts:
+            return strong
+        if Proof.UNKNOWN not in parts:
+            return parts[0]
+    return by_cases(cond, env) if found is Proof.UNKNOWN else found
 
 
 def prove_equal(a: ExprLike, b: ExprLike, env: Env | None = None) -> Proof:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from operator import eq, le, lt, ne
 from typing import TYPE_CHECKING
 
 from relax_tune.ir.arith.poly import Poly
-from relax_tune.ir.expr import Load, Tunable, Var
+from relax_tune.ir.expr import Const, Expr, Load, Op, Tunable, Var
 
 if TYPE_CHECKING:
     from relax_tune.ir.arith.normal import Normalizer
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 _COUNT = 6
 _SPAN = 64
 _STRIDE = (3, 7, 5, 2)
+# The assignments after those take small values of every kind of proportion, where most claims that are false fail.
+_NEAR = (2, 3, 5, 9)
+_COMPARE = {"lt": lt, "le": le, "eq": eq, "ne": ne}
 
 
 class _Outside(Exception):
@@ -24,17 +28,30 @@ class _Outside(Exception):
 class Samples:
     """Assignments as tables from atom number to value, extended as atoms appear."""
 
-    def __init__(self, ctx: Normalizer) -> None:
+    def __init__(self, ctx: Normalizer, count: int = _COUNT) -> None:
         self.ctx = ctx
         self.active: set[int] = set()
         self.points: list[tuple[int, dict[int, int]]] = []
-        for s in range(_COUNT):
+        for s in range(count):
             point: dict[int, int] = {}
             try:
                 if all(self._value(f, s, point) >= 0 for f in ctx.inequalities):
                     self.points.append((s, point))
             except _Outside:
                 continue
+
+    def truths(self, cond: Expr) -> set[bool]:
+        """The values a condition takes at the assignments that satisfy every fact."""
+        found: set[bool] = set()
+        for s, point in self.points:
+            try:
+                if all(self._holds(f, s, point) for f in self.ctx.env.facts):
+                    found.add(self._holds(cond, s, point))
+            except _Outside:
+                continue
+            if len(found) == 2:
+                break
+        return found
 
     def refute(self, p: Poly) -> bool:
         """p < 0 at one of the assignments."""
@@ -66,6 +83,17 @@ class Samples:
             total += k
         return total
 
+    def _holds(self, cond: Expr, s: int, point: dict[int, int]) -> bool:
+        if isinstance(cond, Const):
+            return bool(cond.value)
+        if isinstance(cond, Op) and cond.op in ("and", "or", "not"):
+            values = [self._holds(a, s, point) for a in cond.args]
+            return all(values) if cond.op == "and" else any(values) if cond.op == "or" else not values[0]
+        if not isinstance(cond, Op) or cond.op not in _COMPARE or not all(a.dtype.is_int for a in cond.args):
+            raise _Outside
+        a, b = (self._value(self.ctx.poly(x), s, point) for x in cond.args)
+        return bool(_COMPARE[cond.op](a, b))
+
     def _atom(self, number: int, s: int, point: dict[int, int]) -> int:
         atom = self.ctx.atoms[number]
         if atom.kind == "var":
@@ -78,6 +106,9 @@ class Samples:
         if atom.kind in ("min", "max"):
             values = [self._value(a, s, point) for a in atom.args]
             return min(values) if atom.kind == "min" else max(values)
+        if atom.kind == "select":
+            assert isinstance(atom.source, Op)
+            return self._value(atom.args[0 if self._holds(atom.source.args[0], s, point) else 1], s, point)
         if isinstance(atom.source, Load):
             lo, hi = self.ctx.atom_interval(number)
             return self._pick(number, s, -_SPAN if lo is None else lo, hi)
@@ -102,4 +133,7 @@ class Samples:
         last = lo + _SPAN if hi is None else hi
         if s < 2:
             return last if s else lo
-        return lo + (number * _STRIDE[s - 2] + s) * 11 % (last - lo + 1)
+        if s < _COUNT:
+            return lo + (number * _STRIDE[s - 2] + s) * 11 % (last - lo + 1)
+        near = min(_NEAR[s % len(_NEAR)], last - lo + 1)
+        return lo + (s // len(_NEAR) + 1) * (number + 1) * (number + 2) // 2 % near
