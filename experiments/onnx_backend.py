@@ -114,7 +114,8 @@ def computes(module: Any) -> bool:
     """Whether anything but views and copies is left that reads the values of an input, when constants are folded."""
     from relax_tune.ir.graph import Call, operands
     from relax_tune.ir.op.movement import VIEWS, Permute
-    from relax_tune.ir.passes.cleanup import DeadCode, FoldConstants
+    from relax_tune.ir.passes.cleanup import DeadCode
+    from relax_tune.ir.passes.constants import FoldConstants
 
     main = DeadCode()(FoldConstants()(module)).functions["main"]
     fed = set(main.params)

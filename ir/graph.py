@@ -231,6 +231,16 @@ def captured(value: If) -> tuple[Value, ...]:
     return tuple(found)
 
 
+def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
+    """Every block in `f`, those of sides of an `if` before the block that branches."""
+    for block in f.blocks:
+        for b in block.bindings:
+            if isinstance(b.value, If):
+                yield from all_blocks(b.value.then)
+                yield from all_blocks(b.value.orelse)
+        yield block
+
+
 def nested_values(f: Function | Body) -> Iterator[Value]:
     """Every value in `f`, those inside branches and operands included."""
     stack: list[Value] = [f.ret, *(b.value for b in reversed(f.bindings))]

@@ -5,34 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.deduce import infer_value
-from relax_tune.ir.dtype import dtype
-from relax_tune.ir.expr import Expr, expr, free_vars
 from relax_tune.ir.function import AnyFunction, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     AnyBinding,
     AnyBlock,
     Binding,
+    Body,
     Call,
     CallTIR,
     Constant,
     Function,
     GVar,
+    If,
     MatchCast,
     Value,
     is_impure,
     nested_values,
 )
-from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
 from relax_tune.ir.printer import excerpt
-from relax_tune.ir.struct_info import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class Deduce:
     """Annotations deduced again from the parameters on, sharper ones kept. Raises DeduceError."""
 
     def __call__(self, module: IRModule) -> IRModule:
-        ctx = Deduction(env_of(module.bounds))
+        env = env_of(module.bounds)
 
         def visit(out: Emitter, binding: AnyBinding, f: Function) -> None:
             value = out.value(binding.value)
@@ -48,7 +44,7 @@ class Deduce:
                 out.keep(binding)
                 return
             try:
-                info = infer_value(value, ctx)
+                info = infer_value(value, Deduction(out.env))
             except DeduceError as error:
                 raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
             if info == binding.var.info:
@@ -58,57 +54,7 @@ class Deduce:
             out.mapping[binding.var] = var
             out.bindings.append(Binding(var, value))
 
-        return map_graphs(module, lambda f, _: rewrite_function(f, lambda out, b: visit(out, b, f)))
-
-
-@dataclass(frozen=True, slots=True)
-class FoldConstants:
-    """Operators whose arguments are all constants are evaluated now, when the result has at most `limit` elements."""
-
-    limit: int = 64 * 1024 * 1024
-
-    def __call__(self, module: IRModule) -> IRModule:
-        constants: dict[str, NDArray[Any]] = dict(module.constants)
-        ctx = Deduction(env_of(module.bounds))
-
-        def visit(out: Emitter, binding: AnyBinding) -> None:
-            value = out.value(binding.value)
-            arrays = self._arrays(value, constants)
-            if arrays is None or not isinstance(value, Call) or not isinstance(value.op, OperatorSpec):
-                out.keep(binding)
-                return
-            attributes = {v for d in _shape(binding) for v in free_vars(d)}
-            info = infer_value(value, ctx)
-            size = 1
-            for d in info.shape or () if isinstance(info, TensorInfo) else ():
-                size *= int(getattr(d, "value", 0))
-            if attributes or not isinstance(info, TensorInfo) or info.shape is None or size > self.limit:
-                out.keep(binding)
-                return
-            result = value.op.evaluate(arrays)
-            assert not isinstance(result, tuple)
-            name, i = binding.var.name, 0
-            while name in constants:
-                i += 1
-                name = f"{binding.var.name}_{i}"
-            constants[name] = result
-            out.mapping[binding.var] = Constant(
-                name, TensorInfo(tuple(expr(d) for d in result.shape), dtype(result.dtype))
-            )
-
-        new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
-        return module if new is module else replace(new, constants=constants)
-
-    @staticmethod
-    def _arrays(value: Value, constants: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]] | None:
-        if not isinstance(value, Call) or not value.args or not all(isinstance(a, Constant) for a in value.args):
-            return None
-        return [constants[a.name] for a in value.args if isinstance(a, Constant)]
-
-
-def _shape(binding: AnyBinding) -> tuple[Any, ...]:
-    info = binding.var.info
-    return info.shape or () if isinstance(info, TensorInfo) else ()
+        return map_graphs(module, lambda f, _: rewrite_function(f, lambda out, b: visit(out, b, f), env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +66,13 @@ class CancelViews:
 
         def function(f: Function, _: FunctionTable) -> Function:
             sources: dict[GVar, Value] = {}
-            views: dict[tuple[object, tuple[Expr, ...]], GVar] = {}
-            ctx = Deduction(env)
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 value = out.value(binding.value)
                 if not isinstance(value, Call) or not isinstance(value.op, Reshape):
                     out.keep(binding)
                     return
-                source = value.args[0]
+                ctx, source = Deduction(out.env), value.args[0]
                 while isinstance(source, GVar) and source in sources:
                     source = sources[source]
                 old, new = tensor_info(source).shape, value.op.shape
@@ -136,7 +80,7 @@ class CancelViews:
                     out.mapping[binding.var] = source
                     return
                 sources[binding.var] = source
-                known = views.setdefault((source, tuple(ctx.simplify(d) for d in new)), binding.var)
+                known = out.known.setdefault((source, tuple(ctx.simplify(d) for d in new)), binding.var)
                 if known is not binding.var:
                     out.mapping[binding.var] = known
                     return
@@ -145,7 +89,7 @@ class CancelViews:
                 else:
                     out.bindings.append(Binding(binding.var, Call(value.op, (source,))))
 
-            return rewrite_function(f, visit)
+            return rewrite_function(f, visit, env)
 
         return map_graphs(module, function)
 
@@ -177,20 +121,33 @@ class DeadCode:
 
     @staticmethod
     def _function(f: Function) -> Function:
-        live = set(used_vars(f.ret))
-        blocks: list[AnyBlock] = []
-        for block in reversed(f.blocks):
-            kept: list[AnyBinding] = []
-            for b in reversed(block.bindings):
-                if b.var in live or isinstance(b, MatchCast) or is_impure(b.value):
-                    kept.append(b)
-                    live.update(used_vars(b.value))
-            same = len(kept) == len(block.bindings)
-            blocks.append(block if same else replace(block, bindings=tuple(reversed(kept))))
-        blocks.reverse()
-        if all(a is b for a, b in zip(blocks, f.blocks, strict=True)):
-            return f
-        return replace(f, blocks=tuple(blocks))
+        blocks = _live(f.blocks, set(used_vars(f.ret)))
+        return f if blocks is f.blocks else replace(f, blocks=blocks)
+
+
+def _live(old: tuple[AnyBlock, ...], live: set[GVar]) -> tuple[AnyBlock, ...]:
+    """The blocks without what nobody reads; `live`, what is read after them, grows by what is read in them."""
+    blocks: list[AnyBlock] = []
+    for block in reversed(old):
+        kept: list[AnyBinding] = []
+        for b in reversed(block.bindings):
+            if b.var in live or isinstance(b, MatchCast) or is_impure(b.value):
+                if isinstance(b.value, If):
+                    sides = [_live_side(side) for side in (b.value.then, b.value.orelse)]
+                    if sides[0] is not b.value.then or sides[1] is not b.value.orelse:
+                        b = replace(b, value=If(b.value.cond, *sides))
+                kept.append(b)
+                live.update(used_vars(b.value))
+        kept.reverse()
+        same = len(kept) == len(block.bindings) and all(a is b for a, b in zip(kept, block.bindings, strict=True))
+        blocks.append(block if same else replace(block, bindings=tuple(kept)))
+    blocks.reverse()
+    return old if all(a is b for a, b in zip(blocks, old, strict=True)) else tuple(blocks)
+
+
+def _live_side(side: Body) -> Body:
+    blocks = _live(side.blocks, set(used_vars(side.ret)))
+    return side if blocks is side.blocks else replace(side, blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.expr import Expr, const, le
 from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar
+from relax_tune.ir.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar, If, all_blocks
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fuse_tensor import Stage, fuse_stages
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
@@ -52,17 +53,19 @@ class FuseOps:
         assert isinstance(func, Function)
         table = FunctionTable.of(module.functions)
         found: list[tuple[GVar, ...]] = []
-        for block in func.blocks:
+        uses = _reader_counts(func)
+        for block in all_blocks(func):
             nodes = _nodes(block, table, {})
-            found += [tuple(nodes[i].var for i in g) for g in self._groups(nodes, func, table) if len(g) > 1]
+            found += [tuple(nodes[i].var for i in g) for g in self._groups(nodes, uses, table) if len(g) > 1]
         return tuple(found)
 
     def _function(self, func: Function, table: FunctionTable, env: Env, kinds: dict[str, PatternKind]) -> Function:
         first: dict[GVar, tuple[Stage, ...]] = {}
         inner: set[GVar] = set()
-        for block in func.blocks:
+        readers = _reader_counts(func)
+        for block in all_blocks(func):
             nodes = _nodes(block, table, kinds)
-            for group in self._groups(nodes, func, table):
+            for group in self._groups(nodes, readers, table):
                 if len(group) < 2:
                     continue
                 stages = tuple(_stage(nodes[i], table) for i in group)
@@ -79,25 +82,20 @@ class FuseOps:
                 out.keep(binding)
                 return
             name = "fused_" + "_".join(s.func.name for s in stages)
-            fused = fuse_stages(name, stages, env)
+            fused = fuse_stages(name, stages, out.env)
             callee = table.add(fused.closed.func)
             call = CallTIR(callee, tuple(map(out.value, fused.args)), stages[-1].call.out, fused.closed.scalars)
             out.bindings.append(Binding(binding.var, call))
 
-        return rewrite_function(func, visit)
+        return rewrite_function(func, visit, env)
 
-    def _groups(self, nodes: Sequence[Node], func: Function, table: FunctionTable) -> list[list[int]]:
-        """Positions of each group, in order."""
+    def _groups(self, nodes: Sequence[Node], uses: Mapping[GVar, int], table: FunctionTable) -> list[list[int]]:
+        """Positions of each group, in order. uses: how often each variable is read in the whole function."""
         readers: list[list[int]] = [[] for _ in nodes]
         for i, node in enumerate(nodes):
             for r in node.reads:
                 readers[r].append(i)
-        here = {n.var for n in nodes}
-        escaping = set(used_vars(func.ret))
-        for block in func.blocks:
-            for b in block.bindings:
-                if b.var not in here:
-                    escaping.update(used_vars(b.value))
+        escaping = {n.var for n, own in zip(nodes, readers, strict=True) if uses.get(n.var, 0) > len(own)}
         dominators = _post_dominators(nodes, readers, escaping)
         groups = _Groups(nodes)
         for rule in (self._epilogue, self._producer):
@@ -185,6 +183,17 @@ class _Groups:
 
     def lists(self) -> list[list[int]]:
         return sorted(self._members.values(), key=lambda g: g[-1])
+
+
+def _reader_counts(func: Function) -> Counter[GVar]:
+    """How many values read each variable: bindings, those inside branches too, and what sides and the function give."""
+    found = Counter(used_vars(func.ret))
+    for block in all_blocks(func):
+        for b in block.bindings:
+            parts = (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
+            for part in parts:
+                found.update(used_vars(part))
+    return found
 
 
 def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind]) -> list[Node]:

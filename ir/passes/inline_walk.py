@@ -32,6 +32,7 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
+    all_blocks,
     into_blocks,
     operands,
 )
@@ -60,12 +61,6 @@ MAX_LINE = 240
 def same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
     """The very same objects."""
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _all_bindings(f: Function | Body) -> list[AnyBinding]:
-    """Those inside branches too."""
-    inside = [x for b in f.bindings if isinstance(b.value, If) for x in (b.value.then, b.value.orelse)]
-    return [*f.bindings, *(b for side in inside for b in _all_bindings(side))]
 
 
 def _dims(info: StructInfo) -> tuple[Expr, ...]:
@@ -109,7 +104,7 @@ class Walk:
         frame = _Frame(f, "")
         self.stack.append(f.name)
         self.taken.update(p.name for p in sharper)
-        self.taken.update(b.var.name for b in _all_bindings(f))
+        self.taken.update(b.var.name for block in all_blocks(f) for b in block.bindings)
         params = self.parameters(f, sharper, frame)
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)

@@ -38,7 +38,7 @@ class Legalize:
             ):
                 out.keep(binding)
                 return
-            ctx = Deduction(env)
+            ctx = Deduction(out.env)
             info = infer_value(value, ctx)
             infos = [i for i in map(info_of, value.args) if isinstance(i, TensorInfo)]
             outs = info.fields if isinstance(info, TupleInfo) else (info,)
@@ -56,12 +56,12 @@ class Legalize:
                 self._view(out, binding, value, found[0])
                 return
             consts = [isinstance(a, Constant) for a in value.args]
-            closed = close_over(value.op.legalize(value.op.name, infos, consts, ctx), env)
+            closed = close_over(value.op.legalize(value.op.name, infos, consts, ctx), out.env)
             name = table.add(closed.func)
             call = CallTIR(name, tuple(map(out.value, value.args)), tuple(found), closed.scalars)
             out.bindings.append(Binding(binding.var, call))
 
-        return map_graphs(module, lambda f, t: rewrite_function(f, lambda out, b: visit(out, b, t)))
+        return map_graphs(module, lambda f, t: rewrite_function(f, lambda out, b: visit(out, b, t), env))
 
     @staticmethod
     def _view(out: Emitter, binding: Binding, value: Call, info: TensorInfo) -> None:

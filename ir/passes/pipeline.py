@@ -11,12 +11,15 @@ from relax_tune.ir.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, FunctionRef, If, nested_values
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.op.shapes import ShapeOperator
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants, TidyNames
+from relax_tune.ir.passes.canonical import Canonicalise
+from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
 from relax_tune.ir.passes.collapse import CollapseDims
+from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.outputs import SeparateOutputs
+from relax_tune.ir.passes.subexpressions import CommonSubexpressions
 from relax_tune.ir.printer import excerpt
 from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import TensorInfo
@@ -25,11 +28,14 @@ Pass = Callable[[IRModule], IRModule]
 
 STANDARD: tuple[Pass, ...] = (
     Deduce(),
+    Canonicalise(),
     FoldConstants(),
     DeadCode(),
     Legalize(strict=True),
     SeparateOutputs(),
+    CommonSubexpressions(repeat_spatial=True),
     FuseOps(),
+    CommonSubexpressions(),
     DeadCode(),
     CollapseDims(),
     CancelViews(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from relax_tune.ir.deduce import info_of
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.deduce import info_of, side_env
 from relax_tune.ir.function import AnyFunction, IRModule, PrimFunc
 from relax_tune.ir.graph import (
     AnyBinding,
@@ -17,22 +18,24 @@ from relax_tune.ir.graph import (
     CallFunction,
     CallHost,
     CallTIR,
+    Constant,
     Function,
     GVar,
     If,
     TupleItem,
     TupleValue,
     Value,
+    all_blocks,
     operands,
 )
-from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.op.movement import VIEWS, Reshape
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.structural import workload_key
 
 
-def replace_operands(value: Value, mapping: Mapping[GVar, Value]) -> Value:
-    """`value` with graph variables replaced, inside branches too; the same object when none occurs."""
-    if isinstance(value, GVar):
+def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
+    """`value` with variables and weights replaced, inside branches too; the same object when none occurs."""
+    if isinstance(value, (GVar, Constant)):
         return mapping.get(value, value)
     if isinstance(value, If):
         cond = replace_operands(value.cond, mapping)
@@ -53,14 +56,14 @@ def replace_operands(value: Value, mapping: Mapping[GVar, Value]) -> Value:
     return TupleItem(new[0], value.index)
 
 
-def _replace_body(body: Body, mapping: Mapping[GVar, Value]) -> Body:
+def _replace_body(body: Body, mapping: Mapping[Value, Value]) -> Body:
     blocks = tuple(_replace_block(b, mapping) for b in body.blocks)
     ret = replace_operands(body.ret, mapping)
     same = ret is body.ret and all(a is b for a, b in zip(blocks, body.blocks, strict=True))
     return body if same else Body(blocks, ret)
 
 
-def _replace_block(block: AnyBlock, mapping: Mapping[GVar, Value]) -> AnyBlock:
+def _replace_block(block: AnyBlock, mapping: Mapping[Value, Value]) -> AnyBlock:
     new: list[AnyBinding] = []
     for b in block.bindings:
         value = replace_operands(b.value, mapping)
@@ -84,13 +87,41 @@ def used_vars(value: Value) -> tuple[GVar, ...]:
     return tuple(dict.fromkeys(v for o in operands(value) for v in used_vars(o)))
 
 
+def returned(func: Function) -> set[GVar]:
+    """The variables whose memory the function hands out: its results, and what those view, rename or take out of tuples.
+
+    A built program wants each result computed, and by itself: these may be replaced by nothing that it holds already."""
+    made = {b.var: b.value for b in func.bindings}
+    found: set[GVar] = set()
+    stack = list(used_vars(func.ret))
+    while stack:
+        v = stack.pop()
+        value = made.get(v)
+        if v not in found and value is not None:
+            found.add(v)
+            if isinstance(value, (GVar, TupleValue, TupleItem)) or is_view(value):
+                stack.extend(used_vars(value))
+    return found
+
+
+def is_view(value: Value) -> bool:
+    """Whether a value is another one's memory under other dims."""
+    return isinstance(value, Call) and isinstance(value.op, VIEWS)
+
+
 @dataclass(slots=True)
 class Emitter:
-    """The bindings of one new function, in the making. `mapping` takes old variables to new values."""
+    """The bindings of one new function, in the making. `mapping` takes old variables and weights to new values.
 
-    mapping: dict[GVar, Value] = field(default_factory=dict)
+    known: what a pass remembers of values that exist here, forgotten at the end of the side of an `if` it was found on; env: what
+    holds of the symbols here; depth: how many branches this is inside."""
+
+    mapping: dict[Value, Value] = field(default_factory=dict)
     bindings: list[AnyBinding] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
+    known: dict[object, Value] = field(default_factory=dict)
+    env: Env = field(default_factory=Env)
+    depth: int = 0
 
     def value(self, value: Value) -> Value:
         return replace_operands(value, self.mapping)
@@ -149,21 +180,63 @@ class FunctionTable:
         return name
 
 
-def rewrite_function(func: Function, visit: Callable[[Emitter, AnyBinding], None]) -> Function:
-    """A function rebuilt by `visit`, which emits something for every binding. Same object when nothing changed."""
-    out = Emitter(names={p.name: 1 for p in func.params} | {b.var.name: 1 for b in func.bindings})
+def rewrite_function(
+    func: Function,
+    visit: Callable[[Emitter, AnyBinding], None],
+    env: Env | None = None,
+    mapping: Mapping[Value, Value] | None = None,
+) -> Function:
+    """A function rebuilt by `visit`, which emits something for every binding. Same object when nothing changed.
+
+    The bindings inside the sides of an `if` are visited before the `if` itself, which `visit` gets over its new sides.
+    env: what is known of the symbols; `Emitter.env` adds what an `if` says of them on the side being visited. mapping: what is
+    replaced from the start."""
+    names = dict.fromkeys((v.name for v in (*func.params, *_variables(func))), 1)
+    out = Emitter(dict(mapping or {}), names=names, env=env or Env())
+    blocks = _rewrite_blocks(func.blocks, out, visit)
+    ret = out.value(func.ret)
+    return func if blocks is func.blocks and ret is func.ret else replace(func, blocks=blocks, ret=ret)
+
+
+def _variables(func: Function) -> Iterator[GVar]:
+    return (b.var for block in all_blocks(func) for b in block.bindings)
+
+
+def _rewrite_blocks(
+    old: tuple[AnyBlock, ...], out: Emitter, visit: Callable[[Emitter, AnyBinding], None]
+) -> tuple[AnyBlock, ...]:
     blocks: list[AnyBlock] = []
-    for block in func.blocks:
+    for block in old:
         start = len(out.bindings)
         for binding in block.bindings:
+            if isinstance(binding.value, If):
+                value = _rewrite_sides(binding.value, out, visit)
+                binding = binding if value is binding.value else replace(binding, value=value)
             visit(out, binding)
         new = tuple(out.bindings[start:])
-        same = len(new) == len(block.bindings) and all(a is b for a, b in zip(new, block.bindings, strict=True))
-        blocks.append(block if same else replace(block, bindings=new))
-    ret = out.value(func.ret)
-    if ret is func.ret and all(a is b for a, b in zip(blocks, func.blocks, strict=True)):
-        return func
-    return replace(func, blocks=tuple(blocks), ret=ret)
+        blocks.append(block if _same(new, block.bindings) else replace(block, bindings=new))
+    return old if _same(blocks, old) else tuple(blocks)
+
+
+def _rewrite_sides(value: If, out: Emitter, visit: Callable[[Emitter, AnyBinding], None]) -> If:
+    """Each side in a scope of its own: what it defines, and what is found out there, ends with it."""
+    cond = out.value(value.cond)
+    outer = (out.mapping, out.bindings, out.known, out.env)
+    sides: list[Body] = []
+    for body in (value.then, value.orelse):
+        out.mapping, out.bindings, out.known = dict(outer[0]), [], dict(outer[2])
+        out.env = side_env(outer[3], cond, body is value.then)
+        out.depth += 1
+        blocks = _rewrite_blocks(body.blocks, out, visit)
+        ret = out.value(body.ret)
+        out.depth -= 1
+        sides.append(body if blocks is body.blocks and ret is body.ret else Body(blocks, ret))
+        out.mapping, out.bindings, out.known, out.env = outer
+    return value if _same((cond, *sides), (value.cond, value.then, value.orelse)) else If(cond, *sides)
+
+
+def _same(a: Sequence[object], b: Sequence[object]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def map_graphs(module: IRModule, fn: Callable[[Function, FunctionTable], Function]) -> IRModule:

@@ -26,8 +26,9 @@ from relax_tune.ir.op.elementwise import Add, Exp, Mul, Relu, Sub, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.op.reduce import Softmax
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants, TidyNames
+from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
 from relax_tune.ir.passes.collapse import CollapseDims
+from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize

@@ -13,9 +13,9 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.dtype import bool_, f32, i64
 from relax_tune.ir.expr import Expr, Var, as_int, const, le, substitute
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import FunctionRef, GVar, PrimValue, ShapeValue, TupleValue, Value
+from relax_tune.ir.graph import Binding, Call, CallTIR, FunctionRef, GVar, PrimValue, ShapeValue, TupleValue, Value
 from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Maximum, MulScalar, Relu, Sub, Tanh
+from relax_tune.ir.op.elementwise import Add, Cast, Maximum, MulScalar, Relu, Sub, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split
 from relax_tune.ir.op.reduce import Sum
@@ -65,16 +65,18 @@ def _argument(info: StructInfo, known: Mapping[Var, Expr], rng: np.random.Genera
 
 
 @st.composite
-def graphs(draw: Draw, steps: int = 7, rich: bool = True) -> Made:
+def graphs(draw: Draw, steps: int = 7, rich: bool = True, first: Sequence[str] = ()) -> Made:
     """A module whose `main` takes tensors over n and m, when `rich` a condition, a shape and a scalar as well, and calls
-    functions made alike."""
+    functions made alike. first: steps of `_Grower` that `main` begins with."""
     functions: list[IRModule] = []
     for i in range(draw(st.integers(0, 2))):
         functions.append(_function(draw, f"f{i}", functions, 3, rich and draw(st.booleans())).module)
-    return _function(draw, "main", functions, steps, rich)
+    return _function(draw, "main", functions, steps, rich, first)
 
 
-def _function(draw: Draw, name: str, callees: Sequence[IRModule], steps: int, rich: bool) -> Made:
+def _function(
+    draw: Draw, name: str, callees: Sequence[IRModule], steps: int, rich: bool, first: Sequence[str] = ()
+) -> Made:
     g = GraphBuilder(name)
     n, m = g.symbol("n", 0, 6), g.symbol("m", 0, 6) if draw(st.booleans()) else Var("m")
     params: list[StructInfo] = [TensorInfo((n, const(3)), f32), TensorInfo((m, const(3)), f32)]
@@ -89,8 +91,11 @@ def _function(draw: Draw, name: str, callees: Sequence[IRModule], steps: int, ri
     inputs = [g.parameter(f"p{i}", p) for i, p in enumerate(params)]
     for module in callees:
         missing = {k: f for k, f in module.functions.items() if k not in g._functions}
-        g.include(IRModule(missing, {}, module.bounds))
+        held = {k: a for k, a in module.constants.items() if k not in g._constants}
+        g.include(IRModule(missing, held, module.bounds))
     grower = _Grower(draw, g, list(inputs), (n, m), rich)
+    for step in first:
+        grower.take(getattr(grower, step))
     for _ in range(draw(st.integers(1, steps))):
         grower.step(2)
     values = [v for v in grower.values if not isinstance(v.info, CallableInfo)]
@@ -130,12 +135,20 @@ class _Grower:
             self.pair,
             self.cast,
             self.function,
+            self.again,
+            self.nothing,
+            self.weight,
+            self.products,
+            self.rows,
         ]
         if depth:
             kinds += [self.call, self.call, lambda: self.branch(depth)]
         kinds += [self.item] * self.has(TupleInfo) + [self.reshape_to] * self.has(ShapeInfo) + [self.tensor_function]
+        self.take(self.draw(st.sampled_from(kinds)))
+
+    def take(self, kind: Callable[[], GVar | None]) -> None:
         try:
-            made = self.draw(st.sampled_from(kinds))()
+            made = kind()
         except DeduceError:
             return
         if made is not None:
@@ -161,6 +174,56 @@ class _Grower:
         if self.draw(st.integers(0, 3)) == 0:
             return self.g.call(Concat(0), self.pick(), self.pick())
         return self.g.call(self.draw(st.sampled_from(ops)), self.pick())
+
+    def again(self) -> GVar | None:
+        """A value that was computed before."""
+        found = [b for b in self.g._bindings if isinstance(b, Binding) and isinstance(b.value, (Call, CallTIR))]
+        return self.g.emit(self.draw(st.sampled_from(found)).value, "again") if found else None
+
+    def nothing(self) -> GVar:
+        """What changes nothing, or is undone at once."""
+        x = self.pick()
+        assert isinstance(x.info, TensorInfo)
+        dims, rank = x.info.shape or (), x.info.ndim or 0
+        turned = tuple(range(1, rank)) + (0,) * (rank > 0)
+        ops = [Cast(x.info.dtype or f32), Permute(tuple(range(rank))), Reshape(dims), Slice(0, const(0), (*dims, 0)[0])]
+        if self.draw(st.booleans()):
+            return self.g.call(Permute(turned), self.g.call(Permute(turned), x))
+        if self.rich and self.draw(st.booleans()):
+            return self.g.emit(x, "same")
+        return self.g.call(self.draw(st.sampled_from(ops)), x)
+
+    def weight(self) -> GVar:
+        """Computed from weights alone; of two weights drawn with the same numbers one repeats the other."""
+        seed = self.draw(st.integers(0, 3))
+        array = np.random.default_rng(seed).integers(-3, 4, (3, 3)).astype(np.float32)
+        w = self.g.constant(f"{self.g.name}_w{len(self.g._constants)}", array)
+        op = self.draw(st.sampled_from([Permute((1, 0)), Relu(), Sum((0,), False), Slice(0, const(0), const(2))]))
+        return self.g.call(op, w)
+
+    def products(self) -> GVar:
+        """Several products of one value with weights of one height, some with a bias, and something of each of them."""
+        x = self.pick()
+        turned, parts = self.draw(st.booleans()), []
+        for i in range(self.draw(st.integers(2, 3))):
+            width = self.draw(st.integers(1, 4))
+            name = f"{self.g.name}_p{len(self.g._constants)}"
+            w = (
+                np.random.default_rng(i + width)
+                .integers(-3, 4, (width, 3) if turned else (3, width))
+                .astype(np.float32)
+            )
+            y = self.g.call(Matmul(turned), x, self.g.constant(name, w))
+            if self.draw(st.booleans()):
+                y = self.g.call(Add(), y, self.g.constant(f"{name}_b", w.reshape(-1)[:width].copy()))
+            parts.append(self.g.call(self.draw(st.sampled_from([Relu(), Tanh(), Sum((1,), True)])), y))
+        self.values += parts[:-1]
+        return parts[-1]
+
+    def rows(self) -> GVar:
+        """Work on three dims of which two are walked alike."""
+        three = self.g.call(Reshape((self.symbols[0], const(3), const(1))), self.values[0])
+        return self.g.call(self.draw(st.sampled_from([Relu(), Tanh()])), three)
 
     def slice(self) -> GVar:
         ends = st.sampled_from([const(0), const(1), const(2), *self.symbols, self.symbols[0] + 1])

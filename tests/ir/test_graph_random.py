@@ -16,11 +16,14 @@ from relax_tune.ir.interp_expr import Tape
 from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants, TidyNames
+from relax_tune.ir.passes.canonical import Canonicalise
+from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
 from relax_tune.ir.passes.collapse import CollapseDims
+from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.passes.subexpressions import CommonSubexpressions
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.structural import first_difference, structural_hash
 from relax_tune.ir.verify import verify
@@ -33,7 +36,8 @@ SLOW = settings(
     suppress_health_check=list(HealthCheck),
 )
 PASSES = (
-    Inline(), Deduce(), FoldConstants(), DeadCode(), Legalize(), FuseOps(), CollapseDims(), CancelViews(), TidyNames(),
+    Inline(), Deduce(), Canonicalise(), FoldConstants(), CommonSubexpressions(), DeadCode(), Legalize(), FuseOps(),
+    CollapseDims(), CancelViews(), TidyNames(),
 )  # fmt: skip
 SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
 

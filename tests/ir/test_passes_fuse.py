@@ -23,8 +23,9 @@ from relax_tune.ir.op.movement import BroadcastTo, Concat, Permute, Reshape, Tak
 from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_text
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, FoldConstants
+from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce
 from relax_tune.ir.passes.collapse import CollapseDims
+from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.patterns import PatternKind, pattern_kind

@@ -1,0 +1,157 @@
+"""What depends on weights alone is computed when building, where that makes the model no larger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import RelaxTuneError
+from relax_tune.ir.deduce import infer_value
+from relax_tune.ir.dtype import dtype
+from relax_tune.ir.expr import as_int, expr
+from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, TupleItem, Value, operands
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.passes.reference import evaluate_prim
+from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
+from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldConstants:
+    """What is computed from weights alone, by operators and tensor functions, is computed now and becomes a weight.
+
+    Unless it is larger than the weights it comes from: unpacking 4-bit weights costs less memory and time inside the product
+    that reads them. Then only what makes it smaller again is folded, such as its sums. Where operators alone compute it, it may
+    grow to `small` bytes all the same: tables, masks and shape arithmetic; a tensor function over weights is there to unpack
+    them. Nothing with more than `limit` elements is computed on the way. What the function returns is left to run time."""
+
+    limit: int = 64 * 1024 * 1024
+    small: int = 1 << 20
+
+    def __call__(self, module: IRModule) -> IRModule:
+        constants: dict[str, Array] = dict(module.constants)
+        env = env_of(module.bounds)
+
+        def function(f: Function, table: FunctionTable) -> Function:
+            held, results = _Held(constants, table), returned(f)
+
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                value = out.value(binding.value)
+                info = self._static(value, binding, held, Deduction(out.env))
+                if info is None or binding.var in results:
+                    out.keep(binding)
+                    return
+                held.values[binding.var] = value
+                steps, sources = held.origin(binding.var)
+                small = self.small if not any(isinstance(v, CallTIR) for v in steps) else 0
+                most = max(small, sum(constants[name].nbytes for name in sources))
+                result = held.evaluate(binding.var) if isinstance(info, TensorInfo) and _nbytes(info) <= most else None
+                if result is None:
+                    out.keep(binding)
+                    return
+                out.mapping[binding.var] = add_constant(constants, binding.var.name, result)
+
+            return rewrite_function(f, visit, env)
+
+        new = map_graphs(module, function)
+        return module if new is module else replace(new, constants=constants)
+
+    def _static(self, value: Value, binding: AnyBinding, held: _Held, ctx: Deduction) -> StructInfo | None:
+        """The annotation of a value that depends on weights alone and whose dims are numbers, few enough to compute."""
+        computes = isinstance(value, (CallTIR, TupleItem)) or (
+            isinstance(value, Call) and isinstance(value.op, OperatorSpec)
+        )
+        args = operands(value)
+        if not isinstance(binding, Binding) or not computes or not args:
+            return None
+        if not all(isinstance(a, Constant) or a in held.values for a in args):
+            return None
+        info = infer_value(value, ctx)
+        parts = info.fields if isinstance(info, TupleInfo) else (info,)
+        for p in parts:
+            dims = [as_int(d) for d in p.shape] if isinstance(p, TensorInfo) and p.shape is not None else [None]
+            if None in dims or math.prod(d for d in dims if d is not None) > self.limit:
+                return None
+        return info
+
+
+def _nbytes(info: TensorInfo) -> int:
+    """Bytes of a tensor whose dims are numbers."""
+    return math.prod(as_int(d) or 0 for d in info.shape or ()) * (info.dtype.bytes if info.dtype else 8)
+
+
+def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
+    """A new weight under a name of its own."""
+    name, i = hint, 0
+    while name in constants:
+        i += 1
+        name = f"{hint}_{i}"
+    constants[name] = array
+    return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
+
+
+@dataclass(slots=True)
+class _Held:
+    """Values that depend on weights alone, computed when asked for."""
+
+    constants: Mapping[str, Array]
+    table: FunctionTable
+    values: dict[Value, Value] = field(default_factory=dict)
+
+    def origin(self, var: GVar) -> tuple[list[Value], set[str]]:
+        """What computes `var`, and the weights it comes from."""
+        steps = [self.values[v] for v in self._order(var)]
+        return steps, {a.name for v in steps for a in operands(v) if isinstance(a, Constant)}
+
+    def evaluate(self, var: GVar) -> Array | None:
+        """The array of `var`; None for what cannot be computed now: an index outside, a scheduled function."""
+        done: dict[Value, Any] = {}
+        try:
+            for v in self._order(var):
+                done[v] = self._value(self.values[v], [done[a] for a in self._arguments(v, done)])
+        except RelaxTuneError:
+            return None  # refused when it runs, if it ever does
+        found = done[var]
+        return found if isinstance(found, np.ndarray) else None
+
+    def _arguments(self, v: Value, done: dict[Value, Any]) -> Sequence[Value]:
+        args = operands(self.values[v])
+        done.update((a, self.constants[a.name]) for a in args if isinstance(a, Constant))
+        return args
+
+    def _order(self, var: GVar) -> list[Value]:
+        """What `var` depends on, and itself, each after what it reads."""
+        found: dict[Value, None] = {}
+        stack: list[tuple[Value, bool]] = [(var, False)]
+        while stack:
+            v, ready = stack.pop()
+            if ready:
+                found[v] = None
+            elif v not in found:
+                stack.append((v, True))
+                stack += [(a, False) for a in operands(self.values[v]) if a in self.values]
+        return list(found)
+
+    def _value(self, value: Value, args: Sequence[Any]) -> Any:
+        if isinstance(value, TupleItem):
+            return args[0][value.index]
+        if isinstance(value, Call):
+            assert isinstance(value.op, OperatorSpec)
+            return value.op.evaluate(args)
+        assert isinstance(value, CallTIR)
+        func = self.table.functions[value.callee]
+        assert isinstance(func, PrimFunc)
+        scalars = [int(n) for n in map(as_int, value.scalars) if n is not None]
+        shapes = [tuple(as_int(d) or 0 for d in o.shape or ()) for o in value.out]
+        found = evaluate_prim(func, args, scalars, shapes)
+        # floats were computed in float64
+        results = [a.astype(o.dtype.numpy, copy=False) if o.dtype else a for a, o in zip(found, value.out, strict=True)]
+        return results[0] if len(results) == 1 else tuple(results)
