@@ -141,11 +141,13 @@ def half_units(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> flo
 
 def same(found: np.ndarray[Any, Any], wanted: Any, rtol: float, atol: float) -> str:
     """Why two results differ; empty when they agree."""
+    from relax_tune.ir.dtype import is_floating
+
     wanted = np.asarray(wanted)
     if found.dtype != wanted.dtype or found.shape != wanted.shape:
         return f"wanted {wanted.dtype} {wanted.shape}, found {found.dtype} {found.shape}"
     try:
-        if found.dtype.kind == "f":
+        if is_floating(found.dtype):
             np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=rtol, atol=atol)
         else:
             np.testing.assert_array_equal(found, wanted)

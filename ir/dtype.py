@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from relax_tune.errors import ParseError
@@ -12,7 +13,7 @@ from relax_tune.errors import ParseError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A scalar element type. `name` is NumPy's name (`float32`), `short` the printed form (`f32`)."""
+    """A scalar element type. `name` is NumPy's name (`float32`; `bfloat16` is ml_dtypes'), `short` the printed form (`f32`)."""
 
     name: str
     short: str
@@ -30,7 +31,22 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        return self.short[0] == "f"
+        return "float" in self.name
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it is a float of 16 bits: it is what memory holds, and computed with as f32."""
+        return self.short in ("f16", "bf16")
+
+    @property
+    def epsilon(self) -> float:
+        """The distance from 1 to the next larger float of this type."""
+        return float(ml_dtypes.finfo(self.numpy).eps)
+
+    @property
+    def lowest(self) -> float:
+        """The most negative finite float of this type."""
+        return float(ml_dtypes.finfo(self.numpy).min)
 
     @property
     def is_int(self) -> bool:
@@ -43,10 +59,11 @@ u8 = DType("uint8", "u8")
 i32 = DType("int32", "i32")
 i64 = DType("int64", "i64")
 f16 = DType("float16", "f16")
+bf16 = DType("bfloat16", "bf16")
 f32 = DType("float32", "f32")
 f64 = DType("float64", "f64")
 
-ALL = (bool_, i8, u8, i32, i64, f16, f32, f64)
+ALL = (bool_, i8, u8, i32, i64, f16, bf16, f32, f64)
 _BY_NAME = {d.name: d for d in ALL} | {d.short: d for d in ALL}
 
 
@@ -56,3 +73,8 @@ def dtype(name: str | np.dtype[Any]) -> DType:
     if found is None:
         raise ParseError(f"wanted a dtype, one of {', '.join(d.name for d in ALL)}; found {name!r}")
     return found
+
+
+def is_floating(name: np.dtype[Any]) -> bool:
+    """Whether NumPy's `name` is a floating type; bfloat16 is one, of which NumPy itself knows nothing."""
+    return name.kind == "f" or name == bf16.numpy

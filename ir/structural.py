@@ -17,7 +17,7 @@ from typing import Union
 import numpy as np
 
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import DType
+from relax_tune.ir.dtype import DType, is_floating
 from relax_tune.ir.expr import Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast, regions
@@ -101,7 +101,7 @@ def _show(token: Token) -> str:
 def _other_weight(a: IRModule, b: IRModule) -> str | None:
     for name, value in a.constants.items():
         if value is not b.constants[name] and not np.array_equal(
-            value, b.constants[name], equal_nan=value.dtype.kind == "f"
+            value, b.constants[name], equal_nan=is_floating(value.dtype)
         ):
             return name
     return None

@@ -74,7 +74,7 @@ def _check_array(program: Program, position: int, array: object) -> None:
     if not isinstance(array, np.ndarray):
         raise UserError(
             f"{where}: wanted a NumPy array ({_declared(program, position)}), found {_kind(array)}; "
-            f"convert it with numpy.asarray(..., numpy.{_numpy_name(spec.dtype)})"
+            f"convert it with numpy.asarray(..., {_numpy_name(spec.dtype)})"
         )
     if isinstance(array, np.ma.MaskedArray):
         raise UserError(f"{where}: wanted a plain NumPy array, found a masked one; call its filled() with a value")
@@ -86,8 +86,7 @@ def _check_array(program: Program, position: int, array: object) -> None:
     if array.dtype == np.dtype(spec.dtype):
         return
     raise UserError(
-        f"{where}: wanted dtype {spec.dtype}, found {array.dtype}; "
-        f"convert it with astype(numpy.{_numpy_name(spec.dtype)})"
+        f"{where}: wanted dtype {spec.dtype}, found {array.dtype}; convert it with astype({_numpy_name(spec.dtype)})"
     )
 
 
@@ -100,4 +99,5 @@ def _kind(value: object) -> str:
 
 
 def _numpy_name(dtype: str) -> str:
-    return "bool_" if dtype == "bool" else dtype
+    package = "ml_dtypes" if dtype == "bfloat16" else "numpy"
+    return f"{package}.{'bool_' if dtype == 'bool' else dtype}"

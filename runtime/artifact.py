@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -48,6 +49,10 @@ SUFFIX = ".rta"
 _MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "program.json", "constants.safetensors"
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TENSOR_TYPES: Mapping[str, str] = {
+    "BOOL": "bool", "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64",
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+}  # fmt: skip
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _COMMENT = b"blake2b:"
 _COMMENT_BYTES = len(_COMMENT) + 64
@@ -237,7 +242,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     except ArtifactError as error:
         raise ArtifactError(f"{where}: {_PROGRAM}: {error}; build it again, or update relax-tune") from None
     try:
-        constants = safetensors.numpy.load(members[_CONSTANTS])
+        constants = _read_constants(members[_CONSTANTS])
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(
             f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}; build it again"
@@ -253,6 +258,14 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             "build it again"
         )
     return Artifact(program, constants, manifest, str(path))
+
+
+def _read_constants(data: bytes) -> dict[str, NDArray[Any]]:
+    """As `safetensors.numpy.load`, which knows no bfloat16."""
+    return {
+        name: np.frombuffer(tensor["data"], _TENSOR_TYPES[tensor["dtype"]]).reshape(tensor["shape"])
+        for name, tensor in safetensors.deserialize(data)
+    }
 
 
 def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import ml_dtypes
+import numpy as np
+
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime import scalars as scalar_list
 
@@ -149,7 +152,8 @@ class Program:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
 
-DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
+# of NumPy's names the last is ml_dtypes', which makes NumPy know it
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", np.dtype(ml_dtypes.bfloat16).name)
 LANGUAGES = ("c", "opencl", "cuda")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")

@@ -43,7 +43,7 @@ def model_key(module: IRModule) -> str:
     state = hashlib.blake2b(print_text(replace(module, constants={}, bounds=())).encode(), digest_size=16)
     for name, array in sorted(module.constants.items()):
         state.update(f"{name}:{array.dtype}:{array.shape}".encode())
-        state.update(np.ascontiguousarray(array).data)
+        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return state.hexdigest()
 
 

@@ -15,12 +15,12 @@ from relax_tune.ir.codegen.affine import Poly
 from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses
 from relax_tune.ir.codegen.places import Lane
-from relax_tune.ir.codegen.prelude import Prelude
-from relax_tune.ir.dtype import DType, f16, f32, i32
+from relax_tune.ir.codegen.prelude import HALF, Prelude, stored
+from relax_tune.ir.dtype import DType, f32, i32
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
-    "f16": "_Float16", "f32": "float", "f64": "double",
+    "u16": "unsigned short", "f32": "float", "f64": "double",
 }  # fmt: skip
 
 
@@ -72,6 +72,11 @@ class CPrelude(Prelude):
         wide = dtype is f32 and width == 16
         if name == "widen":
             return (), self._widen(dtype, width)
+        if name == "narrow":
+            return (), self._narrow(width)
+        if name in ("from_f16", "to_f16"):
+            needs, text = super().define(name, dtype, width)
+            return needs, self._f16c(name, width, text)
         if name == "exp" and wide:
             needs, body = math.BODIES["exp"]
             return needs, (f"STATIC $V $N($V x) {{\n#ifdef __AVX512F__{math.EXP_AVX512}\n#else{body}\n#endif\n}}")
@@ -99,6 +104,7 @@ class CPrelude(Prelude):
             ("i32", 16): ("dqusi512_mask", "int", "__AVX512F__", "unsigned short"),
             ("f32", 8): ("ups256_mask", "float", "__AVX512VL__", "unsigned char"),
             ("f32", 4): ("ups128_mask", "float", "__AVX512VL__", "unsigned char"),
+            ("u16", 16): ("dquhi256_mask", "short", "__AVX512BW__", "unsigned short"),
         }.get((dtype.short, width))
         if name == "loadm":
             head = "STATIC $V $N(const $E *p, i64 n)"
@@ -109,27 +115,61 @@ class CPrelude(Prelude):
         if builtin is None:
             return f"{head} {loop}"
         stem, element, macro, mask = builtin
-        bits = f"({mask})((1u << n) - 1u)"
+        bits, held = f"({mask})((1u << n) - 1u)", self._shorts(width) if dtype is HALF else "$V"
         if name == "loadm":
-            fast = f"{{ return ($V)__builtin_ia32_load{stem}((const {element} *)p, ($V){{0}}, {bits}); }}"
+            fast = f"{{ return ($V)__builtin_ia32_load{stem}((const {element} *)p, ({held}){{0}}, {bits}); }}"
         else:
-            fast = f"{{ __builtin_ia32_store{stem}(({element} *)p, v, {bits}); }}"
+            fast = f"{{ __builtin_ia32_store{stem}(({element} *)p, ({held})v, {bits}); }}"
         return f"#ifdef {macro}\n{head} {fast}\n#else\n{head} {loop}\n#endif"
 
     def _widen(self, dtype: DType, width: int) -> str:
-        """8-bit integers to int32: the general conversion of gcc 12 is an order of magnitude slower."""
+        """8-bit and 16-bit integers to int32: the general conversion of gcc 12 is an order of magnitude slower."""
         target = self.vector(i32, width)
         plain = f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
         if width != 16:
             return plain
-        signed = dtype.short == "i8"
-        sx = "s" if signed else "z"
-        self.add("type_qi16", "typedef char rt_qi16 __attribute__((vector_size(16)));")
+        if dtype is HALF:
+            of, narrow = "zxwd", self._shorts(16)
+        else:
+            of, narrow = "sxbd" if dtype.short == "i8" else "zxbd", "rt_qi16"
+            self.add("type_qi16", "typedef char rt_qi16 __attribute__((vector_size(16)));")
         fast = (
-            f"STATIC {target} $N($V a) {{ return ({target})__builtin_ia32_pmov{sx}xbd512_mask("
-            f"(rt_qi16)a, ({target}){{0}}, (unsigned short)-1); }}"
+            f"STATIC {target} $N($V a) {{ return ({target})__builtin_ia32_pmov{of}512_mask("
+            f"({narrow})a, ({target}){{0}}, (unsigned short)-1); }}"
         )
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
+
+    def _narrow(self, width: int) -> str:
+        """int32 to the bits of 16-bit floats."""
+        head = f"STATIC $V $N({self.vector(i32, width)} a)"
+        plain = f"{head} {{ return __builtin_convertvector(a, $V); }}"
+        if width != 16:
+            return plain
+        short = self._shorts(16)
+        fast = f"{head} {{ return ($V)__builtin_ia32_pmovdw512_mask(a, ({short}){{0}}, (unsigned short)-1); }}"
+        return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
+
+    def _f16c(self, name: str, width: int, portable: str) -> str:
+        """The machine's own conversions. They are exact; to f16 they round to nearest even (0)."""
+        if width not in (8, 16):
+            return portable
+        short, bits = self._shorts(width), self.vector(HALF, width)
+        macro, wide, mask = (
+            ("__AVX512F__", "512_mask", ", (unsigned short)-1") if width == 16 else ("__F16C__", "256", "")
+        )
+        if name == "from_f16":
+            old = ", ($V){0}" if mask else ""
+            rest = f"{old}{mask}, 4" if mask else ""
+            fast = f"STATIC $V $N({bits} h) {{ return __builtin_ia32_vcvtph2ps{wide}(({short})h{rest}); }}"
+        else:
+            rest = f", ({short}){{0}}{mask}" if mask else ""
+            fast = f"STATIC {bits} $N($V x) {{ return ({bits})__builtin_ia32_vcvtps2ph{wide}(x, 0{rest}); }}"
+        return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
+
+    def _shorts(self, width: int) -> str:
+        """The vector of 16-bit integers that the machine's builtins are declared with."""
+        self.add(f"type_hi{width}", f"typedef short rt_hi{width} __attribute__((vector_size({2 * width})));")
+        return f"rt_hi{width}"
 
 
 class CPrinter(Printer):
@@ -141,23 +181,18 @@ class CPrinter(Printer):
     def float_text(self, value: float, dtype: DType) -> str:
         return float_literal(value, dtype, "__builtin_inff()", '__builtin_nanf("")')
 
-    def half(self, text: str) -> str:
-        return f"((float)(_Float16){text})"
-
-    def load_one(self, b: Buffer, offset: str) -> str:
-        text = super().load_one(b, offset)
-        return f"((float){text})" if b.dtype is f16 else text
-
     def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
-        name = self.prelude.vector(b.dtype, lane.width)
+        dtype = stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper('loadm', b.dtype, lane.width)}({address}, {lane.count})"
+            return f"{self.prelude.helper('loadm', dtype, lane.width)}({address}, {lane.count})"
         return f"(*(const {name}u *)({address}))"
 
     def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
-        name = self.prelude.vector(b.dtype, lane.width)
+        dtype = stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper('storem', b.dtype, lane.width)}({address}, {value}, {lane.count});"
+            return f"{self.prelude.helper('storem', dtype, lane.width)}({address}, {value}, {lane.count});"
         return f"*({name}u *)({address}) = {value};"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
@@ -215,8 +250,8 @@ def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
         return f"({nan})"
     if isinf(value):
         return infinity if value > 0 else f"(-{infinity})"
-    if dtype in (f16, f32):
-        rounded = np.float32(value)
+    if dtype is f32 or dtype.is_half:
+        rounded = np.float32(np.asarray(value, dtype.numpy))
         if np.isinf(rounded):
             return infinity if value > 0 else f"(-{infinity})"
         text = f"{float(str(rounded))!r}f"

@@ -104,3 +104,36 @@ BODIES: dict[str, tuple[tuple[str, ...], str]] = {
     "erf": (("sel", "splat"), ERF_BODY),
     "tanh": (("sel", "splat"), TANH_BODY),
 }
+
+# Conversions between 16-bit floats and f32, on bits alone: to nearest, ties to even, whatever the compiler has for them, and
+# with nothing that flushing denormals to zero would change. `from_` sees the bits as $I `b`, `to_` leaves them in $I `r`.
+FROM_BF16 = """
+  return rt_unbits_$S(b << 16);"""
+
+TO_BF16 = """
+  $I b = rt_bits_$S(x);
+  $I r = (b >> 16) + (((b & 0xFFFF) + 0x7FFF + ((b >> 16) & 1)) >> 16);
+  r = rt_sel_i(x != x, (b >> 16) | 0x40, r);"""
+
+FROM_F16 = """
+  $I m = b & 0x7FFF;
+  $V n = rt_unbits_$S((m << 13) + 0x38000000);
+  n = rt_sel_$S(m < 0x400, rt_tofloat_$S(m) * 5.9604644775390625e-08f, n);
+  n = rt_sel_$S(m >= 0x7C00, rt_unbits_$S((m << 13) | 0x7F800000), n);
+  return rt_unbits_$S(rt_bits_$S(n) | ((b & 0x8000) << 16));"""
+
+# below 2^-14 the sum with 0.5, whose last bit is the smallest half, rounds
+TO_F16 = """
+  $I b = rt_bits_$S(x), a = b & 0x7FFFFFFF;
+  $I r = (a - 0x38000000 + 0xFFF + ((a >> 13) & 1)) >> 13;
+  r = rt_sel_i(a < 0x38800000, rt_bits_$S(rt_unbits_$S(a) + 0.5f) - 0x3F000000, r);
+  r = rt_sel_i(a >= 0x477FF000, rt_splat_i(0x7C00), r);
+  r = rt_sel_i(a > 0x7F800000, rt_splat_i(0x7E00), r);
+  r = r | ((b >> 16) & 0x8000);"""
+
+HALVES: dict[str, tuple[tuple[str, ...], str]] = {
+    "from_bf16": (("unbits",), FROM_BF16),
+    "to_bf16": (("bits",), TO_BF16),
+    "from_f16": (("bits", "unbits", "sel", "tofloat"), FROM_F16),
+    "to_f16": (("bits", "unbits"), TO_F16),
+}

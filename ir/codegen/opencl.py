@@ -12,13 +12,13 @@ from relax_tune.ir.codegen.c import float_literal
 from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses, walk
 from relax_tune.ir.codegen.places import Lane
-from relax_tune.ir.codegen.prelude import Prelude
-from relax_tune.ir.dtype import DType, f16, f32, f64, i32
+from relax_tune.ir.codegen.prelude import Prelude, stored
+from relax_tune.ir.dtype import DType, f32, f64, i32
 from relax_tune.ir.expr import Expr, as_int, const, maximum
 
 SCALARS = {
     "bool": "uchar", "i8": "char", "u8": "uchar", "i32": "int", "i64": "long",
-    "f16": "half", "f32": "float", "f64": "double",
+    "u16": "ushort", "f32": "float", "f64": "double",
 }  # fmt: skip
 
 
@@ -69,6 +69,8 @@ class OpenCLPrelude(Prelude):
         if name == "widen":
             target = self.vector(i32, width)
             return (), f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
+        if name == "narrow":
+            return (), f"STATIC $V $N({self.vector(i32, width)} a) {{ return __builtin_convertvector(a, $V); }}"
         if name == "sqrt":
             return (), "STATIC $V $N($V x) { return sqrt(x); }"
         if name.startswith(("loadm", "storem")):
@@ -105,24 +107,18 @@ class OpenCLPrinter(Printer):
     def float_text(self, value: float, dtype: DType) -> str:
         return float_literal(value, dtype, "INFINITY", "NAN")
 
-    def load_one(self, b: Buffer, offset: str) -> str:
-        return f"vload_half({offset}, {self.buffers[b]})" if b.dtype is f16 else super().load_one(b, offset)
-
-    def store_one(self, b: Buffer, offset: str, value: str) -> str:
-        if b.dtype is f16:
-            return f"vstore_half({value}, {offset}, {self.buffers[b]});"
-        return super().store_one(b, offset, value)
-
     def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
-        space, name = self.space(b), self.prelude.vector(b.dtype, lane.width)
+        space, dtype = self.space(b), stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper(f'loadm_{space.strip()}', b.dtype, lane.width)}({address}, {lane.count})"
+            return f"{self.prelude.helper(f'loadm_{space.strip()}', dtype, lane.width)}({address}, {lane.count})"
         return f"(*(const {space}{name}u *)({address}))"
 
     def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
-        space, name = self.space(b), self.prelude.vector(b.dtype, lane.width)
+        space, dtype = self.space(b), stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper(f'storem_{space.strip()}', b.dtype, lane.width)}({address}, {value}, {lane.count});"
+            return f"{self.prelude.helper(f'storem_{space.strip()}', dtype, lane.width)}({address}, {value}, {lane.count});"
         return f"*({space}{name}u *)({address}) = {value};"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:

@@ -10,11 +10,14 @@ from string import Template
 from types import MappingProxyType
 
 from relax_tune.ir.codegen import math
-from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import MATH
 
 # integer type of the same width, the type of a comparison's result on vectors
 MASKS = {1: i8, 4: i32, 8: i64}
+
+# what memory holds of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
+HALF = DType("uint16", "u16")
 
 # functions of one number, each a helper
 FUNCTIONS = MATH - {"pow", "fmod"}
@@ -23,6 +26,16 @@ FUNCTIONS = MATH - {"pow", "fmod"}
 def suffix(dtype: DType, width: int) -> str:
     """`f32` or `f32x16`: the end of type and helper names."""
     return dtype.short if width == 1 else f"{dtype.short}x{width}"
+
+
+def computed(dtype: DType) -> DType:
+    """The type that values of `dtype` are computed in: float for 16-bit floats."""
+    return f32 if dtype.is_half else dtype
+
+
+def stored(dtype: DType) -> DType:
+    """The type that memory holds values of `dtype` as."""
+    return HALF if dtype.is_half else dtype
 
 
 class Prelude:
@@ -46,17 +59,17 @@ class Prelude:
 
     def storage(self, dtype: DType) -> str:
         """The C-family type of one element in memory."""
-        return self.scalars[dtype.short]
+        return self.scalars[stored(dtype).short]
 
     def scalar(self, dtype: DType) -> str:
-        """The type one element is computed with: float for 16-bit floats."""
-        return self.storage(f32 if dtype is f16 else dtype)
+        """The type one element is computed with."""
+        return self.storage(computed(dtype))
 
     def vector(self, dtype: DType, width: int) -> str:
-        """The type of `width` elements (declared on demand)."""
+        """The type `width` elements are computed with (declared on demand)."""
+        dtype = computed(dtype)
         if width == 1:
             return self.scalar(dtype)
-        dtype = f32 if dtype is f16 else dtype
         name = suffix(u8 if dtype.short == "bool" else dtype, width)
         if f"type_{name}" not in self._pieces:
             self.add(f"type_{name}", self.vector_types(dtype, width, name))
@@ -72,7 +85,7 @@ class Prelude:
 
     def helper(self, name: str, dtype: DType, width: int) -> str:
         """The name of a helper function for this type, declared with everything it needs."""
-        dtype = f32 if dtype is f16 else dtype
+        dtype = computed(dtype)
         s = suffix(dtype, width)
         full = f"rt_{name}_{s}"
         if full in self._pieces:
@@ -87,6 +100,8 @@ class Prelude:
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         """(helpers needed, text) of a helper; `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name."""
+        if name in math.HALVES:
+            return self._half(name, width)
         if dtype is f32 and name in math.BODIES:
             needs, body = math.BODIES[name]
             return needs, f"STATIC $V $N($V x) {{{body}\n}}"
@@ -94,11 +109,23 @@ class Prelude:
             return self._scalar_helper(name, dtype)
         return self._vector_helper(name, dtype, width)
 
+    def _half(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
+        """A conversion between the bits of 16-bit floats and f32."""
+        needs, body = math.HALVES[name]
+        for n in ("sel", "splat"):
+            self.helper(n, i32, width)
+        bits, body = self.vector(HALF, width), body.replace("_i(", f"_{suffix(i32, width)}(")
+        if name.startswith("from"):
+            return needs, f"STATIC $V $N({bits} h) {{\n  $I b = {self.helper('widen', HALF, width)}(h);{body}\n}}"
+        return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', HALF, width)}(r);\n}}"
+
     def _scalar_helper(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
         fixed = {
             "sel": "STATIC $V $N(int m, $V a, $V b) { return m ? a : b; }",
             "splat": "STATIC $V $N($V a) { return a; }",
             "tofloat": "STATIC float $N(int a) { return (float)a; }",
+            "widen": "STATIC int $N($V a) { return a; }",
+            "narrow": "STATIC $V $N(int a) { return ($V)a; }",
             "floordiv": "STATIC $V $N($V a, $V b) { $V q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }",
             "floormod": "STATIC $V $N($V a, $V b) { $V r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : 0); }",
         }
@@ -108,6 +135,15 @@ class Prelude:
             sign = ">" if name == "max" else "<"
             nan = " || a != a" if dtype.is_float else ""
             return (), f"STATIC $V $N($V a, $V b) {{ return a {sign} b{nan} ? a : b; }}"
+        if (
+            name == "odd"
+        ):  # an f64 as f32, the last bit set where that is not exact: the next rounding sees which side it was on
+            bits, unbits = self.helper("bits", f32, 1), self.helper("unbits", f32, 1)
+            return (), (
+                f"STATIC float $N($V a) {{ float f = (float)a; int b = {bits}(f);\n"
+                "  if (f != f || ($V)f == a || (b & 1)) return f;\n"
+                f"  return {unbits}(b + ((($V)f < a) == (b >= 0) ? 1 : -1)); }}"
+            )
         if name == "rsqrt":
             return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
         if name == "abs" and dtype.is_int:

@@ -8,12 +8,13 @@ is printed lane by lane.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.places import C_INFIX, Lane, Places, bracketed
-from relax_tune.ir.codegen.prelude import FUNCTIONS, Prelude
+from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, computed, stored
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const
@@ -147,8 +148,8 @@ class Values(Places):
         if name == "cast":
             if e.dtype.short == "bool":
                 return f"({args[0]} != 0)"
-            if e.dtype is f16:
-                return self.half(args[0])
+            if e.dtype.is_half:
+                return self.rounded(args[0], e.args[0].dtype, e.dtype, 1)
             return f"(({self.prelude.scalar(e.dtype)}){args[0]})"
         if name in ("floordiv", "floormod"):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
@@ -160,9 +161,19 @@ class Values(Places):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]})"
         raise BuildError(f"wanted an operation the printers know, found {name!r} in {e!r}; add it to codegen/values.py")
 
-    def half(self, text: str) -> str:
-        """A value rounded to a 16-bit float where the language can; stores round in any case."""
-        return f"((float){text})"
+    def rounded(self, text: str, source: DType, target: DType, width: int) -> str:
+        """A value rounded to a 16-bit float."""
+        if source is f64 and target is f16:  # rounding to f32 first must not make a tie
+            text = f"{self.prelude.helper('odd', f64, width)}({text})"
+        return self.unpacked(self.packed(text, target, width), target, width)
+
+    def packed(self, text: str, dtype: DType, width: int) -> str:
+        """What memory holds of a value."""
+        return f"{self.prelude.helper(f'to_{dtype}', f32, width)}({text})" if dtype.is_half else text
+
+    def unpacked(self, text: str, dtype: DType, width: int) -> str:
+        """The value that memory holds."""
+        return f"{self.prelude.helper(f'from_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def _extreme(self, e: Op, args: list[str], width: int) -> str:
         """min and max that give NaN for NaN; an operand known not to be NaN needs one comparison only."""
@@ -211,7 +222,7 @@ class Values(Places):
             return f"(~{args[0][0]})", True
         if name == "cast":
             return self._convert(e, args[0][0])
-        if e.dtype not in VECTOR_TYPES:
+        if computed(e.dtype) not in VECTOR_TYPES:
             return self._by_lane(e), True
         if name in ("add", "sub", "mul", "div"):
             if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
@@ -233,28 +244,37 @@ class Values(Places):
 
     def widened(self, mask: str, dtype: DType) -> str:
         """An int32 mask as the mask type of `dtype`."""
+        dtype = computed(dtype)
         return mask if dtype.bytes == 4 else f"__builtin_convertvector({mask}, {self.prelude.mask(dtype, self.width)})"
 
     def _convert(self, e: Op, text: str) -> Text:
-        source, target, w = e.args[0].dtype, e.dtype, self.width
+        source, target = computed(e.args[0].dtype), computed(e.dtype)
         if target is i64:
             return None, True
+        found = None if e.dtype.is_half and source is f64 else self._converted(source, target, text)
+        if found is None:
+            return self._by_lane(e), True
+        return self.rounded(found, source, e.dtype, self.width) if e.dtype.is_half else found, True
+
+    def _converted(self, source: DType, target: DType, text: str) -> str | None:
+        """A vector of one type as another; None where only single lanes can be converted."""
+        w = self.width
+        if source is target:
+            return text
         if source.short == "bool" and target in VECTOR_TYPES:
             one, zero = (self.splat(self._const(const(x, target)), False, target) for x in (1, 0))
-            return f"{self.prelude.helper('sel', target, w)}({self.widened(text, target)}, {one}, {zero})", True
+            return f"{self.prelude.helper('sel', target, w)}({self.widened(text, target)}, {one}, {zero})"
         if target.short == "bool":
-            if source not in (f32, i32):
-                return self._by_lane(e), True
-            return f"({text} != 0)", True
+            return f"({text} != 0)" if source in (f32, i32) else None
         if source in (i8, u8) and target in VECTOR_TYPES:
             text = f"{self.prelude.helper('widen', source, w)}({text})"
             if target is i32:
-                return text, True
+                return text
         elif source not in VECTOR_TYPES or target not in (f32, f64, i32, i8, u8):
-            return self._by_lane(e), True
+            return None
         elif source.is_float and target in (i8, u8):
             text = f"__builtin_convertvector({text}, {self.prelude.vector(i32, w)})"
-        return f"__builtin_convertvector({text}, {self.prelude.vector(target, w)})", True
+        return f"__builtin_convertvector({text}, {self.prelude.vector(target, w)})"
 
     def _compare(self, e: Op) -> Text:
         a, b = e.args
@@ -271,7 +291,7 @@ class Values(Places):
         return self._vector_compare(e, self.text(a), self.text(b))
 
     def _vector_compare(self, e: Op, x: Text, y: Text) -> Text:
-        dtype = e.args[0].dtype
+        dtype = computed(e.args[0].dtype)
         if x[0] is None or y[0] is None or dtype not in VECTOR_TYPES:
             return self._by_lane(e), True
         a, b = self.splat(x[0], x[1], dtype), self.splat(y[0], y[1], dtype)
@@ -339,18 +359,18 @@ class Values(Places):
             return self.load_one(b, self.poly_text(p)), False
         lane = self.lane
         assert lane is not None
-        if b.dtype in (i64, f16):
-            return (None, True) if b.dtype is i64 else (self._by_lane(e), True)
+        if b.dtype is i64:
+            return None, True
         if step == 1:
             offset = self.poly_text({m: c for m, c in p.items() if m != (lane.symbol,)})
             text = self.load_vector(b, f"{base} + {offset}" if offset != "0" else base, lane)
             if b.dtype.short == "bool":
                 text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
-            return text, True
+            return self.unpacked(text, b.dtype, lane.width), True
         return self._by_lane(e), True
 
     def load_one(self, b: Buffer, offset: str) -> str:
-        return f"{self.buffers[b]}[{offset}]"
+        return self.unpacked(f"{self.buffers[b]}[{offset}]", b.dtype, 1)
 
     def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
         raise NotImplementedError
@@ -359,13 +379,15 @@ class Values(Places):
         raise NotImplementedError
 
     def store_one(self, b: Buffer, offset: str, value: str) -> str:
-        return f"{self.buffers[b]}[{offset}] = {value};"
+        return f"{self.buffers[b]}[{offset}] = {self.packed(value, b.dtype, 1)};"
 
     def store(self, s: Store) -> None:
         """One store for the current lane or vector of lanes."""
         p = self.flat(s.buffer, s.indices)
         step = self.stride(p)
         lane, b = self.lane, s.buffer
+        if b.dtype.is_half and b not in self.layouts:  # memory rounds: a cast before it would round twice
+            s = replace(s, value=_before_rounding(s.value, b.dtype))
         if lane is None or (step == 0 and not self.moves(s.value)):
             text, _moving = self.value(s.value)
             assert text is not None
@@ -380,11 +402,12 @@ class Values(Places):
                 new = f"{self.prelude.helper('sel', b.dtype, lane.width)}({self.widened(lane.mask, b.dtype)}, {new}, {name})"
             self.line(f"{name} = {new};")
             return
-        if step == 1 and text is not None and b.dtype in (f32, f64, i32, i8, u8):
+        if step == 1 and text is not None and stored(b.dtype) in (f32, f64, i32, i8, u8, HALF):
             rest = {m: c for m, c in p.items() if m != (lane.symbol,)}
             offset = self.poly_text(rest)
             address = f"{self.buffers[b]} + {offset}" if offset != "0" else self.buffers[b]
-            self.line(self.store_vector(b, address, self.splat(text, moving, b.dtype), lane))
+            new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
+            self.line(self.store_vector(b, address, new, lane))
             return
         self._scatter(s, text, moving, lane)
 
@@ -417,3 +440,8 @@ class Values(Places):
             self.line(line if lane.count is None else f"if ({k} < {lane.count}) {{ {line} }}")
         env[lane.var] = old
         self.lane = lane
+
+
+def _before_rounding(e: Expr, dtype: DType) -> Expr:
+    """The operand of a cast from f32 to `dtype`."""
+    return e.args[0] if isinstance(e, Op) and e.op == "cast" and e.dtype is dtype and e.args[0].dtype is f32 else e

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_tune.ir.dtype import bool_, f16, f32
+from relax_tune.ir.dtype import bool_, f32
 from relax_tune.ir.expr import Expr
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_tensors import Array, element_type, shortest
@@ -108,7 +108,7 @@ def _div(w: Writer, node: Node) -> Item:
     if not a.dtype.is_float:
         return w.of(w.emit(Quotient(), w.tensor(a), w.tensor(b)), a.natural and b.natural)
     found = with_literal(node, False)
-    if found is not None and 1e-30 < abs(found[1]) < 1e30 and a.dtype is not f16:
+    if found is not None and 1e-30 < abs(found[1]) < 1e30 and not a.dtype.is_half:
         return w.of(w.emit(MulScalar(1.0 / found[1]), w.tensor(a)))
     return w.of(w.emit(Div(), w.tensor(a), w.tensor(b)))
 

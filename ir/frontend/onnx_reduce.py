@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from relax_tune.ir.dtype import bool_, i64, u8
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.frontend.lookups import gathered, gathered_elements, gathered_nd, natural_indices
@@ -133,7 +131,7 @@ def _log_sum_exp(w: Writer, node: Node) -> Item:
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
         return w.of(w.emit(Log(), w.emit(Exp(), value)))
     axes = axes or tuple(range(x.ndim))
-    limit = float(np.finfo(x.dtype.numpy).max)
+    limit = -x.dtype.lowest
     top = clipped(w, w.emit(Max(axes, True), value), x.dtype, -limit, limit)
     total = w.emit(Sum(axes, True), w.emit(Exp(), w.emit(Sub(), value, top)))
     found = w.emit(Add(), w.emit(Log(), total), top)

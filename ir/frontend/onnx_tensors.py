@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError, UserError
-from relax_tune.ir.dtype import ALL, DType, bool_, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.dtype import ALL, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
 
 Array = NDArray[Any]
 
 # TensorProto.DataType by number: the part of the format that never changes.
-DTYPES: Mapping[int, DType] = {1: f32, 2: u8, 3: i8, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64}
+DTYPES: Mapping[int, DType] = {1: f32, 2: u8, 3: i8, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64, 16: bf16}
 NUMBERS: Mapping[DType, int] = {d: n for n, d in DTYPES.items()}
 _EXTERNAL = 1
 

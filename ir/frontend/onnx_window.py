@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from relax_tune.ir.dtype import f16, f32
+from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.pieces import cast_to
@@ -144,7 +144,7 @@ def _average_pool(w: Writer, node: Node) -> Item:
     x = node.item(0)
     own = Windows(node, _spatial(node, x), node.attributes["kernel_shape"])
     summed = Pool(own.kernel, own.strides, own.dilations, largest=False)
-    wide = f32 if x.dtype is f16 else x.dtype
+    wide = f32 if x.dtype.is_half else x.dtype
     total = w.emit(summed, padded(w, cast_to(w, w.tensor(x), x.dtype, wide), own.all_pads, 0))
     padding = 1.0 if node.attributes.get("count_include_pad", 0) else 0.0
     if not any(own.extra) and (padding or not any(map(any, own.pads))):
@@ -161,7 +161,7 @@ def _lp_pool(w: Writer, node: Node) -> Item:
     x = node.item(0)
     own = Windows(node, _spatial(node, x), node.attributes["kernel_shape"])
     p = int(node.attributes.get("p", 2))
-    if p < 1 or x.dtype is f16:
+    if p < 1 or x.dtype.is_half:
         raise node.refuse(f"wanted p of at least 1 and 32- or 64-bit floats, found {p} and {x.info!r}")
     value = w.emit(Abs(), w.tensor(x))
     if p == 2:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError, UserError
-from relax_tune.ir.dtype import ALL, DType
+from relax_tune.ir.dtype import ALL, DType, bf16
 from relax_tune.ir.frontend.torch_program import Ref, TorchCall, TorchProgram, TorchSymbol, TorchTensor
 from relax_tune.ir.frontend.writer import identifier
 
@@ -204,7 +204,10 @@ class _Reader:
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else target
         if key not in stored:
             stored[key] = target
-            weights[target] = np.ascontiguousarray(tensor.detach().cpu().numpy())
+            values, element = tensor.detach().cpu(), self.types[tensor.dtype]
+            if element is bf16:  # torch hands NumPy its bits only
+                values = values.contiguous().view(self.torch.int16)
+            weights[target] = np.ascontiguousarray(values.numpy()).view(element.numpy)
         return stored[key]
 
     def _call(self, n: Any) -> TorchCall:

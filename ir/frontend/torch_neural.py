@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from relax_tune.ir.dtype import bool_, u8
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.frontend.pieces import cast_to, on_last
@@ -99,7 +97,7 @@ def _attention(w: Writer, n: Node) -> Item:
             raise n.refuse(f"wanted a scale, or heads whose width is a number, found {tensor_dims(q)[-1]!r}")
         scale = float(width**-0.5)
     scores = w.emit(MulScalar(scale), grouped_product(w, q, k, True))
-    low = float(np.finfo(n.dtype.numpy).min)
+    low = n.dtype.lowest
     if causal:
         shown = _not_after(w, tensor_dims(scores)[-2], tensor_dims(scores)[-1])
         scores = w.emit(Where(), shown, scores, w.literal(low, n.dtype))
@@ -177,7 +175,7 @@ def _native_layer_norm(w: Writer, n: Node) -> list[Item | None]:
 def _rms_norm(w: Writer, n: Node) -> Item:
     x, count = n.item(0), len(n.args[1])
     given = number_of(n.given(3, "eps"))
-    eps = float(np.finfo(x.dtype.numpy).eps) if given is None else float(given)
+    eps = x.dtype.epsilon if given is None else float(given)
     value = w.tensor(x)
     spread = w.emit(Mean(tuple(range(x.ndim - count, x.ndim)), True), w.emit(Mul(), value, value))
     y = w.emit(Mul(), value, w.emit(Rsqrt(), w.emit(AddScalar(eps), spread)))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import DType, bool_, dtype, f16, f32, i64
+from relax_tune.ir.dtype import DType, bool_, dtype, f32, i64, is_floating
 from relax_tune.ir.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.frontend.broadcasts import before_broadcasts, cut_of_table, shorter_counter
 from relax_tune.ir.frontend.decompositions import Made, rewritten
@@ -103,7 +103,7 @@ class Writer:
         natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
         first = array.reshape(-1)[0] if 0 < array.size <= 1 << 16 else None
         one = first is not None and bool((array == first).all())
-        if one and array.dtype.kind == "f" and first == 0:
+        if one and is_floating(array.dtype) and first == 0:
             one = not np.signbit(array).any()
         uniform = first.item() if one and first is not None else None
         return Item(name, info, array=array, natural=natural, uniform=uniform)
@@ -163,8 +163,10 @@ class Writer:
 
     def emit(self, op: OperatorSpec, *args: Value) -> Value:
         """An operator's result; a few decompositions come back as the operator they spell. Raises DeduceError."""
-        if isinstance(op, SUMMING) and any(isinstance(i := info_of(a), TensorInfo) and i.dtype is f16 for a in args):
-            return self.emit(Cast(f16), self.emit(op, *(self.emit(Cast(f32), a) for a in args)))
+        types = [i.dtype for a in args if isinstance(i := info_of(a), TensorInfo) and i.dtype is not None]
+        half = next((t for t in types if t.is_half), None)
+        if half is not None and isinstance(op, SUMMING):
+            return self.emit(Cast(half), self.emit(op, *(self.emit(Cast(f32), a) for a in args)))
         if isinstance(op, (Binary, Where, Matmul)):
             args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
         ctx = self.g.deduction

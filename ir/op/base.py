@@ -19,7 +19,7 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.dtype import DType
+from relax_tune.ir.dtype import DType, is_floating
 from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, mul, substitute
 from relax_tune.ir.function import Bound, PrimFunc
 from relax_tune.ir.graph import Operator
@@ -179,14 +179,14 @@ def is_const(consts: Sequence[bool], position: int) -> bool:
 
 def float_result(value: Array, arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
     """`value` as `dtype`, or as float64 when an argument came as float64 (references stay in double precision)."""
-    if any(a.dtype == np.float64 for a in arrays) and np.issubdtype(dtype, np.floating):
+    if any(a.dtype == np.float64 for a in arrays) and is_floating(dtype):
         return np.asarray(value, np.float64)
     return np.asarray(value).astype(dtype, copy=False)
 
 
 def wide(a: Array) -> Array:
     """Floats as float64; everything else as it is."""
-    return a.astype(np.float64, copy=False) if np.issubdtype(a.dtype, np.floating) else a
+    return a.astype(np.float64, copy=False) if is_floating(a.dtype) else a
 
 
 def axis_index(name: str, axis: int, ndim: int) -> int:

@@ -1,6 +1,7 @@
 """Fast reference results in NumPy: operators by their own definition, unscheduled tensor functions block by block.
 
-Floats are float64 throughout, so a result is good to compare a float32 kernel against. The interpreter (`ir/interp.py`)
+Floats are float64 throughout, those of 16-bit types rounded to what the type has, so a result is good to compare a kernel
+against. The interpreter (`ir/interp.py`)
 is the oracle for what a program means, element by element; this is for sizes at which it would take minutes.
 """
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.dtype import DType, is_floating
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, as_int, const, free_vars, postorder, substitute
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import Call, CallDPSLibrary, CallTIR, Constant, Function, GVar, TupleItem, TupleValue, Value
@@ -73,7 +75,7 @@ def evaluate_prim(
 
 
 def _wide(a: Array) -> Array:
-    return a.astype(np.float64) if np.issubdtype(a.dtype, np.floating) and a.dtype != np.float64 else a
+    return a.astype(np.float64) if is_floating(a.dtype) and a.dtype != np.float64 else a
 
 
 def _bind(where: str, name: str, dims: Sequence[Expr], array: Array, symbols: dict[Var, int]) -> None:
@@ -121,7 +123,7 @@ class _Block:
                 out[slot] = np.transpose(value, order + rest).reshape([part[p] for p in order])
             else:
                 out[tuple(np.broadcast_to(self._value(i), part) for i in indices)] = value
-        self.stored[target] = out
+        self.stored[target] = _held(out, target.dtype)
 
     def _windows(self) -> list[tuple[int, int]]:
         """Ranges of the first iterator such that nothing evaluated over one of them has more than `CHUNK` elements."""
@@ -236,8 +238,14 @@ class _Block:
 
 def _cast(a: Array, e: Op) -> Array:
     if e.dtype.is_float:
-        return a.astype(np.float64)
-    return (np.trunc(a) if np.issubdtype(a.dtype, np.floating) else a).astype(e.dtype.numpy)
+        return _held(a.astype(np.float64), e.dtype)
+    return (np.trunc(a) if is_floating(a.dtype) else a).astype(e.dtype.numpy)
+
+
+def _held(a: Array, dtype: DType) -> Array:
+    """Float64 values that a 16-bit type has; of wider types any."""
+    with np.errstate(over="ignore"):
+        return a.astype(dtype.numpy).astype(np.float64) if dtype.is_half else a
 
 
 _NUMPY: Mapping[str, Any] = {

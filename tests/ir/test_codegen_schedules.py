@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.ir import codegen_cases as make
 from tests.ir.codegen_runner import Compiled, opened
 
-from relax_tune.ir.dtype import DType, bool_, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.dtype import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import Expr, and_, call, cast, const, div, floormod, lt, maximum, minimum, not_, select
 from relax_tune.ir.interp import run_prim
 from relax_tune.runtime.device.base import Device
@@ -148,6 +148,11 @@ VALUES: list[tuple[str, DType, DType, Callable[[Expr], Expr]]] = [
     ("f16 to f32", f16, f32, lambda x: cast(x, f32) * 0.5),
     ("f32 to f16", f32, f16, lambda x: cast(x * 0.5, f16)),
     ("same f16", f16, f16, lambda x: x),
+    ("i32 to f16", i32, f16, lambda x: cast(x, f16)),
+    ("bool to bf16", bool_, bf16, lambda x: cast(x, bf16)),
+    ("bf16 to i8", bf16, i8, lambda x: cast(x * 4.0, i8)),
+    ("same bf16", bf16, bf16, lambda x: select(lt(x, 0.0), maximum(x, -2.0), x)),
+    ("f16 to bf16 to f32", f16, f32, lambda x: cast(cast(x, bf16), f32) * 0.5),
     ("same", i8, i8, lambda x: x),
     ("same bool", bool_, bool_, lambda x: x),
 ]

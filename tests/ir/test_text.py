@@ -12,7 +12,7 @@ from tests.ir import zoo
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import bool_, f16, f32, f64, i8, i32, i64
+from relax_tune.ir.dtype import bf16, bool_, f16, f32, f64, i8, i32, i64
 from relax_tune.ir.expr import (
     Expr,
     Tunable,
@@ -107,6 +107,7 @@ def test_round_trip_of_expressions_without_folding(e: Expr) -> None:
 @pytest.mark.parametrize(
     "e",
     [
+        const(-1.5, bf16), cast(X, bf16),
         const(0.1), const(-0.0), const(1e-30), const(float("inf")), const(float("-inf")), const(float("nan")),
         const(3, i8), const(-3, i32), const(0.5, f16), const(2.5, f64), const(float("inf"), f64), const(True), const(2**40),
         X * 2.0, X * const(-2.0), call("pow", X, const(2.0)), cast(X, f16), cast(VI, f32) + X, -VI, VI - (VJ - 1), (VI - VJ) - 1,

@@ -193,7 +193,7 @@ def test_constants_of_every_dtype_and_odd_shapes(tmp_path: Path, small: Any) -> 
     program = small.program("c")
     three = program.buffers[1].shape[0]
     zero = program.calls[1].choice  # the slot of the constant 0
-    dtypes = ["bool", "int8", "uint8", "int32", "int64", "float16", "float64"]
+    dtypes = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float64"]
     extra = [BufferSpec(f"k.{d}", d, (three, three), "const") for d in dtypes]
     extra += [BufferSpec("scalar", "float32", (), "const"), BufferSpec("empty", "float32", (zero, three), "const")]
     program = replace(program, buffers=(*program.buffers, *extra))

@@ -1,4 +1,4 @@
-"""The runtime works where only NumPy and safetensors are installed."""
+"""The runtime works where only NumPy with ml_dtypes and safetensors are installed."""
 
 from __future__ import annotations
 

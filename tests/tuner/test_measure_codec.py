@@ -26,7 +26,7 @@ from relax_tune.tuner.measure.messages import (
 
 seconds = st.floats(0, 1e6, allow_nan=False)
 symbols = st.dictionaries(st.sampled_from(["n", "m", "b"]), st.integers(-(2**63), 2**63 - 1), max_size=3)
-dtypes = st.sampled_from(["float32", "float64", "float16", "int32", "int64", "int8", "uint8", "bool"])
+dtypes = st.sampled_from(["float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool"])
 arrays = st.builds(
     lambda name, shape, seed: np.random.default_rng(seed).integers(0, 2, shape).astype(name),
     dtypes,
@@ -222,7 +222,7 @@ def test_wrong_symbols_are_refused(wrong: dict[str, int]) -> None:
     ],
 )
 def test_floats_are_compared_with_tolerance(found: list[float], wanted: list[float], right: bool) -> None:
-    for dtype in (np.float32, np.float64, np.float16):
+    for dtype in ("float32", "float64", "float16", "bfloat16"):
         text = difference("y", np.array(found, dtype), np.array(wanted, dtype), 1e-3, 1e-3)
         assert (text is None) == right, text
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from relax_tune.errors import UserError
+from relax_tune.ir.dtype import is_floating
 from relax_tune.runtime.program import Program
 from relax_tune.tuner.measure.inputs import buffer_shapes
 from relax_tune.tuner.report.console import make_table, ratio_text, seconds_text
@@ -57,7 +58,7 @@ def sample_inputs(program: Program, shape: Mapping[str, int], seed: int = 0) -> 
     arrays: list[NDArray[Any]] = []
     for index in program.inputs:
         dtype, fill = np.dtype(program.buffers[index].dtype), program.buffers[index].fill
-        if dtype.kind == "f":
+        if is_floating(dtype):
             arrays.append(generator.standard_normal(shapes[index]).astype(dtype))
         else:
             one = min(max(1, fill.low), fill.high - 1) if fill.kind == "integers" else 1
