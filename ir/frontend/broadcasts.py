@@ -12,6 +12,7 @@ from relax_tune.ir.expr import Expr, as_int, const, le
 from relax_tune.ir.frontend.decompositions import Emit, Made
 from relax_tune.ir.graph import Call, Value
 from relax_tune.ir.graph_builder import info_of
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import Deduction, OperatorSpec, axis_index
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Binary, Unary
@@ -29,6 +30,9 @@ def before_broadcasts(op: OperatorSpec, args: Sequence[Value], made: Made, emit:
     """f(broadcast(x), y) = broadcast(f(x, y)), and no broadcast at all where y has the dims; None when nothing changes.
 
     A view that only adds dims of 1 moves behind the operator too, where the other arguments have no dims."""
+    if isinstance(op, Attention) and len(args) == 4:
+        mask = _without_leading_ones(_source(args[3], made, ctx), made, len(shape_of(args[0])))
+        return None if mask is args[3] else emit(op, *args[:3], mask)
     if not isinstance(op, (Unary, Binary, Where)):
         return None
     wide = [p for p, a in enumerate(args) if shape_of(a)]

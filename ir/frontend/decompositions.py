@@ -12,11 +12,12 @@ from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Expr, as_int
 from relax_tune.ir.graph import Call, Constant, Value
 from relax_tune.ir.graph_builder import info_of
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Erf, Gelu, MaximumScalar, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, ExpandDims, Permute, Reshape
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Sum
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Softmax, Sum
 from relax_tune.ir.struct_info import TensorInfo
 
 Made = dict[Value, Call]
@@ -92,6 +93,32 @@ def _matmul_transposed(op: OperatorSpec, args: Sequence[Value], made: Made, emit
     if n < 2 or call.op.axes != (*range(n - 2), n - 1, n - 2):
         return None
     return emit(Matmul(transpose_b=True), args[0], call.args[0])
+
+
+def _attention(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
+    """softmax(q @ transpose(k) * scale + mask) @ v, with or without the mask."""
+    weights = _made(args[0], Softmax, made)
+    if weights is None or op != Matmul():
+        return None
+    added = _made(weights.args[0], Add, made)
+    pairs = [(weights.args[0], None)] if added is None else [added.args, added.args[::-1]]
+    for scores, mask in pairs:
+        scaled = _made(scores, MulScalar, made)
+        product = None if scaled is None else _made(scaled.args[0], Matmul, made)
+        if scaled is None or product is None or product.op != Matmul(transpose_b=True):
+            continue
+        assert isinstance(scaled.op, MulScalar)
+        (q, k), v = product.args, args[1]
+        lead = _shape(q)[:-2]
+        whole = (*lead, *_shape(q)[-2:-1], *_shape(k)[-2:-1])
+        if len(whole) < 2 or _shape(k)[:-2] != lead or _shape(v)[:-1] != _shape(k)[:-1] or _shape(scores) != whole:
+            continue
+        if mask is None:
+            return emit(Attention(scaled.op.value, hides_rows=False), q, k, v)
+        own = _shape(mask)
+        if len(own) <= len(whole) and all(as_int(d) == 1 or d == w for d, w in zip(own[::-1], whole[::-1])):
+            return emit(Attention(scaled.op.value, hides_rows=False), q, k, v, mask)
+    return None
 
 
 def _reshape(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
@@ -236,7 +263,7 @@ def _mean_pool(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) 
 
 
 RULES: Mapping[type[OperatorSpec], tuple[Rule, ...]] = {
-    Matmul: (_matmul_scale, _matmul_transposed),
+    Matmul: (_matmul_scale, _matmul_transposed, _attention),
     Reshape: (_reshape,),
     Mul: (_gelu,),
     MulScalar: (_gelu,),

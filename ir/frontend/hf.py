@@ -20,11 +20,12 @@ from relax_tune.ir.frontend.hf_weights import Weights
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Constant, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Gelu, MulScalar, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import ExpandDims, Permute, Reshape, Slice, Take
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, MeanPool, Softmax
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, MeanPool
 
 Pooling = Literal["mean", "cls"]
 SUPPORTED = ("bert", *FAMILIES)
@@ -205,9 +206,8 @@ class _Bert:
             return g.call(Permute((0, 2, 1, 3)), g.call(split, y), hint=part)
 
         q, k, v = heads("query"), heads("key"), heads("value")
-        scores = g.call(MulScalar(float(1 / np.sqrt(size))), g.call(Matmul(transpose_b=True), q, k), hint="scores")
-        weights = g.call(Softmax(), g.call(Add(), scores, bias))
-        context = g.call(Permute((0, 2, 1, 3)), g.call(Matmul(), weights, v), hint="context")
+        seen = g.call(Attention(float(1 / np.sqrt(size)), hides_rows=False), q, k, v, bias)
+        context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
         context = g.call(Reshape((*dims, const(c.hidden))), context)
         out = self.linear(context, f"{name}.attention.output.dense", c.hidden, c.hidden)
         x = self.norm(g.call(Add(), out, x), f"{name}.attention.output.LayerNorm")

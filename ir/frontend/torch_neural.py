@@ -10,12 +10,11 @@ from relax_tune.ir.frontend.pieces import cast_to, on_last
 from relax_tune.ir.frontend.torch_node import Handler, Node, as_item, as_value, number_of
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import product
-from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, MaximumScalar, Mul, MulScalar, Rsqrt, Sqrt, Sub
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.gather import GatherElements
 from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Equal, LessEqual, Where
 from relax_tune.ir.op.movement import BroadcastTo, ExpandDims, Reshape
 from relax_tune.ir.op.numeric import Log
 from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
@@ -47,21 +46,39 @@ def grouped_product(w: Writer, a: Value, b: Value, transpose_b: bool = False) ->
     permute = w.made.get(b)
     if not transpose_b and permute is not None and getattr(permute.op, "axes", None) == (0, 1, 3, 2):
         return grouped_product(w, a, permute.args[0], True)
+    found, left, dims, same = _spread(w, b), tensor_dims(a), tensor_dims(b), w.g.deduction.same
+    if found is None or len(left) != 4 or not (same(left[0], dims[0]) and same(left[1], dims[1])):
+        return w.emit(Matmul(transpose_b), a, b)
+    wide, spread = found
+    grouped = w.reshape(a, [*spread[:3], *left[2:]])
+    y = w.emit(Matmul(transpose_b), grouped, wide)
+    return w.reshape(y, [*left[:2], *tensor_dims(y)[3:]])
+
+
+def _spread(w: Writer, b: Value) -> tuple[Value, tuple[Expr, ...]] | None:
+    """Of `b` (..., h * g, i, j) that is (..., h, 1, i, j) with every head repeated: that one and the dims (..., h, g, i, j)."""
     call = w.made.get(b)
     wide = w.made.get(call.args[0]) if call is not None and isinstance(call.op, Reshape) else None
-    if wide is None or not isinstance(wide.op, BroadcastTo):
-        return w.emit(Matmul(transpose_b), a, b)
-    own, spread, dims, left = (*map(tensor_dims, (wide.args[0], call.args[0], b)), tensor_dims(a))  # type: ignore[union-attr]
+    if call is None or wide is None or not isinstance(wide.op, BroadcastTo):
+        return None
+    own, spread, dims = map(tensor_dims, (wide.args[0], call.args[0], b))
     same = w.g.deduction.same
     if not (
-        len(own) == len(spread) == 5 and len(dims) == len(left) == 4 and as_int(own[2]) == 1
+        len(own) == len(spread) == 5 and len(dims) == 4 and as_int(own[2]) == 1
         and all(p == 2 or same(own[p], spread[p]) for p in range(5)) and same(spread[0], dims[0])
-        and same(spread[3], dims[2]) and same(spread[4], dims[3]) and same(left[0], dims[0]) and same(left[1], dims[1])
+        and same(spread[3], dims[2]) and same(spread[4], dims[3])
     ):  # fmt: skip
-        return w.emit(Matmul(transpose_b), a, b)
-    grouped = w.reshape(a, [*spread[:3], *left[2:]])
-    found = w.emit(Matmul(transpose_b), grouped, wide.args[0])
-    return w.reshape(found, [*left[:2], *tensor_dims(found)[3:]])
+        return None
+    return wide.args[0], spread
+
+
+def _unrepeated(w: Writer, b: Value) -> Value | None:
+    """The heads (b, h, i, j) that `b` (b, h * g, i, j) repeats."""
+    found = _spread(w, b)
+    if found is None:
+        return None
+    dims = tensor_dims(found[0])
+    return w.reshape(found[0], [*dims[:2], *dims[3:]])
 
 
 def _addmm(w: Writer, n: Node) -> Item:
@@ -83,53 +100,31 @@ def _plain_product(w: Writer, n: Node) -> Item:
 
 
 def _attention(w: Writer, n: Node) -> Item:
-    """`softmax(q @ k.T * scale + mask) @ v`; rows that the mask hides altogether give 0, as in torch."""
+    """Rows that the mask hides altogether give 0, as in torch."""
     q, k, v = (w.tensor(n.item(p)) for p in range(3))
-    mask, causal = n.given(3, "attn_mask"), n.given(5, "is_causal", False)
+    mask, causal = n.given(3, "attn_mask"), bool(n.given(5, "is_causal", False))
     if number_of(n.given(4, "dropout_p", 0.0)):
         raise n.refuse("wanted inference (dropout_p 0); export the model in eval mode")
-    if n.given(7, "enable_gqa", False):
-        k, v = (_repeated_heads(w, n, t, tensor_dims(q)) for t in (k, v))
     scale = number_of(n.given(6, "scale"))
     if scale is None:
         width = as_int(tensor_dims(q)[-1])
         if width is None:
             raise n.refuse(f"wanted a scale, or heads whose width is a number, found {tensor_dims(q)[-1]!r}")
         scale = float(width**-0.5)
-    scores = w.emit(MulScalar(scale), grouped_product(w, q, k, True))
-    low = n.dtype.lowest
-    if causal:
-        shown = _not_after(w, tensor_dims(scores)[-2], tensor_dims(scores)[-1])
-        scores = w.emit(Where(), shown, scores, w.literal(low, n.dtype))
-    if isinstance(mask, Item) and mask.dtype is bool_:
-        shown = w.tensor(mask)
-        weights = w.emit(Softmax(), w.emit(Where(), shown, scores, w.literal(low, n.dtype)))
-        weights = w.emit(Where(), shown, weights, w.literal(0.0, n.dtype))
-    elif mask is not None:
-        shifted = w.emit(Add(), scores, as_value(w, mask, n.dtype))
-        hidden = w.emit(Equal(), shifted, w.literal(float("-inf"), n.dtype))
-        weights = w.emit(Softmax(), w.emit(MaximumScalar(low), shifted))
-        weights = w.emit(Where(), hidden, w.literal(0.0, n.dtype), weights)
-    else:
-        weights = w.emit(Softmax(), scores)
-    return w.of(grouped_product(w, weights, v))
+    k, v = once_per_group(w, q, k, v)
+    truth = isinstance(mask, Item) and mask.dtype is bool_
+    given = () if mask is None else (as_value(w, mask, bool_ if truth else n.dtype),)
+    return w.of(w.emit(Attention(scale, causal), q, k, v, *given))
 
 
-def _not_after(w: Writer, rows: Expr, columns: Expr) -> Value:
-    """(rows, columns), true where the column is not after the row."""
-    return w.emit(LessEqual(), w.emit(Iota(columns)), w.emit(ExpandDims((1,)), w.emit(Iota(rows))))
-
-
-def _repeated_heads(w: Writer, n: Node, x: Value, like: tuple[Expr, ...]) -> Value:
-    """Heads (b, h, s, d) each repeated to as many as `like` (b, h * g, ...) has."""
-    dims = tensor_dims(x)
-    heads, wanted = as_int(dims[-3]), as_int(like[-3])
-    if len(dims) != 4 or not heads or not wanted or wanted % heads:
-        raise n.refuse(f"wanted 4 dims and heads that divide {like[-3]!r}, found {dims!r}")
-    if heads == wanted:
-        return x
-    wide = w.emit(BroadcastTo((dims[0], dims[1], const(wanted // heads), *dims[2:])), w.emit(ExpandDims((2,)), x))
-    return w.reshape(wide, [dims[0], like[-3], *dims[2:]])
+def once_per_group(w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
+    """Keys and values as they are before each head is repeated for the query heads that share it."""
+    own = [_unrepeated(w, t) for t in (k, v)]
+    if any(t is None for t in own) or len({tensor_dims(t)[1] for t in own if t is not None}) != 1:
+        return k, v
+    heads = tensor_dims(q)
+    fit = len(heads) == 4 and all(w.g.deduction.same(tensor_dims(t)[1], heads[1]) for t in (k, v))
+    return (own[0], own[1]) if fit and own[0] is not None and own[1] is not None else (k, v)
 
 
 # rows

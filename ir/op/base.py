@@ -10,7 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.dtype import DType, is_floating
 from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, mul, substitute
 from relax_tune.ir.function import Bound, PrimFunc
-from relax_tune.ir.graph import Operator
+from relax_tune.ir.graph import Operator, Value
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 
 Array = NDArray[Any]
@@ -82,6 +82,20 @@ class Deduction:
             self.checks.append(check)
 
 
+class Decomposer(Protocol):
+    """Writes the simpler operators that one is made of."""
+
+    @property
+    def deduction(self) -> Deduction:
+        """What is known of the symbols."""
+
+    def call(self, op: OperatorSpec, *args: Value, hint: str | None = None) -> Value:
+        """The result of an operator; `hint` names it. Raises DeduceError."""
+
+    def literal(self, value: float, dtype: DType) -> Value:
+        """A constant without dims."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorSpec(Operator):
     """Base of every operator. Subclasses set `name` and `arity`, and declare their attributes as fields."""
@@ -101,6 +115,11 @@ class OperatorSpec(Operator):
 
         consts: which arguments hold the same values at every call; ctx: what is known of the symbols.
         """
+
+    def decompose(self, args: Sequence[Value], infos: Sequence[TensorInfo], g: Decomposer) -> Value | None:
+        """The same result by simpler operators, written with `g`, for arguments of fully known annotations; None where its own
+        loops are better. A rule that wants the operator whole runs before `passes/decompose`."""
+        return None
 
     @abstractmethod
     def evaluate(self, arrays: Sequence[Array]) -> Array | tuple[Array, ...]:

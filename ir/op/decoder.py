@@ -10,7 +10,7 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.expr import Expr, add, as_int, call, cast, const, div, le, lt, maximum, mul, select, sub
+from relax_tune.ir.expr import Expr, add, and_, as_int, call, cast, const, div, eq, le, lt, maximum, mul, select, sub
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import (
     Array,
@@ -66,12 +66,14 @@ class RmsNorm(RowOperator):
 class CausalSoftmax(RowOperator):
     """Softmax over the last axis in which a row sees no column after its own position: x (..., r, m).
 
-    Row `i` stands at position `offset + i // group` and sees the columns up to and with that one; the others give 0.
-    offset: the number of earlier positions, at least 0. group: how many neighbouring rows share one position.
+    Row `i` stands at position `offset + i // group` and sees the columns up to and with that one, or with a window the last
+    `window` of them; the others give 0. offset: the number of earlier positions, at least 0. group: how many neighbouring rows
+    share one position.
     """
 
     offset: Expr
     group: int = 1
+    window: int | None = None
     name: ClassVar[str] = "causal_softmax"
     arity: ClassVar[int] = 1
 
@@ -79,6 +81,8 @@ class CausalSoftmax(RowOperator):
         (x,) = self.tensors(infos)
         if self.group < 1:
             raise DeduceError(f"{self.name}: wanted a group of at least 1 row, found {self.group}")
+        if self.window is not None and self.window < 1:
+            raise DeduceError(f"{self.name}: wanted a window of at least 1 position, found {self.window}")
         if x.ndim is not None and x.ndim < 2:
             raise DeduceError(f"{self.name}: wanted at least 2 dims, found {x!r}")
         return RowOperator.infer(self, infos, ctx)
@@ -95,14 +99,19 @@ class CausalSoftmax(RowOperator):
         zero = const(0, dtype)
 
         def seen(i: Sequence[Expr], value: Expr, hidden: Expr) -> Expr:
-            return select(le(i[-1], add(self.offset, i[-2] // self.group)), value, hidden)
+            row = add(self.offset, i[-2] // self.group)
+            near = le(i[-1], row)
+            near = near if self.window is None else and_(near, lt(sub(row, self.window), i[-1]))
+            return select(near, value, hidden)
 
         b.reduce(
             top, shape[-1:], lowest(dtype), lambda old, *i: maximum(old, seen(i, x[i], lowest(dtype))), "softmax_max"
         )
         b.compute(power, lambda *i: seen(i, call("exp", sub(x[i], top[i[:-1]])), zero), "softmax_exp")
         b.reduce(total, shape[-1:], zero, lambda old, *i: add(old, power[i]), "softmax_sum")
-        b.compute(y, lambda *i: div(power[i], total[i[:-1]]), "softmax")
+        # only behind a window can a row see nothing
+        by = (lambda t: t) if self.window is None else (lambda t: select(eq(t, zero), const(1, dtype), t))
+        b.compute(y, lambda *i: div(power[i], by(total[i[:-1]])), "softmax")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
@@ -110,10 +119,13 @@ class CausalSoftmax(RowOperator):
         rows, columns = x.shape[-2:]
         if columns == 0:
             return float_result(x, arrays, arrays[0].dtype)
-        seen = np.arange(columns) <= offset + np.arange(rows)[:, None] // self.group
+        row = offset + np.arange(rows)[:, None] // self.group
+        seen = np.arange(columns) <= row
+        seen = seen if self.window is None else seen & (row - self.window < np.arange(columns))
         top = np.where(seen, x, -np.inf).max(axis=-1, keepdims=True)
         e = np.where(seen, np.exp(np.where(seen, x - top, 0)), 0)
-        return float_result(e / e.sum(axis=-1, keepdims=True), arrays, arrays[0].dtype)
+        total = e.sum(axis=-1, keepdims=True)
+        return float_result(e / np.where(total == 0, 1, total), arrays, arrays[0].dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
@@ -91,6 +92,6 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         GatherND, GatherElements, Iota, Scalars,
         Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Rint, Fmod, Quotient, Modulo,
         Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
-        ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary,
+        ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary, Attention,
     )
 )  # fmt: skip

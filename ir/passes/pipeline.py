@@ -15,6 +15,7 @@ from relax_tune.ir.passes.canonical import Canonicalise
 from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
 from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.constants import FoldConstants
+from relax_tune.ir.passes.decompose import Decompose
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
@@ -28,6 +29,7 @@ Pass = Callable[[IRModule], IRModule]
 
 STANDARD: tuple[Pass, ...] = (
     Deduce(),
+    Decompose(),
     Canonicalise(),
     FoldConstants(),
     DeadCode(),

@@ -14,6 +14,7 @@ from relax_tune.ir.frontend.onnx import SUPPORTED, load_onnx
 from relax_tune.ir.frontend.onnx_known import KNOWN
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, Function
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.movement import Split
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
@@ -196,6 +197,25 @@ def title(case: tuple[str, Any]) -> str:
     return re.sub(r"\W+", "-", case[0].partition("{ ")[2] or case[0])[:50]
 
 
+ATTENTION = "(float[a, 4, n, 6] q, float[a, 2, m, 6] k, float[a, 2, m, 6] v"
+
+
+ATTENTIONS: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
+    (f"{ATTENTION}) => (float[a, 4, n, 6] y) {{ y = Attention(q, k, v) }}", []),
+    (f"{ATTENTION}, bool[n, m] x) => (float[a, 4, n, 6] y) {{ y = Attention<softcap = 2.0>(q, k, v, x) }}", [truths(3, 5)]),
+    (f"{ATTENTION}, float[a, 2, p, 6] pk, float[a, 2, p, 6] pv) => (float[a, 4, n, 6] y, float[a, 2, t, 6] nk, "
+     "float[a, 2, t, 6] nv) { y, nk, nv = Attention<is_causal = 1>(q, k, v, , pk, pv) }", [f(2, 2, 7, 6), f(2, 2, 7, 6)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, more", ATTENTIONS)
+def test_attention_is_one_operator(text: str, more: list[np.ndarray[Any, Any]]) -> None:
+    module = check(model(text, 24), [f(2, 4, 3, 6), f(2, 2, 5, 6), f(2, 2, 5, 6), *more], rtol=1e-4)
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    assert [type(b.value.op) for b in main.bindings if isinstance(b.value, Call)][-1] is Attention
+
+
 @pytest.mark.parametrize("case", CASES, ids=title)
 def test_operator(case: tuple[str, list[np.ndarray[Any, Any]]]) -> None:
     module = check(model(case[0]), case[1])
@@ -210,7 +230,7 @@ def test_newer_operator(case: tuple[int, str, list[np.ndarray[Any, Any]]]) -> No
 
 
 def test_every_handler_is_exercised() -> None:
-    text = " ".join(t for t, _ in (*CASES, *(c[1:] for c in NEWER)))
+    text = " ".join(t for t, _ in (*CASES, *(c[1:] for c in NEWER), *ATTENTIONS))
     used = set(re.findall(r"= (\w+)(?:<[^(]*>)?\(", text))
     assert set(SUPPORTED) - used == set()
 

@@ -11,7 +11,10 @@ import pytest
 from relax_tune.errors import DeduceError
 from relax_tune.ir.dtype import dtype, f32, f64, i32, i64
 from relax_tune.ir.expr import Var, as_int, const, expr
+from relax_tune.ir.graph import Call, Function
+from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.interp import run_prim
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
@@ -77,8 +80,11 @@ from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.scatter import ScatterElements, ScatterND
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.op.window import Conv, Pool
-from relax_tune.ir.passes.reference import evaluate_prim
+from relax_tune.ir.passes.decompose import Decompose
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.struct_info import TensorInfo, TupleInfo
+from relax_tune.ir.verify import verify
 
 RNG = np.random.default_rng(7)
 
@@ -93,6 +99,13 @@ def ints(low: int, high: int, *shape: int) -> np.ndarray[Any, Any]:
 
 def truths(*shape: int) -> np.ndarray[Any, Any]:
     return RNG.integers(0, 2, shape).astype(bool)
+
+
+def hiding(*shape: int) -> np.ndarray[Any, Any]:
+    """What is added to scores: minus infinity in places, and in the whole first row."""
+    found = np.where(RNG.random(shape) < 0.4, -np.inf, rand(*shape)).astype(np.float32)
+    found[0] = -np.inf
+    return found
 
 
 def dims(*shape: int) -> tuple[Any, ...]:
@@ -125,6 +138,20 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (CausalSoftmax(const(0)), [rand(2, 5, 5) * 5]),
     (CausalSoftmax(const(3), 2), [rand(6, 6) * 5]),
     (CausalSoftmax(const(1)), [rand(2, 3, 1)]),
+    (CausalSoftmax(const(2), 1, 3), [rand(4, 6) * 5]),
+    (CausalSoftmax(const(9), 1, 3), [rand(2, 3) * 5]),
+    (Attention(0.5), [rand(2, 3, 5, 4), rand(2, 3, 7, 4), rand(2, 3, 7, 6)]),
+    (Attention(0.5, softcap=0.7), [rand(5, 4), rand(7, 4), rand(7, 6)]),
+    (Attention(0.5, True, const(2)), [rand(1, 6, 5, 4), rand(2, 2, 7, 4), rand(1, 2, 7, 3)]),
+    (Attention(0.5, True, const(2), 2), [rand(3, 10, 4), rand(3, 7, 4), rand(3, 7, 4)]),
+    (Attention(0.5, True, const(0), 1, 2), [rand(3, 5, 4), rand(1, 5, 4), rand(1, 5, 4)]),
+    (Attention(0.5, True, const(6)), [rand(2, 1, 4), rand(2, 7, 4), rand(2, 7, 4)]),
+    (Attention(0.5), [rand(2, 4, 3, 4), rand(2, 2, 5, 4), rand(2, 2, 5, 4), truths(2, 4, 3, 5)]),
+    (Attention(0.5), [rand(2, 4, 3, 4), rand(2, 2, 5, 4), rand(2, 2, 5, 4), np.zeros((3, 5), bool)]),
+    (Attention(0.5), [rand(2, 3, 4), rand(2, 5, 4), rand(2, 5, 4), hiding(3, 5)]),
+    (Attention(0.5, True, hides_rows=False), [rand(2, 3, 4), rand(2, 3, 4), rand(2, 3, 4), rand(2, 1, 3)]),
+    (Attention(0.5), [rand(2, 3, 4), rand(2, 0, 4), rand(2, 0, 4)]),
+    (Attention(0.5, True), [rand(2, 0, 4), rand(2, 3, 4), rand(2, 3, 4)]),
     (Rotary(const(0), 1), [rand(2, 5, 3, 8), rand(7, 4), rand(7, 4)]),
     (Rotary(const(2), -2), [rand(5, 6), rand(7, 3), rand(7, 3)]),
     (L2Normalize(1e-12), [rand(3, 11)]),
@@ -238,6 +265,25 @@ def test_loops_compute_what_numpy_says(case: tuple[OperatorSpec, list[np.ndarray
         np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)
     for got, w in zip(evaluate_prim(func, arrays), wanted, strict=True):
         np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)
+
+
+MADE_OF_OTHERS = [c for c in CASES if type(c[0]).decompose is not OperatorSpec.decompose]
+
+
+@pytest.mark.parametrize("case", MADE_OF_OTHERS, ids=lambda c: f"{c[0].name}-{'-'.join(str(a.shape) for a in c[1])}")
+def test_what_an_operator_is_made_of_means_the_same(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
+    op, arrays = case
+    g = GraphBuilder()
+    args = [g.input(f"x{p}", info(a).shape, info(a).dtype) for p, a in enumerate(arrays)]
+    module = g.finish(g.call(op, *args, hint="result"))
+    made = Decompose()(module)
+    main = made.functions["main"]
+    assert isinstance(main, Function) and main.bindings[-1].var.name == "result"
+    assert not any(isinstance(b.value, Call) and b.value.op == op for b in main.bindings)
+    verify(made)
+    wanted = op.evaluate(arrays)
+    for form in (made, lower(module).module):
+        np.testing.assert_allclose(evaluate_function(form, arrays), wanted, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[1][0].dtype == np.float32], ids=lambda c: c[0].name)

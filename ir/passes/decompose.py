@@ -1,0 +1,83 @@
+"""Operators made of others become those, where nothing took them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.deduce import infer_value, info_of
+from relax_tune.ir.dtype import DType
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import AnyBinding, Binding, Call, Constant, Value
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.passes.rewriter import Emitter, map_graphs, rewrite_function
+from relax_tune.ir.struct_info import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Decompose:
+    """Every call of an operator that says what it is made of (`OperatorSpec.decompose`) becomes those calls: attention two
+    products around a softmax, an einsum one product. Calls whose dims are not known stay."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        constants: dict[str, NDArray[Any]] = dict(module.constants)
+        literals: dict[tuple[float, DType], Constant] = {}
+        env = env_of(module.bounds)
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            value = out.value(binding.value)
+            if not isinstance(binding, Binding) or not isinstance(value, Call):
+                out.keep(binding)
+                return
+            infos = [i for i in map(info_of, value.args) if isinstance(i, TensorInfo)]
+            known = len(infos) == len(value.args) and all(i.shape is not None and i.dtype is not None for i in infos)
+            if not known or not isinstance(value.op, OperatorSpec):
+                out.keep(binding)
+                return
+            start = len(out.bindings)
+            found = value.op.decompose(value.args, infos, _Writer(out, Deduction(env), constants, literals))
+            if found is None:
+                out.keep(binding)
+            elif len(out.bindings) > start and out.bindings[-1].var is found:
+                # the last call keeps the name that the model gives the result
+                last = out.bindings.pop()
+                out.bindings.append(Binding(binding.var, last.value))
+            else:
+                out.mapping[binding.var] = found
+
+        new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
+        return module if new is module else replace(new, constants=constants)
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """What operators write their parts with."""
+
+    out: Emitter
+    deduction: Deduction
+    constants: dict[str, NDArray[Any]]
+    literals: dict[tuple[float, DType], Constant] = field(default_factory=dict)
+
+    def call(self, op: OperatorSpec, *args: Value, hint: str | None = None) -> Value:
+        call = Call(op, args)
+        return self.out.bind(call, infer_value(call, self.deduction), hint or op.name)
+
+    def literal(self, value: float, dtype: DType) -> Constant:
+        key = (value, dtype)
+        if key not in self.literals:
+            name = _free("literal", self.constants)
+            self.constants[name] = np.asarray(value, dtype.numpy)
+            self.literals[key] = Constant(name, TensorInfo((), dtype))
+        return self.literals[key]
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    found, i = name, 0
+    while found in taken:
+        i += 1
+        found = f"{name}_{i}"
+    return found
