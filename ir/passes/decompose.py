@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from relax_tune.ir.dtype import DType
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Call, Constant, Value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.passes.constants import add_constant
 from relax_tune.ir.passes.rewriter import Emitter, map_graphs, rewrite_function
 from relax_tune.ir.struct_info import TensorInfo
 
@@ -39,7 +39,7 @@ class Decompose:
                 out.keep(binding)
                 return
             start = len(out.bindings)
-            found = value.op.decompose(value.args, infos, _Writer(out, Deduction(env), constants, literals))
+            found = value.op.decompose(value.args, infos, _Writer(out, Deduction(out.env), constants, literals))
             if found is None:
                 out.keep(binding)
             elif len(out.bindings) > start and out.bindings[-1].var is found:
@@ -49,7 +49,7 @@ class Decompose:
             else:
                 out.mapping[binding.var] = found
 
-        new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
+        new = map_graphs(module, lambda f, _: rewrite_function(f, visit, env))
         return module if new is module else replace(new, constants=constants)
 
 
@@ -69,15 +69,5 @@ class _Writer:
     def literal(self, value: float, dtype: DType) -> Constant:
         key = (value, dtype)
         if key not in self.literals:
-            name = _free("literal", self.constants)
-            self.constants[name] = np.asarray(value, dtype.numpy)
-            self.literals[key] = Constant(name, TensorInfo((), dtype))
+            self.literals[key] = add_constant(self.constants, "literal", np.asarray(value, dtype.numpy))
         return self.literals[key]
-
-
-def _free(name: str, taken: Mapping[str, object]) -> str:
-    found, i = name, 0
-    while found in taken:
-        i += 1
-        found = f"{name}_{i}"
-    return found
