@@ -193,7 +193,11 @@ class Writer:
     def _widened(self, value: Value) -> Value:
         """16-bit floats as 32-bit ones; other values, such as a mask of truth values, as they are."""
         info = info_of(value)
-        return self.emit(Cast(f32), value) if isinstance(info, TensorInfo) and info.dtype is not None and info.dtype.is_half else value
+        return (
+            self.emit(Cast(f32), value)
+            if isinstance(info, TensorInfo) and info.dtype is not None and info.dtype.is_half
+            else value
+        )
 
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
         """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the
