@@ -13,14 +13,16 @@ from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.errors import BuildError, RelaxTuneError, UserError
+from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.deduce import info_of
-from relax_tune.ir.expr import Var
+from relax_tune.ir.expr import Expr, Var, substitute
 from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, GVar, TupleItem, TupleValue, Value
 from relax_tune.ir.graph import Call as GraphCall
+from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory, Tensor
+from relax_tune.ir.passes.memory import SYMBOLIC, MemoryPlan, PlanMemory, Tensor, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.runtime.plan import Entry, choice_slot
@@ -130,15 +132,17 @@ def build_program(
     target: CodeTarget,
     policy: Policy = "measured",
     name: str = "main",
+    memory: PlanMemory = SYMBOLIC,
 ) -> BuildResult:
-    """Plan every task and emit the model's program. `choices` by the name of the tensor function in the module."""
+    """Plan every task and emit the model's program. `choices` by the name of the tensor function in the module; `memory` says how
+    storages are planned."""
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
         records = store.query(target_key, own.task.key)
         plans[callee] = plan_task(own, records, policy)
         notes += _notes(callee, plans[callee], records, policy)
-    emitter = _Emitter(lowered, choices, plans, ProgramBuilder(name, target))
+    emitter = _Emitter(lowered, choices, plans, ProgramBuilder(name, target), memory)
     return BuildResult(emitter.run(), plans, tuple(notes))
 
 
@@ -162,6 +166,23 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
     return found
 
 
+def workspaces(
+    lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], builder: ProgramBuilder
+) -> dict[GVar, tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]]:
+    """Bytes every call needs while it runs, whichever of its variants that is, and which of them each variant uses."""
+    env = env_of(lowered.module.bounds)
+    found = {}
+    for binding in lowered.main.bindings:
+        call = binding.value
+        if isinstance(call, CallTIR):
+            own, plan = choices[call.callee], plans[call.callee]
+            meaning = site_symbols(own.task.func, call)
+            variants = [own.stages(plan.variants[key]) for key in plan.plan.variants]
+            needs = [builder.workspaces(stages, own.task.func.buffers) for stages in variants]
+            found[binding.var] = overlay([[simplify(substitute(e, meaning), env) for e in n] for n in needs], env)
+    return found
+
+
 class _Emitter:
     """Walks the graph function once and declares arrays, calls and checks."""
 
@@ -171,6 +192,7 @@ class _Emitter:
         choices: Mapping[str, Choices],
         plans: Mapping[str, TaskPlan],
         builder: ProgramBuilder,
+        memory: PlanMemory,
     ) -> None:
         self.lowered = lowered
         self.choices = choices
@@ -180,7 +202,10 @@ class _Emitter:
         self.arrays: dict[Tensor, int] = {}
         self.definitions = {x.var: x.value for x in lowered.main.bindings}
         self.constants: dict[str, int] = {}
-        self.memory: MemoryPlan = PlanMemory().plan(lowered.module, lowered.main.name)
+        found = workspaces(lowered, choices, plans, builder)
+        self.places = {v: places for v, (_, places) in found.items()}
+        sizes = {v: sizes for v, (sizes, _) in found.items()}
+        self.memory: MemoryPlan = memory.plan(lowered.module, lowered.main.name, sizes)
 
     def run(self) -> Program:
         module, main, b = self.lowered.module, self.lowered.main, self.builder
@@ -297,9 +322,11 @@ class _Emitter:
         symbols: SlotOf = {v: b.slot(e, self.symbols) for v, e in meaning.items()}
         keys = task_plan.plan.variants
         variants: list[Variant] = []
-        for key in keys:
+        workspaces = [storages[number] for number in self.memory.workspaces.get(var, ())]
+        for key, places in zip(keys, self.places[var], strict=True):
             record = task_plan.variants[key]
-            variants.append(b.variant(record.kind, key, choices.stages(record), arguments, symbols))
+            own = [workspaces[p] for p in places]
+            variants.append(b.variant(record.kind, key, choices.stages(record), arguments, symbols, own))
         entries = []
         for entry in task_plan.plan.entries:
             guard = None

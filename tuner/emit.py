@@ -6,13 +6,13 @@ A candidate under measurement and a whole built model are put together by the sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
-from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, postorder
+from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, postorder, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks
 from relax_tune.runtime.program import (
@@ -97,7 +97,7 @@ class ProgramBuilder:
     calls: list[Call] = field(default_factory=list)
     _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
-    _scratch: dict[int, int] = field(default_factory=dict)
+    _split: dict[PrimFunc, tuple[PrimFunc, ...]] = field(default_factory=dict)
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> int:
         """Declare a program symbol; returns its slot."""
@@ -134,49 +134,71 @@ class ProgramBuilder:
         self.storages.append(self.slot(nbytes, symbols))
         return len(self.storages) - 1
 
-    def scratch(self, position: int, nbytes: Expr, symbols: SlotOf) -> int:
-        """The `position`-th scratch storage, shared by all calls (they run one after another) and grown to the largest."""
-        slot = self.slot(nbytes, symbols)
-        if position in self._scratch:
-            index = self._scratch[position]
-            self.storages[index] = self.scalars.op(ScalarOp.MAX, self.storages[index], slot)
-            return index
-        self.storages.append(slot)
-        self._scratch[position] = len(self.storages) - 1
-        return self._scratch[position]
+    def workspaces(self, stages: Sequence[Stage], params: Iterable[Buffer]) -> tuple[Expr, ...]:
+        """Bytes of every array that a variant's stages share beyond the task's parameters, over the task's symbols."""
+        shared, sizes = set(params), list[Expr]()
 
-    def variant(
-        self, label: str, key: str, stages: Sequence[Stage], arguments: Mapping[Buffer, int], symbols: SlotOf
-    ) -> Variant:
-        """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; buffers the stages
-        share beyond those become scratch memory; `prepare` blocks become packed arrays written once."""
-        known = dict(arguments)
-        steps: list[Step] = []
-        used_scratch = 0
+        def need(wanted: Iterable[Buffer], held: set[Buffer], meaning: Mapping[Var, Expr]) -> None:
+            new = [b for b in dict.fromkeys(wanted) if b not in held]
+            held.update(new)
+            sizes.extend(substitute(nbytes(b), meaning) for b in new)
+
         for stage in stages:
             if isinstance(stage, LibraryStage):
-                used_scratch = self._declare(stage.buffers, known, used_scratch, symbols)
+                need(stage.buffers, shared, {})
+                continue
+            need(stage.arguments.values(), shared, {})
+            inner = set(stage.arguments) if stage.arguments else shared
+            for part in self._parts(stage.func):
+                if _runs_once(part):
+                    inner.update(part.buffers)
+                else:
+                    need(part.buffers, inner, stage.meaning)
+        return tuple(sizes)
+
+    def variant(
+        self,
+        label: str,
+        key: str,
+        stages: Sequence[Stage],
+        arguments: Mapping[Buffer, int],
+        symbols: SlotOf,
+        workspaces: Sequence[int] = (),
+    ) -> Variant:
+        """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; `workspaces` are the
+        storages of what `ProgramBuilder.workspaces` lists; `prepare` blocks become packed arrays written once."""
+        known = dict(arguments)
+        steps: list[Step] = []
+        left = iter(workspaces)
+        for stage in stages:
+            if isinstance(stage, LibraryStage):
+                self._declare(stage.buffers, known, left, symbols)
                 scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
                 steps.append(Step("library", stage.routine, tuple(known[b] for b in stage.buffers), scalars))
                 continue
-            used_scratch = self._declare(tuple(stage.arguments.values()), known, used_scratch, symbols)
+            self._declare(tuple(stage.arguments.values()), known, left, symbols)
             inner = {p: known[b] for p, b in stage.arguments.items()} if stage.arguments else known
             own = {v: self.slot(e, symbols) for v, e in stage.meaning.items()} if stage.meaning else symbols
-            for part in split_kernels(stage.func):
-                if blocks(part.body) and all(b.role == "prepare" for b in blocks(part.body)):
+            for part in self._parts(stage.func):
+                if _runs_once(part):
                     self._prepare(part, inner, own)
                     continue
-                used_scratch = self._declare(part.buffers, inner, used_scratch, own)
+                self._declare(part.buffers, inner, left, own)
                 steps.append(self._step(part, inner, own))
         return Variant(label, tuple(steps), key)
 
-    def _declare(self, wanted: Sequence[Buffer], known: dict[Buffer, int], used: int, symbols: SlotOf) -> int:
+    def _declare(
+        self, wanted: Sequence[Buffer], known: dict[Buffer, int], left: Iterator[int], symbols: SlotOf
+    ) -> None:
         for b in wanted:
             if b not in known:
-                storage = self.scratch(used, nbytes(b), symbols)
-                known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, storage)
-                used += 1
-        return used
+                known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, next(left))
+
+    def _parts(self, func: PrimFunc) -> tuple[PrimFunc, ...]:
+        """The kernels of a function, split once for all calls."""
+        if func not in self._split:
+            self._split[func] = split_kernels(func)
+        return self._split[func]
 
     def _prepare(self, part: PrimFunc, known: dict[Buffer, int], symbols: SlotOf) -> None:
         target = next(b for b in part.buffers if any(x.body.buffer is b for x in blocks(part.body)))
@@ -238,6 +260,12 @@ def nbytes(buffer: Buffer) -> Expr:
     return total
 
 
+def _runs_once(part: PrimFunc) -> bool:
+    """Whether a kernel only prepares constants."""
+    found = blocks(part.body)
+    return bool(found) and all(b.role == "prepare" for b in found)
+
+
 def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
     """Whether a parameter is a weight of fixed size, which can be packed ahead; a weight that grows with a symbol is an input."""
     return buffer in func.consts and not free_vars(*buffer.shape)
@@ -275,6 +303,7 @@ def candidate_program(
             inputs.append(arguments[b])
         elif role == "output":
             outputs.append(arguments[b])
-    variant = builder.variant(label, "", stages, arguments, symbols)
+    storages = [builder.storage(size, symbols) for size in builder.workspaces(stages, func.buffers)]
+    variant = builder.variant(label, "", stages, arguments, symbols, storages)
     builder.calls.append(Call(func.name, "", builder.scalars.const(0), (variant,)))
     return builder.finish(inputs, outputs)

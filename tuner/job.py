@@ -14,6 +14,7 @@ from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.function import IRModule
+from relax_tune.ir.passes.memory import SYMBOLIC, PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.artifact import Artifact, new_artifact
@@ -125,11 +126,10 @@ class Job:
             tuner = Tuner(tasks, key, runner, self.store, self.settings, running.name, self.report, running.beat)
             return tuner.run()
 
-    def build(self, policy: Policy = "measured") -> BuildResult:
-        """The program that the store's records ask for."""
-        return build_program(
-            self.lowered, self.choices, self.store, self.target.key, self.code_target, policy, self.lowered.main.name
-        )
+    def build(self, policy: Policy = "measured", memory: PlanMemory = SYMBOLIC) -> BuildResult:
+        """The program that the store's records ask for; `memory` says how storages are planned."""
+        name, target = self.lowered.main.name, self.target.key
+        return build_program(self.lowered, self.choices, self.store, target, self.code_target, policy, name, memory)
 
     def artifact(self, built: BuildResult) -> Artifact:
         """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it."""

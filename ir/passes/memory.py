@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Expr, Var, as_int, const, free_vars, le, mul, substitute
+from relax_tune.ir.expr import Expr, as_int, const, free_vars, le, maximum, mul
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import (
     Body,
@@ -40,64 +40,82 @@ class MemoryPlan:
 
     storages: bytes of each, over the graph's symbols. assignment: for a variable, the storage of each tensor it holds (one,
     or one per field of a tuple, None for a field that is returned). Parameters, constants and returned values are not in it;
-    views share what they view, and what an `if` gives is what the side taken gave.
+    views share what they view, and what an `if` gives is what the side taken gave. workspaces: the storages a call needs while
+    it runs, for the variable it is bound to.
     """
 
     storages: tuple[Expr, ...]
     assignment: Mapping[GVar, tuple[int | None, ...]]
+    workspaces: Mapping[GVar, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
     """Assign storages by liveness: a storage that is free again is reused when the wanted size is provably at most its own.
 
-    constant: replace sizes by their values at the declared upper bounds, so that memory can be taken once for all calls."""
+    constant: replace sizes by the largest they can be within the declared bounds, so that memory can be taken once for all calls."""
 
     constant: bool = False
 
-    def plan(self, module: IRModule, name: str = "main") -> MemoryPlan:
-        """The plan of one graph function. Raises BuildError when `constant` and a symbol has no upper bound."""
-        upper: dict[Var, Expr] = {b.var: const(b.upper) for b in module.bounds if b.upper is not None}
-        pool = _Pool(env_of(module.bounds))
+    def plan(
+        self, module: IRModule, name: str = "main", workspaces: Mapping[GVar, Sequence[Expr]] | None = None
+    ) -> MemoryPlan:
+        """The plan of one graph function. workspaces: bytes that the calls of these variables need while they run.
+
+        Raises BuildError when `constant` and a size has no upper bound."""
+        env = env_of(module.bounds)
+        pool = _Pool(env)
         assignment: dict[GVar, list[int | None]] = {}
+        spaces: dict[GVar, list[int]] = {}
         live: list[tuple[int, int]] = []
-        for life in lifetimes(module, name):
+        for life in lifetimes(module, name, workspaces):
             for last, slot in [x for x in live if x[0] < life.first]:
                 live.remove((last, slot))
                 pool.free.append(slot)
-            slot = pool.take(_at_bounds(life, upper) if self.constant else life.nbytes)
+            slot = pool.take(_at_bounds(life, env) if self.constant else life.nbytes)
+            live.append((life.last, slot))
+            if life.index is None:
+                spaces.setdefault(life.var, []).append(slot)
+                continue
             fields = life.var.info.fields if isinstance(life.var.info, TupleInfo) else (None,)
             assignment.setdefault(life.var, [None] * len(fields))[life.index] = slot
-            live.append((life.last, slot))
-        return MemoryPlan(tuple(pool.sizes), {v: tuple(s) for v, s in assignment.items()})
-
-
-def _at_bounds(life: Lifetime, upper: Mapping[Var, Expr]) -> Expr:
-    """Its largest size: dims grow with their symbols."""
-    symbols = free_vars(life.nbytes)
-    missing = [v.name for v in symbols if v not in upper]
-    if missing:
-        raise BuildError(
-            f"{life.var.name}: wanted an upper bound of {', '.join(missing)} for a constant memory plan, found none; "
-            "declare one or plan symbolically"
+        return MemoryPlan(
+            tuple(pool.sizes), {v: tuple(s) for v, s in assignment.items()}, {v: tuple(s) for v, s in spaces.items()}
         )
-    return simplify(substitute(life.nbytes, {v: upper[v] for v in symbols}))
+
+
+SYMBOLIC = PlanMemory()
+
+
+def _at_bounds(life: Lifetime, env: Env) -> Expr:
+    """Its largest size within the declared bounds."""
+    largest = interval(life.nbytes, env)[1]
+    if largest is None:
+        missing = [v.name for v in free_vars(life.nbytes) if env.range_of(v)[1] is None]
+        raise BuildError(
+            f"{life.var.name}: wanted an upper bound of {', '.join(missing) or repr(life.nbytes)} for a constant memory plan, "
+            "found none; declare one or plan symbolically"
+        )
+    return const(largest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lifetime:
     """A tensor that needs memory of its own: field `index` of `var`, `nbytes` over the graph's symbols, from the position of the
-    step that makes it to that of the last one that reads it."""
+    step that makes it to that of the last one that reads it. index None: a workspace of the call that makes `var`."""
 
     var: GVar
-    index: int
+    index: int | None
     nbytes: Expr
     first: int
     last: int
 
 
-def lifetimes(module: IRModule, name: str = "main") -> tuple[Lifetime, ...]:
-    """Every tensor a plan of the graph function `name` places, in the order they are made: neither views nor what is returned.
+def lifetimes(
+    module: IRModule, name: str = "main", workspaces: Mapping[GVar, Sequence[Expr]] | None = None
+) -> tuple[Lifetime, ...]:
+    """Every tensor a plan of the graph function `name` places, in the order they are made: neither views nor what is returned;
+    after those a call makes, its workspaces.
 
     Raises BuildError, naming the value, for one whose dims or dtype are not known."""
     func = module.functions[name]
@@ -115,7 +133,11 @@ def lifetimes(module: IRModule, name: str = "main") -> tuple[Lifetime, ...]:
             last[read] = position
     kept = roots.of_all(func.ret)
     placed = [m for m in made if (m[1], m[2]) not in kept]
-    return tuple(Lifetime(v, i, _nbytes(v, t, env), at, last.get((v, i), at)) for at, v, i, t in placed)
+    lives = [Lifetime(v, i, _nbytes(v, t, env), at, last.get((v, i), at)) for at, v, i, t in placed]
+    where = {v: at for at, (v, _) in enumerate(_steps(func))}
+    for v, sizes in (workspaces or {}).items():
+        lives += [Lifetime(v, None, simplify(size, env), where[v], where[v]) for size in sizes]
+    return tuple(sorted(lives, key=lambda life: life.first))
 
 
 def _nbytes(var: GVar, info: TensorInfo, env: Env) -> Expr:
@@ -124,16 +146,30 @@ def _nbytes(var: GVar, info: TensorInfo, env: Env) -> Expr:
     return simplify(mul(product(info.shape), info.dtype.bytes), env)
 
 
+def overlay(groups: Sequence[Sequence[Expr]], env: Env) -> tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]:
+    """Sizes of places that hold any one group of arrays at a time, and for each group the places of its arrays."""
+    sizes: list[Expr] = []
+    places: list[tuple[int, ...]] = []
+    for group in groups:
+        taken: list[int] = []
+        for wanted in group:
+            pool = _Pool(env, sizes, [p for p in range(len(sizes)) if p not in taken])
+            taken.append(pool.take(wanted, grow=True))
+        places.append(tuple(taken))
+    return tuple(sizes), tuple(places)
+
+
 class _Pool:
     """Storages and which are free."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, sizes: list[Expr] | None = None, free: Sequence[int] = ()) -> None:
         self.env = env
-        self.sizes: list[Expr] = []
-        self.free: list[int] = []
+        self.sizes: list[Expr] = [] if sizes is None else sizes
+        self.free: list[int] = list(free)
 
-    def take(self, size: Expr) -> int:
-        """The smallest free storage that provably holds `size` bytes, or a new one."""
+    def take(self, size: Expr, grow: bool = False) -> int:
+        """The smallest free storage that provably holds `size` bytes, or a new one. grow: or one made large enough, where any is
+        free."""
         best: int | None = None
         for slot in sorted(self.free):
             if self._fits(size, self.sizes[slot]) and (
@@ -141,6 +177,9 @@ class _Pool:
                 or (self.sizes[slot] is not self.sizes[best] and self._fits(self.sizes[slot], self.sizes[best]))
             ):
                 best = slot
+        if best is None and grow and self.free:
+            best = next((s for s in self.free if self._fits(self.sizes[s], size)), self.free[0])
+            self.sizes[best] = size if self._fits(self.sizes[best], size) else maximum(self.sizes[best], size)
         if best is not None:
             self.free.remove(best)
             return best

@@ -22,7 +22,6 @@ from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Var, const, load, lt, select
 from relax_tune.ir.function import IRModule
@@ -133,6 +132,7 @@ def test_a_model_of_many_calls_shares_what_is_equal() -> None:
     builder = ProgramBuilder("m", job.code_target)
     s = {choices.task.func.symbols[0]: builder.symbol("n", 1, 64)}
     weights: dict[str, int] = {}
+    workspaces: list[int] = []
     for number, name in enumerate(("shared", "own", "shared")):
         arguments = {}
         for b in choices.task.func.buffers:
@@ -147,22 +147,15 @@ def test_a_model_of_many_calls_shares_what_is_equal() -> None:
             if key not in weights:
                 weights[key] = builder.buffer(key, b, role, s)  # type: ignore[arg-type]
             arguments[b] = weights[key]
-        builder.variant("tuned", "k", choices.stages(packed), arguments, s)
-        builder.variant("library", "l", choices.stages(choices.library_variants()[0]), arguments, s)
+        for record in (packed, choices.library_variants()[0]):
+            stages = choices.stages(record)
+            needed = builder.workspaces(stages, arguments)
+            workspaces += [builder.storage(size, s) for size in needed[len(workspaces) :]]
+            builder.variant(record.kind, record.key, stages, arguments, s, workspaces[: len(needed)])
     assert len(builder.prepare) == 2  # one a weight
     assert len({p.target for p in builder.prepare}) == 1
     temps = [b for b in builder.buffers if b.role == "temp"]
-    assert len({b.storage for b in temps}) == len(builder.storages) <= 2 < len(temps)
-
-
-def test_scratch_grows_to_the_largest() -> None:
-    builder = ProgramBuilder("m", CodeTarget("c", 8))
-    n = Var("n")
-    s = {n: builder.symbol("n")}
-    first, second = builder.scratch(0, n * 4, s), builder.scratch(0, n * n, s)
-    assert first == second and builder.scratch(1, n, s) != first
-    for size in (0, 1, 3, 100):
-        assert evaluate(builder.scalars.code, (size,))[builder.storages[first]] == max(size * 4, size * size)
+    assert {b.storage for b in temps} == set(workspaces) and len(workspaces) <= 2 < len(temps)
 
 
 @pytest.mark.parametrize("make", [feed_forward, attention])

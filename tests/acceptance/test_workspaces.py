@@ -1,0 +1,107 @@
+"""Arrays that kernels and libraries need while they run are part of the memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.acceptance.built import executed
+from tests.acceptance.programs import opened
+from tests.acceptance.test_memory_branches import unplanned
+from tests.runtime.whole_models import MODELS, Built, built, inputs_of
+from tests.tuner.tuner_models import QUICK, attention
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.errors import BuildError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
+from relax_tune.ir.passes.memory import PlanMemory, overlay
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.program import Program
+from relax_tune.runtime.vm import Executor
+from relax_tune.tuner.job import Job
+
+pytestmark = pytest.mark.ccompiler
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with opened("c") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def model(device: Device) -> Built:
+    """Attention with generic, library and tuned variants in every call, which pack operands and keep products."""
+    return built(MODELS["attention"], device.info)
+
+
+def uses(program: Program) -> dict[int, set[tuple[int, int]]]:
+    """For every temporary, the (call, variant) that touch it."""
+    found: dict[int, set[tuple[int, int]]] = {}
+    for c, call in enumerate(program.calls):
+        for v, variant in enumerate(call.variants):
+            for index in {i for s in variant.steps for i in s.buffers if program.buffers[i].role == "temp"}:
+                found.setdefault(index, set()).add((c, v))
+    return found
+
+
+def test_a_workspace_shares_memory_with_nothing_that_is_live(model: Built) -> None:
+    touched = uses(model.program)
+    spaces = [i for i in touched if model.program.buffers[i].name.startswith("scratch")]
+    assert spaces and any(len(c.variants) > 1 for c in model.program.calls)
+    shared = 0
+    for a in spaces:
+        ((call, variant),) = touched[a]
+        for b, where in touched.items():
+            if b == a or model.program.buffers[b].storage != model.program.buffers[a].storage:
+                continue
+            shared += 1
+            inside = min(c for c, _ in where) <= call <= max(c for c, _ in where)
+            assert not inside or where == {(call, next(v for _, v in where))}
+            assert (call, variant) not in where
+    assert shared  # memory that is free then is reused
+
+
+def test_results_are_those_of_memory_that_nobody_shares(model: Built, device: Device) -> None:
+    alone = Executor(unplanned(model.program), device, model.constants)
+    together = Executor(model.program, device, model.constants)
+    for at in MODELS["attention"].shapes:
+        arrays = inputs_of(model, at, 2, 3)
+        for a, b in zip(together.run(arrays), alone.run(arrays), strict=True):
+            np.testing.assert_array_equal(a, b)
+    alone.close()
+    together.close()
+
+
+def test_constant_plans_hold_workspaces_at_the_largest_sizes(device: Device) -> None:
+    job = Job(attention(), device.info, MemoryStore(), QUICK)
+    symbolic = job.build("library").program
+    program = job.build("library", memory=PlanMemory(constant=True)).program
+    assert any(b.name.startswith("scratch") for b in program.buffers)
+    upper = {s.name: s.upper or 0 for s in program.symbols}
+    small = {s.name: s.lower for s in program.symbols}
+    with executed(program, job, device) as one, executed(symbolic, job, device) as other:
+        sizes = [[one.bind(at).values[s] for s in program.storages] for at in (small, upper)]
+        assert sizes[0] == sizes[1]
+        assert sum(sizes[1]) <= sum(other.bind(upper).values[s] for s in symbolic.storages)
+    unbounded = replace(job.module, bounds=tuple(replace(b, upper=None) for b in job.module.bounds))
+    with pytest.raises(BuildError, match="upper bound of"):
+        Job(unbounded, device.info, MemoryStore(), QUICK).build("generic", memory=PlanMemory(constant=True))
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from("nmc"), st.integers(1, 3)), max_size=3), max_size=4))
+def test_one_place_for_each_array_of_whichever_group(groups: list[list[tuple[str, int]]]) -> None:
+    n, m = Var("n"), Var("m")
+    wanted: list[list[Expr]] = [[{"n": n, "m": m, "c": const(8)}[k] * f for k, f in g] for g in groups]
+    sizes, places = overlay(wanted, Env())
+    assert len(sizes) == max(map(len, wanted), default=0)
+    for values in ({n: const(3), m: const(50)}, {n: const(70), m: const(2)}, {n: const(0), m: const(0)}):
+        room = [as_int(substitute(s, values)) or 0 for s in sizes]
+        for group, where in zip(wanted, places, strict=True):
+            assert len(set(where)) == len(group)
+            assert all((as_int(substitute(e, values)) or 0) <= room[p] for e, p in zip(group, where, strict=True))
