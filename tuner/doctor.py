@@ -48,6 +48,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "torch": ("torch", "programs of torch.export"),
     "cryptography": ("cluster", "certificates of far devices"),
     "psycopg": ("postgres", "a shared database"),
+    "z3-solver": ("solver", "proofs about sizes that ours leave open"),
 }
 # Variables that change how many threads run where, for kernels and libraries alike.
 THREAD_VARIABLES = (

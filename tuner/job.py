@@ -12,6 +12,7 @@ import numpy as np
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
+from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.memory import SYMBOLIC, PlanMemory
@@ -135,10 +136,12 @@ class Job:
         """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it."""
         names = {b.name for b in built.program.buffers if b.role == "const"}
         constants = {n: a for n, a in self.lowered.module.constants.items() if n in names}
+        solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {
             "fingerprint": dict(self.target.fingerprint),
             "model": model_key(self.module),
             "notes": list(built.notes),
+            "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
         return new_artifact(built.program, constants, extra)

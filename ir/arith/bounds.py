@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from relax_tune.ir.dtype import DType
 from relax_tune.ir.expr import (
@@ -25,6 +26,9 @@ from relax_tune.ir.expr import (
     sub,
 )
 
+if TYPE_CHECKING:
+    from relax_tune.ir.arith.decide import Proof
+
 # A closed interval of integers; None is unbounded.
 Interval = tuple[int | None, int | None]
 UNBOUNDED: Interval = (None, None)
@@ -32,21 +36,35 @@ UNBOUNDED: Interval = (None, None)
 _CACHE_LIMIT = 4096
 
 
+class Solver(Protocol):
+    """Decides what our own proofs leave open. Answers depend on the question and on `name` only."""
+
+    @property
+    def name(self) -> str:
+        """Package and version."""
+
+    def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
+        """Which of `goals` (YES, NO) is the answer for every assignment the env allows; UNKNOWN when neither is proved."""
+
+
 class Env:
     """Immutable knowledge about integer variables.
 
     `bounds` maps a variable to (lo, hi), both inclusive and possibly symbolic, hi None for unbounded. A variable that is not
     mentioned is >= 0; a tunable lies between the least and the greatest value of its domain. `facts` are conditions that
-    hold. Answers are remembered in the env, in tables of bounded size; they depend on the question only.
+    hold. `solver` is asked what nothing else decides. Answers are remembered in the env, in tables of bounded size; they depend
+    on the question only.
     """
 
-    __slots__ = ("_limits", "_ranges", "bounds", "facts", "proofs", "simplified")
+    __slots__ = ("_limits", "_ranges", "bounds", "facts", "proofs", "simplified", "solver")
 
     def __init__(
         self,
         bounds: Mapping[Var, tuple[ExprLike, ExprLike | None]] | None = None,
         facts: tuple[Expr, ...] = (),
+        solver: Solver | None = None,
     ) -> None:
+        self.solver = solver
         self.bounds: dict[Var, tuple[Expr, Expr | None]] = {
             v: (expr(lo), None if hi is None else expr(hi)) for v, (lo, hi) in (bounds or {}).items()
         }
@@ -65,12 +83,13 @@ class Env:
 
     def with_bound(self, var: Var, lo: ExprLike, hi: ExprLike | None) -> Env:
         """Also lo <= var <= hi (inclusive; None: no upper bound). Replaces an earlier bound of the same variable."""
-        return Env({**self.bounds, var: (lo, hi)}, self.facts)
+        return Env({**self.bounds, var: (lo, hi)}, self.facts, self.solver)
 
     def with_loop(self, var: Var, extent: ExprLike) -> Env:
         """Inside `for var in range(extent)`: var in [0, extent - 1], and the loop runs at least once."""
         size = expr(extent)
         out = Env.__new__(Env)
+        out.solver = self.solver
         out.bounds = {**self.bounds, var: (const(0), sub(size, 1))}
         runs = le(1, size)
         known = isinstance(runs, Const) or runs in self.facts
@@ -83,7 +102,7 @@ class Env:
 
     def with_fact(self, cond: Expr) -> Env:
         """Also `cond`, a conjunction of conditions that hold (`n <= 512`, `k == m`, `N % T == 0`)."""
-        return Env(self.bounds, (*self.facts, cond))
+        return Env(self.bounds, (*self.facts, cond), self.solver)
 
     def range_of(self, var: Var) -> Interval:
         """The constant interval of a variable."""

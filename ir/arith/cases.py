@@ -7,7 +7,7 @@ or above it, which is where products and quotients change their behaviour (n * n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from relax_tune.ir.arith.bounds import Env, opposite
 from relax_tune.ir.arith.decide import Proof, decide
@@ -23,15 +23,15 @@ _CASE = 40
 _ASSIGNMENTS = 40
 
 
-def by_cases(cond: Expr, env: Env) -> Proof:
-    """Decide a condition that `decide` alone left open."""
+def possible(cond: Expr, env: Env) -> tuple[Proof, ...]:
+    """The answers that no assignment tried speaks against; none where it is true here and false there."""
     truths = Samples(_read(cond, env), _ASSIGNMENTS).truths(cond)
-    if len(truths) == 2:  # true here, false there: no proof to look for
-        return Proof.UNKNOWN
-    for goal in (Proof.YES, Proof.NO):
-        if (goal is Proof.NO) not in truths and _Cases(cond, goal).hold(env, 0):
-            return goal
-    return Proof.UNKNOWN
+    return tuple(goal for goal in (Proof.YES, Proof.NO) if (goal is Proof.NO) not in truths)
+
+
+def by_cases(cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
+    """Decide a condition that `decide` alone left open and whose answer may be one of `goals`."""
+    return next((goal for goal in goals if _Cases(cond, goal).hold(env, 0)), Proof.UNKNOWN)
 
 
 def _read(cond: Expr, env: Env) -> Normalizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relax_tune.ir.arith.bounds import Env, remember
-from relax_tune.ir.arith.cases import by_cases
+from relax_tune.ir.arith.cases import by_cases, possible
 from relax_tune.ir.arith.decide import FLIP, Proof, decide
 from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.expr import Const, Expr, ExprLike, Op, eq, expr
@@ -39,7 +39,12 @@ def _prove(cond: Expr, env: Env) -> Proof:
             return strong
         if Proof.UNKNOWN not in parts:
             return parts[0]
-    return by_cases(cond, env) if found is Proof.UNKNOWN else found
+    if found is Proof.UNKNOWN:
+        goals = possible(cond, env)
+        found = by_cases(cond, env, goals)
+        if found is Proof.UNKNOWN and env.solver is not None and goals:
+            found = env.solver.decide(cond, env, goals)
+    return found
 
 
 def prove_equal(a: ExprLike, b: ExprLike, env: Env | None = None) -> Proof:

@@ -19,6 +19,7 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.dtype import DType, is_floating
 from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, mul, substitute
 from relax_tune.ir.function import Bound, PrimFunc
@@ -155,8 +156,8 @@ class OperatorSpec(Operator):
 
 
 def env_of(bounds: Sequence[Bound]) -> Env:
-    """Declared bounds as facts for proofs."""
-    return Env({b.var: (b.lower, b.upper) for b in bounds})
+    """Declared bounds as facts for proofs, which ask the solver where one is installed."""
+    return Env({b.var: (b.lower, b.upper) for b in bounds}, solver=installed_solver())
 
 
 def _substitute_attribute(value: Any, mapping: Mapping[Var, Expr]) -> Any:

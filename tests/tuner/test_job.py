@@ -23,6 +23,7 @@ from tests.tuner.tuner_models import (
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import UserError
+from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Var, cast, const
 from relax_tune.ir.frontend.load import load_model
@@ -93,6 +94,8 @@ def test_a_feed_forward_block_through_every_arrow(runner: Runner, tmp_path: Path
         assert again.artifact(again.build()).save(tmp_path / "again.rta").read_bytes() == path.read_bytes()
     artifact = load_artifact(path)
     assert artifact.manifest["extra"]["target"] == job.target.key
+    solver = installed_solver()
+    assert artifact.manifest["extra"]["solver"] == (solver and solver.name)
     rng = np.random.default_rng(0)
     with artifact.open() as model:
         for rows in ROWS:

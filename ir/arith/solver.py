@@ -1,0 +1,164 @@
+"""Questions that the proof search leaves open, put to Z3 where the extra `solver` is installed (DESIGN 5).
+
+Z3 is asked whether the facts and the opposite of a claim can hold together. Its effort is limited by its own count of resources and
+every question gets a context of its own, so answers depend on the question and Z3's version alone, never on load or history.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from operator import add, eq, ge, le, lt, mul, ne, sub
+from types import ModuleType
+from typing import Any
+
+from relax_tune.errors import RelaxTuneError
+from relax_tune.ir.arith.bounds import Env, dtype_interval
+from relax_tune.ir.arith.decide import Proof
+from relax_tune.ir.arith.normal import algebraic, wide
+from relax_tune.ir.expr import Const, Expr, Op, Tunable, Var, postorder
+
+# Z3's own measure; a question about three dims takes some hundreds to fifty thousand.
+RLIMIT = 300_000
+MAX_NODES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Z3:
+    """The solver of the package `z3-solver`. name: package and version, as artifacts note it."""
+
+    name: str
+
+    def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
+        """The one of `goals` that is the answer for every assignment the env allows, or UNKNOWN.
+
+        Raises: RelaxTuneError when the installed package cannot be loaded.
+        """
+        for goal in (Proof.YES, Proof.NO):
+            if goal in goals and self._refuted(cond, env, goal is Proof.NO):
+                return goal
+        return Proof.UNKNOWN
+
+    def _refuted(self, cond: Expr, env: Env, value: bool) -> bool:
+        """No assignment gives `cond` this value."""
+        z3 = _module(self.name)
+        question = _Question(z3, env)
+        claim = question.read(cond)
+        if claim is None:
+            return False
+        solver = z3.Solver(ctx=question.context)
+        solver.set("rlimit", RLIMIT)
+        solver.set("random_seed", 0)
+        solver.add(*question.known(), claim if value else z3.Not(claim))
+        return bool(solver.check() == z3.unsat)
+
+
+@cache
+def installed_solver() -> Z3 | None:
+    """The solver, where the extra `solver` is installed."""
+    try:
+        return Z3(f"z3-solver {version('z3-solver')}")
+    except PackageNotFoundError:
+        return None
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module("z3")
+    except (ImportError, OSError) as error:
+        raise RelaxTuneError(
+            f"{name}: wanted the module z3 of this package, found that it cannot be loaded: {error}; "
+            "pip install --force-reinstall 'relax-tune[solver]', or uninstall z3-solver to do without"
+        ) from error
+
+
+class _Question:
+    """Scalar expressions as terms of one Z3 context; integers are unbounded, as index arithmetic is by contract."""
+
+    def __init__(self, z3: ModuleType, env: Env) -> None:
+        self.z3 = z3
+        self.env = env
+        self.context = z3.Context()
+        self.terms: dict[Expr, Any] = {}
+        self.side: list[Any] = []
+        self.waiting: list[Var] = []
+
+    def known(self) -> list[Any]:
+        """The facts, what bounds the variables met, and that divisors are not zero."""
+        facts = [self.read(f) for f in self.env.facts]
+        while self.waiting:
+            v = self.waiting.pop(0)
+            term, (low, high) = self.terms[v], self.env.range_of(v)
+            for bound, compare in zip(self.env.bounds.get(v, ()), (ge, le)):
+                limit = None if bound is None else self.read(bound)
+                if limit is not None:
+                    self.side.append(compare(term, limit))
+            self.within(term, low, high)
+            if isinstance(v, Tunable):
+                self.side.append(self.z3.Or(*(term == x for x in v.domain)))
+        return [*self.side, *(f for f in facts if f is not None)]
+
+    def read(self, e: Expr) -> Any:
+        """The term of an expression; None for one too large to ask about."""
+        for count, n in enumerate(postorder((e,))):
+            if count > MAX_NODES:
+                return None
+            if n not in self.terms:
+                self.terms[n] = self.term(n)
+        return self.terms[e]
+
+    def term(self, n: Expr) -> Any:
+        z3 = self.z3
+        if isinstance(n, Const) and (n.dtype.is_int or n.dtype.short == "bool"):
+            return z3.BoolVal(bool(n.value), self.context) if n.dtype.short == "bool" else self.number(int(n.value))
+        if isinstance(n, Op):
+            args = [self.terms[a] for a in n.args]
+            if n.op in _COMPARISONS and all(a.dtype.is_int for a in n.args):
+                return _COMPARISONS[n.op](*args)
+            if n.op in ("and", "or", "not"):
+                return {"and": z3.And, "or": z3.Or, "not": z3.Not}[n.op](*args)
+            if n.op == "select" and wide(n.dtype):
+                return z3.If(*args)
+            if n.op == "cast" and wide(n.dtype) and n.args[0].dtype.is_int and n.args[0].dtype.bytes <= n.dtype.bytes:
+                return args[0]
+            if algebraic(n):
+                return self.arithmetic(n.op, *args)
+        return self.opaque(n)
+
+    def arithmetic(self, name: str, a: Any, b: Any) -> Any:
+        if name in _RING:
+            return _RING[name](a, b)
+        if name in ("min", "max"):
+            return self.z3.If(a <= b if name == "min" else a >= b, a, b)
+        # Z3 rounds so that remainders are >= 0: floor division for positive divisors, and x // c == -x // -c for others
+        self.side.append(b != 0)
+        quotient = a / b if self.z3.is_int_value(b) and b.as_long() > 0 else self.z3.If(b > 0, a / b, (-a) / (-b))
+        return quotient if name == "floordiv" else a - b * quotient
+
+    def opaque(self, n: Expr) -> Any:
+        """Any value of the dtype, the same wherever this node stands."""
+        name = f"x{len(self.terms)}"
+        if n.dtype.short == "bool":
+            return self.z3.Bool(name, self.context)
+        term = self.z3.Int(name, self.context)
+        if isinstance(n, Var) and n.dtype.is_int:
+            self.waiting.append(n)
+        else:
+            self.within(term, *dtype_interval(n.dtype))
+        return term
+
+    def within(self, term: Any, low: int | None, high: int | None) -> None:
+        if low is not None:
+            self.side.append(term >= self.number(low))
+        if high is not None:
+            self.side.append(term <= self.number(high))
+
+    def number(self, value: int) -> Any:
+        return self.z3.IntVal(value, self.context)
+
+
+_RING: Mapping[str, Callable[[Any, Any], Any]] = {"add": add, "sub": sub, "mul": mul}
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {"lt": lt, "le": le, "eq": eq, "ne": ne}
