@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import ClassVar, Union
 
 from relax_tune.ir.expr import Expr
 from relax_tune.ir.struct_info import CallableInfo, StructInfo, TensorInfo
@@ -17,6 +17,9 @@ class Operator:
     A subclass sets `name` and implements deduction, legalisation to a tensor function and evaluation in NumPy;
     see `relax_tune.ir.op.base.OperatorSpec`.
     """
+
+    commutative: ClassVar[bool] = False
+    """Whether it gives the same for its arguments in any order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -327,6 +327,7 @@ class Binary(OperatorSpec):
 @dataclass(frozen=True, slots=True)
 class Add(Binary):
     name: ClassVar[str] = "add"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return add(x, y)
@@ -349,6 +350,7 @@ class Sub(Binary):
 @dataclass(frozen=True, slots=True)
 class Mul(Binary):
     name: ClassVar[str] = "mul"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return mul(x, y)
@@ -380,6 +382,7 @@ class Div(Binary):
 @dataclass(frozen=True, slots=True)
 class Maximum(Binary):
     name: ClassVar[str] = "maximum"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return maximum(x, y)
@@ -391,6 +394,7 @@ class Maximum(Binary):
 @dataclass(frozen=True, slots=True)
 class Minimum(Binary):
     name: ClassVar[str] = "minimum"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return minimum(x, y)

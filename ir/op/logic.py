@@ -51,6 +51,7 @@ class Compare(Binary):
 @dataclass(frozen=True, slots=True)
 class Equal(Compare):
     name: ClassVar[str] = "equal"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return eq(x, y)
@@ -62,6 +63,7 @@ class Equal(Compare):
 @dataclass(frozen=True, slots=True)
 class NotEqual(Compare):
     name: ClassVar[str] = "not_equal"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return ne(x, y)
@@ -106,6 +108,7 @@ class Logical(Compare):
 @dataclass(frozen=True, slots=True)
 class LogicalAnd(Logical):
     name: ClassVar[str] = "logical_and"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return and_(x, y)
@@ -117,6 +120,7 @@ class LogicalAnd(Logical):
 @dataclass(frozen=True, slots=True)
 class LogicalOr(Logical):
     name: ClassVar[str] = "logical_or"
+    commutative: ClassVar[bool] = True
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return or_(x, y)

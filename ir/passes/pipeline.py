@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -20,6 +20,7 @@ from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.outputs import SeparateOutputs
+from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
 from relax_tune.ir.printer import excerpt
 from relax_tune.ir.relations import info_symbols
@@ -84,17 +85,33 @@ def run_passes(module: IRModule, passes: tuple[Pass, ...]) -> tuple[tuple[str, I
     return tuple(found)
 
 
-def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD) -> LoweredModule:
+def with_rules(passes: tuple[Pass, ...], rules: Sequence[Rule]) -> tuple[Pass, ...]:
+    """`passes`, with rules of the levels "functions" and "fused" where these begin; what they put is legalised."""
+    found: list[Pass] = []
+    for step in passes:
+        level = "functions" if isinstance(step, FuseOps) else "fused" if isinstance(step, TidyNames) else ""
+        own = tuple(r for r in rules if r.level == level)
+        if own:
+            found += [RewriteByPattern(own), Legalize(strict=True), DeadCode()]
+        found.append(step)
+    return tuple(found)
+
+
+def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD, rules: Sequence[Rule] = ()) -> LoweredModule:
     """Inline, deduce, fold, legalise, fuse, collapse dims and clean up: `main`, where the module has one, and what it calls.
+    rules: a user's own, each applied at its level.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough, or that still
     branches, calls or has side effects in the end."""
+    on_operators = tuple(r for r in rules if r.level == "operators")
+    first = run_passes(module, (RewriteByPattern(on_operators),) if on_operators else ())
+    module = first[-1][1] if first else module
     straight, checks = Inline().run(module)
     straight = _bounded(_reachable(straight))
-    first = () if straight is module else ((repr(Inline()), straight),)
+    first = first if straight is module else (*first, (repr(Inline()), straight))
     if Legalize(strict=True) in passes:
         require_straight(straight)
-    stages = (*first, *run_passes(straight, passes))
+    stages = (*first, *run_passes(straight, with_rules(passes, rules)))
     return LoweredModule(stages[-1][1] if stages else module, checks, stages)
 
 

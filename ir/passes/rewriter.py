@@ -46,14 +46,20 @@ def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
     new = tuple(replace_operands(v, mapping) for v in old)
     if all(a is b for a, b in zip(old, new, strict=True)):
         return value
+    return with_operands(value, new)
+
+
+def with_operands(value: Value, new: Sequence[Value]) -> Value:
+    """`value`, which is no `if`, made of other operands."""
     if isinstance(value, (Call, CallTIR, CallDPSLibrary, CallHost)):
-        return replace(value, args=new)
+        return replace(value, args=tuple(new))
     if isinstance(value, CallFunction):
-        return CallFunction(new[0], new[1:])
+        return CallFunction(new[0], tuple(new[1:]))
     if isinstance(value, TupleValue):
-        return TupleValue(new)
-    assert isinstance(value, TupleItem)
-    return TupleItem(new[0], value.index)
+        return TupleValue(tuple(new))
+    if isinstance(value, TupleItem):
+        return TupleItem(new[0], value.index)
+    return value
 
 
 def _replace_body(body: Body, mapping: Mapping[Value, Value]) -> Body:

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from tests.ir.random_graphs import Made, graphs
 
 from relax_tune.errors import DeduceError, UserError
+from relax_tune.ir.expr import eq
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Function, FunctionRef, If
+from relax_tune.ir.graph import Call, Function, FunctionRef, If, Value
 from relax_tune.ir.interp_expr import Tape
 from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.elementwise import Add, MulScalar, Relu, Tanh
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
 from relax_tune.ir.passes.canonical import Canonicalise
@@ -23,7 +27,9 @@ from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule, Site
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
+from relax_tune.ir.pattern import maybe, op, value
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.structural import first_difference, structural_hash
 from relax_tune.ir.verify import verify
@@ -143,3 +149,37 @@ def test_passes_in_any_order_keep_meaning(made: Made, sizes: dict[str, int], ord
         found = outcome(module, args)
         assert not isinstance(found, UserError), f"{text}\n{found}"
         same(wanted, found, text)
+
+
+def again(s: Site) -> Value:
+    made = s.made("product")
+    assert isinstance(made, Call)
+    product = s.call(made.op, "a", "b")
+    return s.call(Add(), "c", product) if "c" in s else product
+
+
+IDENTITIES = (
+    Rule(value("a") + "b", lambda s: s.call(Add(), "b", "a"), "a + b = b + a"),
+    Rule(op(Relu, op(Relu, "x")), lambda s: s.call(Relu(), "x"), "relu of relu"),
+    Rule(op(Tanh, value("x").of(..., "n")).where(lambda m: eq(m.dim("n") % 2, 0)), lambda s: s.call(Tanh(), "x"), guarded=True),
+    Rule(op(Relu, "x"), lambda s: s.call(Relu(), s.call(Relu(), "x"))),
+    Rule(maybe(op(Matmul, "a", "b").named("product"), lambda p: p + "c"), again, "another product", guarded=True),
+    Rule(op(MulScalar, "x", value=0.0), lambda s: None, "declines"),
+    Rule(op(Permute, op(Permute, "x", axes=(1, 0)), axes=(1, 0)), lambda s: s["x"]),
+)  # fmt: skip
+
+
+@SLOW
+@given(graphs(), SIZES, st.integers(0, 9))
+def test_rewriting_by_patterns_keeps_meaning(made: Made, sizes: dict[str, int], seed: int) -> None:
+    module = RewriteByPattern(IDENTITIES)(made.module)
+    verify(module)
+    assert print_text(RewriteByPattern(IDENTITIES)(made.module)) == print_text(module), "the same every time"
+    args = made.arguments(sizes, np.random.default_rng(seed))
+    wanted, found = outcome(made.module, args), outcome(module, args)
+    if isinstance(wanted, UserError) or isinstance(found, UserError):
+        assert isinstance(wanted, UserError) and isinstance(found, UserError), (
+            f"{wanted!r}\n{found!r}\n{print_text(module)}"
+        )
+    else:
+        same(found, wanted, print_text(module))
