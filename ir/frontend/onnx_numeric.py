@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from relax_tune.ir.dtype import DType, f32, f64, i8, i32, u8
+from relax_tune.ir.dtype import DType, f32, i8, i32, u8
 from relax_tune.ir.expr import const
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_math import unary
@@ -15,7 +13,7 @@ from relax_tune.ir.frontend.onnx_tensors import element_type
 from relax_tune.ir.frontend.pieces import cast_to
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
-from relax_tune.ir.op.elementwise import Add, Cast, Div, Maximum, Minimum, Mul, Sqrt, Sub
+from relax_tune.ir.op.elementwise import Add, Cast, Div, Mul, Sqrt, Sub
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Less, LogicalAnd, NotEqual, Where
 from relax_tune.ir.op.numeric import (
@@ -36,6 +34,7 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
+from relax_tune.ir.op.quantize import Dequantize, Quantize
 from relax_tune.ir.op.reduce import Sum
 
 
@@ -71,31 +70,23 @@ def _lp_normalize(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Where(), w.emit(NotEqual(), norm, zero), found, zero))
 
 
-def _along(w: Writer, node: Node, position: int, x: Item) -> Value:
-    """A scale or zero point, one number or one for each index along the axis, to broadcast against `x`."""
-    item = node.item(position)
-    if int(node.attributes.get("block_size", 0)):
-        raise node.refuse(
-            f"wanted one scale for a whole tensor or axis (block_size 0), found {node.attributes['block_size']}"
-        )
-    if item.ndim == 0:
-        return w.tensor(item)
-    if item.ndim != 1:
-        raise node.refuse(f"wanted one number or one dim in input {position}, found {item.info!r}")
-    if item.array is not None and item.array.size == 1:
-        return w.reshape(w.tensor(item), [])
+def _scaled(w: Writer, node: Node) -> tuple[int | None, int | None, list[Value]]:
+    """The axis and the group of a scale, and scale and zero point as the operators want them."""
+    x, scale = node.item(0), node.item(1)
+    group = int(node.attributes.get("block_size", 0))
+    given = [node.item(p) for p in (1, 2) if node.has(p)]
+    one = scale.ndim == 0 or (scale.array is not None and scale.array.size == 1 and scale.ndim == 1 and not group)
+    if one:
+        return None, None, [w.reshape(w.tensor(i), []) for i in given]
+    if scale.ndim != (x.ndim if group else 1):
+        raise node.refuse(f"wanted one number, one dim, or a number for each block as scale, found {scale.info!r}")
     axis = axis_of(node, int(node.attributes.get("axis", 1)), x.ndim)
-    return w.reshape(w.tensor(item), [*item.shape, *[const(1)] * (x.ndim - 1 - axis)])
+    return axis, group or None, [w.tensor(i) for i in given]
 
 
 def _rounded(w: Writer, value: Value, zero: Value | None, source: DType, target: DType) -> Value:
     """round(value) + zero, kept within the integers of `target`. value: floats; zero: of `target`."""
-    value = w.emit(Rint(), value)
-    if zero is not None:
-        value = w.emit(Add(), value, w.emit(Cast(source), zero))
-    limits = np.iinfo(target.numpy)
-    value = w.emit(Maximum(), value, w.literal(int(limits.min), source))
-    return w.emit(Cast(target), w.emit(Minimum(), value, w.literal(int(limits.max), source)))
+    return w.emit(Quantize(dtype=target), value, w.literal(1.0, source), *([] if zero is None else [zero]))
 
 
 def _quantize(w: Writer, node: Node) -> Item:
@@ -109,22 +100,19 @@ def _quantize(w: Writer, node: Node) -> Item:
         raise node.refuse(f"wanted int8 or uint8, found {target}")
     if int(node.attributes.get("precision", 0)) not in (0, 1):
         raise node.refuse(f"wanted the division in 32 bits, found precision {node.attributes['precision']}")
-    value, by = w.tensor(x), _along(w, node, 1, x)
+    axis, group, (by, *zero) = _scaled(w, node)
     # 16-bit floats are divided in 32 bits, rounded once
-    value, by = cast_to(w, value, x.dtype, f32), cast_to(w, by, scale.dtype, f32)
-    zero = _along(w, node, 2, x) if node.has(2) else None
-    return w.of(_rounded(w, w.emit(Div(), value, by), zero, f32, target))
+    value, by = cast_to(w, w.tensor(x), x.dtype, f32), cast_to(w, by, scale.dtype, f32)
+    return w.of(w.emit(Quantize(axis, group, target), value, by, *zero))
 
 
 def _dequantize(w: Writer, node: Node) -> Item:
     x, scale = node.item(0), node.item(1)
     number = int(node.attributes.get("output_dtype", 0))
     target = element_type(number, f"node {node.name!r}") if number else scale.dtype
-    wide = f64 if x.dtype is i32 else f32
-    value = w.emit(Cast(wide), w.tensor(x))
-    if node.has(2):
-        value = w.emit(Sub(), value, w.emit(Cast(wide), _along(w, node, 2, x)))
-    found = w.emit(Mul(), value, cast_to(w, _along(w, node, 1, x), scale.dtype, wide))
+    axis, group, (by, *zero) = _scaled(w, node)
+    wide = scale.dtype if scale.dtype is target else f32
+    found = w.emit(Dequantize(axis, group), w.tensor(x), cast_to(w, by, scale.dtype, wide), *zero)
     return w.of(cast_to(w, found, wide, target))
 
 

@@ -103,6 +103,8 @@ class OperatorSpec(Operator):
 
     name: ClassVar[str]
     arity: ClassVar[int] = 1
+    unpacks: ClassVar[bool] = False
+    """Whether it is there so that weights can be small: it is not computed when building where that makes them larger."""
 
     @abstractmethod
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:

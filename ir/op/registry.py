@@ -63,6 +63,7 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
+from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
 from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.scatter import ScatterElements, ScatterND
@@ -93,5 +94,6 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Rint, Fmod, Quotient, Modulo,
         Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
         ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary, Attention,
+        Quantize, Dequantize, Pack4, Unpack4,
     )
 )  # fmt: skip

@@ -31,7 +31,8 @@ class FoldConstants:
     Unless it is larger than the weights it comes from: unpacking 4-bit weights costs less memory and time inside the product
     that reads them. Then only what makes it smaller again is folded, such as its sums. Where operators alone compute it, it may
     grow to `small` bytes all the same: tables, masks and shape arithmetic; a tensor function over weights is there to unpack
-    them. Nothing with more than `limit` elements is computed on the way. What the function returns is left to run time."""
+    them, and so are operators that say so. Nothing with more than `limit` elements is computed on the way. What the function
+    returns is left to run time."""
 
     limit: int = 64 * 1024 * 1024
     small: int = 1 << 20
@@ -51,7 +52,7 @@ class FoldConstants:
                     return
                 held.values[binding.var] = value
                 steps, sources = held.origin(binding.var)
-                small = self.small if not any(isinstance(v, CallTIR) for v in steps) else 0
+                small = 0 if any(map(_unpacks, steps)) else self.small
                 most = max(small, sum(constants[name].nbytes for name in sources))
                 result = held.evaluate(binding.var) if isinstance(info, TensorInfo) and _nbytes(info) <= most else None
                 if result is None:
@@ -81,6 +82,11 @@ class FoldConstants:
             if None in dims or math.prod(d for d in dims if d is not None) > self.limit:
                 return None
         return info
+
+
+def _unpacks(value: Value) -> bool:
+    op = value.op if isinstance(value, Call) else None
+    return isinstance(value, CallTIR) or (isinstance(op, OperatorSpec) and op.unpacks)
 
 
 def _nbytes(info: TensorInfo) -> int:

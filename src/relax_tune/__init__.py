@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from relax_tune.ir.frontend.load import load_model
     from relax_tune.ir.function import IRModule
     from relax_tune.ir.graph_builder import GraphBuilder
+    from relax_tune.ir.passes.quantize import QuantizeWeights
     from relax_tune.runtime.artifact import Artifact, Model, load, load_artifact
     from relax_tune.runtime.signature import TensorSpec
     from relax_tune.tuner.api import TuneResult, build, tune
@@ -32,6 +33,7 @@ _PUBLIC = {
     "load_model": ("relax_tune.ir.frontend.load", "load_model", "tune"),
     "GraphBuilder": ("relax_tune.ir.graph_builder", "GraphBuilder", "tune"),
     "IRModule": ("relax_tune.ir.function", "IRModule", "tune"),
+    "QuantizeWeights": ("relax_tune.ir.passes.quantize", "QuantizeWeights", "tune"),
     "tune": ("relax_tune.tuner.api", "tune", "tune"),
     "TuneResult": ("relax_tune.tuner.api", "TuneResult", "tune"),
     "Progress": ("relax_tune.tuner.loop", "Progress", "tune"),
@@ -51,6 +53,7 @@ __all__ = [
     "load_model",
     "GraphBuilder",
     "IRModule",
+    "QuantizeWeights",
     "tune",
     "TuneResult",
     "Progress",

@@ -34,6 +34,7 @@ from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
 from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower, run_passes
+from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.ir.verify import verify
 from relax_tune.runtime.device.base import Device
@@ -171,6 +172,17 @@ def test_18_relatives_other_packings(device: Device, bits: int, scales: str, sym
     calls = [[rand(n, 16) / 100, packed, rand(*shape)] for n in (0, 1, 7)]
     for args, found in zip(calls, agree(module, device, *calls)):
         np.testing.assert_allclose(found, reference(*args), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_18_a_model_s_weights_in_few_bits(device: Device, bits: int) -> None:
+    """Quantised as a model's user does it, each product is one kernel that opens its weights itself."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 64))
+    weights = g.constant("w", rand(64, 24))
+    module = checked(QuantizeWeights(bits)(g.finish(g.call(Relu(), g.call(Matmul(), x, weights)))))
+    assert kernels(module) == [f"fused_{'unpack4_' if bits == 4 else ''}dequantize_matmul_relu"]
+    agree(module, device, *([rand(n, 64) / 100] for n in (0, 1, 7)))
 
 
 def test_18_what_costs_more_to_repeat_is_made_once(device: Device) -> None:

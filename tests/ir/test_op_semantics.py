@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.dtype import dtype, f32, f64, i32, i64
+from relax_tune.ir.dtype import dtype, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import Var, as_int, const, expr
 from relax_tune.ir.graph import Call, Function
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -74,6 +74,7 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
+from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
 from relax_tune.ir.op.registry import OPERATORS, registry
 from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
@@ -106,6 +107,10 @@ def hiding(*shape: int) -> np.ndarray[Any, Any]:
     found = np.where(RNG.random(shape) < 0.4, -np.inf, rand(*shape)).astype(np.float32)
     found[0] = -np.inf
     return found
+
+
+def positive(*shape: int) -> np.ndarray[Any, Any]:
+    return np.asarray(RNG.random(shape) + 0.1, np.float32)
 
 
 def dims(*shape: int) -> tuple[Any, ...]:
@@ -152,6 +157,26 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Attention(0.5, True, hides_rows=False), [rand(2, 3, 4), rand(2, 3, 4), rand(2, 3, 4), rand(2, 1, 3)]),
     (Attention(0.5), [rand(2, 3, 4), rand(2, 0, 4), rand(2, 0, 4)]),
     (Attention(0.5, True), [rand(2, 0, 4), rand(2, 3, 4), rand(2, 3, 4)]),
+    (Quantize(), [rand(3, 5) * 90, np.array(0.7, np.float32), np.array(3, np.int8)]),
+    (Quantize(dtype=u8), [rand(3, 5) * 90, np.array(0.7, np.float32), np.array(130, np.uint8)]),
+    (
+        Quantize(),
+        [np.array([0.5, 1.5, 2.5, -0.5, -1.5, 127.5, 128.5, -300, 1e30], np.float32), np.array(1, np.float32)],
+    ),
+    (Quantize(1, None, i8, 4), [rand(3, 5, 2) * 4, positive(5)]),
+    (Quantize(-1, 4, u8, 2), [rand(3, 10), positive(3, 3), ints(0, 3, 3, 3).astype(np.uint8)]),
+    (Quantize(0), [rand(0, 5), positive(0)]),
+    (Dequantize(), [ints(-128, 128, 3, 5).astype(np.int8), positive()]),
+    (Dequantize(0), [ints(0, 256, 3, 5).astype(np.uint8), positive(3), ints(0, 256, 3).astype(np.uint8)]),
+    (Dequantize(0, 3), [ints(-8, 8, 7, 5).astype(np.int8), positive(3, 5), ints(-8, 8, 3, 5).astype(np.int8)]),
+    (Dequantize(1), [ints(-(2**31), 2**31, 3, 5).astype(np.int32), positive(5)]),
+    *[(Pack4(a), [ints(-8, 8, 3, 5).astype(np.int8)]) for a in (0, -1)],
+    (Pack4(0), [ints(0, 16, 4, 3).astype(np.uint8)]),
+    *[
+        (Unpack4(a, const(n), signed), [ints(0, 256, 3, 2).astype(np.uint8)])
+        for a, n, signed in ((0, 5, True), (0, 6, False), (-1, 3, True))
+    ],
+    (Pack4(0), [ints(0, 16, 0, 3).astype(np.uint8)]),
     (Rotary(const(0), 1), [rand(2, 5, 3, 8), rand(7, 4), rand(7, 4)]),
     (Rotary(const(2), -2), [rand(5, 6), rand(7, 3), rand(7, 3)]),
     (L2Normalize(1e-12), [rand(3, 11)]),
@@ -289,7 +314,7 @@ def test_what_an_operator_is_made_of_means_the_same(case: tuple[OperatorSpec, li
 @pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[1][0].dtype == np.float32], ids=lambda c: c[0].name)
 def test_double_precision_stays(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
     op, arrays = case
-    if isinstance(op, (Cast, Less, ArgMax, TopK)):
+    if isinstance(op, (Cast, Less, ArgMax, TopK, Quantize)):
         return
     wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
     found = op.evaluate(wide)

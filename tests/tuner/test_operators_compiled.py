@@ -9,11 +9,13 @@ import pytest
 from tests.tuner.tuner_models import DEVICES, opened
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.ir.dtype import i32, i64
+from relax_tune.ir.dtype import bool_, i8, i32, i64, u8
 from relax_tune.ir.expr import const
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.elementwise import AddScalar, MulScalar, Tanh
+from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.numeric import (
     Acos,
     Acosh,
@@ -31,9 +33,11 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
+from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.scatter import ScatterElements, ScatterND
 from relax_tune.ir.op.window import Conv, Pool
+from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.job import Job
@@ -94,8 +98,41 @@ def windows() -> tuple[IRModule, list[Array]]:
     return g.finish(results), [rng.standard_normal((2, 4, 8, 7)).astype(np.float32)]
 
 
+def small_numbers() -> tuple[IRModule, list[Array]]:
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 40)
+    x, packed, q = g.input("x", (n, 9)), g.input("packed", (n, 5), u8), g.input("q", (n, 9), i8)
+    rng = np.random.default_rng(4)
+    scale = g.constant("scale", (rng.random(9) + 0.1).astype(np.float32))
+    zero = g.constant("zero", rng.integers(0, 200, 9).astype(np.uint8))
+    weights = g.constant("weights", rng.standard_normal((9, 6)).astype(np.float32))
+    results = [g.call(Quantize(1, None, u8), x, scale, zero), g.call(Dequantize(1), q, scale), g.call(Pack4(1), q)]
+    results.append(g.call(Unpack4(1, const(9)), packed))
+    results.append(g.call(Matmul(), x, weights))
+    array = rng.standard_normal((7, 9)).astype(np.float32) * 40
+    return QuantizeWeights(4, 4)(g.finish(results)), [
+        array, rng.integers(0, 256, (7, 5)).astype(np.uint8), rng.integers(-128, 128, (7, 9)).astype(np.int8),
+    ]  # fmt: skip
+
+
+def attention() -> tuple[IRModule, list[Array]]:
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 40)
+    q, k, v = g.input("q", (4, n, 6)), g.input("k", (2, n + 3, 6)), g.input("v", (2, n + 3, 5))
+    mask, bias = g.input("mask", (n, n + 3), bool_), g.input("bias", (4, 1, n + 3))
+    rng = np.random.default_rng(5)
+    ops: list[tuple[Attention, list[Any]]] = [
+        (Attention(0.4), []), (Attention(0.4, True, const(3), window=4), []), (Attention(0.4, softcap=0.8), [mask]),
+        (Attention(0.4, True, const(3)), [bias]),
+    ]  # fmt: skip
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((4, 2, 6), (2, 5, 6), (2, 5, 5))]
+    hidden = np.where(rng.random((4, 1, 5)) < 0.6, -np.inf, 0.5).astype(np.float32)
+    hidden[1] = -np.inf
+    return g.finish([g.call(op, q, k, v, *more) for op, more in ops]), [*arrays, rng.random((2, 5)) < 0.5, hidden]
+
+
 @pytest.mark.parametrize("kind", DEVICES)
-@pytest.mark.parametrize("make", [elementwise, along_axes, windows])
+@pytest.mark.parametrize("make", [elementwise, along_axes, windows, small_numbers, attention])
 def test_kernels_compute_what_numpy_says(kind: str, make: Any) -> None:
     module, inputs = make()
     with opened(kind) as device:
