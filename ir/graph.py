@@ -244,6 +244,15 @@ def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
         yield block
 
 
+def all_uses(f: Function) -> Iterator[Value]:
+    """What reads variables, each once: the value of every binding, for an `if` its condition and the results of its sides, and the
+    result of `f`."""
+    for block in all_blocks(f):
+        for b in block.bindings:
+            yield from (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
+    yield f.ret
+
+
 def nested_values(f: Function | Body) -> Iterator[Value]:
     """Every value in `f`, those inside branches and operands included."""
     stack: list[Value] = [f.ret, *(b.value for b in reversed(f.bindings))]

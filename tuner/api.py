@@ -23,7 +23,7 @@ from relax_tune.tuner.loop import Progress, Work
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import Effort, Policy, Settings
+from relax_tune.tuner.settings import Effort, Policy, Products, Settings
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
@@ -74,6 +74,7 @@ def tune(
     ca: str | None = None,
     certificate: str | None = None,
     key: str | None = None,
+    products: Products = "apart",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
     """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
@@ -84,12 +85,15 @@ def tune(
     trials: candidates per task instead of the effort's number. scheduler: the address of a Dask scheduler whose
     workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
     sides trust, our certificate, its key.
+    products: of one value with several weights, `apart` or `joined` into one; build with what was tuned.
     on_progress: called after every batch.
 
     Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, MeasureError when the device
     cannot measure, DatabaseError when records cannot be kept. Candidates and tasks that fail are records and notes, not errors.
     """
-    settings = Settings(target, None, effort, trials, seed, check_strategy(strategy), scheduler, ca, certificate, key)
+    settings = Settings(
+        target, None, effort, trials, seed, check_strategy(strategy), scheduler, ca, certificate, key, products
+    )
     check_needed(scheduler, ca, certificate, key)
     module = _module(model, bounds)
     with contextlib.closing(open_runner(settings)) as runner:
@@ -107,6 +111,7 @@ def build(
     bounds: Bounds | None = None,
     policy: Policy = "measured",
     effort: Effort = "normal",
+    products: Products = "apart",
 ) -> Artifact:
     """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
 
@@ -115,7 +120,7 @@ def build(
 
     Raises: UserError, ParseError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
-    settings = Settings(target, None, effort)
+    settings = Settings(target, None, effort, products=products)
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings)

@@ -16,7 +16,7 @@ from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.memory import SYMBOLIC, PlanMemory
-from relax_tune.ir.passes.pipeline import LoweredModule, lower
+from relax_tune.ir.passes.pipeline import PRODUCTS, LoweredModule, lower
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device import host
@@ -104,7 +104,7 @@ class Job:
 
     @cached_property
     def lowered(self) -> LoweredModule:
-        return lower(self.module)
+        return lower(self.module, PRODUCTS[self.settings.products])
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:

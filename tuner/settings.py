@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from relax_tune.errors import UserError
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "library", "generic"]
+Products = Literal["apart", "joined"]
 
 # Candidates per task and per batch, anchors, and how long each shape is timed.
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
@@ -26,8 +27,8 @@ OPTIONAL_TEXTS = ("db", "scheduler", "ca", "certificate", "key")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. ca, certificate, key: PEM
-    files for a scheduler beyond loopback."""
+    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. products: of one value with
+    several weights, each by itself or joined. ca, certificate, key: PEM files for a scheduler beyond loopback."""
 
     target: str = "opencl"
     db: str | None = None
@@ -39,6 +40,7 @@ class Settings:
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    products: Products = "apart"
 
     def __post_init__(self) -> None:
         for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
@@ -49,6 +51,8 @@ class Settings:
                 raise UserError(f"--{name} wants a whole number, found {getattr(self, name)!r:.80}")
         if not isinstance(self.effort, str) or self.effort not in EFFORTS:
             raise UserError(f"--effort wants one of {', '.join(EFFORTS)}; found {self.effort!r}")
+        if self.products not in get_args(Products):
+            raise UserError(f"--products wants one of {', '.join(get_args(Products))}; found {self.products!r}")
         if self.trials is not None and self.trials < 0:
             raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
 

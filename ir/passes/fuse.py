@@ -10,7 +10,7 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.expr import Expr, const, le
 from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar, If, all_blocks
+from relax_tune.ir.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar, all_blocks, all_uses
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fuse_tensor import Stage, fuse_stages
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
@@ -38,9 +38,12 @@ class FuseOps:
     A matmul-like or reducing function takes along what follows elementwise (its tile order kept or permuted); elementwise,
     broadcasting and injective functions join each other and the reductions that read them; a producer joins a matmul-like
     function when it only moves values or reads fewer bytes than it writes (unpacking), so that nothing is computed twice.
-    Chains end at views, at values with readers outside, and at opaque functions. `max_stages` bounds a group."""
+    Chains end at views, at values with readers outside, and at opaque functions. `max_stages` bounds a group.
+
+    through_columns: a producer of a matmul-like function may also take part of a value, at indices known without reading."""
 
     max_stages: int = 16
+    through_columns: bool = False
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -53,7 +56,7 @@ class FuseOps:
         assert isinstance(func, Function)
         table = FunctionTable.of(module.functions)
         found: list[tuple[GVar, ...]] = []
-        uses = _reader_counts(func)
+        uses = Counter(v for value in all_uses(func) for v in used_vars(value))
         for block in all_blocks(func):
             nodes = _nodes(block, table, {})
             found += [tuple(nodes[i].var for i in g) for g in self._groups(nodes, uses, table) if len(g) > 1]
@@ -62,7 +65,7 @@ class FuseOps:
     def _function(self, func: Function, table: FunctionTable, env: Env, kinds: dict[str, PatternKind]) -> Function:
         first: dict[GVar, tuple[Stage, ...]] = {}
         inner: set[GVar] = set()
-        readers = _reader_counts(func)
+        readers = Counter(v for value in all_uses(func) for v in used_vars(value))
         for block in all_blocks(func):
             nodes = _nodes(block, table, kinds)
             for group in self._groups(nodes, readers, table):
@@ -132,9 +135,8 @@ class FuseOps:
                     return False
         return len(path) == 1 or not any(_moves(nodes[p], table) for p in path)
 
-    @staticmethod
     def _producer(
-        groups: _Groups, nodes: Sequence[Node], i: int, end: int, path: Sequence[int], table: FunctionTable
+        self, groups: _Groups, nodes: Sequence[Node], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
         """Spatial work, and what reads it."""
         if groups.kind(i) > PatternKind.INJECTIVE:
@@ -145,7 +147,9 @@ class FuseOps:
             return False
         kind = nodes[end].kind
         if kind is PatternKind.OUT_FUSIBLE:
-            return len(path) == 1 and all(_cheap_to_repeat(nodes[m], table) for m in groups.members(i))
+            members = groups.members(i)
+            through = self.through_columns and all(_reads_one(nodes[m], table) for m in members)
+            return len(path) == 1 and (through or all(_cheap_to_repeat(nodes[m], table) for m in members))
         if kind is PatternKind.REDUCTION:
             return True
         if kind > PatternKind.INJECTIVE:
@@ -183,17 +187,6 @@ class _Groups:
 
     def lists(self) -> list[list[int]]:
         return sorted(self._members.values(), key=lambda g: g[-1])
-
-
-def _reader_counts(func: Function) -> Counter[GVar]:
-    """How many values read each variable: bindings, those inside branches too, and what sides and the function give."""
-    found = Counter(used_vars(func.ret))
-    for block in all_blocks(func):
-        for b in block.bindings:
-            parts = (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
-            for part in parts:
-                found.update(used_vars(part))
-    return found
 
 
 def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind]) -> list[Node]:
@@ -237,6 +230,15 @@ def _moves(node: Node, table: FunctionTable) -> bool:
         and len(func.input_buffers) == 1
         and output_access(func, 0) is Access.PERMUTATION
     )
+
+
+def _reads_one(node: Node, table: FunctionTable) -> bool:
+    """Whether every element is one element of one input, wherever that stands."""
+    func = _prim(node, table)
+    blocks = plain_blocks(func)
+    if blocks is None or len(blocks) != 1 or not is_movement(blocks[0]) or len(func.input_buffers) != 1:
+        return False
+    return len(block_loads(blocks[0])) == 1
 
 
 def _cheap_to_repeat(node: Node, table: FunctionTable) -> bool:

@@ -10,7 +10,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Expr, Var, substitute
 from relax_tune.ir.function import IRModule, Param, PrimFunc
-from relax_tune.ir.graph import AnyBinding, Binding, CallTIR, Function, GVar, TupleItem, TupleValue, Value
+from relax_tune.ir.graph import AnyBinding, Binding, CallTIR, Function, GVar, TupleItem, TupleValue, Value, all_uses
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.nest import plain_blocks, read_buffers, with_blocks
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
@@ -39,7 +39,7 @@ class SeparateOutputs:
 
         def function(f: Function, table: FunctionTable) -> Function:
             items = _items(f)
-            whole_used = {v for x in (*f.bindings, f) for v in _whole(x)}
+            whole_used = {v for value in all_uses(f) for v in _whole(value)}
             fields: dict[GVar, tuple[GVar, ...]] = {}
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
@@ -113,9 +113,8 @@ class SeparateOutputs:
         return found
 
 
-def _whole(x: AnyBinding | Function) -> tuple[GVar, ...]:
-    """The variables that a binding or the result of a function takes as they are, not a field of."""
-    value = x.ret if isinstance(x, Function) else x.value
+def _whole(value: Value) -> tuple[GVar, ...]:
+    """The variables that a value takes as they are, not a field of."""
     return () if isinstance(value, TupleItem) and isinstance(value.value, GVar) else used_vars(value)
 
 

@@ -20,6 +20,7 @@ from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.outputs import SeparateOutputs
+from relax_tune.ir.passes.parallel import CombineParallelMatmuls
 from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
 from relax_tune.ir.printer import excerpt
@@ -46,6 +47,23 @@ STANDARD: tuple[Pass, ...] = (
     DeadCode(),
     TidyNames(),
 )
+
+JOINED: tuple[Pass, ...] = tuple(
+    new
+    for step in STANDARD
+    for new in {
+        Legalize(strict=True): (
+            CommonSubexpressions(repeat_spatial=True),
+            CombineParallelMatmuls(),
+            Legalize(strict=True),
+        ),
+        FuseOps(): (FuseOps(through_columns=True),),
+    }.get(step, (step,))
+)
+"""With products of one value joined: fewer calls, and tasks that are wider. Whether that is faster depends on the device."""
+
+PRODUCTS: Mapping[str, tuple[Pass, ...]] = {"apart": STANDARD, "joined": JOINED}
+"""By the setting of that name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,7 @@ from relax_tune.ir.graph import (
 )
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
-from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
+from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, is_view, map_graphs, returned, rewrite_function
 from relax_tune.ir.relations import differences
 from relax_tune.ir.struct_info import CallableInfo
 
@@ -49,8 +49,9 @@ class CommonSubexpressions:
     equal weights, over dims proved equal. What is found on one side of an `if` serves that side alone; the results of a function
     stay computed each by itself; a host routine that is not declared pure runs every time.
 
-    repeat_spatial: leave tensor functions alone that only compute element by element or move values, as before fusion, when each
-    of them may still join the kernel that reads it: that costs less than a kernel and memory for what they share.
+    repeat_spatial: leave tensor functions alone that only compute element by element or move values, and operators but views, as
+    before fusion, when each of them may still join the kernel that reads it: that costs less than a kernel and memory for what
+    they share.
 
     Weights of equal bytes under several names are held once from `least_bytes` on. Smaller ones keep their names: sharing them
     saves nothing, and what a kernel takes must not depend on whether two biases happen to be zero."""
@@ -68,6 +69,8 @@ class CommonSubexpressions:
             number: dict[Value | str, Value | str] = dict(first.items())  # the first to hold the same
 
             def repeats(value: Value) -> bool:
+                if self.repeat_spatial and isinstance(value, Call):
+                    return not is_view(value)
                 func = table.functions.get(value.callee) if isinstance(value, CallTIR) else None
                 if not self.repeat_spatial or not isinstance(func, PrimFunc):
                     return False

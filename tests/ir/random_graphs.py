@@ -220,6 +220,17 @@ class _Grower:
         self.values += parts[:-1]
         return parts[-1]
 
+    def heads(self) -> GVar:
+        """Products of one value that are read as columns only."""
+        x, n = self.values[0], self.symbols[0]
+        names = [f"{self.g.name}_h{len(self.g._constants)}_{i}" for i in range(2)]
+        made = [
+            self.g.call(Matmul(), x, self.g.constant(name, np.eye(3, 4, i, dtype=np.float32)))
+            for i, name in enumerate(names)
+        ]
+        left, right = (self.g.call(Reshape((n, const(2), const(2))), y) for y in made)
+        return self.g.call(Matmul(), left, right)
+
     def rows(self) -> GVar:
         """Work on three dims of which two are walked alike."""
         three = self.g.call(Reshape((self.symbols[0], const(3), const(1))), self.values[0])

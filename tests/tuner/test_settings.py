@@ -19,6 +19,7 @@ SOURCES: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(-5, 2**40),
     "strategy": st.sampled_from(["evolution", "random"]),
     "scheduler": st.sampled_from(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]),
+    "products": st.sampled_from(["apart", "joined"]),
     "db": st.sampled_from(["a.db", "sqlite:///b.db"]),
 }
 SOME = st.fixed_dictionaries({}, optional=SOURCES)
@@ -53,6 +54,7 @@ def test_effort_gives_the_number_of_candidates_and_trials_overrides_it() -> None
     [
         ({"effort": "huge"}, {}, "", "quick, normal, full"),
         ({"trials": -1}, {}, "", "at least 0"),
+        ({"products": "merged"}, {}, "", "apart, joined"),
         ({}, {"RELAX_TUNE_TRIALS": "many"}, "", "RELAX_TUNE_TRIALS"),
         ({}, {"RELAX_TUNE_EFFORT": "slow"}, "", "slow"),
         ({}, {}, "trials = ", "relax-tune.toml"),

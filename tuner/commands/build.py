@@ -14,6 +14,7 @@ from relax_tune.tuner.commands.options import (
     Bounds,
     Database,
     Effort,
+    JoinedProducts,
     Json,
     Model,
     Target,
@@ -41,6 +42,7 @@ def build(
         ),
     ] = "measured",
     effort: Effort = None,
+    products: JoinedProducts = None,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -50,7 +52,7 @@ def build(
     The same model, records, policy and effort (which sets the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
-    settings = load_settings({"target": target, "db": db, "effort": effort})
+    settings = load_settings({"target": target, "db": db, "effort": effort, "products": products})
     wanted = check_policy(policy)
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from relax_tune.tuner.settings import EFFORTS
+from relax_tune.tuner.settings import EFFORTS, Products
 
 
 def among(*values: str) -> Callable[[str], list[str]]:
@@ -86,6 +86,16 @@ Effort = Annotated[
         autocompletion=among(*EFFORTS),
         help=f"{', '.join(f'{name} {numbers[0]}' for name, numbers in EFFORTS.items())} candidates per task, timed at "
         f"{', '.join(str(numbers[2]) for numbers in EFFORTS.values())} shapes. [default: normal]",
+    ),
+]
+JoinedProducts = Annotated[
+    str | None,
+    typer.Option(
+        "--products",
+        metavar="|".join(get_args(Products)),
+        autocompletion=among(*get_args(Products)),
+        help="Products of one value with several weights (query, key, value): each by itself, or joined into one wide product, "
+        "which makes fewer calls of other tasks. [default: apart]",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]

@@ -17,7 +17,7 @@ from relax_tune.database.store import MEMORY_URL, MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError, UserError
 from relax_tune.ir.frontend.load import PACKAGE, load_model
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.pipeline import PRODUCTS, lower
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.tuner.commands.db import one_workload
@@ -157,7 +157,7 @@ def _show_model(
         document |= {"after": after or IMPORTED, "program": print_text(program_after(module, after or IMPORTED))}
     elif after is not None:
         raise UserError("--after does not apply: it is about the program; add --what program")
-    tasks = extract_tasks(lower(module), settings.anchors) if "tasks" in sections else ()
+    tasks = extract_tasks(lower(module, PRODUCTS[settings.products]), settings.anchors) if "tasks" in sections else ()
     if json:
         print_json({**document, "tasks": [task_document(t) for t in tasks]} if "tasks" in sections else document)
         return

@@ -27,6 +27,7 @@ from relax_tune.tuner.commands.options import (
     Certificate,
     Database,
     Effort,
+    JoinedProducts,
     Json,
     Key,
     Model,
@@ -77,6 +78,7 @@ def tune(
     ca: Ca = None,
     certificate: Certificate = None,
     key: Key = None,
+    products: JoinedProducts = None,
     out: Out = None,
     overwrite: Overwrite = False,
     compare: Annotated[
@@ -101,6 +103,7 @@ def tune(
             "ca": ca,
             "certificate": certificate,
             "key": key,
+            "products": products,
         }
     )
     check_needed(settings.scheduler, ca, certificate, key)
