@@ -1,11 +1,11 @@
 """A built model as one file.
 
 The file (suffix `.rta`) is an uncompressed zip, so any tool can look inside, of three members: `manifest.json` (schema,
-tool version, device kind, target fingerprint, hashes), `program.json` and `constants.safetensors`. One file rather than
+tool version, device kind, target fingerprint, hashes), `programs.json` and `constants.safetensors`. One file rather than
 a folder, because replacing a file is atomic. The zip's comment is the BLAKE2 hash of every byte before it: a truncated or
 altered file is refused before anything in it is read. There are no timestamps: the same model gives the same bytes.
 
-Loading executes nothing. A program holds kernels, which are native code: `Artifact.open` compiles and can run them, so
+Loading executes nothing. Programs hold kernels, which are native code: `Artifact.open` compiles and can run them, so
 open artifacts only from people you would take a program from.
 """
 
@@ -20,13 +20,12 @@ import math
 import os
 import stat
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import safetensors
@@ -36,17 +35,16 @@ from safetensors import SafetensorError
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.program import Program, program_from_json, verify_program
+from relax_tune.runtime.model import Model, choose_function, open_model
+from relax_tune.runtime.program import Program, programs_from_json, verify_names, verify_program
 from relax_tune.runtime.scalars import constant_values
 from relax_tune.runtime.signature import TensorSpec, tensor_specs
-from relax_tune.runtime.vm import Executor, check_binders
 
 FORMAT = "relax-tune artifact"
-ARTIFACT_SCHEMA = 1
+ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
-_MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "program.json", "constants.safetensors"
+_MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "programs.json", "constants.safetensors"
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TENSOR_TYPES: Mapping[str, str] = {
@@ -56,6 +54,8 @@ _TENSOR_TYPES: Mapping[str, str] = {
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 _COMMENT = b"blake2b:"
 _COMMENT_BYTES = len(_COMMENT) + 64
+
+Programs = Union[Program, Sequence[Program]]
 
 
 def _hash(data: bytes | memoryview) -> str:
@@ -74,39 +74,41 @@ def tool_version() -> str:
         return "0"
 
 
-def device_kind(program: Program) -> str:
-    """The kind of device that runs the program: the language of its kernels. `c` when there are none.
+def device_kind(programs: Sequence[Program]) -> str:
+    """The kind of device that runs the programs: the language of their kernels. `c` when there are none.
 
     Raises: ArtifactError when kernels of several languages are mixed.
     """
-    languages = sorted({kernel.language for kernel in program.kernels}) or ["c"]
+    languages = sorted({kernel.language for program in programs for kernel in program.kernels}) or ["c"]
     if len(languages) > 1:
-        raise ArtifactError(f"{program.name}: wanted kernels in one language, found {', '.join(languages)}")
+        names = ", ".join(p.name for p in programs)
+        raise ArtifactError(f"{names}: wanted kernels in one language, found {', '.join(languages)}")
     return languages[0]
 
 
 def save_artifact(
     path: str | os.PathLike[str],
-    program: Program,
+    programs: Programs,
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
+    programs: one, or several with distinct names. constants: exactly those that they name.
     manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
     the plans were measured on, which `Artifact.open` compares.
 
     Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
     """
-    verify_program(program)
-    check_constants(program, constants)
+    found = _checked(programs, constants)
     packed = {name: np.ascontiguousarray(constants[name]).reshape(constants[name].shape) for name in sorted(constants)}
-    members = {_PROGRAM: program.to_json().encode(), _CONSTANTS: safetensors.numpy.save(packed)}
+    text = f"[{','.join(p.to_json() for p in found)}]"
+    members = {_PROGRAM: text.encode(), _CONSTANTS: safetensors.numpy.save(packed)}
     manifest = {
         "format": FORMAT,
         "schema": ARTIFACT_SCHEMA,
         "tool_version": tool_version(),
-        "device_kind": device_kind(program),
+        "device_kind": device_kind(found),
         "members": {name: {"bytes": len(data), "blake2b": _hash(data)} for name, data in members.items()},
         "extra": dict(manifest_extra or {}),
     }
@@ -238,7 +240,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     except UnicodeDecodeError:
         raise ArtifactError(f"{where}: {_PROGRAM}: wanted UTF-8 text, found something else; build it again") from None
     try:
-        program = program_from_json(text)
+        programs = programs_from_json(text)
     except ArtifactError as error:
         raise ArtifactError(f"{where}: {_PROGRAM}: {error}; build it again, or update relax-tune") from None
     try:
@@ -248,8 +250,8 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}; build it again"
         ) from None
     try:
-        check_constants(program, constants)
-        kind = device_kind(program)
+        check_constants(programs, constants)
+        kind = device_kind(programs)
     except ArtifactError as error:
         raise ArtifactError(f"{where}: {error}; build it again") from None
     if manifest["device_kind"] != kind:
@@ -257,7 +259,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: wanted one kind of device, found that its manifest says {manifest['device_kind']!r:.40} and its kernels {kind}; "
             "build it again"
         )
-    return Artifact(program, constants, manifest, str(path))
+    return Artifact(programs, constants, manifest, str(path))
 
 
 def _read_constants(data: bytes) -> dict[str, NDArray[Any]]:
@@ -300,34 +302,44 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
     return manifest
 
 
-def check_constants(program: Program, constants: Mapping[str, NDArray[Any]]) -> None:
-    """Raises ArtifactError unless `constants` are exactly the program's, in dtype and shape."""
-    try:
-        values = constant_values(program.scalars, len(program.symbols))
-    except UserError as error:
-        raise ArtifactError(f"{program.name}: wanted sizes that can be evaluated, found {error}") from None
-    specs = {spec.name: spec for spec in program.buffers if spec.role == "const"}
-    missing, unknown = sorted(set(specs) - set(constants)), sorted(set(constants) - set(specs))
+def _checked(programs: Programs, constants: Mapping[str, NDArray[Any]]) -> tuple[Program, ...]:
+    """Verified, in order of their names."""
+    found = (programs,) if isinstance(programs, Program) else tuple(sorted(programs, key=lambda p: p.name))
+    for program in found:
+        verify_program(program)
+    verify_names(found)
+    check_constants(found, constants)
+    return found
+
+
+def check_constants(programs: Sequence[Program], constants: Mapping[str, NDArray[Any]]) -> None:
+    """Raises ArtifactError unless `constants` are exactly those of the programs, in dtype and shape."""
+    names = ", ".join(p.name for p in programs)
+    used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"}
+    missing, unknown = sorted(used - set(constants)), sorted(set(constants) - used)
     if missing or unknown:
-        raise ArtifactError(
-            f"{program.name}: wanted its constants, found missing {missing!r:.300}, unknown {unknown!r:.300}"
-        )
-    for name, spec in specs.items():
-        shape = tuple(values[slot] for slot in spec.shape)
-        array = constants[name]
-        if array.shape != shape or array.dtype != np.dtype(spec.dtype):
-            raise ArtifactError(
-                f"{program.name}: constant {name}: wanted {spec.dtype} {shape}, found {array.dtype} {array.shape}"
-            )
+        raise ArtifactError(f"{names}: wanted its constants, found missing {missing!r:.300}, unknown {unknown!r:.300}")
+    for program in programs:
+        try:
+            values = constant_values(program.scalars, len(program.symbols))
+        except UserError as error:
+            raise ArtifactError(f"{program.name}: wanted sizes that can be evaluated, found {error}") from None
+        for spec in program.buffers:
+            if spec.role != "const":
+                continue
+            shape, array = tuple(values[slot] for slot in spec.shape), constants[spec.name]
+            if array.shape != shape or array.dtype != np.dtype(spec.dtype):
+                raise ArtifactError(
+                    f"{program.name}: constant {spec.name}: wanted {spec.dtype} {shape}, found {array.dtype} {array.shape}"
+                )
 
 
 def new_artifact(
-    program: Program, constants: Mapping[str, NDArray[Any]], manifest_extra: Mapping[str, Any] | None = None
+    programs: Programs, constants: Mapping[str, NDArray[Any]], manifest_extra: Mapping[str, Any] | None = None
 ) -> Artifact:
     """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
-    verify_program(program)
-    check_constants(program, constants)
-    return Artifact(program, constants, {"device_kind": device_kind(program), "extra": dict(manifest_extra or {})})
+    found = _checked(programs, constants)
+    return Artifact(found, constants, {"device_kind": device_kind(found), "extra": dict(manifest_extra or {})})
 
 
 def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Model:
@@ -340,9 +352,10 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A verified artifact in memory. `manifest["extra"]` is what the build put there."""
+    """A verified artifact in memory: a program for each of its functions, in order of their names, and the constants they share.
+    `manifest["extra"]` is what the build put there."""
 
-    program: Program
+    programs: tuple[Program, ...]
     constants: Mapping[str, NDArray[Any]]
     manifest: Mapping[str, Any]
     path: str = ""
@@ -353,13 +366,27 @@ class Artifact:
         return str(self.manifest["device_kind"])
 
     @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of its functions."""
+        return tuple(p.name for p in self.programs)
+
+    @property
+    def program(self) -> Program:
+        """The function `main`, or the only one. Raises UserError when there are several, none of them `main`."""
+        return self.function()
+
+    def function(self, name: str | None = None) -> Program:
+        """A function by name; without one, `main` or the only one. Raises UserError naming what there is."""
+        return choose_function({p.name: p for p in self.programs}, name, self.path)
+
+    @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Its parameters in order."""
+        """The parameters of `program` in order."""
         return tensor_specs(self.program, self.program.inputs)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Its results in order."""
+        """The results of `program` in order."""
         return tensor_specs(self.program, self.program.outputs)
 
     @property
@@ -370,7 +397,7 @@ class Artifact:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""
-        return save_artifact(path, self.program, self.constants, self.manifest["extra"])
+        return save_artifact(path, self.programs, self.constants, self.manifest["extra"])
 
     @property
     def constant_bytes(self) -> int:
@@ -383,65 +410,4 @@ class Artifact:
 
         Raises: ArtifactError when the device is of another kind; UserError, BuildError as opening and compiling do.
         """
-        if not (device is None or isinstance(device, str) or hasattr(device, "info")):
-            raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
-        owned = device is None or isinstance(device, str)
-        opened = open_device(device or self.device_kind) if device is None or isinstance(device, str) else device
-        try:
-            if opened.info.kind != self.device_kind:
-                raise ArtifactError(
-                    f"artifact {self.path or self.program.name}: wanted a device of kind {self.device_kind}, found "
-                    f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
-                )
-            measured = self.manifest["extra"].get("fingerprint")
-            if isinstance(measured, dict) and measured != dict(opened.info.fingerprint):
-                found = dict(opened.info.fingerprint)
-                differing = sorted(key for key in set(measured) | set(found) if measured.get(key) != found.get(key))
-                warnings.warn(
-                    f"artifact {self.path or self.program.name} was tuned elsewhere ({', '.join(differing)} differ): "
-                    "results are right, the choice of kernels may not be the fastest here",
-                    stacklevel=2,
-                )
-            check_binders(self.program)
-            executor = Executor(self.program, opened, self.constants, libraries)
-        except BaseException:
-            if owned:
-                opened.close()
-            raise
-        return Model(self, executor, opened if owned else None)
-
-
-class Model:
-    """An artifact on a device, ready to run. Use as a context manager, or call `close`. Not thread-safe."""
-
-    def __init__(self, artifact: Artifact, executor: Executor, owned_device: Device | None) -> None:
-        self.artifact, self.executor, self._owned_device = artifact, executor, owned_device
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """Its parameters in order."""
-        return self.artifact.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """Its results in order."""
-        return self.artifact.outputs
-
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
-        """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays.
-
-        Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found.
-        """
-        return self.executor.run(inputs)
-
-    def close(self) -> None:
-        """Give back memory, and the device when this opened it."""
-        self.executor.close()
-        if self._owned_device is not None:
-            self._owned_device.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return open_model(self, device, libraries)

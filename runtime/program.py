@@ -181,16 +181,40 @@ def program_from_json(text: str) -> Program:
 
     Raises: ArtifactError saying where (a path such as `calls[3].variants[0].steps[1].target`), wanted and found.
     """
+    return _program(_parsed(text), "program")
+
+
+def programs_from_json(text: str) -> tuple[Program, ...]:
+    """Read a list of what `Program.to_json` wrote, one or more with distinct names. Raises as `program_from_json`."""
+    data = _parsed(text)
+    if not isinstance(data, list) or not data:
+        raise _wrong("programs", "a list of at least one program", data)
+    found = tuple(_program(item, "program" if len(data) == 1 else f"programs[{i}]") for i, item in enumerate(data))
+    verify_names(found)
+    return found
+
+
+def verify_names(programs: Sequence[Program]) -> None:
+    """Raises ArtifactError unless there is a program, and every name occurs once, in order."""
+    names = [p.name for p in programs]
+    if not names or names != sorted(set(names)):
+        raise _wrong("programs", "distinct names in their order", names)
+
+
+def _parsed(text: str) -> Any:
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"program: wanted JSON text, found something else: {error}") from None
+
+
+def _program(data: Any, where: str) -> Program:
     found = data.get("schema") if isinstance(data, dict) else None
     if type(found) is not int or found != SCHEMA:
         raise ArtifactError(
-            f"program: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
+            f"{where}: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
         )
-    program = _read(Program, data, "program")
+    program = _read(Program, data, where)
     assert isinstance(program, Program)
     verify_program(program)
     return program

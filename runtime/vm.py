@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
 from relax_tune.runtime.scalars import WIDTH, Op, compile_scalars, constant_values
+from relax_tune.runtime.weights import Weights
 
 MAX_BINDINGS = 64
 
@@ -76,7 +77,8 @@ class Bound:
 class Executor:
     """Runs one program on one device. Not thread-safe. The device stays its caller's; `close` gives the memory back.
 
-    constants: a C-contiguous array for every buffer of role `const`, of its dtype and shape.
+    constants: an array for every buffer of role `const`, of its dtype and shape; or the `Weights` of several programs, which
+    stay their caller's.
     libraries: what library steps may use; None opens those installed, when the program needs any.
     shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
 
@@ -88,7 +90,7 @@ class Executor:
         self,
         program: Program,
         device: Device,
-        constants: Mapping[str, NDArray[Any]],
+        constants: Mapping[str, NDArray[Any]] | Weights,
         libraries: Mapping[str, Library] | None = None,
         shared: Mapping[str, Any] | None = None,
     ) -> None:
@@ -110,36 +112,54 @@ class Executor:
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
         self._kernels = device.compile(program.kernels) if program.kernels else {}
-        self._load_constants(constants)
+        self._owns_weights = not isinstance(constants, Weights)
+        self._weights = constants if isinstance(constants, Weights) else Weights(device, constants)
+        self._fixed: dict[int, Any] = {}
+        try:
+            self._load_constants()
+        except BaseException:
+            if self._owns_weights:
+                self._weights.close()
+            raise
 
-    def _load_constants(self, constants: Mapping[str, NDArray[Any]]) -> None:
+    def _load_constants(self) -> None:
+        """Place constants, then write what `prepare` packs; what another program of the same weights packed is taken as it is."""
         program = self.program
         values = constant_values(program.scalars, len(program.symbols))
+        sizes: dict[int, int] = {}
         for index, spec in enumerate(program.buffers):
             if spec.role not in ("const", "packed"):
                 continue
             shape = _fixed(program, values, spec.shape, f"buffer {spec.name}")
             if any(dim < 0 for dim in shape):
                 raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
-            if index in self._shared:
-                self._check_size(index, math.prod(shape) * np.dtype(spec.dtype).itemsize)
-                continue
-            array = constants.get(spec.name)
-            if spec.role == "const" and array is None:
-                raise ArtifactError(f"{program.name}: wanted the constant {spec.name}, found none of that name")
             dtype = np.dtype(spec.dtype)
-            self._own[index] = self.device.alloc(math.prod(shape) * dtype.itemsize)
-            if spec.role == "const" and array is not None:
-                if array.dtype != dtype or array.shape != shape:
-                    raise ArtifactError(
-                        f"{program.name}: constant {spec.name}: wanted {spec.dtype} {shape}, "
-                        f"found {array.dtype} {array.shape}"
-                    )
-                self.device.upload(self._own[index], np.ascontiguousarray(array))
+            sizes[index] = math.prod(shape) * dtype.itemsize
+            if index in self._shared:
+                self._check_size(index, sizes[index])
+            elif spec.role == "const":
+                try:
+                    self._fixed[index] = self._weights.constant(spec.name, dtype, shape)
+                except ArtifactError as error:
+                    raise ArtifactError(f"{program.name}: {error}") from None
+        identity: dict[int, Hashable] = {
+            i: (i, id(self._shared[i])) if i in self._shared else program.buffers[i].name for i in sizes
+        }
         for position, step in enumerate(program.prepare):
             where = f"prepare step {position} ({step.target})"
-            _fixed(program, values, (*step.scalars, *step.grid), where)
-            self._launch_of(step, [0 if value is None else value for value in values])()
+            numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
+            made = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in self._fixed]
+            sources = tuple(None if i in made else identity[i] for i in step.buffers)
+            fresh = not made
+            for i in made:
+                identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))
+                self._fixed[i], new = self._weights.packed(identity[i], sizes[i])
+                fresh = fresh or new
+            if fresh:
+                self._launch_of(step, [0 if value is None else value for value in values])()
+        for i in sizes:
+            if i not in self._fixed and i not in self._shared:  # packed, and never written
+                self._fixed[i], _ = self._weights.packed(("unwritten", program.name, i), sizes[i])
         self.device.synchronize()
 
     def bind(self, symbols: Mapping[str, int]) -> Bound:
@@ -246,6 +266,9 @@ class Executor:
         for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
             self.device.free(buffer)
         self._own.clear()
+        self._fixed.clear()
+        if self._owns_weights:
+            self._weights.close()
         self._storages = [None] * len(self.program.storages)
         self._bindings.clear()
         self._generation += 1
@@ -276,6 +299,8 @@ class Executor:
     def _device_buffer(self, index: int) -> Any:
         if index in self._shared:
             return self._shared[index]
+        if index in self._fixed:
+            return self._fixed[index]
         spec = self.program.buffers[index]
         if spec.base is not None:
             return self._device_buffer(spec.base)

@@ -18,13 +18,15 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.deduce import info_of
 from relax_tune.ir.expr import Expr, Var, substitute
-from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, GVar, TupleItem, TupleValue, Value
+from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, Function, GVar, TupleItem, TupleValue, Value
 from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.memory import SYMBOLIC, MemoryPlan, PlanMemory, Tensor, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.runtime.model import choose_function
 from relax_tune.runtime.plan import Entry, choice_slot
 from relax_tune.runtime.program import Call, Check, Program, Step, Variant
 from relax_tune.runtime.scalars import Op
@@ -117,33 +119,40 @@ def _applies(choices: Choices, variant: VariantRecord) -> bool:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The program, the plan of every task, and for each task what it lacked."""
+    """The program of every graph function, the plan of every task, and for each task what it lacked."""
 
-    program: Program
+    programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]
     notes: tuple[str, ...]
 
+    @property
+    def program(self) -> Program:
+        """That of `main`, or the only one. Raises UserError when there are several, none of them `main`."""
+        return choose_function(self.programs, None)
 
-def build_program(
+
+def build_programs(
     lowered: LoweredModule,
     choices: Mapping[str, Choices],
     store: Store,
     target_key: str,
     target: CodeTarget,
     policy: Policy = "measured",
-    name: str = "main",
     memory: PlanMemory = SYMBOLIC,
 ) -> BuildResult:
-    """Plan every task and emit the model's program. `choices` by the name of the tensor function in the module; `memory` says how
-    storages are planned."""
+    """Plan every task and emit the program of every graph function. `choices` by the name of the tensor function in the module;
+    `memory` says how storages are planned."""
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
         records = store.query(target_key, own.task.key)
         plans[callee] = plan_task(own, records, policy)
         notes += _notes(callee, plans[callee], records, policy)
-    emitter = _Emitter(lowered, choices, plans, ProgramBuilder(name, target), memory)
-    return BuildResult(emitter.run(), plans, tuple(notes))
+    programs = {
+        n: _Emitter(lowered, f, choices, plans, ProgramBuilder(n, target), memory).run()
+        for n, f in lowered.functions.items()
+    }
+    return BuildResult(programs, plans, tuple(notes))
 
 
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
@@ -167,12 +176,16 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
 
 
 def workspaces(
-    lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], builder: ProgramBuilder
+    lowered: LoweredModule,
+    main: Function,
+    choices: Mapping[str, Choices],
+    plans: Mapping[str, TaskPlan],
+    builder: ProgramBuilder,
 ) -> dict[GVar, tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]]:
-    """Bytes every call needs while it runs, whichever of its variants that is, and which of them each variant uses."""
+    """Bytes every call of a graph function needs while it runs, whichever of its variants that is, and which of them each variant uses."""
     env = env_of(lowered.module.bounds)
     found = {}
-    for binding in lowered.main.bindings:
+    for binding in main.bindings:
         call = binding.value
         if isinstance(call, CallTIR):
             own, plan = choices[call.callee], plans[call.callee]
@@ -184,32 +197,36 @@ def workspaces(
 
 
 class _Emitter:
-    """Walks the graph function once and declares arrays, calls and checks."""
+    """Walks one graph function once and declares arrays, calls and checks."""
 
     def __init__(
         self,
         lowered: LoweredModule,
+        main: Function,
         choices: Mapping[str, Choices],
         plans: Mapping[str, TaskPlan],
         builder: ProgramBuilder,
         memory: PlanMemory,
     ) -> None:
-        self.lowered = lowered
+        self.lowered, self.main = lowered, main
         self.choices = choices
         self.plans = plans
         self.builder = builder
         self.symbols: dict[Var, int] = {}
         self.arrays: dict[Tensor, int] = {}
-        self.definitions = {x.var: x.value for x in lowered.main.bindings}
+        self.definitions = {x.var: x.value for x in main.bindings}
         self.constants: dict[str, int] = {}
-        found = workspaces(lowered, choices, plans, builder)
+        found = workspaces(lowered, main, choices, plans, builder)
         self.places = {v: places for v, (_, places) in found.items()}
         sizes = {v: sizes for v, (sizes, _) in found.items()}
-        self.memory: MemoryPlan = memory.plan(lowered.module, lowered.main.name, sizes)
+        self.memory: MemoryPlan = memory.plan(lowered.module, main.name, sizes)
 
     def run(self) -> Program:
-        module, main, b = self.lowered.module, self.lowered.main, self.builder
-        for bound in module.bounds:
+        main, b = self.main, self.builder
+        own = {v for x in (*main.params, *(y.var for y in main.bindings)) for v in info_symbols(x.info)}
+        for bound in self.lowered.module.bounds:
+            if bound.var not in own:
+                continue  # of another function
             self.symbols[bound.var] = b.symbol(bound.var.name, bound.lower, bound.upper)
         inputs = []
         ranges = self._index_ranges()
@@ -229,7 +246,7 @@ class _Emitter:
                 self._library(binding.var, value, storages)
             elif not _is_view(value) and not isinstance(value, (TupleValue, TupleItem, GVar, Constant)):
                 raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
-        for check in self.lowered.checks:
+        for check in self.lowered.checks[main.name]:
             slot = b.slot(check.cond, self.symbols)
             b.checks.append(Check(slot, check.message, tuple(b.slot(v, self.symbols) for v in check.values)))
         return b.finish(inputs, outputs)
@@ -237,8 +254,10 @@ class _Emitter:
     def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
         """The values parameters of the model may hold that are used as indices."""
         found: dict[GVar, tuple[int, int]] = {}
-        params = set(self.lowered.main.params)
-        for call in self.lowered.calls():
+        params = set(self.main.params)
+        for call in (b.value for b in self.main.bindings):
+            if not isinstance(call, CallTIR):
+                continue
             func = self.choices[call.callee].task.func
             given = dict(zip(func.input_buffers, call.args, strict=True))
             numbers = {b: n for b, a in given.items() if (n := self._number(a)) is not None}

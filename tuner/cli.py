@@ -55,7 +55,7 @@ COMMANDS: dict[str, Entry] = {
     "run": Entry(
         "run",
         "run",
-        "Run an artifact on sentences or on arrays.",
+        "Run an artifact on text or on arrays.",
         (
             'relax-tune run encoder-c.rta --model ./encoder --text "a sentence" --text "another"',
             "relax-tune run encoder-c.rta --inputs arrays.npz --out results.npz",

@@ -55,7 +55,7 @@ def extract_tasks(
         if not matches:
             known = ", ".join(v.name for v in ranges) or "none"
             raise UserError(f"--bound {name}: wanted a symbol of the model, which has {known}")
-        ranges[matches[0]] = narrower
+        ranges.update(dict.fromkeys(matches, narrower))
     sites: dict[str, list[tuple[Expr, ...]]] = {}
     for call in lowered.calls():
         func = lowered.prims[call.callee]

@@ -24,7 +24,7 @@ from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.schedules.target import Machine
-from relax_tune.tuner.build import BuildResult, build_program
+from relax_tune.tuner.build import BuildResult, build_programs
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.footprint import check_footprint
@@ -128,13 +128,12 @@ class Job:
             return tuner.run()
 
     def build(self, policy: Policy = "measured", memory: PlanMemory = SYMBOLIC) -> BuildResult:
-        """The program that the store's records ask for; `memory` says how storages are planned."""
-        name, target = self.lowered.main.name, self.target.key
-        return build_program(self.lowered, self.choices, self.store, target, self.code_target, policy, name, memory)
+        """The programs that the store's records ask for; `memory` says how storages are planned."""
+        return build_programs(self.lowered, self.choices, self.store, self.target.key, self.code_target, policy, memory)
 
     def artifact(self, built: BuildResult) -> Artifact:
         """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it."""
-        names = {b.name for b in built.program.buffers if b.role == "const"}
+        names = {b.name for p in built.programs.values() for b in p.buffers if b.role == "const"}
         constants = {n: a for n, a in self.lowered.module.constants.items() if n in names}
         solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {
@@ -144,7 +143,7 @@ class Job:
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
-        return new_artifact(built.program, constants, extra)
+        return new_artifact(tuple(built.programs.values()), constants, extra)
 
 
 def device_info(spec: str) -> DeviceInfo:

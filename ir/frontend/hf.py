@@ -74,16 +74,22 @@ def load_hf(
     pooling: Pooling = "mean",
     normalize: bool = True,
     bounds: Mapping[str, tuple[int, int]] | None = None,
+    every_position: bool = False,
 ) -> IRModule:
     """Import a model by what its config.json says it is.
 
     An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`: token types
-    are all 0, whose row is folded into the position table. A decoder is `main(input_ids (b, n) i64) -> logits
-    (b, n, vocabulary) f32`, in which every position sees itself and those before it. Positions count from 0.
+    are all 0, whose row is folded into the position table.
 
-    folder: holds config.json and model.safetensors. bounds: inclusive (lower, upper) of the symbols `b` and `n`; by default
-    they are at least 1, and `n` at most the number of positions the model has. Of encoders alone: pooling: `mean` over the
-    positions the mask admits, or `cls`, the first one; normalize: to unit length.
+    A decoder is two functions that share its weights: `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
+    value_0, key_1 ...)` for a prompt, and `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` with results
+    of the same kind for each token after it. Every position sees itself and those before it. Keys and values are (b, key heads,
+    positions, size of a head) f32: `n` positions after a prompt; `m` past ones go into `decode`, and one more comes out.
+
+    Positions count from 0. folder: holds config.json and model.safetensors. bounds: inclusive (lower, upper) of the symbols `b`,
+    `n` and, of decoders, `m`; by default at least 1, and together at most the positions the model has. Of encoders alone:
+    pooling: `mean` over the positions the mask admits, or `cls`, the first one; normalize: to unit length. Of decoders alone:
+    every_position: logits of `prefill` are (b, n, vocabulary), those of every position instead of the last.
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
@@ -104,43 +110,23 @@ def load_hf(
                 f"pooling and normalize: wanted an encoder, found {kind}, whose results are logits; leave them out"
             )
         decoder = llama_config(data, where)
-        b, n = symbol_bounds(decoder.positions, bounds)
-        return Llama(decoder, Weights(root), n[1]).prefill(b, n)
+        given = checked_bounds(bounds)
+        m = given.pop("m", (1, max(1, decoder.positions - 1)))
+        if m[1] >= decoder.positions:
+            raise UserError(
+                f"bound of m: wanted less than {decoder.positions}, the positions this model has, found {m[1]}; lower the bound"
+            )
+        b, n = symbol_bounds(decoder.positions, given)
+        if n[0] < 1 and not every_position:
+            raise UserError(
+                f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
+            )
+        return Llama(decoder, Weights(root), max(n[1], m[1] + 1)).module(b, n, m, every_position)
+    if every_position:
+        raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
     config = bert_config(data, where)
     b, n = symbol_bounds(config.positions, bounds)
     return _Bert(config, Weights(root)).build(b, n, pooling, normalize)
-
-
-def load_hf_decoder(
-    folder: str | Path, bounds: Mapping[str, tuple[int, int]] | None = None
-) -> tuple[IRModule, IRModule]:
-    """Import a decoder as two programs with the same weights, arrays and all: for a prompt, and for each token after it.
-
-    The first is `main(input_ids (b, n) i64) -> (logits (b, n, vocabulary) f32, key_0, value_0, key_1 ...)`, the second
-    `main(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...) -> (logits (b, 1, vocabulary) f32, key_0, value_0,
-    key_1 ...)`. Keys and values are (b, key heads, positions, size of a head) f32, `m` positions where past and one more in the
-    second result. bounds: of `b`, `n` and `m`; by default at least 1, and together as many positions as the model has.
-
-    Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
-    """
-    root = Path(folder)
-    data = read_config(root)
-    kind = data.get("model_type")
-    if kind not in FAMILIES:
-        raise ParseError(
-            f"{root / 'config.json'}: wanted the model_type of a decoder, {', '.join(FAMILIES)}, found {kind!r:.80}; "
-            "load_hf imports models of other kinds"
-        )
-    config = llama_config(data, str(root / "config.json"))
-    given = checked_bounds(bounds)
-    m = given.pop("m", (1, max(1, config.positions - 1)))
-    if m[1] >= config.positions:
-        raise UserError(
-            f"bound of m: wanted less than {config.positions}, the positions this model has, found {m[1]}; lower the bound"
-        )
-    b, n = symbol_bounds(config.positions, given)
-    model = Llama(config, Weights(root), max(n[1], m[1] + 1))
-    return model.prefill(b, n, caches=True), model.decode(b, m)
 
 
 class _Bert:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.elementwise import Add, Mul, MulScalar
 from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, Permute, Reshape, Take
+from relax_tune.ir.op.movement import Concat, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.reduce import Softmax
 
 LONGEST = 1 << 20
@@ -29,7 +30,7 @@ Cache = tuple[GVar, GVar]
 
 
 class Llama:
-    """Writes the graphs of one decoder; they share its weights.
+    """Writes the functions of one decoder; they share its weights.
 
     positions: how many the graphs may come to. Raises UserError when that is more than tables are kept for."""
 
@@ -49,27 +50,32 @@ class Llama:
             self._arrays[name] = make()
         return self._arrays[name]
 
-    def prefill(self, b: tuple[int, int | None], n: tuple[int, int], caches: bool = False) -> IRModule:
-        """`main(input_ids (b, n) i64) -> logits (b, n, vocabulary) f32`, positions 0 .. n-1, each seeing those before it.
+    def module(
+        self, b: tuple[int, int | None], n: tuple[int, int], m: tuple[int, int], every_position: bool = False
+    ) -> IRModule:
+        """The functions `prefill` and `decode`; see `load_hf`."""
+        first = self._prefill(b, n, every_position)
+        return self._decode(first, m)
 
-        caches: the result is (logits, key_0, value_0, key_1 ...), keys and values being (b, groups, n, size) f32."""
-        g = GraphBuilder()
+    def _prefill(self, b: tuple[int, int | None], n: tuple[int, int], every_position: bool) -> IRModule:
+        g = GraphBuilder("prefill")
         batch, length = g.symbol("b", *b), g.symbol("n", *n)
         ids = g.input("input_ids", (batch, length), i64)
-        logits, made = _Step(self, g, batch, length, const(0)).run(ids, None)
-        return g.finish((logits, *(part for cache in made for part in cache)) if caches else logits)
+        logits, made = _Step(self, g, batch, length, const(0)).run(ids, None, every_position)
+        return g.finish((logits, *(part for cache in made for part in cache)))
 
-    def decode(self, b: tuple[int, int | None], m: tuple[int, int]) -> IRModule:
-        """`main(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...) -> (logits (b, 1, vocabulary) f32, key_0,
-        value_0, key_1 ...)` for the token after `m` others: past keys and values are (b, groups, m, size) f32, those of the
-        result (b, groups, m + 1, size)."""
-        g, c = GraphBuilder(), self.config
-        batch, past = g.symbol("b", *b), g.symbol("m", *m)
+    def _decode(self, prefill: IRModule, m: tuple[int, int]) -> IRModule:
+        """`prefill` with the other function beside it: the same weights, the same symbol of the batch."""
+        g, c = GraphBuilder("decode"), self.config
+        g.include(replace(prefill, functions={}, constants={}, bounds=prefill.bounds[:1]))
+        batch, past = prefill.bounds[0].var, g.symbol("m", *m)
         ids = g.input("input_ids", (batch, const(1)), i64)
         dims = (batch, const(c.groups), past, const(c.size))
         given = [(g.input(f"past_key_{i}", dims), g.input(f"past_value_{i}", dims)) for i in range(c.layers)]
-        logits, made = _Step(self, g, batch, const(1), past).run(ids, given)
-        return g.finish((logits, *(part for cache in made for part in cache)))
+        logits, caches = _Step(self, g, batch, const(1), past).run(ids, given)
+        g.include(replace(prefill, functions={}))
+        decode = g.finish((logits, *(part for cache in caches for part in cache)))
+        return replace(decode, functions={**prefill.functions, **decode.functions})
 
 
 class _Step:
@@ -80,8 +86,9 @@ class _Step:
         self.batch, self.length, self.past = batch, length, past
         self._turns: tuple[Constant, Constant] | None = None
 
-    def run(self, ids: GVar, given: list[Cache] | None) -> tuple[GVar, list[Cache]]:
-        """The logits, and the keys and values of every layer. given: those of the positions before."""
+    def run(self, ids: GVar, given: list[Cache] | None, every_position: bool = False) -> tuple[GVar, list[Cache]]:
+        """The logits of the last new position, or of every one, and the keys and values of every layer. given: those of the
+        positions before."""
         g, c = self.g, self.config
         words = self.weight("model.embed_tokens.weight", c.vocabulary, c.hidden)
         x = g.call(Take(), words, ids, hint="embedding")
@@ -94,6 +101,8 @@ class _Step:
             x = g.call(Add(), y, x)
             y = self.feed_forward(self.norm(x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
             x = g.call(Add(), y, x)
+        if not every_position and self.length is not const(1):
+            x = g.call(Slice(1, self.length - 1, self.length), x, hint="last")
         x = self.norm(x, "model.norm")
         head = words if c.tied else self.weight("lm_head.weight", c.vocabulary, c.hidden)
         return g.call(Matmul(transpose_b=True), x, head, hint="logits"), made

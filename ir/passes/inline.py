@@ -5,6 +5,7 @@ The same walk notes what deduction leaves to run time, in the symbols of the fun
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.function import IRModule
@@ -32,11 +33,11 @@ class Inline:
     def __call__(self, module: IRModule) -> IRModule:
         return self.run(module)[0]
 
-    def run(self, module: IRModule, root: str = "main") -> tuple[IRModule, tuple[RuntimeCheck, ...]]:
-        """The module, and the run-time checks of its function `root`."""
+    def run(self, module: IRModule) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]]]:
+        """The module, and the run-time checks of its graph functions by name."""
         functions = dict(module.functions)
         called = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)}
-        checks: tuple[RuntimeCheck, ...] = ()
+        checks: dict[str, tuple[RuntimeCheck, ...]] = {}
         for name, f in module.functions.items():
             if isinstance(f, Function):
                 params = _sharpened(f)
@@ -50,13 +51,14 @@ class Inline:
                     if same_objects(again, new.params) or not same_objects(new.params, params):
                         break
                     params = again
-                if name == root:
-                    checks = tuple(walk.checks)
-        kept = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)} | {root}
+                checks[name] = tuple(walk.checks)
+        kept = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)} | {"main"}
         entries = {n for n, f in functions.items() if isinstance(f, Function) and n not in called} | kept
         functions = {n: f for n, f in functions.items() if not isinstance(f, Function) or n in entries}
         same = len(functions) == len(module.functions) and all(f is module.functions[n] for n, f in functions.items())
-        return (module if same else replace(module, functions=functions)), checks
+        return (module if same else replace(module, functions=functions)), {
+            n: c for n, c in checks.items() if n in functions
+        }
 
 
 def _references(f: Function) -> list[FunctionRef]:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, FunctionRef, If, nested_values
+from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, If
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.canonical import Canonicalise
@@ -70,17 +70,17 @@ PRODUCTS: Mapping[str, tuple[Pass, ...]] = {"apart": STANDARD, "joined": JOINED}
 class LoweredModule:
     """A module whose graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
 
-    checks: what deduction left to run time; stages: every pass that changed something with the module it made."""
+    checks: what deduction left to run time, by graph function; stages: every pass that changed something with the module it made.
+    """
 
     module: IRModule
-    checks: tuple[RuntimeCheck, ...]
+    checks: Mapping[str, tuple[RuntimeCheck, ...]]
     stages: tuple[tuple[str, IRModule], ...]
 
     @property
-    def main(self) -> Function:
-        found = self.module.functions["main"]
-        assert isinstance(found, Function)
-        return found
+    def functions(self) -> Mapping[str, Function]:
+        """The graph functions, which a built model offers by these names."""
+        return {n: f for n, f in self.module.functions.items() if isinstance(f, Function)}
 
     @property
     def prims(self) -> Mapping[str, PrimFunc]:
@@ -88,8 +88,9 @@ class LoweredModule:
         return {n: f for n, f in self.module.functions.items() if isinstance(f, PrimFunc)}
 
     def calls(self) -> tuple[CallTIR, ...]:
-        """Every call of a tensor function in `main`, in order."""
-        return tuple(b.value for b in self.main.bindings if isinstance(b.value, CallTIR))
+        """Every call of a tensor function, function by function, in order."""
+        found = (b.value for f in self.functions.values() for b in f.bindings)
+        return tuple(v for v in found if isinstance(v, CallTIR))
 
 
 def run_passes(module: IRModule, passes: tuple[Pass, ...]) -> tuple[tuple[str, IRModule], ...]:
@@ -116,7 +117,8 @@ def with_rules(passes: tuple[Pass, ...], rules: Sequence[Rule]) -> tuple[Pass, .
 
 
 def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD, rules: Sequence[Rule] = ()) -> LoweredModule:
-    """Inline, deduce, fold, legalise, fuse, collapse dims and clean up: `main`, where the module has one, and what it calls.
+    """Inline, deduce, fold, legalise, fuse, collapse dims and clean up: the graph functions that no other one calls, each with
+    what it calls put in place.
     rules: a user's own, each applied at its level.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough, or that still
@@ -125,25 +127,12 @@ def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD, rules: Sequence
     first = run_passes(module, (RewriteByPattern(on_operators),) if on_operators else ())
     module = first[-1][1] if first else module
     straight, checks = Inline().run(module)
-    straight = _bounded(_reachable(straight))
+    straight = _bounded(straight)
     first = first if straight is module else (*first, (repr(Inline()), straight))
     if Legalize(strict=True) in passes:
         require_straight(straight)
     stages = (*first, *run_passes(straight, with_rules(passes, rules)))
     return LoweredModule(stages[-1][1] if stages else module, checks, stages)
-
-
-def _reachable(module: IRModule, root: str = "main") -> IRModule:
-    """Without the graph functions that `root` does not come to call."""
-    kept, stack = set[str](), [root]
-    while stack:
-        name = stack.pop()
-        f = module.functions.get(name)
-        if name not in kept and isinstance(f, Function):
-            kept.add(name)
-            stack += [v.name for v in nested_values(f) if isinstance(v, FunctionRef)]
-    functions = {n: f for n, f in module.functions.items() if n in kept or not isinstance(f, Function)}
-    return replace(module, functions=functions) if kept and len(functions) < len(module.functions) else module
 
 
 def _bounded(module: IRModule) -> IRModule:

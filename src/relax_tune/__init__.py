@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from relax_tune.ir.function import IRModule
     from relax_tune.ir.graph_builder import GraphBuilder
     from relax_tune.ir.passes.quantize import QuantizeWeights
-    from relax_tune.runtime.artifact import Artifact, Model, load, load_artifact
+    from relax_tune.runtime.artifact import Artifact, load, load_artifact
+    from relax_tune.runtime.generate import generate
+    from relax_tune.runtime.model import Model
     from relax_tune.runtime.signature import TensorSpec
     from relax_tune.tuner.api import TuneResult, build, tune
     from relax_tune.tuner.loop import Progress
@@ -41,7 +43,8 @@ _PUBLIC = {
     "Artifact": ("relax_tune.runtime.artifact", "Artifact", "opencl"),
     "load_artifact": ("relax_tune.runtime.artifact", "load_artifact", "opencl"),
     "load": ("relax_tune.runtime.artifact", "load", "opencl"),
-    "Model": ("relax_tune.runtime.artifact", "Model", "opencl"),
+    "Model": ("relax_tune.runtime.model", "Model", "opencl"),
+    "generate": ("relax_tune.runtime.generate", "generate", "opencl"),
     "TensorSpec": ("relax_tune.runtime.signature", "TensorSpec", "opencl"),
     "open_database": ("relax_tune.database.store", "open_store", "tune"),
     "Store": ("relax_tune.database.store", "Store", "tune"),
@@ -62,6 +65,7 @@ __all__ = [
     "load_artifact",
     "load",
     "Model",
+    "generate",
     "TensorSpec",
     "open_database",
     "Store",

@@ -374,7 +374,7 @@ def test_8_results_of_callees_are_checked_at_their_calls() -> None:
     """)
     assert run(module, ones(2), ones(2)).shape == (2,)
     interpreted_refuses(module, [ones(2), ones(3)], "half: the result", "dim 0", "2", "3", 'call("half", x, y)')
-    (check,) = lower(module).checks
+    (check,) = lower(module).checks["main"]
     assert "half: the result" in check.message
 
 

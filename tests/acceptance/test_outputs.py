@@ -174,7 +174,7 @@ def test_outputs_are_separated_where_they_share_nothing() -> None:
     whole = g.call_tir(g.add(b.finish()), (g.input("x", (p, 4)), g.input("z", (q,))), out)
     module = checked(g.finish((whole, g.item(whole, 1))))
     parts = checked(SeparateOutputs()(module))
-    main = lower(module).main
+    main = lower(module).functions["main"]
     calls = [b.value for b in main.bindings if isinstance(b.value, CallTIR)]
     assert [(len(c.out), len(c.args), len(c.scalars)) for c in calls] == [(2, 1, 0), (1, 1, 1)]
     x0, z0 = rand(3, 4), rand(2)

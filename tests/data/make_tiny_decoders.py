@@ -5,8 +5,9 @@ Needs torch and transformers:
     python tests/data/make_tiny_decoders.py
 
 Of each model of MODELS: `NAME/config` (config.json as bytes), `NAME/weights/TENSOR` in float16 (which the model computed with,
-widened), and for every shape of SHAPES the logits of the last KEPT positions of `inputs(b, n)`, which the tests
-repeat: (b, min(n, KEPT), vocabulary) f32.
+widened), for every shape of SHAPES the logits of the last KEPT positions of `inputs(b, n)`, which the tests
+repeat: (b, min(n, KEPT), vocabulary) f32; and for every shape of PROMPTS the tokens that greedy generation adds to `inputs(b, n)`:
+(b, ADDED) i64.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 SHAPES = ((1, 1), (2, 7), (1, 33), (3, 64))
 VOCABULARY = 37
 KEPT = 8
+PROMPTS = ((1, 1), (2, 7), (1, 33))
+ADDED = 24
 SIZES = {
     "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "vocab_size": VOCABULARY, "max_position_embeddings": 64, "initializer_range": 0.4,
@@ -72,6 +75,13 @@ def main(out: Path) -> None:
             for b, n in SHAPES:
                 logits = model(input_ids=torch.from_numpy(inputs(b, n)), use_cache=False).logits
                 found[f"{name}/logits_{b}_{n}"] = logits[:, -KEPT:].numpy()
+            for b, n in PROMPTS:
+                given, past, made = torch.from_numpy(inputs(b, n)), None, []
+                for _ in range(ADDED):  # no token ends a text, and none is padding
+                    step = model(input_ids=given, past_key_values=past, use_cache=True)
+                    given, past = step.logits[:, -1].argmax(-1, keepdim=True), step.past_key_values
+                    made.append(given.numpy())
+                found[f"{name}/tokens_{b}_{n}"] = np.concatenate(made, axis=1)
         with tempfile.TemporaryDirectory() as folder:
             config.architectures = [f"{family}ForCausalLM"]
             config.save_pretrained(folder)

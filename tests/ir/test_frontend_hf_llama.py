@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,45 +14,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from tests.tiny_decoders import LLAMA3, MODELS, SHAPES, VOCABULARY, ids, parts, write
 
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
-from relax_tune.ir.frontend.hf import load_hf, load_hf_decoder
+from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import CallTIR
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_text
 from relax_tune.ir.passes.libraries import library_forms
-from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.verify import verify
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.vm import Executor
 from relax_tune.tuner.job import Job
 from relax_tune.tuner.settings import Settings
 
-DATA = Path(__file__).parent.parent / "data"
-MAKER = runpy.run_path(str(DATA / "make_tiny_decoders.py"))
-SHAPES, MODELS, ids = MAKER["SHAPES"], tuple(MAKER["MODELS"]), MAKER["inputs"]
-Arrays = dict[str, np.ndarray[Any, Any]]
 
-
-def parts(name: str) -> tuple[dict[str, Any], Arrays, Arrays]:
-    """The configuration, weights and logits of one model."""
-    with np.load(DATA / "tiny_decoders.npz") as found:
-        config = json.loads(found[f"{name}/config"].tobytes())
-        start = f"{name}/weights/"
-        weights = {k.removeprefix(start): found[k] for k in found.files if k.startswith(start)}
-        logits = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/logits")}
-    return config, weights, logits
-
-
-def write(folder: Path, name: str, **changes: Any) -> tuple[Path, Arrays]:
-    """A model's folder, its configuration changed (a change of `...` removes the field), and its logits."""
-    config, weights, logits = parts(name)
-    kept = {k: v for k, v in {**config, **changes}.items() if v is not ...}
-    (folder / "config.json").write_text(json.dumps(kept))
-    save_file(weights, folder / "model.safetensors")
-    return folder, logits
+def prefill(module: IRModule, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The logits that a program gives for a prompt."""
+    found: np.ndarray[Any, Any] = evaluate_function(module, [tokens], "prefill")[0]
+    return found
 
 
 def near(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], shape: tuple[int, ...]) -> None:
@@ -64,14 +48,14 @@ def near(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], shape: tuple
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
-    module = load_hf(folder)
+    module = load_hf(folder, every_position=True)
     verify(module)
     lowered = lower(module)
     verify(lowered.module)
     for b, n in SHAPES:
         wanted = logits[f"logits_{b}_{n}"]
         for stage in (module, lowered.module):
-            near(evaluate_function(stage, [ids(b, n)]), wanted, (b, n, MAKER["VOCABULARY"]))
+            near(prefill(stage, ids(b, n)), wanted, (b, n, VOCABULARY))
 
 
 @pytest.mark.ccompiler
@@ -81,38 +65,48 @@ def test_compiled_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
     device = open_device("c")
     try:
-        job = Job(load_hf(folder, bounds={"b": (1, 4)}), device.info, MemoryStore(), Settings(target="c"))
-        executor = Executor(job.build("generic").program, device, job.lowered.module.constants)
-        for b, n in SHAPES:
-            (found,) = executor.run([ids(b, n)])
-            near(found, logits[f"logits_{b}_{n}"], (b, n, MAKER["VOCABULARY"]))
-        executor.close()
+        module = load_hf(folder, bounds={"b": (1, 4)}, every_position=True)
+        job = Job(module, device.info, MemoryStore(), Settings(target="c"))
+        with job.artifact(job.build("generic")).open(device) as model:
+            for b, n in SHAPES:
+                found = model.run([ids(b, n)], "prefill")[0]
+                near(found, logits[f"logits_{b}_{n}"], (b, n, VOCABULARY))
     finally:
         device.close()
 
 
+def callees(lowered: LoweredModule, name: str) -> list[str]:
+    """What one of its functions calls, in order."""
+    return [b.value.callee for b in lowered.functions[name].bindings if isinstance(b.value, CallTIR)]
+
+
 def test_tasks_of_a_decoder(tmp_path: Path) -> None:
-    """What two equal layers come to, and that only products are left to libraries."""
+    """What two equal layers come to; that both functions call the same products, and only those are left to libraries."""
     folder, _ = write(tmp_path, "llama")
     lowered = lower(load_hf(folder))
-    assert not lowered.checks
-    assert not any(f.scalar_params for f in lowered.prims.values())
+    assert lowered.checks == {"prefill": (), "decode": ()}
     layer = [
-        "rms_norm", "matmul", "fused_rotary_permute", "matmul_1", "fused_rotary_permute_1", "matmul_1",
-        "fused_matmul_mul_scalar", "causal_softmax", "fused_permute_matmul", "permute", "fused_matmul_add",
-        "rms_norm", "fused_matmul_sigmoid_mul", "fused_matmul_mul", "fused_matmul_add_1",
+        "rms_norm_1", "matmul", "fused_rotary_permute", "matmul_1", "fused_rotary_permute_1", "matmul_1", "permute",
+        "fused_matmul_mul_scalar", "causal_softmax", "matmul_2", "permute_1", "fused_matmul_add",
+        "rms_norm_1", "fused_matmul_sigmoid_mul", "fused_matmul_mul", "fused_matmul_add_1",
     ]  # fmt: skip
-    assert [c.callee for c in lowered.calls()] == ["take", *layer, *layer, "rms_norm", "matmul_2"]
+    prompt, step = callees(lowered, "prefill"), callees(lowered, "decode")
+    assert prompt == ["take", *layer, *layer, "fused_slice_rms_norm", "matmul_3"]
+    shared = {"matmul", "matmul_1", "matmul_3", "fused_matmul_add", "fused_matmul_add_1"}
+    assert set(prompt) & set(step) == shared | {"fused_matmul_sigmoid_mul", "fused_matmul_mul"}
     assert set(library_forms(lowered.module)) == {n for n in lowered.prims if "matmul" in n}
 
 
-def steps(prefill: Any, decode: Any, tokens: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+Run = Callable[[str, list[np.ndarray[Any, Any]]], Sequence[np.ndarray[Any, Any]]]
+
+
+def steps(run: Run, tokens: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     """The logits of the last `count` positions, all but the first of them decoded one by one."""
     start = tokens.shape[1] - count + 1
-    logits, *cache = prefill([tokens[:, :start]])
-    found = [logits[:, -1:]]
+    logits, *cache = run("prefill", [tokens[:, :start]])
+    found = [logits]
     for at in range(start, tokens.shape[1]):
-        logits, *cache = decode([tokens[:, at : at + 1], *cache])
+        logits, *cache = run("decode", [tokens[:, at : at + 1], *cache])
         assert all(part.shape[2] == at + 1 for part in cache)
         found.append(logits)
     return np.concatenate(found, axis=1)
@@ -121,16 +115,14 @@ def steps(prefill: Any, decode: Any, tokens: np.ndarray[Any, Any], count: int) -
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
-    modules = load_hf_decoder(folder)
-    stages = (modules, tuple(lower(m).module for m in modules))
-    assert all(modules[1].constants[n] is a for n, a in modules[0].constants.items())
-    for prefill, decode in stages:
-        verify(prefill)
-        verify(decode)
+    module = load_hf(folder)
+    for stage in (module, lower(module).module):
+        verify(stage)
+        run = partial(evaluate_function, stage)
         for b, n in SHAPES[1:3]:
             wanted = logits[f"logits_{b}_{n}"]
             count = min(wanted.shape[1], n - 1)
-            found = steps(partial(evaluate_function, prefill), partial(evaluate_function, decode), ids(b, n), count)
+            found = steps(lambda function, inputs, run=run: run(inputs, function), ids(b, n), count)
             np.testing.assert_allclose(found, wanted[:, -count:], atol=1e-4, rtol=0)
 
 
@@ -141,65 +133,62 @@ def test_compiled_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) 
     folder, logits = write(tmp_path, name)
     device = open_device("c")
     try:
-        jobs = [
-            Job(m, device.info, MemoryStore(), Settings(target="c")) for m in load_hf_decoder(folder, {"b": (1, 4)})
-        ]
-        runs = [Executor(j.build("generic").program, device, j.lowered.module.constants) for j in jobs]
-        for b, n in SHAPES[1:]:
-            wanted = logits[f"logits_{b}_{n}"]
-            count = min(wanted.shape[1], n - 1)
-            found = steps(runs[0].run, runs[1].run, ids(b, n), count)
-            np.testing.assert_allclose(found, wanted[:, -count:], atol=1e-4, rtol=0)
-        for run in runs:
-            run.close()
+        job = Job(load_hf(folder, bounds={"b": (1, 4)}), device.info, MemoryStore(), Settings(target="c"))
+        with job.artifact(job.build("generic")).open(device) as model:
+            for b, n in SHAPES[1:]:
+                wanted = logits[f"logits_{b}_{n}"]
+                count = min(wanted.shape[1], n - 1)
+                found = steps(lambda function, inputs: model.run(inputs, function), ids(b, n), count)
+                np.testing.assert_allclose(found, wanted[:, -count:], atol=1e-4, rtol=0)
     finally:
         device.close()
 
 
 def test_decoding_needs_no_scalars(tmp_path: Path) -> None:
     """One new position: every kernel but those of the positions reads its sizes off its arrays."""
-    prefill, decode = (lower(m) for m in load_hf_decoder(write(tmp_path, "llama")[0]))
-    assert not prefill.checks and not decode.checks
-    assert not any(f.scalar_params for f in prefill.prims.values())
-    assert {n for n, f in decode.prims.items() if f.scalar_params} == {n for n in decode.prims if "rotary" in n}
+    lowered = lower(load_hf(write(tmp_path, "llama")[0]))
+    with_scalars = {n for n, f in lowered.prims.items() if f.scalar_params}
+    assert not with_scalars & set(callees(lowered, "prefill"))
+    assert with_scalars == {n for n in callees(lowered, "decode") if "rotary" in n}
 
 
 def test_bounds_of_decoders(tmp_path: Path) -> None:
     folder, _ = write(tmp_path, "llama")
-    prefill, decode = load_hf_decoder(folder, {"n": (1, 9), "m": (1, 20)})
-    assert {b.var.name: (b.lower, b.upper) for b in decode.bounds} == {"b": (1, None), "m": (1, 20)}
-    assert prefill.constants["rotary.cos"].shape == (21, 4)
+    module = load_hf(folder, bounds={"n": (1, 9), "m": (1, 20)})
+    assert {b.var.name: (b.lower, b.upper) for b in module.bounds} == {"b": (1, None), "n": (1, 9), "m": (1, 20)}
+    assert module.constants["rotary.cos"].shape == (21, 4)
     with pytest.raises(UserError, match="bound of m: wanted less than 64, the positions this model has, found 64"):
-        load_hf_decoder(folder, {"m": (1, 64)})
-    write(tmp_path, "llama", model_type="bert")
-    with pytest.raises(ParseError, match="wanted the model_type of a decoder, llama, mistral, qwen2, found 'bert'"):
-        load_hf_decoder(folder)
+        load_hf(folder, bounds={"m": (1, 64)})
+    with pytest.raises(
+        UserError, match="bound of n: wanted at least 1, as the logits are those of the last position, found 0"
+    ):
+        load_hf(folder, bounds={"n": (0, 9)})
 
 
 def test_programs_print_and_parse(tmp_path: Path) -> None:
-    for module in load_hf_decoder(write(tmp_path, "qwen2")[0]):
-        for stage in (module, lower(module).module):
-            text = print_text(stage)
-            assert print_text(parse_text(text, OPERATORS, stage.constants)) == text
+    module = load_hf(write(tmp_path, "qwen2")[0])
+    for stage in (module, lower(module).module):
+        text = print_text(stage)
+        assert print_text(parse_text(text, OPERATORS, stage.constants)) == text
 
 
 def test_later_positions_do_not_matter(tmp_path: Path) -> None:
-    module = load_hf(write(tmp_path, "qwen2")[0])
+    module = load_hf(write(tmp_path, "qwen2")[0], every_position=True)
     tokens = ids(2, 9)
-    whole = evaluate_function(module, [tokens])
-    np.testing.assert_allclose(evaluate_function(module, [tokens[:, :4]]), whole[:, :4], rtol=1e-9, atol=1e-9)
+    whole = prefill(module, tokens)
+    np.testing.assert_allclose(prefill(module, tokens[:, :4]), whole[:, :4], rtol=1e-9, atol=1e-9)
 
 
 def test_older_files_say_the_same(tmp_path: Path) -> None:
     """The fields that scale positions had other names."""
     config, _, _ = parts("llama3")
     rope = dict(config["rope_parameters"])
-    wanted = evaluate_function(load_hf(write(tmp_path, "llama3")[0]), [ids(2, 7)])
+    wanted = prefill(load_hf(write(tmp_path, "llama3")[0]), ids(2, 7))
     theta = rope.pop("rope_theta")
     for scaling in (rope, {**rope, "type": rope["rope_type"], "rope_type": ...}):
         said = {k: v for k, v in scaling.items() if v is not ...}
         folder, _ = write(tmp_path, "llama3", rope_parameters=..., rope_theta=theta, rope_scaling=said)
-        np.testing.assert_array_equal(evaluate_function(load_hf(folder), [ids(2, 7)]), wanted)
+        np.testing.assert_array_equal(prefill(load_hf(folder), ids(2, 7)), wanted)
 
 
 def test_weights_in_bfloat16_and_in_parts(tmp_path: Path) -> None:
@@ -209,7 +198,7 @@ def test_weights_in_bfloat16_and_in_parts(tmp_path: Path) -> None:
     save_file(
         {n: (a.astype(np.uint32) << 16).view(np.float32) for n, a in rounded.items()}, folder / "model.safetensors"
     )
-    wanted = evaluate_function(load_hf(folder), [ids(2, 7)])
+    wanted = prefill(load_hf(folder), ids(2, 7))
     (folder / "model.safetensors").unlink()
     names, places = sorted(rounded), {}
     for part, chosen in enumerate((names[::2], names[1::2])):
@@ -221,25 +210,22 @@ def test_weights_in_bfloat16_and_in_parts(tmp_path: Path) -> None:
         text = json.dumps(header).encode()
         (folder / f"part-{part}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    np.testing.assert_array_equal(evaluate_function(load_hf(folder), [ids(2, 7)]), wanted)
+    np.testing.assert_array_equal(prefill(load_hf(folder), ids(2, 7)), wanted)
 
 
 def test_bounds(tmp_path: Path) -> None:
     folder, _ = write(tmp_path, "llama")
     module = load_hf(folder, bounds={"n": (1, 9)})
-    assert {b.var.name: (b.lower, b.upper) for b in module.bounds} == {"b": (1, None), "n": (1, 9)}
-    assert module.constants["rotary.cos"].shape == (9, 4)
+    assert {b.var.name: (b.lower, b.upper) for b in module.bounds} == {"b": (1, None), "n": (1, 9), "m": (1, 63)}
+    assert module.constants["rotary.cos"].shape == (64, 4)
     with pytest.raises(UserError, match="at most 64, the positions this model has, found 65"):
         load_hf(folder, bounds={"n": (1, 65)})
     write(tmp_path, "llama", max_position_embeddings=2**31 - 1)
     with pytest.raises(UserError, match=r"bound of positions: wanted at most 1048576.*give a lower bound"):
         load_hf(folder)
-    assert load_hf(folder, bounds={"n": (1, 9)}).bounds
+    assert load_hf(folder, bounds={"n": (1, 9), "m": (1, 9)}).bounds
     with pytest.raises(UserError, match="wanted an encoder, found llama"):
         load_hf(folder, pooling="cls")
-
-
-LLAMA3 = MAKER["LLAMA3"]
 
 
 @pytest.mark.parametrize(
@@ -294,8 +280,7 @@ def test_mutated_configurations(tmp_path_factory: pytest.TempPathFactory, name: 
     fields = st.sampled_from([*sorted(config), "rope_scaling", "rope_theta", "quantization_config"])
     changes = data.draw(st.dictionaries(fields, JSON, min_size=1, max_size=3))
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    for load in (load_hf, load_hf_decoder):
-        try:
-            load(folder)
-        except RelaxTuneError as error:
-            assert len(str(error)) < 2000
+    try:
+        load_hf(folder)
+    except RelaxTuneError as error:
+        assert len(str(error)) < 2000

@@ -303,7 +303,7 @@ def test_dims_that_only_a_run_can_compare_are_checked_then() -> None:
     x, z = f(3, 4), f(3, 4)
     check(model("(float[a, b] x, float[c, d] z) => (float[q] y) { y = Add(x, z) }"), [x, z])
     check(model("(float[a] x, float[c, d] z) => (float[q] y) { s = Shape(z)\n y = Expand(x, s) }"), [f(4), z])
-    checks = lower(load_onnx(model("(float[a] x, float[c] z) => (float[q] y) { y = Add(x, z) }"))).checks
+    checks = lower(load_onnx(model("(float[a] x, float[c] z) => (float[q] y) { y = Add(x, z) }"))).checks["main"]
     assert [repr(c.cond) for c in checks] == ["c == a"]
 
 

@@ -279,7 +279,7 @@ def test_groups_can_be_asked_for() -> None:
 
 
 def test_graph_holds_only_calls_and_views_after_lowering() -> None:
-    for b in lower(attention()).main.bindings:
+    for b in lower(attention()).functions["main"].bindings:
         assert isinstance(b.value, CallTIR) or (isinstance(b.value, Call) and isinstance(b.value.op, Reshape))
 
 

@@ -146,23 +146,25 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_forged_parts_are_refused(saved: Path, small: Any) -> None:
     original = saved.read_bytes()
     manifest = json.loads(zipfile.ZipFile(saved).read("manifest.json"))
-    program = json.loads(zipfile.ZipFile(saved).read("program.json"))
+    (program,) = json.loads(zipfile.ZipFile(saved).read("programs.json"))
     forged(saved, {})
     assert isinstance(load_artifact(saved), Artifact), "the forger of this test makes files that would be read"
     attempts: list[tuple[dict[str, bytes], tuple[str, ...] | None, str]] = [
-        ({"manifest.json": json.dumps(manifest | {"schema": 2}).encode()}, None, "wanted schema 1 .*found 2"),
+        ({"manifest.json": json.dumps(manifest | {"schema": 1}).encode()}, None, "wanted schema 2 .*found 1"),
         ({"manifest.json": json.dumps(manifest | {"format": "x"}).encode()}, None, "wanted format"),
         ({"manifest.json": json.dumps(manifest | {"members": {}}).encode()}, None, "wanted hashes"),
         ({"manifest.json": json.dumps(manifest | {"extra": 3}).encode()}, None, "wanted hashes"),
         ({"manifest.json": json.dumps(manifest | {"device_kind": "opencl"}).encode()}, None, "its kernels c"),
         ({"manifest.json": b"[" * 100_000}, None, "wanted JSON"),
-        ({"program.json": b"\xff\xfe"}, None, "UTF-8"),
-        ({"program.json": json.dumps(program | {"schema": SCHEMA + 1}).encode()}, None, "wanted schema"),
+        ({"programs.json": b"\xff\xfe"}, None, "UTF-8"),
+        ({"programs.json": json.dumps([program | {"schema": SCHEMA + 1}]).encode()}, None, "wanted schema"),
+        ({"programs.json": b"[]"}, None, "at least one program"),
+        ({"programs.json": json.dumps([program, program]).encode()}, None, "distinct names"),
         ({"constants.safetensors": b"\0" * 16}, None, "safetensors"),
         ({"constants.safetensors": safetensors.numpy.save({"bias": np.zeros(4, np.float32)})}, None, "constant bias"),
         ({"constants.safetensors": safetensors.numpy.save({})}, None, r"missing \['bias'\]"),
         ({"x.py": b"boom"}, None, "wanted the members"),
-        ({}, ("program.json", "manifest.json", "constants.safetensors"), "wanted the members"),
+        ({}, ("programs.json", "manifest.json", "constants.safetensors"), "wanted the members"),
     ]
     for change, order, says in attempts:
         saved.write_bytes(original)
@@ -185,7 +187,7 @@ def test_what_does_not_belong_together_is_not_saved(tmp_path: Path, small: Any) 
     with pytest.raises(ArtifactError):
         save_artifact(tmp_path / "m.rta", replace(program, kernels=mixed), small.constants)
     with pytest.raises(ArtifactError, match="one language, found c, opencl"):
-        device_kind(replace(program, kernels=mixed))
+        device_kind([replace(program, kernels=mixed)])
     assert not list(tmp_path.iterdir())
 
 

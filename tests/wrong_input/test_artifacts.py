@@ -144,12 +144,12 @@ def _mutated(data: Any, places: list[tuple[Any, ...]], generator: random.Random)
 
 def test_programs_and_manifests_changed_with_their_hashes_made_to_fit(saved: Path) -> None:
     original = saved.read_bytes()
-    documents = {name: json.loads(zipfile.ZipFile(saved).read(name)) for name in ("program.json", "manifest.json")}
+    documents = {name: json.loads(zipfile.ZipFile(saved).read(name)) for name in ("programs.json", "manifest.json")}
     places = {name: list(_places(document)) for name, document in documents.items()}
     generator = random.Random(11)
     refusals = 0
     for number in range(400):
-        name = "manifest.json" if number % 6 == 0 else "program.json"
+        name = "manifest.json" if number % 6 == 0 else "programs.json"
         saved.write_bytes(original)
         forged(saved, {name: _mutated(documents[name], places[name], generator)})
         try:
@@ -166,14 +166,14 @@ def _with(path: tuple[Any, ...], value: Any) -> bytes:
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = value
-    return json.dumps(program).encode()
+    return json.dumps([program]).encode()
 
 
 HOSTILE = {
-    "deep nesting": b'{"schema": 1, "name": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
-    "deep objects": b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    "deep nesting": b'[{"schema": 1, "name": ' + b"[" * 50_000 + b"]" * 50_000 + b"}]",
+    "deep objects": b"[" + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"]",
     "nan": _with(("buffers", 0, "fill", "high"), float("nan")),
-    "a number of many digits": b'{"schema": ' + b"9" * 5000 + b"}",
+    "a number of many digits": b'[{"schema": ' + b"9" * 5000 + b"}]",
     "infinite": _with(("buffers", 0, "fill", "high"), 1.0).replace(b'"high": 1.0', b'"high": 1e999'),
     "lone surrogate in a source": _with(("kernels", 0, "source"), "void f() { /* \ud800 */ }"),
     "an escape sequence in a name": _with(("name",), "\x1b[2Jgone"),
@@ -191,7 +191,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_programs_are_refused(saved: Path, name: str) -> None:
-    forged(saved, {"program.json": HOSTILE[name]})
+    forged(saved, {"programs.json": HOSTILE[name]})
     said_of(saved)
 
 
@@ -204,7 +204,7 @@ def test_a_constant_of_a_thousand_million_elements_is_not_allocated(saved: Path)
     huge = (2**62).to_bytes(8, "little") + header
     for constants in (lying, huge, b"\xff" * 8, b""):
         save_artifact(saved, small_program("c"), CONSTANTS)
-        forged(saved, {"program.json": json.dumps(program).encode(), "constants.safetensors": constants})
+        forged(saved, {"programs.json": json.dumps([program]).encode(), "constants.safetensors": constants})
         tracemalloc.start()
         said_of(saved)
         _, peak = tracemalloc.get_traced_memory()
@@ -234,10 +234,10 @@ def test_memory_that_no_machine_has_is_an_error_when_it_opens(saved: Path) -> No
             buffer["shape"] = [slot]
     program["prepare"] = []
     large = save_artifact(saved.with_name("large.rta"), small_program("c"), CONSTANTS)
-    forged(large, {"program.json": json.dumps(program).encode()})
+    forged(large, {"programs.json": json.dumps([program]).encode()})
     program = json.loads(small_program("c").to_json())
     program["kernels"][0]["source"] = "void somebody_else(void) {}"
-    nameless = forged(saved, {"program.json": json.dumps(program).encode()})
+    nameless = forged(saved, {"programs.json": json.dumps([program]).encode()})
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(large), str(nameless)],
         capture_output=True,

@@ -37,6 +37,14 @@ Target = Annotated[
         help="c, opencl, or opencl:PART of a device's name; `relax-tune devices` lists them. [default: opencl]",
     ),
 ]
+Function = Annotated[
+    str | None,
+    typer.Option(
+        "--function",
+        metavar="NAME",
+        help="Which of the artifact's functions, such as prefill or decode. [default: main, or the only one]",
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(

@@ -1,33 +1,45 @@
-"""`relax-tune run`: sentences to embeddings, or arrays to arrays."""
+"""`relax-tune run`: text to embeddings or to more text, or arrays to arrays."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import find_model
-from relax_tune.runtime.artifact import Artifact, Model, load_artifact
-from relax_tune.runtime.scalars import WIDTH, Op
-from relax_tune.tuner.commands.options import Device, Json, print_json
-from relax_tune.tuner.report.console import make_console, make_table, say
+from relax_tune.runtime.artifact import Artifact, load_artifact
+from relax_tune.runtime.generate import DECODE, PREFILL
+from relax_tune.runtime.model import Model
+from relax_tune.tuner.commands.options import Device, Function, Json, print_json
+from relax_tune.tuner.commands.texts import (
+    complete,
+    cosine,
+    embed,
+    open_tokenizer,
+    similarity_table,
+    stop_tokens,
+    tokenize,
+    upper,
+)
+from relax_tune.tuner.report.console import make_console, say
 
-IDS, MASK = "input_ids", "attention_mask"
+TOKENS = 32
 
 
 def run(
     artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")],
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="SENTENCE", help="A sentence to embed. May be repeated. [default: none, then --inputs]"),
+        typer.Option(
+            metavar="TEXT", help="To embed, or to go on with. May be repeated. [default: none, then --inputs]"
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -40,12 +52,18 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results. [default: nowhere]")
     ] = None,
+    function: Function = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help=f"With --text, of a decoder: how many tokens to add. [default: {TOKENS}]"),
+    ] = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Run an artifact on sentences or on arrays.
+    """Run an artifact on text or on arrays.
 
-    Sentences give embeddings, whose cosine similarities are printed pair by pair. Arrays give output0, output1 ...
+    An encoder gives embeddings of texts, whose cosine similarities are printed pair by pair. A decoder (functions prefill and
+    decode) goes on with each text, with the likeliest token each time. Arrays give output0, output1 ...
     """
     if bool(text) == (inputs is not None):
         raise UserError("wanted either --text (once per sentence) or --inputs FILE.npz; give one of the two")
@@ -53,9 +71,11 @@ def run(
     console = make_console(stderr=json)
     if inputs is not None:
         given = read_arrays(inputs)
+        if tokens is not None:
+            raise UserError("--tokens goes with --text; --inputs calls a function once")
         with open_model(loaded, device) as opened:
-            results = opened.run(given)
-        named = {f"output{number}": array for number, array in enumerate(results)}
+            results = opened.run(given, function)
+        named: dict[str, NDArray[Any]] = {f"output{number}": array for number, array in enumerate(results)}
         for name, array in named.items():
             say(console, f"{name}: {array.dtype} {array.shape}")
         document: dict[str, Any] = {
@@ -65,13 +85,33 @@ def run(
         assert text is not None
         if model is None:
             raise UserError("--text wants --model FOLDER, the folder with the model's tokenizer.json; found none")
-        tokens = tokenize(find_model(model) / "tokenizer.json", text, _upper(loaded, 1))
-        with open_model(loaded, device) as opened:
-            embeddings = embed(opened, tokens, _upper(loaded, 0))
-        similarity = cosine(embeddings)
-        named = {"embeddings": embeddings}
-        console.print(similarity_table(text, similarity))
-        document = {"texts": text, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
+        if function is not None:
+            raise UserError("--function goes with --inputs; --text runs what the artifact is for")
+        folder = find_model(model)
+        if {PREFILL, DECODE} <= set(loaded.functions):
+            tokenizer = open_tokenizer(folder)
+            with open_model(loaded, device) as opened:
+                made = complete(opened, tokenizer, text, TOKENS if tokens is None else tokens, stop_tokens(folder))
+            named = {f"tokens{number}": ids for number, (ids, _) in enumerate(made)}
+            for given_text, (_, added) in zip(text, made, strict=True):
+                say(console, f"{given_text}{added}")
+            document = {
+                "texts": text,
+                "added": [added for _, added in made],
+                "tokens": [i[0].tolist() for i, _ in made],
+            }
+        elif tokens is not None:
+            raise UserError(
+                f"--tokens wants a decoder, found an artifact of {', '.join(loaded.functions)}; leave it out"
+            )
+        else:
+            read = tokenize(open_tokenizer(folder), text, upper(loaded, 1))
+            with open_model(loaded, device) as opened:
+                embeddings = embed(opened, read, upper(loaded, 0))
+            similarity = cosine(embeddings)
+            named = {"embeddings": embeddings}
+            console.print(similarity_table(text, similarity))
+            document = {"texts": text, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
     if out is not None:
         write_arrays(out, named)
         say(console, f"wrote {out}")
@@ -135,76 +175,3 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
             raise
     except OSError as error:
         raise UserError(f"{path}: could not write the results: {error.strerror}; choose another place") from None
-
-
-def _upper(artifact: Artifact, dim: int) -> int | None:
-    """The declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
-    program = artifact.program
-    inputs = {program.buffers[i].name: program.buffers[i] for i in program.inputs}
-    if set(inputs) != {IDS, MASK} or len(inputs[IDS].shape) != 2:
-        raise UserError(
-            f"{artifact.path}: --text wants a model of {IDS} and {MASK}, found the parameters {', '.join(inputs)}; use --inputs"
-        )
-    slot = inputs[IDS].shape[dim] * WIDTH
-    opcode, operand = program.scalars[slot : slot + 2]
-    if opcode == Op.SYMBOL:
-        return program.symbols[operand].upper
-    return operand if opcode == Op.CONST else None
-
-
-def tokenize(path: Path, texts: Sequence[str], longest: int | None) -> list[list[int]]:
-    """Token ids of every text, at most `longest` of them. Raises UserError naming the extra, or the file that is missing."""
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError(f"--text wants the package tokenizers, found {error}; pip install 'relax-tune[text]'") from None
-    if not os.path.isfile(path):  # which a name too long does not disturb
-        raise UserError(f"{path!s:.200}: no such file; --model wants a folder with a tokenizer.json")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises plain Exception for every defect of the file
-        raise UserError(f"{path}: wanted a tokenizer, found: {error!s:.200}; download it again") from None
-    tokenizer.no_padding()
-    if longest is None:
-        tokenizer.no_truncation()
-    else:
-        tokenizer.enable_truncation(longest)
-    try:
-        return [list(e.ids) for e in tokenizer.encode_batch(list(texts))]
-    except Exception as error:  # as above: bytes that are no text, words without an entry for unknown ones
-        raise UserError(
-            f"{path}: wanted a tokenizer that can read --text, found: {error!s:.200}; is every text valid UTF-8?"
-        ) from None
-
-
-def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> NDArray[np.float32]:
-    """(texts, width) f32: in batches of at most `largest`, each padded to its longest text."""
-    parts = []
-    step = largest or len(tokens)
-    for at in range(0, len(tokens), step):
-        batch = tokens[at : at + step]
-        width = max(1, *(len(t) for t in batch))
-        ids = np.zeros((len(batch), width), np.int64)
-        mask = np.zeros((len(batch), width), np.int64)
-        for row, found in enumerate(batch):
-            ids[row, : len(found)] = found
-            mask[row, : len(found)] = 1
-        parts.append(model.run({IDS: ids, MASK: mask})[0])
-    return np.concatenate(parts)
-
-
-def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(texts, texts): the cosine of the angle between every two rows."""
-    wide = embeddings.astype(np.float64)
-    unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-30)
-    return np.asarray(unit @ unit.T)
-
-
-def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
-    """The similarities of every two texts."""
-    numbers = [str(number + 1) for number in range(len(texts))]
-    table = make_table("", "text", *numbers, right=numbers, title="Cosine similarity")
-    for number, text in enumerate(texts):
-        shown = text if len(text) <= 60 else text[:57] + "..."
-        table.add_row(str(number + 1), shown, *(f"{value:.4f}" for value in similarity[number]))
-    return table

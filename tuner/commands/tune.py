@@ -141,7 +141,7 @@ def tune(
     latency: tuple[LatencyRow, ...] = ()
     if compare:
         say(console, "comparing builds ...")
-        latency = _compare(saved, others, settings.target, compare_shapes(built.program))
+        latency = _compare(saved, others, settings.target, {n: compare_shapes(p) for n, p in built.programs.items()})
         console.print(latency_table(latency, "Latency of the whole model, medians"))
     if json:
         print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
@@ -179,13 +179,17 @@ def compare_shapes(program: Program) -> list[dict[str, int]]:
 
 
 def _compare(
-    tuned: Path, others: Mapping[str, Artifact], target: str, shapes: Sequence[Mapping[str, int]]
+    tuned: Path, others: Mapping[str, Artifact], target: str, shapes: Mapping[str, Sequence[Mapping[str, int]]]
 ) -> tuple[LatencyRow, ...]:
     """The tuned build against others of the same model from the same records, in a process of their own: threads that tuning
-    left behind would take the processors from some more than from others."""
+    left behind would take the processors from some more than from others. shapes: where, by function."""
     with (
         tempfile.TemporaryDirectory(prefix="relax-tune-compare-") as folder,
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
     ):
         paths = {"tuned": tuned} | {name: a.save(Path(folder, f"{name}.rta")) for name, a in others.items()}
-        return pool.submit(time_artifacts, paths, shapes, COMPARE_ROUNDS, target, COMPARE_SECS).result()
+        found = [
+            pool.submit(time_artifacts, paths, where, COMPARE_ROUNDS, target, COMPARE_SECS, function).result()
+            for function, where in shapes.items()
+        ]
+        return tuple(row for rows in found for row in rows)

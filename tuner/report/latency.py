@@ -25,10 +25,11 @@ Run = Callable[[Sequence[NDArray[Any]]], object]
 
 @dataclass(frozen=True, slots=True)
 class LatencyRow:
-    """Seconds of a whole call (inputs copied in, results copied out) at one shape, by contender."""
+    """Seconds of a whole call (inputs copied in, results copied out) of one function at one shape, by contender."""
 
     shape: dict[str, int]
     samples_secs: dict[str, tuple[float, ...]]
+    function: str = "main"
 
     @property
     def median_secs(self) -> dict[str, float]:
@@ -72,8 +73,9 @@ def compare_latency(
     repeats: int,
     budget_secs: float | None = None,
 ) -> tuple[LatencyRow, ...]:
-    """Time every contender at every shape: one untimed call each, then rounds in which each runs once, in turns from the
-    first and from the last. `repeats` rounds, fewer (but at least three) when a shape's rounds exceed `budget_secs`."""
+    """Time every contender, all of one function, at every shape: one untimed call each, then rounds in which each runs once, in
+    turns from the first and from the last. `repeats` rounds, fewer (but at least three) when a shape's rounds exceed
+    `budget_secs`."""
     rows = []
     for shape in shapes:
         inputs = {name: sample_inputs(program, shape) for name, (program, _) in contenders.items()}
@@ -89,13 +91,15 @@ def compare_latency(
                 samples[name].append(time.perf_counter() - start)
             if budget_secs is not None and turn + 1 >= MIN_ROUNDS and time.perf_counter() - began > budget_secs:
                 break
-        rows.append(LatencyRow(dict(shape), {name: tuple(found) for name, found in samples.items()}))
+        (function,) = {program.name for program, _ in contenders.values()}
+        rows.append(LatencyRow(dict(shape), {name: tuple(found) for name, found in samples.items()}, function))
     return tuple(rows)
 
 
 def latency_table(rows: Sequence[LatencyRow], title: str) -> Table:
     """Medians by shape and contender; beside every contender but the first, how many times faster the first is."""
-    table = make_table("shape", title=title)
+    several = len({row.function for row in rows}) > 1
+    table = make_table(*(["function"] if several else []), "shape", title=title)
     names = list(rows[0].samples_secs) if rows else []
     for position, name in enumerate(names):
         table.add_column(name, justify="right", overflow="fold")
@@ -110,5 +114,6 @@ def latency_table(rows: Sequence[LatencyRow], title: str) -> Table:
             if position:
                 cells.append(f"{ratio_text(medians[name], medians[names[0]])} as fast")
         rounds = str(len(row.samples_secs[names[0]]))
-        table.add_row(",".join(f"{k}={v}" for k, v in row.shape.items()), *cells, rounds)
+        where = ",".join(f"{k}={v}" for k, v in row.shape.items())
+        table.add_row(*([row.function] if several else []), where, *cells, rounds)
     return table

@@ -1,0 +1,69 @@
+"""Greedy generation with a model that has the functions `prefill` and `decode` (see `Artifact.functions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.model import Model
+from relax_tune.runtime.program import Program
+from relax_tune.runtime.scalars import WIDTH, Op
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+def greedy(model: Model, prompt: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The likeliest next token of every row, (b,) i64 each time, as long as it is asked for and the model has positions.
+
+    model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *cache)` and `decode(input_ids (b, 1), *cache)` with results
+    of the same kind. prompt: (b, n) token ids; the rows are of one length, as nothing tells padding from text.
+
+    Raises: UserError for a model without these functions, or a prompt that `prefill` does not take.
+    """
+    missing = [name for name in (PREFILL, DECODE) if name not in model.functions]
+    if missing:
+        raise UserError(
+            f"wanted a model with the functions {PREFILL} and {DECODE}, found {', '.join(model.functions)}; build a decoder"
+        )
+    room = positions(model.executors[DECODE].program)
+    logits, *cache = model.run([prompt], PREFILL)
+    past = np.asarray(prompt).shape[1]
+    while True:
+        token = np.argmax(logits[:, -1], axis=-1).astype(np.int64)
+        yield token
+        if room is not None and past > room:
+            return
+        logits, *cache = model.run([token[:, None], *cache], DECODE)
+        past += 1
+
+
+def generate(model: Model, prompt: NDArray[np.int64], tokens: int, stop: Collection[int] = ()) -> NDArray[np.int64]:
+    """`prompt` (b, n) with up to `tokens` more, the likeliest each time: (b, n + added) i64. Ends early when every row has come to
+    a token of `stop`, or where the model has no more positions. A row goes on after its stop token until all rows end.
+
+    Raises: as `greedy`.
+    """
+    found: list[NDArray[Any]] = [np.asarray(prompt)]
+    ended = np.zeros(len(prompt), np.bool_)
+    for token in islice(greedy(model, prompt), tokens):
+        found.append(token[:, None])
+        ended |= np.isin(token, list(stop))
+        if ended.all():
+            break
+    return np.concatenate(found, axis=1)
+
+
+def positions(decode: Program) -> int | None:
+    """The most past positions that `decode` takes: the bound of the symbol that its cache has and its token ids do not. None
+    where nothing bounds them."""
+    ids, *cache = (decode.buffers[i].shape for i in decode.inputs)
+    for slot in (slot for shape in cache for slot in shape if slot not in ids):
+        opcode, symbol = decode.scalars[slot * WIDTH : slot * WIDTH + 2]
+        if opcode == Op.SYMBOL:
+            return decode.symbols[symbol].upper
+    return None

@@ -1,0 +1,129 @@
+"""An artifact on a device, ready to run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from numpy.typing import NDArray
+
+from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.signature import TensorSpec, tensor_specs
+from relax_tune.runtime.vm import Executor, check_binders
+from relax_tune.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from relax_tune.runtime.artifact import Artifact
+
+T = TypeVar("T")
+
+
+def choose_function(functions: Mapping[str, T], name: str | None, where: str = "") -> T:
+    """A function by name; without one, `main` or the only one. Raises UserError naming what there is."""
+    chosen = name
+    if chosen is None:
+        chosen = "main" if "main" in functions else next(iter(functions)) if len(functions) == 1 else None
+    if chosen is None or chosen not in functions:
+        found = "none named" if name is None else repr(name)
+        of = f"artifact {where}: " if where else ""
+        raise UserError(f"{of}wanted one of its functions, {', '.join(functions)}; found {found:.80}; name one of them")
+    return functions[chosen]
+
+
+def open_model(
+    artifact: Artifact, device: Device | str | None = None, libraries: Mapping[str, Library] | None = None
+) -> Model:
+    """Compile and upload all functions of an artifact; see `Artifact.open`."""
+    if not (device is None or isinstance(device, str) or hasattr(device, "info")):
+        raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
+    owned = device is None or isinstance(device, str)
+    opened = open_device(device or artifact.device_kind) if device is None or isinstance(device, str) else device
+    weights = Weights(opened, artifact.constants)
+    executors: dict[str, Executor] = {}
+    name = artifact.path or ", ".join(artifact.functions)
+    try:
+        if opened.info.kind != artifact.device_kind:
+            raise ArtifactError(
+                f"artifact {name}: wanted a device of kind {artifact.device_kind}, found "
+                f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
+            )
+        measured = artifact.manifest["extra"].get("fingerprint")
+        if isinstance(measured, dict) and measured != dict(opened.info.fingerprint):
+            found = dict(opened.info.fingerprint)
+            differing = sorted(key for key in set(measured) | set(found) if measured.get(key) != found.get(key))
+            warnings.warn(
+                f"artifact {name} was tuned elsewhere ({', '.join(differing)} differ): "
+                "results are right, the choice of kernels may not be the fastest here",
+                stacklevel=3,
+            )
+        for program in artifact.programs:
+            check_binders(program)
+            executors[program.name] = Executor(program, opened, weights, libraries)
+    except BaseException:
+        for executor in executors.values():
+            executor.close()
+        weights.close()
+        if owned:
+            opened.close()
+        raise
+    return Model(artifact, executors, weights, opened if owned else None)
+
+
+class Model:
+    """An artifact on a device, ready to run. Use as a context manager, or call `close`. Not thread-safe.
+
+    Its functions share the device's memory of their constants.
+    """
+
+    def __init__(
+        self, artifact: Artifact, executors: Mapping[str, Executor], weights: Weights, owned_device: Device | None
+    ) -> None:
+        self.artifact, self.executors = artifact, executors
+        self._weights, self._owned_device = weights, owned_device
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of its functions."""
+        return tuple(self.executors)
+
+    @property
+    def executor(self) -> Executor:
+        """What runs `main`, or the only function. Raises UserError when there are several, none of them `main`."""
+        return choose_function(self.executors, None, self.artifact.path)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The parameters of `main`, or of the only function, in order."""
+        return tensor_specs(self.executor.program, self.executor.program.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The results of `main`, or of the only function, in order."""
+        return tensor_specs(self.executor.program, self.executor.program.outputs)
+
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any], function: str | None = None) -> list[NDArray[Any]]:
+        """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays.
+
+        function: which of its functions; by default `main`, or the only one.
+
+        Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found.
+        """
+        return choose_function(self.executors, function, self.artifact.path).run(inputs)
+
+    def close(self) -> None:
+        """Give back memory, and the device when this opened it."""
+        for executor in self.executors.values():
+            executor.close()
+        self._weights.close()
+        if self._owned_device is not None:
+            self._owned_device.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

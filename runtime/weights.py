@@ -1,0 +1,51 @@
+"""Constants on a device: each uploaded once, and packed once, however many programs read it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ArtifactError
+from relax_tune.runtime.device.base import Device
+
+
+class Weights:
+    """Device memory of constants and of what was packed from them, for programs that run on one device.
+
+    Not thread-safe. The device stays its caller's; `close` gives the memory back, after every executor that uses it is done.
+    """
+
+    def __init__(self, device: Device, constants: Mapping[str, NDArray[Any]]) -> None:
+        self.device, self._arrays = device, constants
+        self._constants: dict[str, Any] = {}
+        self._packed: dict[Hashable, Any] = {}
+
+    def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """The device buffer of a constant, uploaded when first asked for. Raises ArtifactError when there is none of this dtype
+        and shape."""
+        array = self._arrays.get(name)
+        if array is None:
+            raise ArtifactError(f"wanted the constant {name}, found none of that name")
+        if array.dtype != dtype or array.shape != shape:
+            raise ArtifactError(f"constant {name}: wanted {dtype} {shape}, found {array.dtype} {array.shape}")
+        if name not in self._constants:
+            self._constants[name] = self.device.alloc(array.nbytes)
+            self.device.upload(self._constants[name], np.ascontiguousarray(array))
+        return self._constants[name]
+
+    def packed(self, key: Hashable, nbytes: int) -> tuple[Any, bool]:
+        """The device buffer of what `key` says how to pack, and whether it still has to be written."""
+        fresh = key not in self._packed
+        if fresh:
+            self._packed[key] = self.device.alloc(nbytes)
+        return self._packed[key], fresh
+
+    def close(self) -> None:
+        """Give all memory back. Once is enough."""
+        for buffer in (*self._constants.values(), *self._packed.values()):
+            self.device.free(buffer)
+        self._constants.clear()
+        self._packed.clear()
