@@ -14,6 +14,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 # Example -> (arguments, what its output has to match, marks).
 CASES = {
     "own_graph": (["--trials", "2", "--folder", "made"], r"n = 97: \(97, 64\), mean", ["ccompiler"]),
+    "own_function": (
+        ["--trials", "1"],
+        r"functions: main swiglu\n(.*\n)*  swiglu: .*\n(.*\n)*n = 128: \(128, 96\), differs .* by [0-9.]+e-0[678] at most",
+        ["opencl"],
+    ),
     "onnx_model": (["--trials", "1"], r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, found 65", ["ccompiler"]),
     "query_database": ([], r"softmax at s0=64: [\d.]+ us .*\b(tuned|generic)\b", ["ccompiler"]),
     "sentence_search": (

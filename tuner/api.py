@@ -6,7 +6,7 @@ Settings come from arguments alone; no variable and no file is read (the command
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Union
@@ -16,6 +16,7 @@ from relax_tune.database.store import Store, open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.function import IRModule
+from relax_tune.ir.passes.rewrite import Rule
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.build import BuildResult, check_policy
 from relax_tune.tuner.job import Bounds, Job, device_info, open_runner
@@ -75,6 +76,7 @@ def tune(
     certificate: str | None = None,
     key: str | None = None,
     products: Products = "apart",
+    rules: Sequence[Rule] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
     """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
@@ -86,6 +88,7 @@ def tune(
     workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
     sides trust, our certificate, its key.
     products: of one value with several weights, `apart` or `joined` into one; build with what was tuned.
+    rules: your own rewriting (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
 
     Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, MeasureError when the device
@@ -99,7 +102,7 @@ def tune(
     with contextlib.closing(open_runner(settings)) as runner:
         device = runner.device_info()  # no database is made for a device that is not there
         with _store(db) as store:
-            job = Job(module, device, store, settings, on_progress or (lambda _: None))
+            job = Job(module, device, store, settings, on_progress or (lambda _: None), rules=rules)
             return tune_result(job, job.tune(runner), job.build())
 
 
@@ -112,6 +115,7 @@ def build(
     policy: Policy = "measured",
     effort: Effort = "normal",
     products: Products = "apart",
+    rules: Sequence[Rule] = (),
 ) -> Artifact:
     """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
 
@@ -123,7 +127,7 @@ def build(
     settings = Settings(target, None, effort, products=products)
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:
-        job = Job(module, device_info(settings.target), store, settings)
+        job = Job(module, device_info(settings.target), store, settings, rules=rules)
         return job.artifact(job.build(check_policy(policy)))
 
 

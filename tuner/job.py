@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.memory import SYMBOLIC, PlanMemory
 from relax_tune.ir.passes.pipeline import PRODUCTS, LoweredModule, lower
+from relax_tune.ir.passes.rewrite import Rule
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device import host
@@ -79,7 +80,8 @@ def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
 class Job:
     """A lowered model for one device, with everything that can be tried for each of its tasks.
 
-    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds.
+    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules: a user's
+    own rewriting, each at its level of the lowering.
     """
 
     module: IRModule
@@ -88,6 +90,7 @@ class Job:
     settings: Settings
     report: Callable[[Progress], None] = field(default=lambda _: None)
     overrides: Mapping[str, Range] = field(default_factory=dict)
+    rules: Sequence[Rule] = ()
 
     @cached_property
     def target(self) -> Target:
@@ -104,7 +107,7 @@ class Job:
 
     @cached_property
     def lowered(self) -> LoweredModule:
-        return lower(self.module, PRODUCTS[self.settings.products])
+        return lower(self.module, PRODUCTS[self.settings.products], self.rules)
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from relax_tune.ir.function import IRModule
     from relax_tune.ir.graph_builder import GraphBuilder
     from relax_tune.ir.passes.quantize import QuantizeWeights
+    from relax_tune.ir.parser import parse_prim_func
+    from relax_tune.ir.passes.rewrite import Rule, rewrite
     from relax_tune.runtime.artifact import Artifact, load, load_artifact
     from relax_tune.runtime.generate import generate
     from relax_tune.runtime.model import Model
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "load_model": ("relax_tune.ir.frontend.load", "load_model", "tune"),
     "GraphBuilder": ("relax_tune.ir.graph_builder", "GraphBuilder", "tune"),
+    "parse_prim_func": ("relax_tune.ir.parser", "parse_prim_func", "tune"),
+    "Rule": ("relax_tune.ir.passes.rewrite", "Rule", "tune"),
+    "rewrite": ("relax_tune.ir.passes.rewrite", "rewrite", "tune"),
     "IRModule": ("relax_tune.ir.function", "IRModule", "tune"),
     "QuantizeWeights": ("relax_tune.ir.passes.quantize", "QuantizeWeights", "tune"),
     "tune": ("relax_tune.tuner.api", "tune", "tune"),
@@ -55,6 +60,9 @@ _PUBLIC = {
 __all__ = [
     "load_model",
     "GraphBuilder",
+    "parse_prim_func",
+    "Rule",
+    "rewrite",
     "IRModule",
     "QuantizeWeights",
     "tune",

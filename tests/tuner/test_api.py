@@ -13,6 +13,10 @@ from tests.tuner.tuner_models import feed_forward, feed_forward_reference, row_s
 
 import relax_tune as rt
 from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError
+from relax_tune.ir.op.elementwise import MulScalar, Relu
+from relax_tune.ir.passes.patterns import PatternKind
+from relax_tune.ir.passes.rewrite import Level
+from relax_tune.ir.pattern import op, tir
 from relax_tune.tuner.loop import Progress
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
@@ -136,3 +140,15 @@ def test_mistakes_say_what_was_wanted(tmp_path: Path) -> None:
         rt.build(module, target="c", db="mysql://u@h/x")
     with pytest.raises(ArtifactError, match=r"nothing\.rta"):
         rt.load(tmp_path / "nothing.rta")
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize("level", ["operators", "functions", "fused"])
+def test_rules_of_every_level_are_built(level: Level) -> None:
+    pattern = op(Relu, "x") if level == "operators" else tir("x", kind=PatternKind.ELEMENTWISE)
+    rule = rt.Rule(pattern, lambda site: site.call(MulScalar(2.0), "x"), level=level)
+    graph = rt.GraphBuilder()
+    module = graph.finish(graph.call(Relu(), graph.input("x", (graph.symbol("n"), 4))))
+    x = np.float32([[-1, 0, 1, 2]])
+    with rt.build(module, target="c", db="memory://", policy="generic", rules=[rule]).open() as model:
+        np.testing.assert_array_equal(model.run([x])[0], 2 * x)
