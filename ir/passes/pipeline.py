@@ -107,19 +107,19 @@ def run_passes(module: IRModule, passes: tuple[Pass, ...]) -> tuple[tuple[str, I
 def with_rules(passes: tuple[Pass, ...], rules: Sequence[Rule]) -> tuple[Pass, ...]:
     """`passes`, with rules of the levels "functions" and "fused" where these begin; what they put is legalised."""
     found: list[Pass] = []
+    lowering = [p for p in passes if isinstance(p, (Decompose, Legalize, SeparateOutputs))]
     for step in passes:
         level = "functions" if isinstance(step, FuseOps) else "fused" if isinstance(step, TidyNames) else ""
         own = tuple(r for r in rules if r.level == level)
         if own:
-            found += [RewriteByPattern(own), Legalize(strict=True), DeadCode()]
+            found += [RewriteByPattern(own), *lowering, DeadCode()]
         found.append(step)
     return tuple(found)
 
 
 def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD, rules: Sequence[Rule] = ()) -> LoweredModule:
     """Inline, deduce, fold, legalise, fuse, collapse dims and clean up: the graph functions that no other one calls, each with
-    what it calls put in place.
-    rules: a user's own, each applied at its level.
+    what it calls put in place. rules: a user's own, each applied at its level.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough, or that still
     branches, calls or has side effects in the end."""
