@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.bounds import Env, interval
-from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Expr, as_int, const, free_vars, le, maximum, mul
+from relax_tune.ir.expr import Expr, const, free_vars, mul
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import (
     Body,
@@ -28,6 +27,7 @@ from relax_tune.ir.graph import (
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.passes.rewriter import used_vars
+from relax_tune.ir.passes.storages import Span, pack
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 
 Tensor = tuple[GVar, int]
@@ -51,7 +51,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
-    """Assign storages by liveness: a storage that is free again is reused when the wanted size is provably at most its own.
+    """Assign storages by liveness: values that are never in use together may share one, which is as large as the largest of them.
 
     constant: replace sizes by the largest they can be within the declared bounds, so that memory can be taken once for all calls."""
 
@@ -64,23 +64,19 @@ class PlanMemory:
 
         Raises BuildError when `constant` and a size has no upper bound."""
         env = env_of(module.bounds)
-        pool = _Pool(env)
         assignment: dict[GVar, list[int | None]] = {}
         spaces: dict[GVar, list[int]] = {}
-        live: list[tuple[int, int]] = []
-        for life in lifetimes(module, name, workspaces):
-            for last, slot in [x for x in live if x[0] < life.first]:
-                live.remove((last, slot))
-                pool.free.append(slot)
-            slot = pool.take(_at_bounds(life, env) if self.constant else life.nbytes)
-            live.append((life.last, slot))
+        lives = lifetimes(module, name, workspaces)
+        sizes = [_at_bounds(life, env) if self.constant else life.nbytes for life in lives]
+        storages, slots = pack([Span(x.first, x.last, e) for x, e in zip(lives, sizes, strict=True)], env)
+        for life, slot in zip(lives, slots, strict=True):
             if life.index is None:
                 spaces.setdefault(life.var, []).append(slot)
                 continue
             fields = life.var.info.fields if isinstance(life.var.info, TupleInfo) else (None,)
             assignment.setdefault(life.var, [None] * len(fields))[life.index] = slot
         return MemoryPlan(
-            tuple(pool.sizes), {v: tuple(s) for v, s in assignment.items()}, {v: tuple(s) for v, s in spaces.items()}
+            storages, {v: tuple(s) for v, s in assignment.items()}, {v: tuple(s) for v, s in spaces.items()}
         )
 
 
@@ -148,49 +144,9 @@ def _nbytes(var: GVar, info: TensorInfo, env: Env) -> Expr:
 
 def overlay(groups: Sequence[Sequence[Expr]], env: Env) -> tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]:
     """Sizes of places that hold any one group of arrays at a time, and for each group the places of its arrays."""
-    sizes: list[Expr] = []
-    places: list[tuple[int, ...]] = []
-    for group in groups:
-        taken: list[int] = []
-        for wanted in group:
-            pool = _Pool(env, sizes, [p for p in range(len(sizes)) if p not in taken])
-            taken.append(pool.take(wanted, grow=True))
-        places.append(tuple(taken))
-    return tuple(sizes), tuple(places)
-
-
-class _Pool:
-    """Storages and which are free."""
-
-    def __init__(self, env: Env, sizes: list[Expr] | None = None, free: Sequence[int] = ()) -> None:
-        self.env = env
-        self.sizes: list[Expr] = [] if sizes is None else sizes
-        self.free: list[int] = list(free)
-
-    def take(self, size: Expr, grow: bool = False) -> int:
-        """The smallest free storage that provably holds `size` bytes, or a new one. grow: or one made large enough, where any is
-        free."""
-        best: int | None = None
-        for slot in sorted(self.free):
-            if self._fits(size, self.sizes[slot]) and (
-                best is None
-                or (self.sizes[slot] is not self.sizes[best] and self._fits(self.sizes[slot], self.sizes[best]))
-            ):
-                best = slot
-        if best is None and grow and self.free:
-            best = next((s for s in self.free if self._fits(self.sizes[s], size)), self.free[0])
-            self.sizes[best] = size if self._fits(self.sizes[best], size) else maximum(self.sizes[best], size)
-        if best is not None:
-            self.free.remove(best)
-            return best
-        self.sizes.append(size)
-        return len(self.sizes) - 1
-
-    def _fits(self, size: Expr, room: Expr) -> bool:
-        if size is room:
-            return True
-        a, b = as_int(size), as_int(room)
-        return a <= b if a is not None and b is not None else prove(le(size, room), self.env) is Proof.YES
+    sizes, places = pack([Span(at, at, size) for at, group in enumerate(groups) for size in group], env)
+    left = iter(places)
+    return sizes, tuple(tuple(next(left) for _ in group) for group in groups)
 
 
 def _steps(body: Function | Body) -> Iterator[tuple[GVar, Value]]:
