@@ -121,7 +121,7 @@ def shorter_counter(op: Slice, args: Sequence[Value], made: Made, emit: Emit, ct
     found = counting(args[0], made)
     info = op.infer([info_of(a) for a in args], ctx)
     dims = shape_of(args[0])
-    if found is None or as_int(op.begin) != 0 or not isinstance(info, TensorInfo) or info.shape is None:
+    if found is None or as_int(op.begin) != 0 or op.step != 1 or not isinstance(info, TensorInfo) or info.shape is None:
         return None
     axis = axis_index("slice", op.axis, len(dims))
     if found[0] != axis or any(as_int(d) != 1 for p, d in enumerate(dims) if p != axis):

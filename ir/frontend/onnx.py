@@ -10,7 +10,6 @@ from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.expr import Expr, Var, const
 from relax_tune.ir.frontend import (
     onnx_attention,
-    onnx_einsum,
     onnx_math,
     onnx_numeric,
     onnx_reduce,
@@ -34,7 +33,7 @@ DEEPEST = 16
 
 SUPPORTED: Mapping[str, Handler] = {
     **onnx_math.HANDLERS, **onnx_numeric.HANDLERS, **onnx_shape.HANDLERS, **onnx_reduce.HANDLERS, **onnx_select.HANDLERS,
-    **onnx_window.HANDLERS, **onnx_einsum.HANDLERS, **onnx_attention.HANDLERS,
+    **onnx_window.HANDLERS, **onnx_attention.HANDLERS,
 }  # fmt: skip
 
 

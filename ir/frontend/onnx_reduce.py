@@ -15,6 +15,7 @@ from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Sqrt, Sub
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Equal, Where
@@ -58,6 +59,10 @@ def _soft_axis(node: Node) -> int:
     if node.opset < 13:
         raise node.refuse("wanted opset 13 or later, where an axis is one axis")
     return axis_of(node, int(node.attributes.get("axis", -1)), node.item(0).ndim)
+
+
+def _einsum(w: Writer, node: Node) -> Item:
+    return w.of(w.emit(Einsum(node.text("equation", "")), *(w.tensor(node.item(p)) for p in range(len(node.inputs)))))
 
 
 def _softmax(w: Writer, node: Node) -> Item:
@@ -209,7 +214,7 @@ def _one_hot(w: Writer, node: Node) -> Item:
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "MatMul": _matmul, "Gemm": _gemm, "Softmax": _softmax, "LogSoftmax": _log_softmax, "LayerNormalization": _layer_norm,
+    "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "LogSoftmax": _log_softmax, "LayerNormalization": _layer_norm,
     "ReduceSum": reduced(Sum), "ReduceMean": reduced(Mean), "ReduceMax": reduced(Max), "ReduceMin": reduced(Min),
     "ReduceProd": reduced(Prod),
     "ReduceSumSquare": reduced(Sum, "square"), "ReduceL1": reduced(Sum, "abs"), "ReduceL2": reduced(Sum, "square", "sqrt"),

@@ -12,12 +12,12 @@ from relax_tune.ir.expr import Expr, add, as_int, const, floordiv, le, maximum, 
 from relax_tune.ir.frontend.lookups import counted, edge
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
 from relax_tune.ir.frontend.onnx_known import numbers, objects
-from relax_tune.ir.frontend.pieces import cut, missing_dim, permuted, taken
+from relax_tune.ir.frontend.pieces import around, cut, missing_dim, permuted
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute
+from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice
 
 # Elements of a constant that is made while importing; larger ones are made at run time.
 LARGEST = 1 << 20
@@ -182,11 +182,22 @@ def _slice(w: Writer, node: Node) -> Item:
         if step == 1:
             value = cut(w, value, axis, edge(w, start, n), edge(w, end, n))
             continue
-        size, low, high = as_int(n), as_int(start), as_int(end)
-        if size is None or low is None or high is None:
-            raise node.refuse(f"wanted steps of 1 along dims that are not numbers, found {step} along {n!r}")
-        where = np.arange(size)[slice(low, None if step < 0 and high < -size else high, step)]
-        value = taken(w, value, axis, w.tensor(w.constant(where, "stride")))
+        if step > 0:
+            value = w.emit(Slice(axis, edge(w, start, n), edge(w, end, n), step), value)
+            continue
+        # before the first element is as far as an end below the size reaches
+        low, high = as_int(start), as_int(end)
+        if low is None or high is None:
+            raise node.refuse(f"wanted ends that are numbers where the step is below 0, found {start!r} and {end!r}")
+        if low < 0:
+            begin = w.simplify(maximum(add(n, low), -1)) if low > -(2**31) else const(-1)
+        else:
+            begin = sub(n, 1) if low >= 2**31 - 1 else const(low)
+        if high < 0:
+            stop = w.simplify(maximum(add(n, high), -1)) if high > -(2**31) else const(-1)
+        else:
+            stop = const(high)
+        value = w.emit(Slice(axis, w.simplify(begin), stop, step), value)
     return w.of(value, x.natural)
 
 
@@ -247,7 +258,7 @@ def _tile(w: Writer, node: Node) -> Item:
 
 
 def _pad(w: Writer, node: Node) -> Item:
-    node.choice("mode", "constant")
+    mode = node.choice("mode", "constant", "edge", "reflect", "wrap")
     x, pads = node.item(0), integers(w, node, 1)
     axes = integers(w, node, 3) if node.has(3) else list(range(x.ndim))
     fill = 0.0
@@ -256,19 +267,10 @@ def _pad(w: Writer, node: Node) -> Item:
         if given is None:
             raise node.refuse("wanted a constant padding value, found one computed from tensors")
         fill = given.reshape(-1)[0].item()
-    value = w.tensor(x)
+    sizes = [(0, 0)] * x.ndim
     for a, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-        axis = axis_of(node, a, x.ndim)
-        n = tensor_dims(value)[axis]
-        value = cut(w, value, axis, const(max(-before, 0)), w.simplify(sub(n, max(-after, 0))))
-        dims = tensor_dims(value)
-        parts = [value]
-        for size, front in ((before, True), (after, False)):
-            if size > 0:
-                block = w.full((*dims[:axis], const(size), *dims[axis + 1 :]), fill, x.dtype)
-                parts = [block, *parts] if front else [*parts, block]
-        value = value if len(parts) == 1 else w.emit(Concat(axis), *parts)
-    return w.of(value)
+        sizes[axis_of(node, a, x.ndim)] = before, after
+    return w.of(around(w, w.tensor(x), sizes, fill, mode))
 
 
 def _blocks(w: Writer, node: Node) -> Item:

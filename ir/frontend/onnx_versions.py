@@ -16,7 +16,8 @@ CONVERT = "convert it with onnx.version_converter.convert_version(model, {versio
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Abs": (13,), "Acos": (7, 22), "Acosh": (9, 22), "Add": (13, 14), "And": (7,), "ArgMax": (13,), "ArgMin": (13,),
-    "Asin": (7, 22), "Asinh": (9, 22), "Atan": (7, 22), "Atanh": (9, 22), "AveragePool": (11, 19, 22),
+    "Asin": (7, 22), "Asinh": (9, 22), "Atan": (7, 22), "Atanh": (9, 22), "Attention": (23, 24, 25),
+    "AveragePool": (11, 19, 22),
     "BatchNormalization": (9, 14, 15), "Cast": (13, 19, 21, 23, 24, 25, 28), "CastLike": (15, 19, 21, 23, 24, 25),
     "Ceil": (13,), "Clip": (13,), "Concat": (13,), "Constant": (13, 19, 21, 23, 24, 25),
     "ConstantOfShape": (9, 20, 21, 23, 24, 25), "Conv": (11, 22), "Cos": (7, 22), "Cosh": (9, 22), "CumProd": (26,),

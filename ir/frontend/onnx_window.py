@@ -9,32 +9,19 @@ import numpy as np
 from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.frontend.onnx_graph import Handler, Node
-from relax_tune.ir.frontend.pieces import cast_to
-from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.pieces import around, cast_to
+from relax_tune.ir.frontend.writer import Item, Writer
 from relax_tune.ir.graph import Value
-from relax_tune.ir.graph_builder import info_of
 from relax_tune.ir.op.elementwise import Add, Div, Mul, MulScalar, Sqrt
-from relax_tune.ir.op.movement import Concat
 from relax_tune.ir.op.numeric import Abs, Power
 from relax_tune.ir.op.window import Conv, Pool
-from relax_tune.ir.struct_info import TensorInfo
 
 Pads = Sequence[tuple[int, int]]
 
 
 def padded(w: Writer, value: Value, pads: Pads, fill: float) -> Value:
     """`value` with (before, after) elements of `fill` along each axis behind the channels."""
-    info = info_of(value)
-    assert isinstance(info, TensorInfo) and info.dtype is not None
-    for axis, sizes in enumerate(pads, 2):
-        dims = tensor_dims(value)
-        parts = [value]
-        for size, front in zip(sizes, (True, False), strict=True):
-            if size > 0:
-                block = w.full((*dims[:axis], const(size), *dims[axis + 1 :]), fill, info.dtype)
-                parts = [block, *parts] if front else [*parts, block]
-        value = value if len(parts) == 1 else w.emit(Concat(axis), *parts)
-    return value
+    return around(w, value, [(0, 0), (0, 0), *pads], fill)
 
 
 class Windows:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import DType, bool_
-from relax_tune.ir.expr import Const, Expr, Op, as_int, const, floordiv, le, mul
+from relax_tune.ir.expr import Const, Expr, Op, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Function, GVar, Value
@@ -17,6 +17,7 @@ from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
 from relax_tune.ir.op.logic import LessEqual, NotEqual, Where
 from relax_tune.ir.op.movement import VIEWS, ExpandDims, Permute, Slice, Take
+from relax_tune.ir.op.pad import Pad
 from relax_tune.ir.passes.rewriter import Emitter, rewrite_function
 
 
@@ -61,6 +62,19 @@ def cut(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
     ):
         return value
     return w.emit(Slice(axis, begin, end), value)
+
+
+def around(
+    w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 0.0, mode: str = "constant"
+) -> Value:
+    """`value` with (before, after) more elements along each axis; sizes below 0 cut."""
+    for axis, (before, after) in enumerate(pads):
+        size = tensor_dims(value)[axis]
+        value = cut(w, value, axis, const(max(-before, 0)), w.simplify(maximum(sub(size, max(-after, 0)), 0)))
+    if all(size <= 0 for pair in pads for size in pair):
+        return value
+    front, behind = (tuple(const(max(pair[side], 0)) for pair in pads) for side in (0, 1))
+    return w.emit(Pad(front, behind, mode, fill), value)
 
 
 def taken(w: Writer, table: Value, axis: int, indices: Value) -> Value:

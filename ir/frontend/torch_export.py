@@ -20,7 +20,7 @@ from relax_tune.ir.frontend.writer import identifier
 # Kept whole, though core ATen takes them apart: their parts say less than they do (weights repeated over the batch, views).
 WHOLE = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "silu.default", "layer_norm.default",
-    "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default",
+    "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default", "einsum.default",
 )  # fmt: skip
 # How a tensor lies in torch's memory: nothing that a value depends on.
 PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})

@@ -12,6 +12,7 @@ from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import product
+from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.gather import GatherElements
 from relax_tune.ir.op.linalg import Matmul
@@ -79,6 +80,11 @@ def _unrepeated(w: Writer, b: Value) -> Value | None:
         return None
     dims = tensor_dims(found[0])
     return w.reshape(found[0], [*dims[:2], *dims[3:]])
+
+
+def _einsum(w: Writer, n: Node) -> Item:
+    operands = [i for i in n.args[1] if isinstance(i, Item)]
+    return w.of(w.emit(Einsum(str(n.args[0])), *(as_value(w, i, n.dtype) for i in operands)))
 
 
 def _addmm(w: Writer, n: Node) -> Item:
@@ -268,6 +274,7 @@ def _norm(w: Writer, n: Node) -> Item:
 
 HANDLERS: Mapping[str, Handler] = {
     "aten.linear.default": _linear, "aten.matmul.default": _matmul, "aten.bmm.default": _matmul, "aten.mm.default": _plain_product,
+    "aten.einsum.default": _einsum,
     "aten.addmm.default": _addmm, "aten.baddbmm.default": _addmm, "aten.scaled_dot_product_attention.default": _attention,
     "aten.softmax.int": _softmax, "aten._softmax.default": _softmax, "aten._safe_softmax.default": _softmax,
     "aten.log_softmax.int": _log_softmax, "aten._log_softmax.default": _log_softmax, "aten.layer_norm.default": _layer_norm,

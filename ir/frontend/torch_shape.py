@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from relax_tune.ir.dtype import bool_, i64
-from relax_tune.ir.expr import Expr, as_int, const, maximum, sub
+from relax_tune.ir.expr import Expr, as_int, const, sub
 from relax_tune.ir.expr import add as plus
 from relax_tune.ir.frontend.lookups import counted, edge, gathered, gathered_elements, gathered_nd
-from relax_tune.ir.frontend.pieces import cut, permuted, taken, triangle
+from relax_tune.ir.frontend.pieces import around, cut, permuted, triangle
 from relax_tune.ir.frontend.torch_node import Handler, Node, as_item, as_value, dim, number_of
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.graph import Value
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, AddScalar, MulScalar
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims
+from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Slice
 
 
 def _view(w: Writer, n: Node) -> Item:
@@ -66,12 +66,16 @@ def _slice(w: Writer, n: Node) -> Item:
     value = counted(w, x)
     if step == 1:
         return w.of(cut(w, value, axis, begin, stop), x.natural)
-    where = w.emit(MulScalar(step), w.emit(Iota(n.dims[axis])))
-    if as_int(begin) is None:
-        raise n.refuse(f"wanted a start that is a number where the step is {step}, found {begin!r}")
-    first = as_int(begin)
-    where = w.emit(AddScalar(first), where) if first else where
-    return w.of(taken(w, value, axis, where), x.natural)
+    return w.of(w.emit(Slice(axis, begin, stop, step), value), x.natural)
+
+
+def _flip(w: Writer, n: Node) -> Item:
+    """Backwards along some axes."""
+    x = n.item(0)
+    value = w.tensor(x)
+    for axis in n.axes(1, "dims", x.ndim):
+        value = w.emit(Slice(axis, w.simplify(sub(x.shape[axis], 1)), const(-1), -1), value)
+    return w.of(value, x.natural)
 
 
 def _select(w: Writer, n: Node) -> Item:
@@ -195,22 +199,12 @@ def triangular(upper: bool) -> Handler:
 def _pad(w: Writer, n: Node) -> Item:
     """A value around the last dims, given as (before, after) from the last dim on; below zero cuts."""
     x, pads = n.item(0), [as_int(dim(p)) for p in n.args[1]]
-    value, fill = w.tensor(x), number_of(n.given(2, "value", 0))
-    if fill is None or None in pads:
-        raise n.refuse("wanted sizes and value of the padding as numbers")
+    fill = number_of(n.given(2, "value", 0))
     known = [p for p in pads if p is not None]
-    for number in range(len(known) // 2):
-        axis, before, after = x.ndim - 1 - number, known[2 * number], known[2 * number + 1]
-        size = tensor_dims(value)[axis]
-        value = cut(w, value, axis, const(max(-before, 0)), w.simplify(maximum(sub(size, max(-after, 0)), 0)))
-        dims = tensor_dims(value)
-        around = [
-            [w.full([const(p) if a == axis else d for a, d in enumerate(dims)], fill, x.dtype)] if p > 0 else []
-            for p in (before, after)
-        ]
-        parts: list[Value] = [*around[0], value, *around[1]]
-        value = w.emit(Concat(axis), *parts) if len(parts) > 1 else value
-    return w.of(value, x.natural and fill >= 0)
+    if fill is None or len(known) != len(pads):
+        raise n.refuse("wanted sizes and value of the padding as numbers")
+    last = list(zip(known[::2], known[1::2]))[::-1]
+    return w.of(around(w, w.tensor(x), [(0, 0)] * (x.ndim - len(last)) + last, fill), x.natural and fill >= 0)
 
 
 def getitem(w: Writer, n: Node) -> Item:
@@ -226,7 +220,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.view.default": _view, "aten._unsafe_view.default": _view, "aten.reshape.default": _view, "aten.unsqueeze.default": _view,
     "aten.squeeze.dims": _view, "aten.squeeze.dim": _view, "aten.squeeze.default": _view, "aten.expand.default": _expand,
     "aten.permute.default": _permute, "aten.transpose.int": _transpose, "aten.t.default": _turned,
-    "aten.slice.Tensor": _slice, "aten.select.int": _select,
+    "aten.slice.Tensor": _slice, "aten.flip.default": _flip, "aten.select.int": _select,
     "aten.split_with_sizes.default": _split, "aten.split.Tensor": _split, "aten.cat.default": _cat, "aten.repeat.default": _repeat,
     "aten.embedding.default": _embedding, "aten.index_select.default": _index_select, "aten.gather.default": _gather,
     "aten.index.Tensor": _index, "aten.arange.start_step": _arange, "aten.arange.default": _arange, "aten.full.default": _full,

@@ -21,6 +21,7 @@ from relax_tune.ir.graph_builder import GraphBuilder, info_of
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars
+from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import Binary, Cast
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Where
@@ -34,7 +35,7 @@ Array = NDArray[Any]
 # Integer constants of up to this many elements are followed as scalar expressions.
 SCALAR_LIMIT = 256
 # Operators that sum many elements: of 16-bit floats in 32 bits, rounded once at the end.
-SUMMING = (Attention, Matmul, Softmax, LayerNorm, Sum, Mean, Conv, CumSum, CumProd, Prod)
+SUMMING = (Attention, Einsum, Matmul, Softmax, LayerNorm, Sum, Mean, Conv, CumSum, CumProd, Prod)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -242,17 +242,17 @@ class BroadcastTo(OperatorSpec):
         return np.broadcast_to(arrays[0], _integers(self.shape, "broadcast_to"))
 
 
-class _Placer(TensorBuilder):
+class Placer(TensorBuilder):
     """A builder that can also copy a tensor into a window of another."""
 
-    def place(self, out: Tensor, axis: int, start: Expr, x: Tensor, name: str) -> None:
-        """`out[..., start + i, ...] = x[..., i, ...]`."""
+    def place(self, out: Tensor, starts: Mapping[int, Expr], x: Tensor, name: str) -> None:
+        """`out[..., start + i, ...] = x[..., i, ...]` for the starts of some axes."""
         self._block(
             out,
             x.buffer.shape,
             (),
             name,
-            lambda s, _: ((*s[:axis], add(s[axis], start), *s[axis + 1 :]), None, x[s]),  # type: ignore[arg-type]
+            lambda s, _: (tuple(add(v, starts[a]) if a in starts else v for a, v in enumerate(s)), None, x[s]),  # type: ignore[misc]
         )
 
 
@@ -291,7 +291,7 @@ class Concat(OperatorSpec):
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
     ) -> PrimFunc:
-        b = _Placer(name)
+        b = Placer(name)
         dtype = dtype_of(infos[0])
         shapes = [shape_of(i) for i in infos]
         axis = axis_index(self.name, self.axis, len(shapes[0]))
@@ -304,15 +304,15 @@ class Concat(OperatorSpec):
         # one block per argument, so that no element of an empty or neighbouring argument is ever read
         for p, x in enumerate(xs):
             start = const(0) if p == 0 else ends[p - 1]
-            b.place(y, axis, start, x, f"concat_{p}")
+            b.place(y, {axis: start}, x, f"concat_{p}")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return np.concatenate(list(arrays), axis=self.axis)
 
 
-def _cut(b: TensorBuilder, x: Tensor, y: Tensor, axis: int, start: Expr, name: str) -> None:
-    b.compute(y, lambda *i: x[(*i[:axis], add(i[axis], start), *i[axis + 1 :])], name)
+def _cut(b: TensorBuilder, x: Tensor, y: Tensor, axis: int, start: Expr, name: str, step: int = 1) -> None:
+    b.compute(y, lambda *i: x[(*i[:axis], add(mul(i[axis], step), start), *i[axis + 1 :])], name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,29 +379,39 @@ class Split(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class Slice(OperatorSpec):
-    """`x[..., begin:end, ...]` along `axis`, with both ends clamped into [0, size] as Python does; never negative."""
+    """`x[..., begin:end:step, ...]` along `axis`, with both ends clamped into [0, size] as Python does; never negative.
+
+    With a step below 0 both are clamped into [-1, size - 1], so an `end` of -1 goes on to the first element."""
 
     axis: int
     begin: Expr
     end: Expr
+    step: int = 1
     name: ClassVar[str] = "slice"
     arity: ClassVar[int] = 1
 
     def _window(self, n: Expr, ctx: Deduction) -> tuple[Expr, Expr]:
         """(start, size) within a dim of size `n`."""
-        stop = _least(self.end, n, ctx)
-        start = _least(self.begin, n, ctx)
-        size = ctx.simplify(sub(stop, start))
-        if ctx.proves(ge(size, 0)) is not Proof.YES:
+        if self.step < 0:
+            start = _least(self.begin, sub(n, 1), ctx)
+            span = ctx.simplify(sub(start, self.end))
+        else:
+            stop = _least(self.end, n, ctx)
+            start = _least(self.begin, n, ctx)
+            span = ctx.simplify(sub(stop, start))
+        if ctx.proves(ge(span, 0)) is not Proof.YES:
             # min(begin, n) may be replaced by begin under max(.., 0): when begin > n both give an empty slice
-            size = maximum(ctx.simplify(sub(stop, self.begin)), 0)
-        return start, size
+            span = maximum(span if self.step < 0 else ctx.simplify(sub(stop, self.begin)), 0)
+        return start, span if self.step == 1 else ctx.simplify(ceildiv(span, abs(self.step)))
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
+        if self.step == 0:
+            raise DeduceError("slice: wanted a step other than 0, found 0")
+        least = 0 if self.step > 0 else -1
         for what, e in (("begin", self.begin), ("end", self.end)):
-            if ctx.proves(ge(e, 0)) is Proof.NO:
-                raise DeduceError(f"slice: wanted {what} >= 0, found {e!r}")
+            if ctx.proves(ge(e, least)) is Proof.NO:
+                raise DeduceError(f"slice: wanted {what} >= {least}, found {e!r}")
         if x.shape is None:
             return TensorInfo(None, x.dtype, x.ndim)
         axis = axis_index(self.name, self.axis, len(x.shape))
@@ -417,13 +427,16 @@ class Slice(OperatorSpec):
         x = b.input("x", shape, dtype, is_const(consts, 0))
         start, size = self._window(shape[axis], ctx or Deduction())
         y = b.output("y", (*shape[:axis], size, *shape[axis + 1 :]), dtype)
-        _cut(b, x, y, axis, start, "slice")
+        _cut(b, x, y, axis, start, "slice", self.step)
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         begin, end = _integers((self.begin, self.end), "slice")
         axis = self.axis % arrays[0].ndim
-        return np.asarray(arrays[0][(*(slice(None),) * axis, slice(begin, end))])
+        if self.step < 0:
+            where = np.arange(min(begin, arrays[0].shape[axis] - 1), end, self.step)
+            return np.take(arrays[0], where, axis=axis)
+        return np.asarray(arrays[0][(*(slice(None),) * axis, slice(begin, end, self.step))])
 
 
 def _least(a: Expr, b: Expr, ctx: Deduction) -> Expr:

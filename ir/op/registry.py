@@ -8,6 +8,7 @@ from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
+from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import (
     Add,
     AddScalar,
@@ -63,6 +64,7 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
+from relax_tune.ir.op.pad import Pad
 from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
 from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
@@ -94,6 +96,6 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Rint, Fmod, Quotient, Modulo,
         Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
         ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary, Attention,
-        Quantize, Dequantize, Pack4, Unpack4,
+        Quantize, Dequantize, Pack4, Unpack4, Einsum, Pad,
     )
 )  # fmt: skip

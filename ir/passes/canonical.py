@@ -107,7 +107,7 @@ def _unchanged(value: Call, ctx: Deduction) -> Value | None:
         return first if op.axes == tuple(range(len(op.axes))) else None
     if isinstance(op, Concat):
         return first if len(value.args) == 1 else None
-    if not isinstance(op, SAME_DIMS):
+    if not isinstance(op, SAME_DIMS) or (isinstance(op, Slice) and op.step < 0):
         return None
     new = infer_value(value, ctx)
     dims = new.shape if isinstance(new, TensorInfo) else None

@@ -55,6 +55,8 @@ def cases() -> list[Case]:
         ("squeeze", [(F, (1, 4, 1))], lambda a: (a.squeeze(1), a.squeeze(-1), a.squeeze((1, 3)))),
         ("expand", [(F, (1, 4))], lambda a: (a.expand(-1, 3, 4), a.expand(2, *a.shape), a.repeat(1, 2, 3), a.repeat(2, 1, 1, 1))),
         ("slice", [(F, (6,))], lambda a: (a[:, 1:4], a[:, -2:], a[:, ::2], a[:, 1:5:3], a[:, -2], a[0], a[-1])),
+        ("flip", [(F, (6,))], lambda a: (a.flip(1), a.flip((0, 1)), a[:, 1::2], a[:, :-1:3])),
+        ("einsum", [(F, (2, 4)), (F, (2, 4))], lambda a, b: (torch.einsum("bhd,bkd->bhk", a, b), torch.einsum("bhd,bhd->b", a, b), torch.einsum("...d->d...", a))),
         ("join", xy, lambda a, b: (torch.cat([a, b]), torch.cat([a, b, a], 1), torch.stack([a, b], 1), torch.cat([a, torch.ones(2, 4)]))),
         ("cat_empty", x, lambda a: torch.cat([torch.zeros(0), a])),
         ("cat_types", xi, lambda a, i: torch.cat([a, i])),

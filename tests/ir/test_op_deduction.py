@@ -15,9 +15,11 @@ from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Expr, Var, as_int, const, expr, substitute
 from relax_tune.ir.op.base import Deduction
+from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import Add
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.pad import Pad
 from relax_tune.ir.struct_info import TensorInfo, TupleInfo
 
 n, m, k = Var("n"), Var("m"), Var("k")
@@ -138,3 +140,51 @@ def test_slice_sizes_are_pythons(size: int, begin: int, end: int) -> None:
     assert isinstance(found, TensorInfo) and found.shape
     got = as_int(substitute(found.shape[0], {n: const(size), b: const(begin), e: const(end)}))
     assert got == len(np.arange(size)[begin:end])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 9), st.integers(0, 12), st.integers(-1, 12), st.integers(1, 4), st.booleans())
+def test_slices_with_steps_are_pythons(size: int, begin: int, end: int, step: int, back: bool) -> None:
+    b, e = Var("b"), Var("e")
+    op = Slice(0, b, e, -step if back else step)
+    end = end if back else max(end, 0)
+    found = op.infer([tensor(n)], Deduction())
+    assert isinstance(found, TensorInfo) and found.shape
+    got = as_int(substitute(found.shape[0], {n: const(size), b: const(begin), e: const(end)}))
+    wanted = np.arange(size)[begin : None if back and end < 0 else end : op.step]
+    assert got == len(wanted)
+    bound = op.substituted({b: const(begin), e: const(end)})
+    np.testing.assert_array_equal(bound.evaluate([np.arange(size)]), wanted)
+
+
+@pytest.mark.parametrize("size, before, after", [(0, 0, 0), (1, 1, 0), (2, 1, 1), (7, 3, 5)])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_padding_of_symbolic_dims(size: int, before: int, after: int, mode: str) -> None:
+    a, b = Var("a"), Var("b")
+    ctx = Deduction()
+    found = Pad((a,), (b,), mode).infer([tensor(n)], ctx)
+    values = {n: size, a: before, b: after}
+    assert isinstance(found, TensorInfo) and found.shape
+    assert as_int(substitute(found.shape[0], {v: const(x) for v, x in values.items()})) == size + before + after
+    bound = [ctx.simplify(substitute(c.cond, {v: const(x) for v, x in values.items()})) for c in ctx.checks]
+    possible = mode == "constant" or size > (max(before, after) if mode == "reflect" else 0) or not before + after
+    assert all(getattr(c, "value", None) for c in bound) is possible
+    with pytest.raises(DeduceError, match="pad: wanted at least 0 more"):
+        Pad((const(-1),), (b,), mode).infer([tensor(n)], Deduction())
+    with pytest.raises(DeduceError, match="reflect 3 elements, found 3"):
+        Pad((const(3),), (const(0),), "reflect").infer([tensor(3)], Deduction())
+
+
+def test_einsum() -> None:
+    ctx = Deduction()
+    assert same(Einsum("bij,bkj->bik").infer([tensor(n, 4, k), tensor(n, m, k)], ctx), n, 4, m)
+    assert same(Einsum("...i->i...").infer([tensor(n, 4, k)], ctx), k, n, 4) and not ctx.checks
+    Einsum("ij,jk->ik").infer([tensor(n, k), tensor(m, 4)], ctx)
+    (check,) = ctx.checks
+    assert "'j' in operand 1" in check.message and check.values == (k, m)
+    for text, dims, words in (
+        ("ij,jk->ik", [(2, 3), (4, 5)], "wanted equal dims, found 3 and 4"), ("ij->k", [(2, 3)], "each letter of the result"),
+        ("ij", [(2,)], "as many letters as dims"), ("i,j", [(2,)], "the 2 operands"), ("i1->i", [(2, 3)], "wanted letters"),
+    ):  # fmt: skip
+        with pytest.raises(DeduceError, match=words):
+            Einsum(text).infer([tensor(*d) for d in dims], Deduction())

@@ -14,8 +14,10 @@ from relax_tune.ir.expr import const
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import AddScalar, MulScalar, Tanh
 from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Slice
 from relax_tune.ir.op.numeric import (
     Acos,
     Acosh,
@@ -33,6 +35,7 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
+from relax_tune.ir.op.pad import Pad
 from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.scatter import ScatterElements, ScatterND
@@ -95,7 +98,13 @@ def windows() -> tuple[IRModule, list[Array]]:
         g.call(Pool((3, 2), (1, 2), (2, 1)), x),
         g.call(Pool((2, 2), (2, 2), (1, 1), largest=False), x),
     ]
-    return g.finish(results), [rng.standard_normal((2, 4, 8, 7)).astype(np.float32)]
+    sizes = tuple(map(const, (0, 0, 2, 1))), tuple(map(const, (0, 1, 0, 3)))
+    results += [g.call(Pad(*sizes, mode), x) for mode in ("constant", "edge", "wrap")]
+    results += [
+        g.call(Slice(2, h - 1, const(-1), -2), x),
+        g.call(Einsum("bchw,fchw,h->bfw"), x, g.input("u", (3, 4, h, 7)), g.input("s", (h,))),
+    ]
+    return g.finish(results), [rng.standard_normal(s).astype(np.float32) for s in ((2, 4, 6, 7), (3, 4, 6, 7), (6,))]
 
 
 def small_numbers() -> tuple[IRModule, list[Array]]:
