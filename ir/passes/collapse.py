@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Const, Expr, Load, Var, free_vars, load, mul, postorder, transform
+from relax_tune.ir.expr import Const, Expr, Load, Var, const, free_vars, load, mul, transform
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Function
 from relax_tune.ir.op.base import env_of
@@ -35,7 +35,7 @@ class CollapseDims:
     """Functions over (b, n, k) that treat b and n alike become functions over (b*n, k), called through views.
 
     Two neighbouring dims merge when every block walks them with two neighbouring iterators, of one kind, that it uses for
-    nothing else. A constant last dim stays by itself, so that its size stays known."""
+    nothing else. A constant last dim (other than 1) stays by itself, so that its size stays known."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -206,22 +206,24 @@ def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
 
 
 def _keeps_last(buffer: Buffer, p: int) -> bool:
-    return p + 2 == len(buffer.shape) and isinstance(buffer.shape[-1], Const)
+    return p + 2 == len(buffer.shape) and isinstance(buffer.shape[-1], Const) and buffer.shape[-1] is not const(1)
 
 
 def _mentions(index: Expr) -> tuple[Var, ...]:
     """Variables of one index, those inside nested reads left out (a nested read is an access of its own)."""
-    if not any(isinstance(n, Load) for n in postorder((index,))):
-        return free_vars(index)
-    return () if isinstance(index, Load) else free_vars(index)
+    return tuple(_outside_reads((index,)))
 
 
 def _used_outside_indices(block: Block) -> set[Var]:
     """Iterators whose value is used by itself: in the stored value, or in the extent of another iterator."""
-    found: set[Var] = set()
     stores = [block.body] if block.init is None else [block.body, block.init]
-    stack = [s.value for s in stores]
-    seen: set[Expr] = set()
+    return _outside_reads([s.value for s in stores]) | set(free_vars(*(i.extent for i in block.iters)))
+
+
+def _outside_reads(exprs: Sequence[Expr]) -> set[Var]:
+    """Variables of expressions, those inside reads left out."""
+    found: set[Var] = set()
+    stack, seen = list(exprs), set[Expr]()
     while stack:
         e = stack.pop()
         if e in seen or isinstance(e, Load):
@@ -230,7 +232,7 @@ def _used_outside_indices(block: Block) -> set[Var]:
         if isinstance(e, Var):
             found.add(e)
         stack.extend(e.children)
-    return found | set(free_vars(*(i.extent for i in block.iters)))
+    return found
 
 
 def _merge_block(
