@@ -82,11 +82,36 @@ def infer_value(value: Value, ctx: Deduction) -> StructInfo:
         return infer_call(value, ctx)
     if isinstance(value, If):
         return infer_if(value, ctx)
+    if isinstance(value, CallTIR):
+        require_places(value, ctx)
     if not isinstance(value, Call):
         return info_of(value)
     if not isinstance(value.op, OperatorSpec):
         raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
     return value.op.infer([info_of(a) for a in value.args], ctx)
+
+
+def require_places(call: CallTIR, ctx: Deduction) -> None:
+    """What is written in place is what lay there before, in dims and dtype. Raises DeduceError; unknown becomes a check."""
+    if call.inplace and len(call.inplace) != len(call.out):
+        raise DeduceError(
+            f"{call.callee}: wanted a place for each of {len(call.out)} outputs (None: memory of its own), found {len(call.inplace)}"
+        )
+    for number, (out, at) in enumerate(zip(call.out, call.inplace)):
+        if at is None:
+            continue
+        where = f"{call.callee}: output {number} in place of argument {at}"
+        if not 0 <= at < len(call.args):
+            raise DeduceError(f"{where}: wanted an argument in 0..{len(call.args) - 1}, found {at}")
+        info = info_of(call.args[at])
+        if not isinstance(info, TensorInfo) or info.shape is None or out.shape is None or info.dtype is not out.dtype:
+            raise DeduceError(
+                f"{where}: wanted {out!r}, found {info!r}; an output takes the memory of a tensor like it"
+            )
+        if len(info.shape) != len(out.shape):
+            raise DeduceError(f"{where}: wanted {len(out.shape)} dims, found {len(info.shape)}")
+        for dim, (wanted, found) in enumerate(zip(out.shape, info.shape, strict=True)):
+            ctx.require_equal(wanted, found, f"{where}, dim {dim}")
 
 
 def signature(f: Function) -> CallableInfo:

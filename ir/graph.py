@@ -52,12 +52,16 @@ class Call:
 @dataclass(frozen=True, slots=True, eq=False)
 class CallTIR:
     """`call_tir`: a tensor function called in destination-passing style. `out` annotates each output and carries the
-    symbols; `scalars` are the explicit scalar arguments."""
+    symbols; `scalars` are the explicit scalar arguments.
+
+    inplace: `call_tir_inplace`, for each output the position of the argument whose memory it takes, or None. It says where
+    results lie and never what they are: the function must read of such an argument only the element it is about to write."""
 
     callee: str
     args: tuple[Value, ...]
     out: tuple[TensorInfo, ...]
     scalars: tuple[Expr, ...] = ()
+    inplace: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -168,15 +168,18 @@ class GraphBuilder:
         args: Sequence[Value],
         out: TensorInfo | Sequence[TensorInfo],
         scalars: Sequence[ExprLike] = (),
+        inplace: Sequence[int | None] = (),
     ) -> GVar:
-        """`call_tir`; `out` annotates what it writes. Raises UserError for a callee that `add` has not made known."""
+        """`call_tir`; `out` annotates what it writes. inplace: `call_tir_inplace`, for each output the position of the argument
+        whose memory it takes, or None. Raises UserError for a callee that `add` has not made known."""
         if not isinstance(self._functions.get(callee), PrimFunc):
             known = ", ".join(n for n, f in self._functions.items() if isinstance(f, PrimFunc)) or "none"
             raise UserError(
                 f"call_tir: wanted the name of a tensor function, found {callee!r:.80}; added so far: {known}"
             )
         outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
-        return self.emit(CallTIR(callee, tuple(args), outs, tuple(expr(s) for s in scalars)), callee)
+        numbers = tuple(expr(s) for s in scalars)
+        return self.emit(CallTIR(callee, tuple(args), outs, numbers, tuple(inplace)), callee)
 
     def call_library(
         self,

@@ -312,6 +312,12 @@ class _Run:
                 raise VerifyError(f"{self.f.name}: wanted a full annotation for an output, found {info!r}")
             outs.append(np.zeros([self.number(d) for d in info.shape], info.dtype.numpy))
         scalars = [self.number(s) for s in call.scalars]
+        for number, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
+            if at is not None and args[at].shape != outs[number].shape:
+                raise UserError(
+                    f"{self.f.name}: output {number} in place of argument {at}: wanted shape {outs[number].shape}, "
+                    f"found {args[at].shape}"
+                )
         if isinstance(call, CallTIR):
             run_prim(self.module.prim(call.callee), [*args, *outs], scalars)
         else:

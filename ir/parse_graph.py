@@ -104,7 +104,17 @@ class GraphReader(Reader):
             return TupleItem(self.value(node.value), self.integer(node.slice, "the number of a tuple's field"))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             return self._operator(node, node.func)
-        kinds = ("const", "shape", "prim", "fn", "call", "call_host", "call_tir", "call_dps_library")
+        kinds = (
+            "const",
+            "shape",
+            "prim",
+            "fn",
+            "call",
+            "call_host",
+            "call_tir",
+            "call_tir_inplace",
+            "call_dps_library",
+        )
         kind, args, options = self.call(node, kinds)
         if kind in ("shape", "prim", "fn", "call"):
             self.only(node, options, ())
@@ -126,7 +136,8 @@ class GraphReader(Reader):
             return Constant(self.constant(args[0], str, "the weight's name in quotes"), self.tensor(args[1]))
         if kind == "shape":
             return ShapeValue(tuple(self.expr(a) for a in args))
-        self.only(node, options, ("out", "scalars"))
+        inplace = kind == "call_tir_inplace"
+        self.only(node, options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
         if len(args) != 2 or "out" not in options:
             raise self.error(node, f'wanted {kind}("callee", (arguments,), out=Tensor(dims, dtype))')
         callee = args[0].id if isinstance(args[0], ast.Name) else self.constant(args[0], str, "the callee's name")
@@ -134,8 +145,17 @@ class GraphReader(Reader):
         outs = options["out"].elts if isinstance(options["out"], ast.Tuple) else [options["out"]]
         infos = tuple(self.tensor(o) for o in outs)
         scalars = [self.expr(s) for s in self.items(options["scalars"], "a list")] if "scalars" in options else []
-        make = CallTIR if kind == "call_tir" else CallDPSLibrary
-        return make(callee, values, infos, tuple(scalars))
+        if not inplace:
+            make = CallTIR if kind == "call_tir" else CallDPSLibrary
+            return make(callee, values, infos, tuple(scalars))
+        wanted = "inplace=[...]: for each output the position of an argument, or None"
+        if "inplace" not in options:
+            raise self.error(node, f"wanted {wanted}")
+        places = self.items(options["inplace"], f"{wanted}, in a list")
+        numbers = tuple(
+            None if _is_none(p) else self.integer(p, "the position of an argument, or None") for p in places
+        )
+        return CallTIR(callee, values, infos, tuple(scalars), numbers)
 
     def reference(self, node: ast.expr) -> FunctionRef:
         """A graph function of the module, which may come later in the text."""

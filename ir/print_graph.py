@@ -132,7 +132,10 @@ class GraphPrinter(TensorPrinter):
         infos = [self.annotation(o) for o in v.out]
         out = infos[0] if len(infos) == 1 else self.tuple(infos)
         scalars = f", scalars=[{', '.join(map(self.expr, v.scalars))}]" if v.scalars else ""
-        return f"{kind}({quote(callee)}, {self.tuple([self.value(a) for a in v.args])}, out={out}{scalars})"
+        where = ""
+        if isinstance(v, CallTIR) and v.inplace:
+            kind, where = "call_tir_inplace", f", inplace=[{', '.join(map(str, v.inplace))}]"
+        return f"{kind}({quote(callee)}, {self.tuple([self.value(a) for a in v.args])}, out={out}{scalars}{where})"
 
     @staticmethod
     def tuple(parts: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ from relax_tune.ir.graph import (
     operands,
 )
 from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.passes.inplace import misuses
 from relax_tune.ir.printer import excerpt
 from relax_tune.ir.relations import call_differences, conflict, differences, info_dims, info_symbols, solve
 from relax_tune.ir.struct_info import (
@@ -73,6 +74,8 @@ class _Graph:
         self.blocks(self.f.blocks)
         ret = self.f.ret
         self.result(ret, ret)
+        for wrong in misuses(self.f, self.module):
+            self.fail(f"call_tir_inplace: {wrong.why}", wrong.at)
         self.known(info_symbols(self.f.ret_info), ret)
         problem = conflict(self.f.ret_info, info_of(ret), self.ctx.env)
         if problem:

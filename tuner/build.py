@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
@@ -22,15 +22,17 @@ from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, Func
 from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.passes.memory import SYMBOLIC, MemoryPlan, PlanMemory, Tensor, overlay
+from relax_tune.ir.passes.inplace import Inplace, misuses, sources_of, without_places
+from relax_tune.ir.passes.memory import SYMBOLIC, MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.ir.passes.roots import Roots, Tensor
 from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.runtime.model import choose_function
 from relax_tune.runtime.plan import Entry, choice_slot
 from relax_tune.runtime.program import Call, Check, Program, Step, Variant
 from relax_tune.runtime.scalars import Op
-from relax_tune.tuner.emit import ProgramBuilder, SlotOf
+from relax_tune.tuner.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.extract import site_symbols
 from relax_tune.tuner.index_ranges import index_range, meet, range_fill
 from relax_tune.tuner.select import NOISE, Plan, PlanEntry, Test, select
@@ -139,15 +141,20 @@ def build_programs(
     target: CodeTarget,
     policy: Policy = "measured",
     memory: PlanMemory = SYMBOLIC,
+    inplace: bool = False,
 ) -> BuildResult:
     """Plan every task and emit the program of every graph function. `choices` by the name of the tensor function in the module;
-    `memory` says how storages are planned."""
+    `memory` says how storages are planned; `inplace`: outputs take the memory of arguments that nobody reads later, where they may."""
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
         records = store.query(target_key, own.task.key)
         plans[callee] = plan_task(own, records, policy)
         notes += _notes(callee, plans[callee], records, policy)
+    if inplace:
+        lowered = replace(lowered, module=Inplace()(lowered.module))
+    lowered, moved = settle_places(lowered, choices, plans)
+    notes += moved
     programs = {
         n: _Emitter(lowered, f, choices, plans, ProgramBuilder(n, target), memory).run()
         for n, f in lowered.functions.items()
@@ -173,6 +180,35 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
         kind = plan.variants[plan.plan.variants[0]].kind
         found.append(f"{callee}: the {kind} form is dispatched although it failed on this device ({why})")
     return found
+
+
+def settle_places(
+    lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan]
+) -> tuple[LoweredModule, list[str]]:
+    """Without the outputs that cannot lie in the memory of an argument after all: passes have moved what reads it, or a variant
+    that is dispatched reads ahead. What each of them was, and why."""
+    functions, notes = dict(lowered.module.functions), []
+    for name, f in lowered.module.functions.items():
+        if not isinstance(f, Function):
+            continue
+        dropped = {(m.var, m.output): m.why for m in misuses(f, lowered.module)}
+        roots = Roots(inplace=False)
+        for b in f.bindings:
+            call = b.value
+            for i, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
+                if at is None or (b.var, i) in dropped or not isinstance(call, CallTIR):
+                    continue
+                own, plan = choices[call.callee], plans[call.callee]
+                output, (tensor,) = own.task.func.output_buffers[i], roots.fields(call.args[at])
+                for source in sources_of(own.task.func, call, tensor, roots):
+                    for key in plan.plan.variants:
+                        why = place_obstacle(own.stages(plan.variants[key]), output, source)
+                        if why is not None:
+                            dropped.setdefault((b.var, i), why)
+            roots.bind(b.var, call)
+        functions[name] = without_places(f, dropped)
+        notes += [f"{v.name}: not written in place of an argument: {why}" for (v, _), why in dropped.items()]
+    return (replace(lowered, module=replace(lowered.module, functions=functions)) if notes else lowered), notes
 
 
 def workspaces(
@@ -284,15 +320,19 @@ class _Emitter:
         return self.builder.view(name, wanted, held, self.symbols)
 
     def _source(self, v: Value) -> Tensor | Constant:
-        """The made tensor, parameter or weight whose memory `v` is: through casts, tuples and views."""
+        """The made tensor, parameter or weight whose memory `v` is: through casts, tuples, views and calls that write in place."""
         fields: list[int] = []
         while True:
             if isinstance(v, Constant):
                 return v
             made = self.definitions.get(v) if isinstance(v, GVar) else v
             if isinstance(v, GVar) and (made is None or isinstance(made, (CallTIR, CallDPSLibrary))):
-                return v, fields.pop() if fields else 0
-            if isinstance(made, TupleItem):
+                field = fields.pop() if fields else 0
+                at = made.inplace[field] if isinstance(made, CallTIR) and made.inplace else None
+                if at is None or not isinstance(made, CallTIR):
+                    return v, field
+                v = made.args[at]
+            elif isinstance(made, TupleItem):
                 fields.append(made.index)
                 v = made.value
             elif isinstance(made, TupleValue):
@@ -315,14 +355,18 @@ class _Emitter:
 
     def _destinations(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> list[int]:
         """The arrays a call writes, declared unless they are results of the model."""
+        found = []
         for i, info in enumerate(call.out):
-            if (var, i) not in self.arrays:
+            source = self._source(var if len(call.out) == 1 else TupleItem(var, i))
+            assert isinstance(source, tuple)
+            if source not in self.arrays:
                 number = self.memory.assignment[var][i]
                 assert number is not None
                 name = var.name if len(call.out) == 1 else f"{var.name}.{i}"
                 buffer = _buffer(name, info)
-                self.arrays[var, i] = self.builder.buffer(name, buffer, "temp", self.symbols, storages[number])
-        return [self.arrays[var, i] for i in range(len(call.out))]
+                self.arrays[source] = self.builder.buffer(name, buffer, "temp", self.symbols, storages[number])
+            found.append(self.arrays[source])
+        return found
 
     def _library(self, var: GVar, call: CallDPSLibrary, storages: Sequence[int]) -> None:
         """A routine that the model itself names: one variant, nothing to choose."""

@@ -14,6 +14,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, postorder, substitute
 from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.passes.inplace import in_one_memory, obstacle, reads_of
 from relax_tune.ir.stmt import blocks
 from relax_tune.runtime.program import (
     BufferSpec,
@@ -97,6 +98,7 @@ class ProgramBuilder:
     calls: list[Call] = field(default_factory=list)
     _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
+    _placed: dict[tuple[PrimFunc, tuple[tuple[Buffer, Buffer], ...]], PrimFunc] = field(default_factory=dict)
     _split: dict[PrimFunc, tuple[PrimFunc, ...]] = field(default_factory=dict)
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> int:
@@ -179,7 +181,7 @@ class ProgramBuilder:
             self._declare(tuple(stage.arguments.values()), known, left, symbols)
             inner = {p: known[b] for p, b in stage.arguments.items()} if stage.arguments else known
             own = {v: self.slot(e, symbols) for v, e in stage.meaning.items()} if stage.meaning else symbols
-            for part in self._parts(stage.func):
+            for part in self._parts(self._in_place(stage.func, inner)):
                 if _runs_once(part):
                     self._prepare(part, inner, own)
                     continue
@@ -193,6 +195,17 @@ class ProgramBuilder:
         for b in wanted:
             if b not in known:
                 known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, next(left))
+
+    def _in_place(self, func: PrimFunc, known: Mapping[Buffer, int]) -> PrimFunc:
+        """The function with one pointer for an input and the output in its memory."""
+        written = {known[b]: b for b in func.output_buffers if b in known}
+        same = {b: written[known[b]] for b in func.input_buffers if known.get(b) in written}
+        if not same:
+            return func
+        key = func, tuple(same.items())
+        if key not in self._placed:
+            self._placed[key] = in_one_memory(func, same)
+        return self._placed[key]
 
     def _parts(self, func: PrimFunc) -> tuple[PrimFunc, ...]:
         """The kernels of a function, split once for all calls."""
@@ -258,6 +271,29 @@ def nbytes(buffer: Buffer) -> Expr:
     for d in buffer.shape:
         total = mul(total, d)
     return total
+
+
+def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> str | None:
+    """Why a variant may not write its task's `output` in the memory of the input `source`; None when it may."""
+    written = read = False
+    for stage in stages:
+        if isinstance(stage, LibraryStage):
+            if source in stage.buffers:
+                return f"{stage.routine} reads {source.name}"
+            written = written or output in stage.buffers
+            continue
+        given = stage.arguments or {b: b for b in stage.func.buffers}
+        sources = [p for p in stage.func.input_buffers if given.get(p) is source]
+        targets = [p for p in stage.func.output_buffers if given.get(p) is output]
+        if any(x.buffer in sources for b in blocks(stage.func.body) for x in reads_of(b)):
+            if written or read or not targets:
+                return f"{stage.func.name} reads {source.name} apart from writing {output.name}"
+            read = True
+            found = [why for p in sources if (why := obstacle(stage.func, targets[0], p)) is not None]
+            if found:
+                return found[0]
+        written = written or bool(targets)
+    return None
 
 
 def _runs_once(part: PrimFunc) -> bool:

@@ -130,9 +130,11 @@ class Job:
             tuner = Tuner(tasks, key, runner, self.store, self.settings, running.name, self.report, running.beat)
             return tuner.run()
 
-    def build(self, policy: Policy = "measured", memory: PlanMemory = SYMBOLIC) -> BuildResult:
-        """The programs that the store's records ask for; `memory` says how storages are planned."""
-        return build_programs(self.lowered, self.choices, self.store, self.target.key, self.code_target, policy, memory)
+    def build(self, policy: Policy = "measured", memory: PlanMemory = SYMBOLIC, inplace: bool = False) -> BuildResult:
+        """The programs that the store's records ask for; `memory` says how storages are planned, `inplace` whether outputs take the
+        memory of arguments that nobody reads later."""
+        key = self.target.key
+        return build_programs(self.lowered, self.choices, self.store, key, self.code_target, policy, memory, inplace)
 
     def artifact(self, built: BuildResult) -> Artifact:
         """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it."""

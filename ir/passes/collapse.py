@@ -69,7 +69,7 @@ class CollapseDims:
                     for e in found.closed.scalars
                 )
                 callee = table.add(found.closed.func)
-                result = CallTIR(callee, tuple(args), (new,), scalars)
+                result = CallTIR(callee, tuple(args), (new,), scalars, call.inplace)
                 if shape == old.shape:
                     out.bindings.append(Binding(binding.var, result))
                     return

@@ -13,6 +13,7 @@ from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar, all_blocks, all_uses
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fuse_tensor import Stage, fuse_stages
+from relax_tune.ir.passes.inplace import pinned
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
 from relax_tune.ir.passes.patterns import Access, PatternKind, is_movement, output_access, pattern_kind, uses_math
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
@@ -56,18 +57,18 @@ class FuseOps:
         assert isinstance(func, Function)
         table = FunctionTable.of(module.functions)
         found: list[tuple[GVar, ...]] = []
-        uses = Counter(v for value in all_uses(func) for v in used_vars(value))
+        uses, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), pinned(func)
         for block in all_blocks(func):
-            nodes = _nodes(block, table, {})
+            nodes = _nodes(block, table, {}, fixed)
             found += [tuple(nodes[i].var for i in g) for g in self._groups(nodes, uses, table) if len(g) > 1]
         return tuple(found)
 
     def _function(self, func: Function, table: FunctionTable, env: Env, kinds: dict[str, PatternKind]) -> Function:
         first: dict[GVar, tuple[Stage, ...]] = {}
         inner: set[GVar] = set()
-        readers = Counter(v for value in all_uses(func) for v in used_vars(value))
+        readers, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), pinned(func)
         for block in all_blocks(func):
-            nodes = _nodes(block, table, kinds)
+            nodes = _nodes(block, table, kinds, fixed)
             for group in self._groups(nodes, readers, table):
                 if len(group) < 2:
                     continue
@@ -189,7 +190,7 @@ class _Groups:
         return sorted(self._members.values(), key=lambda g: g[-1])
 
 
-def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind]) -> list[Node]:
+def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind], fixed: frozenset[GVar]) -> list[Node]:
     at: dict[GVar, int] = {}
     found: list[Node] = []
     for i, b in enumerate(block.bindings):
@@ -198,7 +199,7 @@ def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind])
         if call is not None:
             callee = table.functions[call.callee]
             assert isinstance(callee, PrimFunc)
-            if callee.outputs == 1:
+            if callee.outputs == 1 and b.var not in fixed:
                 if call.callee not in kinds:
                     kinds[call.callee] = pattern_kind(callee)
                 kind = kinds[call.callee]

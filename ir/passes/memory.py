@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
@@ -10,28 +10,11 @@ from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, const, free_vars, mul
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import (
-    Body,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Function,
-    GVar,
-    If,
-    TupleItem,
-    TupleValue,
-    Value,
-)
+from relax_tune.ir.graph import Function, GVar
 from relax_tune.ir.op.base import env_of, product
-from relax_tune.ir.op.movement import VIEWS
-from relax_tune.ir.passes.rewriter import used_vars
+from relax_tune.ir.passes.roots import Roots, Tensor, made_tensors, steps
 from relax_tune.ir.passes.storages import Span, pack
-from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
-
-Tensor = tuple[GVar, int]
-"""A tensor that is made: the variable, and which field of it."""
+from relax_tune.ir.struct_info import TensorInfo, TupleInfo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +23,8 @@ class MemoryPlan:
 
     storages: bytes of each, over the graph's symbols. assignment: for a variable, the storage of each tensor it holds (one,
     or one per field of a tuple, None for a field that is returned). Parameters, constants and returned values are not in it;
-    views share what they view, and what an `if` gives is what the side taken gave. workspaces: the storages a call needs while
-    it runs, for the variable it is bound to.
+    views share what they view, what an `if` gives is what the side taken gave, and an output that is written in place lies where
+    the argument lay. workspaces: the storages a call needs while it runs, for the variable it is bound to.
     """
 
     storages: tuple[Expr, ...]
@@ -117,20 +100,18 @@ def lifetimes(
     func = module.functions[name]
     assert isinstance(func, Function)
     env = env_of(module.bounds)
-    roots = _Roots()
+    roots = Roots()
     last: dict[Tensor, int] = {}
     made: list[tuple[int, GVar, int, TensorInfo]] = []
-    for position, (var, value) in enumerate(_steps(func)):
-        outs = _made(value, var.info)
-        made += [(position, var, i, t) for i, t in enumerate(outs)]
-        if not outs:
-            roots.alias(var, value)
+    for position, (var, value) in enumerate(steps(func)):
+        roots.bind(var, value)
+        made += [(position, var, i, t) for i, t in made_tensors(value, var.info)]
         for read in roots.of_all(value):
             last[read] = position
     kept = roots.of_all(func.ret)
     placed = [m for m in made if (m[1], m[2]) not in kept]
     lives = [Lifetime(v, i, _nbytes(v, t, env), at, last.get((v, i), at)) for at, v, i, t in placed]
-    where = {v: at for at, (v, _) in enumerate(_steps(func))}
+    where = {v: at for at, (v, _) in enumerate(steps(func))}
     for v, sizes in (workspaces or {}).items():
         lives += [Lifetime(v, None, simplify(size, env), where[v], where[v]) for size in sizes]
     return tuple(sorted(lives, key=lambda life: life.first))
@@ -147,70 +128,3 @@ def overlay(groups: Sequence[Sequence[Expr]], env: Env) -> tuple[tuple[Expr, ...
     sizes, places = pack([Span(at, at, size) for at, group in enumerate(groups) for size in group], env)
     left = iter(places)
     return sizes, tuple(tuple(next(left) for _ in group) for group in groups)
-
-
-def _steps(body: Function | Body) -> Iterator[tuple[GVar, Value]]:
-    """Bindings in an order in which everything comes after what it reads, whichever sides of branches are taken: one side of an
-    `if` after the other, then the `if` itself, which reads all of both."""
-    for b in body.bindings:
-        if isinstance(b.value, If):
-            yield from _steps(b.value.then)
-            yield from _steps(b.value.orelse)
-        yield b.var, b.value
-
-
-class _Roots:
-    """Which made tensors a variable stands for: itself, or through views, tuples and branches others."""
-
-    def __init__(self) -> None:
-        self._of: dict[GVar, tuple[Tensor, ...]] = {}
-        self._parts: dict[GVar, tuple[tuple[Tensor, ...], ...]] = {}
-
-    def alias(self, var: GVar, value: Value) -> None:
-        self._of[var] = self.fields(value)
-        parts = self.parts(value)
-        if parts is not None:
-            self._parts[var] = parts
-
-    def parts(self, value: Value) -> tuple[tuple[Tensor, ...], ...] | None:
-        """What each field of a tuple stands for, where that is known apart."""
-        if isinstance(value, TupleValue):
-            return tuple(map(self.fields, value.fields))
-        if isinstance(value, GVar) and value not in self._of and isinstance(value.info, TupleInfo):
-            return tuple((t,) for t in self.fields(value))
-        return self._parts.get(value) if isinstance(value, GVar) else None
-
-    def fields(self, value: Value) -> tuple[Tensor, ...]:
-        """Everything that `value` may be or hold."""
-        if isinstance(value, GVar):
-            if value in self._of:
-                return self._of[value]
-            count = len(value.info.fields) if isinstance(value.info, TupleInfo) else 1
-            return tuple((value, i) for i in range(count))
-        if isinstance(value, TupleItem):
-            parts = self.parts(value.value)
-            return self.fields(value.value) if parts is None else parts[value.index]
-        if isinstance(value, TupleValue):
-            return tuple(k for f in value.fields for k in self.fields(f))
-        if isinstance(value, If):  # either side's result
-            return (*self.fields(value.then.ret), *self.fields(value.orelse.ret))
-        if isinstance(value, (Call, CallFunction, CallHost)):  # a callee may give back an argument
-            return tuple(k for v in used_vars(value) for k in self.fields(v))
-        return ()
-
-    def of_all(self, value: Value) -> set[Tensor]:
-        """Every made tensor a value reads, or may be."""
-        if isinstance(value, TupleItem):
-            return set(self.fields(value))
-        found = {k for v in used_vars(value) for k in self.fields(v)}
-        return found | set(self.fields(value)) if isinstance(value, If) else found
-
-
-def _made(value: Value, info: StructInfo) -> Sequence[TensorInfo]:
-    """The tensors a binding makes in new memory; none for views, tuples and casts."""
-    if isinstance(value, (CallTIR, CallDPSLibrary)):
-        return value.out
-    if isinstance(value, Call) and not isinstance(value.op, VIEWS):
-        fields = info.fields if isinstance(info, TupleInfo) else (info,)
-        return [f for f in fields if isinstance(f, TensorInfo)]
-    return ()

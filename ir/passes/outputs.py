@@ -53,7 +53,7 @@ class SeparateOutputs:
                         return
                 call = binding.value
                 parts: tuple[Part, ...] = ()
-                if isinstance(call, CallTIR) and len(call.out) > 1:
+                if isinstance(call, CallTIR) and len(call.out) > 1 and not call.inplace:
                     if call.callee not in done:
                         callee = table.functions[call.callee]
                         assert isinstance(callee, PrimFunc)

@@ -51,6 +51,10 @@ def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
 
 def with_operands(value: Value, new: Sequence[Value]) -> Value:
     """`value`, which is no `if`, made of other operands."""
+    if isinstance(value, CallTIR) and value.inplace:
+        # a value that became a weight keeps its memory
+        kept = tuple(None if at is None or isinstance(new[at], Constant) else at for at in value.inplace)
+        return replace(value, args=tuple(new), inplace=kept if any(at is not None for at in kept) else ())
     if isinstance(value, (Call, CallTIR, CallDPSLibrary, CallHost)):
         return replace(value, args=tuple(new))
     if isinstance(value, CallFunction):

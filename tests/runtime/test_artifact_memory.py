@@ -18,7 +18,7 @@ from tests.runtime.whole_models import MODELS
 from tests.tuner.tuner_models import minilm_folder
 
 CHILD = Path(__file__).with_name("artifacts_checked.py")
-SMALL = ["feed forward", "attention", "row softmax", "contraction", "gather and concat"]
+SMALL = ["feed forward", "attention", "row softmax", "contraction", "gather and concat", "in place"]
 BERTS = ["BERT from a folder", "BERT from ONNX"]
 MINILM = ["MiniLM, one layer"]
 

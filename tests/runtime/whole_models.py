@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from tests.tuner.tuner_models import QUICK, add_records, attention, feed_forward
 
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore
-from relax_tune.ir.dtype import i64
+from relax_tune.ir.dtype import f32, i64
+from relax_tune.ir.expr import Var, const, load
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.function import IRModule
@@ -26,6 +27,9 @@ from relax_tune.ir.op.elementwise import Add, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Take
 from relax_tune.ir.op.reduce import Softmax, Sum
+from relax_tune.ir.stmt import Block, For, IterVar, Store, seq
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.program import Program
 from relax_tune.runtime.scalars import evaluate
@@ -65,6 +69,29 @@ def gather_concat() -> IRModule:
     return g.finish(g.call(Softmax(), g.call(Concat(0), rows, g.input("x", (m, 9)))))
 
 
+def in_place() -> IRModule:
+    """Rows put into a computed array, in its memory, then halved there; beside them what a softmax keeps while it runs."""
+    g = GraphBuilder()
+    n, m = g.symbol("n", 1, 40), g.symbol("m", 1, 8)
+    info = TensorInfo((n, const(12)), f32)
+    a, b, c = Var("n"), Var("m"), const(12)
+    f = TensorBuilder("put_rows")
+    at, new, x, z = f.input("at", (b,), i64), f.input("new", (b, c)), f.input("x", (a, c)), f.output("z", (a, c))
+    f.compute(z, lambda i, j: x[i, j])
+    copied = f.finish()
+    p, q, i, j = Var("p"), Var("q"), Var("vi"), Var("vj")
+    store = Store(z.buffer, (load(at.buffer, (i,)), j), load(new.buffer, (i, j)))
+    put = Block("put", (IterVar(i, b), IterVar(j, c)), (p, q), store)
+    name = g.add(replace(copied, body=seq(copied.body, For(p, b, For(q, c, put)))))
+    half = TensorBuilder("half")
+    y, w = half.input("y", (a, c)), half.output("w", (a, c))
+    half.compute(w, lambda i, j: y[i, j] * 0.5)
+    table = g.call(Relu(), g.parameter("x", info))
+    given = (g.parameter("at", TensorInfo((m,), i64)), g.parameter("new", TensorInfo((m, const(12)), f32)))
+    whole = g.call_tir(name, (*given, table), info, inplace=(2,))
+    return g.finish(g.call(Softmax(), g.call_tir(g.add(half.finish()), (whole,), info, inplace=(0,))))
+
+
 def small_bert() -> IRModule:
     with tempfile.TemporaryDirectory() as folder:
         return load_hf(make_bert(Path(folder)), bounds={"b": (1, 4), "n": (1, 32)})
@@ -97,6 +124,7 @@ MODELS: dict[str, Whole] = {
         dims("nkm", (0, 3, 2), (3, 0, 5), (1, 1, 1), (5, 3, 9)),
     ),
     "gather and concat": Whole(gather_concat, dims("nm", (1, 1), (13, 5), (40, 40)), dims("nm", (1, 1), (3, 5)), 7),
+    "in place": Whole(in_place, dims("nm", (1, 1), (13, 5), (40, 8)), dims("nm", (1, 1), (3, 2)), 1),
     "BERT from a folder": Whole(small_bert, dims("bn", (1, 1), (2, 13), (4, 17), (1, 32)), dims("bn", (1, 1), (2, 3)), 8, 1),
     "BERT from ONNX": Whole(
         lambda: load_onnx(DATA / "tiny_bert.onnx", {"batch": (1, 4), "seq": (1, 48)}),

@@ -1,0 +1,426 @@
+"""`call_tir_inplace`: outputs in the memory of arguments. It never changes a result, and what it may not overwrite is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.acceptance.built import executed, job_of, rand
+from tests.acceptance.programs import (
+    agree,
+    checked,
+    compiled,
+    never,
+    ones,
+    opened,
+    read,
+    refuse,
+    run,
+    same,
+)
+from tests.acceptance.test_memory import chain
+from tests.runtime.whole_models import chosen
+from tests.tuner.tuner_models import QUICK, add_records, ok_record
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.errors import ParseError
+from relax_tune.ir.dtype import f16, f32, i64
+from relax_tune.ir.expr import Var, const, load, lt
+from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.graph import CallTIR, GVar, TupleValue, Value
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Concat, Flatten, Permute, Reshape, Slice
+from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_module
+from relax_tune.ir.passes.inplace import Inplace, misuses
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.printer import print_text
+from relax_tune.ir.stmt import Block, For, IterVar, Store, seq
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.tensor_builder import TensorBuilder
+from relax_tune.ir.verify import verify
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.program import Program
+from relax_tune.tuner.job import Job
+
+pytestmark = pytest.mark.ccompiler
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with opened("c") as found:
+        yield found
+
+
+def pointwise(name: str = "half", count: int = 1) -> PrimFunc:
+    """z = 0.5 * (x0 + x1 + ...) over rows of 4."""
+    n = Var("n")
+    b = TensorBuilder(name)
+    xs = [b.input(f"x{i}", (n, 4)) for i in range(count)]
+    z = b.output("z", (n, 4))
+    b.compute(z, lambda i, j: sum((x[i, j] for x in xs[1:]), xs[0][i, j]) * 0.5)
+    return b.finish()
+
+
+def mirrored() -> PrimFunc:
+    """z[i, j] = x[i, 3 - j]."""
+    n = Var("n")
+    b = TensorBuilder("mirrored")
+    x, z = b.input("x", (n, 4)), b.output("z", (n, 4))
+    b.compute(z, lambda i, j: x[i, 3 - j])
+    return b.finish()
+
+
+def put_rows() -> PrimFunc:
+    """z is x, but for rows `at`, which are those of `new`."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("put_rows")
+    at, new, x, z = b.input("at", (m,), i64), b.input("new", (m, 4)), b.input("x", (n, 4)), b.output("z", (n, 4))
+    b.compute(z, lambda i, j: x[i, j])
+    f = b.finish()
+    i, j, p, q = Var("vi"), Var("vj"), Var("put_i"), Var("put_j")
+    where = (load(at.buffer, (i,)), j)
+    iters = (IterVar(i, m), IterVar(j, const(4)))
+    put = Block("put", iters, (p, q), Store(z.buffer, where, load(new.buffer, (i, j))))
+    return PrimFunc(f.name, f.params, 1, seq(f.body, For(p, m, For(q, const(4), put))))
+
+
+def rows(g: GraphBuilder, name: str = "n") -> TensorInfo:
+    return TensorInfo((g.symbol(name, 0, 40), const(4)), f32)
+
+
+def storages(program: Program) -> int:
+    return len({b.storage for b in program.buffers if b.role == "temp"})
+
+
+def made_arrays(program: Program) -> list[str]:
+    """Values between calls, without what kernels need for themselves."""
+    return [b.name for b in program.buffers if b.role == "temp" and not b.name.startswith("scratch")]
+
+
+# -- what it does ------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_in_one_storage(device: Device) -> None:
+    module = read("""
+        n = symbol("n", lower=0)
+
+        @function
+        def main(x: Tensor((n, 4), f32), w: Tensor((n, 4), f32)) -> Tensor((n, 4), f32):
+            with dataflow():
+                a: Tensor((n, 4), f32) = op.exp(x)
+                b: Tensor((n, 4), f32) = call_tir_inplace("half", (a, w), out=Tensor((n, 4), f32), inplace=[0])
+                flat: Tensor((n * 4,), f32) = op.flatten(b)
+                again: Tensor((n, 4), f32) = op.reshape(flat, shape=[n, 4])
+                c: Tensor((n, 4), f32) = call_tir_inplace("half", (w, again), out=Tensor((n, 4), f32), inplace=[1])
+                d: Tensor((n, 4), f32) = op.softmax(c)
+            return d
+
+        @prim_func(outputs=1)
+        def half(x: Buffer((n, 4), f32), y: Buffer((n, 4), f32), z: Buffer((n, 4), f32)):
+            for i in serial(n):
+                for j in serial(4):
+                    with block("half"):
+                        vi = spatial(n, i); vj = spatial(4, j)
+                        z[vi, vj] = (x[vi, vj] + y[vi, vj]) * 0.5
+    """)
+    agree(module, device, *([np.sin(ones(n, 4)), ones(n, 4) / 9] for n in (0, 1, 5, 33)))
+    job = Job(module, device.info, MemoryStore(), QUICK)
+    program = job.build("generic").program
+    assert len(made_arrays(program)) == 1
+    halves = [s for c in program.calls if c.name in "bc" for v in c.variants for s in v.steps]
+    assert [len(s.buffers) for s in halves] == [2, 2]  # the other argument, and one pointer for both
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_chain_of_the_paper_needs_one_storage_where_that_is_asked_for(device: Device, fused: bool) -> None:
+    job = Job(chain(), device.info, MemoryStore(), QUICK) if fused else job_of(chain(), device)
+    assert storages(job.build("generic").program) == 2
+    program = job.build("generic", inplace=True).program
+    assert storages(program) <= 1
+    with executed(program, job, device) as executor:
+        for n in (0, 1, 7, 100):
+            x = np.sin(ones(n, 2, 2))
+            same(executor.run([x])[0], run(job.module, x), f"n = {n}")
+
+
+def test_rows_are_put_where_they_belong_and_the_rest_is_not_touched(device: Device) -> None:
+    g = GraphBuilder()
+    info = rows(g)
+    m = g.symbol("m", 0, 8)
+    f = g.add(put_rows())
+    table = g.call(Exp(), g.parameter("x", info))
+    args = (g.parameter("at", TensorInfo((m,), i64)), g.parameter("new", TensorInfo((m, const(4)), f32)), table)
+    module = checked(g.finish(g.call(Relu(), g.call_tir(f, args, info, inplace=(2,)))))
+    x, at, new = rand(9, 4), np.array([2, 0, 7], np.int64), rand(3, 4)
+    agree(module, device, [x, at, new])
+    program = Job(module, device.info, MemoryStore(), QUICK).build("generic").program
+    (put,) = [c for c in program.calls if c.name == "put_rows"]
+    assert [len(v.steps) for v in put.variants] == [1]  # the copy is gone
+
+
+def test_one_output_of_two_in_place(device: Device) -> None:
+    n = Var("n")
+    b = TensorBuilder("both")
+    x, y, z, s = b.input("x", (n, 4)), b.input("y", (n, 4)), b.output("z", (n, 4)), b.output("s", (n, 4))
+    b.compute(z, lambda i, j: x[i, j] + y[i, j])
+    b.compute(s, lambda i, j: z[i, 3 - j] * y[i, j])
+    g = GraphBuilder()
+    info = rows(g)
+    made = g.call(Exp(), g.parameter("x", info))
+    whole = g.call_tir(g.add(b.finish()), (made, g.parameter("y", info)), (info, info), inplace=(0, None))
+    module = checked(g.finish((g.call(Relu(), g.item(whole, 0)), g.item(whole, 1), g.item(whole, 0))))
+    agree(module, device, [rand(5, 4), rand(5, 4)], [rand(0, 4), rand(0, 4)])
+
+
+@pytest.mark.opencl
+def test_in_place_on_opencl() -> None:
+    g = GraphBuilder()
+    info = rows(g)
+    made = g.call(Exp(), g.parameter("x", info))
+    module = checked(g.finish(g.call(Softmax(), g.call_tir(g.add(pointwise()), (made,), info, inplace=(0,)))))
+    with opened("opencl") as device, compiled(module, device) as program:
+        for size in (0, 1, 33):
+            x = rand(size, 4)
+            same(program(x), run(module, x), f"n = {size}")
+
+
+def test_dims_that_nothing_proves_equal_are_compared_at_run_time(device: Device) -> None:
+    g = GraphBuilder()
+    info, out = rows(g), TensorInfo((g.symbol("m"), const(4)), f32)
+    n = Var("n")
+    b = TensorBuilder("like")
+    x, y, z = b.input("x", (n, 4)), b.input("y", (Var("m"), 4)), b.output("z", (n, 4))
+    b.compute(z, lambda i, j: x[i, j] + 1.0)
+    assert y.buffer
+    made = g.call(Exp(), g.parameter("x", info))
+    module = checked(
+        g.finish(g.call(Relu(), g.call_tir(g.add(b.finish()), (made, g.parameter("y", out)), out, inplace=(0,))))
+    )
+    same(run(module, ones(3, 4), ones(3, 4)), ones(3, 4) * 0 + run(module, ones(3, 4), ones(3, 4)), "equal")
+    refuse(module, device, [ones(3, 4), ones(2, 4)], "2", "3")
+
+
+# -- what it may not do ------------------------------------------------------------------------------------------------
+
+
+class Misused:
+    """A program around a computed value `made` of parameter `x`; `refused` says that the result it is given is not allowed."""
+
+    def __init__(self) -> None:
+        self.g = GraphBuilder()
+        self.info = rows(self.g)
+        for f in (pointwise(), pointwise("two", 2), mirrored(), row_sums()):
+            self.g.add(f)
+        self.x = self.g.parameter("x", self.info)
+        self.made = self.g.call(Exp(), self.x, hint="made")
+
+    def put(self, *args: Value, callee: str = "half", at: int = 0) -> GVar:
+        return self.g.call_tir(callee, args, self.info, inplace=(at,))
+
+    def refused(self, result: Value | tuple[Value, ...], *words: str) -> None:
+        module = self.g.finish(result)
+        never(lambda: verify(module), "call_tir_inplace", *words)
+
+
+def row_sums() -> PrimFunc:
+    """z[i, j] = the sum over k of x[i, j]: j times what stands there."""
+    n = Var("n")
+    b = TensorBuilder("row_sums")
+    x, z = b.input("x", (n, 4)), b.output("z", (n, 4))
+    b.reduce(z, (4,), const(0.0), lambda acc, i, j, k: acc + x[i, j])
+    return b.finish()
+
+
+def test_what_is_not_the_functions_own_is_refused() -> None:
+    p = Misused()
+    p.refused(p.put(p.x), "x is no tensor", "parameter")
+    p = Misused()
+    view = p.g.call(Reshape(p.info.shape or ()), p.g.call(Flatten(), p.x), hint="again")
+    p.refused(p.put(view), "again is no tensor", "parameter")
+    p = Misused()
+    w = p.g.constant("w", ones(3, 4))
+    p.refused(p.g.call_tir("half", (w,), w.info, inplace=(0,)), "w is no tensor", "weight")
+
+
+def test_what_is_used_later_is_refused() -> None:
+    p = Misused()
+    p.refused(p.g.call(Add(), p.put(p.made), p.made), "made is used here", "half")
+    p = Misused()
+    p.refused((p.put(p.made), p.made), "made is used here")
+    p = Misused()
+    flat = p.g.call(Flatten(), p.made)
+    p.refused((p.put(p.made), p.g.call(Relu(), flat)), "made is used here")
+    p = Misused()
+    pair = p.g.emit(TupleValue((p.made, p.x)))
+    p.refused((p.put(p.made), pair), "made is used here")
+    p = Misused()
+    p.refused(p.g.call(Add(), p.put(p.made), p.put(p.made)), "made is used here")
+    p = Misused()
+    p.refused(p.g.call(Relu(), p.put(p.put(p.put(p.made)), p.made, callee="two")), "made is used here")
+
+
+def test_loops_that_need_more_than_the_element_are_refused() -> None:
+    p = Misused()
+    p.refused(p.put(p.made, callee="mirrored"), "x[vi, 3 - vj]", "z[vi, vj]")
+    p = Misused()
+    p.refused(p.put(p.made, callee="row_sums"), "reduces")
+    p = Misused()  # the other argument is the same memory, read elsewhere
+    n = Var("n")
+    b = TensorBuilder("against_itself")
+    x, y, z = b.input("x", (n, 4)), b.input("y", (n, 4)), b.output("z", (n, 4))
+    b.compute(z, lambda i, j: x[i, j] + y[i, 3 - j])
+    p.g.add(b.finish())
+    p.refused(p.put(p.made, p.made, callee="against_itself"), "y[vi, 3 - vj]")
+    p = Misused()
+    twice = p.put(p.made, p.made, callee="two")  # both read the element that is written: fine
+    checked(p.g.finish(p.g.call(Relu(), twice)))
+
+
+def test_a_side_of_a_branch_may_not_overwrite_what_is_made_outside() -> None:
+    p = Misused()
+    assert p.info.shape is not None
+    chosen = p.g.branch(lt(p.info.shape[0], 3), lambda: p.put(p.made), lambda: p.g.call(Relu(), p.made))
+    p.refused(chosen, "made is made outside this side of the branch")
+    p = Misused()
+    assert p.info.shape is not None
+    inner = p.g.branch(lt(p.info.shape[0], 3), lambda: p.put(p.g.call(Exp(), p.x)), lambda: p.g.call(Relu(), p.made))
+    module = checked(p.g.finish(inner))
+    for size in (2, 5):
+        assert run(module, ones(size, 4) / 9).shape == (size, 4)
+
+
+@pytest.mark.parametrize(
+    ("out", "places", "words"),
+    [
+        (TensorInfo((const(3), const(4)), f32), (1,), ("0..0", "found 1")),
+        (TensorInfo((const(3), const(4)), f32), (0, None), ("each of 1 outputs", "found 2")),
+        (TensorInfo((const(3), const(4)), f16), (0,), ("found Tensor((n, 4), f32)",)),
+        (TensorInfo((const(12),), f32), (0,), ("wanted 1 dims, found 2",)),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(
+    out: TensorInfo, places: tuple[int | None, ...], words: tuple[str, ...]
+) -> None:
+    p = Misused()
+    never(lambda: p.g.call_tir("half", (p.made,), out, inplace=places), "half", *words)
+
+
+def test_memory_of_another_size_is_refused() -> None:
+    half = TensorInfo((const(3), const(4)), f32)
+    g = GraphBuilder()
+    made = g.call(Exp(), g.input("x", (g.symbol("n", 5), 4)))
+    g.add(pointwise())
+    never(lambda: g.call_tir("half", (made,), half, inplace=(0,)), "dim 0", "3")
+    p = Misused()
+    text = print_text(p.g.finish(p.put(p.x)))
+    never(lambda: verify(parse_module(text, OPERATORS)), "x is no tensor")
+    for wrong in (text.replace("inplace=[0]", "inplace=[x]"), text.replace(", inplace=[0]", "")):
+        with pytest.raises(ParseError, match="the position of an argument, or None"):
+            parse_module(wrong, OPERATORS)
+
+
+# -- marking what can be in place --------------------------------------------------------------------------------------
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> IRModule:
+    """Elementwise calls, products with something added to them, permutations and views; several results."""
+    g = GraphBuilder()
+    n = g.symbol("n", 0, 20)
+    info = TensorInfo((n, const(4)), f32)
+    two = g.add(pointwise("two", 2))
+    weight = g.constant("w", np.eye(4, dtype=np.float32) * 0.5)
+    pool = [g.call(Exp(), g.parameter("x", info)), g.parameter("y", info)]
+    for _ in range(draw(st.integers(2, 10))):
+        a, b = (pool[draw(st.integers(0, len(pool) - 1))] for _ in range(2))
+        kind = draw(st.integers(0, 6))
+        if kind == 0:
+            pool.append(g.call(MulScalar(0.5), a))
+        elif kind == 1:
+            pool.append(g.call_tir(two, (a, b), info))
+        elif kind == 2:
+            pool.append(g.call(Add(), g.call(Matmul(), a, weight), b))
+        elif kind == 3:
+            pool.append(g.call(Permute((1, 0)), g.call(Permute((1, 0)), a)))
+        elif kind == 4:
+            pool.append(g.call(Reshape((n, const(4))), g.call(Flatten(), a)))
+        elif kind == 5:
+            pool.append(g.call(Softmax(), a))
+        else:
+            pool.append(g.call(Slice(0, const(0), n), g.call(Concat(0), a, b)))
+    return g.finish((pool[-1], pool[draw(st.integers(0, len(pool) - 1))]))
+
+
+@settings(max_examples=5, deadline=None)
+@given(programs(), st.booleans())
+def test_marking_changes_no_result(device: Device, module: IRModule, fused: bool) -> None:
+    job = Job(module, device.info, MemoryStore(), QUICK) if fused else job_of(module, device)
+    marked = checked(Inplace()(job.lowered.module))
+    assert Inplace()(marked) is marked
+    plain, program = job.build("generic").program, job.build("generic", inplace=True).program
+    assert len(made_arrays(program)) <= len(made_arrays(plain))
+    with executed(program, job, device) as one, executed(plain, job, device) as other:
+        for n in (0, 1, 13):
+            x, y = np.sin(ones(n, 4)), np.cos(ones(n, 4))
+            for a, b in zip(one.run([x, y]), other.run([x, y]), strict=True):
+                np.testing.assert_array_equal(a, b)
+            wanted = run(module, x, y)
+            same(tuple(one.run([x, y])), wanted, f"n = {n}")
+
+
+def residual() -> IRModule:
+    """relu(x w + r) in the memory of r: every variant of a product with an epilogue."""
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 64)
+    r = g.call(Exp(), g.input("x", (n, 24)))
+    w = g.constant("w", np.random.default_rng(3).standard_normal((24, 24)).astype(np.float32))
+    for _ in range(2):
+        r = g.call(Relu(), g.call(Add(), g.call(Matmul(), g.call(Softmax(), r), w), r))
+    return g.finish(g.call(Softmax(), r))
+
+
+def test_variants_of_a_product_in_place_of_what_is_added(device: Device) -> None:
+    job = Job(residual(), device.info, MemoryStore(), QUICK)
+    job.store.add_target(job.target)
+    for number, task in enumerate(job.tasks):
+        variants = chosen(job.choices[task.name], 3, number)
+        records = [
+            ok_record(task, job.target.key, v, point, 1e-6 if at % len(variants) == k else 1.0)
+            for at, point in enumerate(task.domain.points)
+            for k, v in enumerate(variants)
+        ]
+        add_records(job.store, task, records)
+    marks = [
+        b.value.inplace
+        for b in Inplace()(job.lowered.module).functions["main"].bindings
+        if isinstance(b.value, CallTIR)
+    ]  # type: ignore[union-attr]
+    assert sum(any(p is not None for p in m) for m in marks) >= 2
+    built = job.build(inplace=True)
+    assert any(len(c.variants) > 2 for c in built.program.calls)
+    assert len(made_arrays(built.program)) < len(made_arrays(job.build().program)) or built.notes
+    with executed(built.program, job, device) as executor:
+        for n in (1, 2, 7, 16, 33, 64):
+            x = rand(n, 24) / 4
+            same(executor.run([x])[0], run(job.module, x), f"n = {n}")
+
+
+def test_a_mark_that_a_pass_made_wrong_is_dropped_with_a_note(device: Device) -> None:
+    """As after common subexpressions are found: the value overwritten is now read again."""
+    p = Misused()
+    module = p.g.finish(p.g.call(Add(), p.put(p.made), p.made))
+    lowered = lower(module)
+    assert len(list(misuses(lowered.functions["main"], lowered.module))) == 1
+    job = Job(module, device.info, MemoryStore(), QUICK)
+    built = job.build("generic")
+    assert any("half: not written in place" in note and "made is used here" in note for note in built.notes)
+    with executed(built.program, job, device) as executor:
+        x = rand(5, 4)
+        same(executor.run([x])[0], run(module, x), "in memory of its own")
