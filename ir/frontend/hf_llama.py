@@ -18,11 +18,11 @@ from relax_tune.ir.frontend.hf_weights import Weights
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Constant, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import Add, Mul, MulScalar
+from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.elementwise import Add, Mul
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Permute, Reshape, Slice, Take
-from relax_tune.ir.op.reduce import Softmax
 
 LONGEST = 1 << 20
 Cache = tuple[GVar, GVar]
@@ -162,10 +162,8 @@ class _Step:
         q = swapped(turned(heads("q", c.groups, shared, c.size)), "query", *rows)
         q = g.call(Reshape((self.batch, const(c.groups), self.length * shared, const(c.size))), q)
         k, v = kept(turned(heads("k", c.groups, c.size)), 0), kept(heads("v", c.groups, c.size), 1)
-        scores = g.call(MulScalar(float(1 / np.sqrt(c.size))), g.call(Matmul(transpose_b=True), q, k), hint="scores")
-        # one new position sees all there are
-        weights = g.call(Softmax() if self.length is const(1) else CausalSoftmax(self.past, shared), scores)
-        y = g.call(Matmul(), weights, v)
+        seen = Attention(float(1 / np.sqrt(c.size)), True, self.past, shared)
+        y = g.call(seen, q, k, v)
         y = g.call(Reshape(rows), y)
         y = swapped(y, "context", self.batch, self.length, const(c.groups), const(shared), const(c.size))
         y = g.call(Reshape((self.batch, self.length, const(c.heads * c.size))), y)
