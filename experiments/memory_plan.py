@@ -1,4 +1,4 @@
-"""Bytes of planned activations against what any plan must hold, at several bindings of the symbols.
+"""Bytes of planned activations against what any plan must hold and against TVM's plan, at several bindings of the symbols.
 
     python experiments/memory_plan.py
 
@@ -6,27 +6,31 @@ Models: the MiniLM encoder and tiny_bert (ONNX), a chain of feed-forward parts, 
 and as decode with a cache. Each is lowered and planned once; then its symbols are bound. Columns, all without inputs, weights and results:
 
 * bound: the live-set lower bound, the most bytes that are in use at one time; no plan can be below it.
-* planned: one symbolic plan for every shape, storages reused when the wanted size is provably at most their own.
-* growing: the same plan, but a free storage whose size cannot be compared becomes the larger of both (a `max`). Not built: it loses
-  up to 57 % where sizes grow apart (MiniLM at 512 tokens, long prefills).
+* planned: one symbolic plan for every shape.
+* by proof: a symbolic plan in which a storage is reused, in order, only when the wanted size is provably at most its own.
 * equal sizes: the same walk, but a storage is reused only for the very same size expression.
-* per shape: the same walk when the shape is known, a plan for every shape.
+* offsets: one arena, a plan for every shape, made when it is known: the largest first, each as low as it fits.
 * no reuse: every value in memory of its own.
+* TVM: the storages of TVM's StaticPlanBlockMemory over the same operators, after its legalisation and fusion. Its fusion differs from
+  ours, so it has other values to place: that is part of what is compared. TVM 0.27 cannot import tiny_bert (a dynamic Reshape).
+* constant, TVM constant: both plans where the upper bounds of all symbols are used and memory is taken once for all shapes.
 
-Writes experiments/results/memory_plan.json and .md. Nothing is timed: the numbers do not depend on the machine. TVM is not run here.
+Writes experiments/results/memory_plan.json and .md. Nothing is timed: the numbers do not depend on the machine. TVM needs the package
+apache-tvm (and onnx); without it its columns say so.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 from compile_time import MINILM, decoder
 
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.expr import Expr, as_int, const, le, maximum, substitute
+from relax_tune.ir.expr import Expr, as_int, const, le, substitute
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -38,6 +42,7 @@ from relax_tune.ir.passes.pipeline import lower
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
+TINY_BERT = ROOT.parent / "tests" / "data" / "tiny_bert.onnx"
 Sizes = Mapping[str, int]
 
 
@@ -61,7 +66,7 @@ def grid(batch: str, length: str, lengths: Sequence[int], batches: Sequence[int]
 MODELS: Mapping[str, tuple[Callable[[], IRModule], list[Sizes]]] = {
     "MiniLM": (lambda: load_model(MINILM), grid("b", "n", (1, 16, 128, 512), (1, 8))),
     "tiny_bert (ONNX)": (
-        lambda: load_model(ROOT.parent / "tests" / "data" / "tiny_bert.onnx"),
+        lambda: load_model(TINY_BERT),
         grid("batch", "seq", (1, 13, 32), (1, 3)),
     ),
     "feed-forward, 6 parts": (feed_forward, [{"n": n} for n in (1, 64, 1024)]),
@@ -81,15 +86,8 @@ def bind(module: IRModule, sizes: Sizes) -> Callable[[Expr], int]:
     return number
 
 
-def walk(
-    lives: Sequence[Lifetime],
-    size: Callable[[Lifetime], Expr],
-    number: Callable[[Expr], int],
-    fits: Callable[[Expr, Expr], bool],
-    grow: bool = False,
-) -> int:
-    """Bytes of a plan that reuses the smallest free storage that fits. grow: where none does, one that is free and that the wanted
-    size cannot be compared with becomes the larger of both."""
+def walk(lives: Sequence[Lifetime], number: Callable[[Expr], int], fits: Callable[[Expr, Expr], bool]) -> int:
+    """Bytes of a plan that reuses, in order, the smallest free storage that fits."""
     sizes: list[Expr] = []
     free: list[int] = []
     live: list[tuple[int, int]] = []
@@ -97,22 +95,31 @@ def walk(
         for item in [x for x in live if x[0] < life.first]:
             live.remove(item)
             free.append(item[1])
-        wanted = size(life)
-        fitting = sorted((s for s in free if fits(wanted, sizes[s])), key=lambda s: number(sizes[s]))
-        unknown = [s for s in free if grow and not fits(sizes[s], wanted)]
-        if fitting or unknown:
-            slot = fitting[0] if fitting else unknown[-1]
-            free.remove(slot)
-            sizes[slot] = sizes[slot] if fitting else maximum(sizes[slot], wanted)
+        fitting = sorted((s for s in free if fits(life.nbytes, sizes[s])), key=lambda s: number(sizes[s]))
+        if fitting:
+            free.remove(fitting[0])
         else:
-            sizes.append(wanted)
-            slot = len(sizes) - 1
-        live.append((life.last, slot))
+            sizes.append(life.nbytes)
+        live.append((life.last, fitting[0] if fitting else len(sizes) - 1))
     return sum(map(number, sizes))
 
 
-def row(module: IRModule, sizes: Sizes) -> dict[str, int]:
-    """Bytes of every column at one binding."""
+def arena(lives: Sequence[Lifetime], nbytes: Mapping[Lifetime, int]) -> int:
+    """Bytes of one arena in which the largest are placed first, each as low as it fits."""
+    placed: dict[Lifetime, int] = {}
+    for life in sorted(lives, key=lambda life: -nbytes[life]):
+        at = 0
+        meeting = (x for x in placed if x.first <= life.last and life.first <= x.last)
+        for low, high in sorted((placed[x], placed[x] + nbytes[x]) for x in meeting):
+            if low - at >= nbytes[life]:
+                break
+            at = max(at, high)
+        placed[life] = at
+    return max((at + nbytes[life] for life, at in placed.items()), default=0)
+
+
+def row(module: IRModule, sizes: Sizes) -> dict[str, int | None]:
+    """Bytes of every column of ours at one binding."""
     number, lives = bind(module, sizes), lifetimes(module)
     nbytes = {life: number(life.nbytes) for life in lives}
     steps = {life.first for life in lives}
@@ -126,35 +133,66 @@ def row(module: IRModule, sizes: Sizes) -> dict[str, int]:
             (sum(v for life, v in nbytes.items() if life.first <= at <= life.last) for at in steps), default=0
         ),
         "planned": sum(map(number, PlanMemory().plan(module).storages)),
-        "growing": walk(lives, lambda life: life.nbytes, number, proved, grow=True),
-        "equal sizes": walk(lives, lambda life: life.nbytes, number, lambda a, b: a is b),
-        "per shape": walk(lives, lambda life: const(nbytes[life]), number, lambda a, b: number(a) <= number(b)),
+        "by proof": walk(lives, number, proved),
+        "equal sizes": walk(lives, number, lambda a, b: a is b),
+        "offsets": arena(lives, nbytes),
         "no reuse": sum(nbytes.values()),
+        "constant": None if upper_bounds(module) is None else sum(map(number, PlanMemory(True).plan(module).storages)),
     }
+
+
+def upper_bounds(module: IRModule) -> Mapping[str, int] | None:
+    """By name, where every symbol has one."""
+    found = {b.var.name: b.upper for b in module.bounds if b.upper is not None}
+    return found if len(found) == len(module.bounds) else None
+
+
+def tvm_plans(module: IRModule) -> dict[str, Callable[[Sizes], int]]:
+    """TVM's columns; none without TVM."""
+    try:
+        import tvm_memory  # type: ignore[import-not-found]
+    except ImportError:
+        return {}
+
+    upper = upper_bounds(module)
+    plans = {"TVM": tvm_memory.planned(tvm_memory.from_graph(module))}
+    return (
+        plans if upper is None else {**plans, "TVM constant": tvm_memory.planned(tvm_memory.from_graph(module), upper)}
+    )
+
+
+def environment() -> str:
+    try:
+        return f"apache-tvm {version('apache-tvm')}"
+    except PackageNotFoundError:
+        return "without TVM: apache-tvm is not installed"
+
+
+COLUMNS = ("bound", "planned", "by proof", "equal sizes", "offsets", "no reuse", "TVM", "constant", "TVM constant")
 
 
 def main() -> None:
     result = {}
-    columns = ("bound", "planned", "growing", "equal sizes", "per shape", "no reuse")
-    lines = [
-        "# Planned activation bytes",
-        "",
-        "Written by `experiments/memory_plan.py`, which says what the columns are; KiB.",
-    ]
-    lines += ["", f"| model | storages | binding | {' | '.join(columns)} | planned / bound | planned / no reuse |"]
-    lines += ["|---" * (len(columns) + 5) + "|"]
+    lines = ["# Planned activation bytes", ""]
+    lines += [f"Written by `experiments/memory_plan.py`, which says what the columns are; KiB; {environment()}."]
+    lines += ["", f"| model | storages | binding | {' | '.join(COLUMNS)} | planned / bound | TVM / planned |"]
+    lines += ["|---" * (len(COLUMNS) + 5) + "|"]
     for name, (make, bindings) in MODELS.items():
-        module = lower(make()).module
+        module = make()
+        others = {} if "ONNX" in name else tvm_plans(module)
+        module = lower(module).module
         count = len(PlanMemory().plan(module).storages)
-        rows = [(sizes, row(module, sizes)) for sizes in bindings]
+        rows = [(sizes, {**row(module, sizes), **{c: f(sizes) for c, f in others.items()}}) for sizes in bindings]
         for sizes, found in rows:
             where = ", ".join(f"{k}={v}" for k, v in sizes.items())
-            kib = " | ".join(f"{found[c] / 1024:.1f}" for c in columns)
-            ratios = f"{found['planned'] / found['bound']:.3f} | {found['planned'] / found['no reuse']:.3f}"
+            kib = " | ".join("-" if found.get(c) is None else f"{(found[c] or 0) / 1024:.1f}" for c in COLUMNS)
+            ours, bound, peer = found["planned"] or 0, found["bound"] or 1, found.get("TVM")
+            ratios = f"{ours / bound:.3f} | {'-' if peer is None else f'{peer / ours:.2f}'}"
             lines.append(f"| {name} | {count} | {where} | {kib} | {ratios} |")
         result[name] = {"storages": count, "rows": [{"binding": dict(s), "bytes": r} for s, r in rows]}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "memory_plan.json").write_text(json.dumps(result, indent=1) + "\n")
+    made = {"environment": environment(), "models": result}
+    (RESULTS / "memory_plan.json").write_text(json.dumps(made, indent=1) + "\n")
     (RESULTS / "memory_plan.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
