@@ -153,10 +153,18 @@ class Relu(Unary):
 
 @dataclass(frozen=True, slots=True)
 class ScalarUnary(Unary):
-    """An elementwise operation with a number, rounded to the tensor's dtype."""
+    """An elementwise operation with a number, rounded to the tensor's dtype; one of integers or bools is one of these itself."""
 
     value: float = 0.0
     floats_only: ClassVar[bool] = False
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.dtype is not None and not x.dtype.is_float and np.asarray(self.value).astype(x.dtype.numpy) != self.value:
+            raise DeduceError(
+                f"{self.name}: wanted a number of {x.dtype} for {x!r}, found {self.value!r}; cast it first"
+            )
+        return x
 
     def rounded(self, dtype: DType) -> Expr:
         return const(float(np.asarray(self.value, dtype.numpy)) if dtype.is_float else int(self.value), dtype)

@@ -18,6 +18,7 @@ from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.decompose import Decompose
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
+from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.passes.parallel import CombineParallelMatmuls
@@ -34,6 +35,7 @@ STANDARD: tuple[Pass, ...] = (
     Decompose(),
     Canonicalise(),
     FoldConstants(),
+    PushPermutes(),
     DeadCode(),
     Legalize(strict=True),
     SeparateOutputs(),

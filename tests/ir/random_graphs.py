@@ -88,6 +88,7 @@ def _function(
             TupleInfo((TensorInfo((m,), f32), ShapeInfo((m,)))),
         ]  # fmt: skip
         params += draw(st.lists(st.sampled_from(more), max_size=3))
+    params += [TensorInfo((const(3), const(3)), f32)] * ("prepared" in first)
     inputs = [g.parameter(f"p{i}", p) for i, p in enumerate(params)]
     for module in callees:
         missing = {k: f for k, f in module.functions.items() if k not in g._functions}
@@ -140,6 +141,7 @@ class _Grower:
             self.weight,
             self.products,
             self.rows,
+            self.turned,
         ]
         if depth:
             kinds += [self.call, self.call, lambda: self.branch(depth)]
@@ -230,6 +232,24 @@ class _Grower:
         ]
         left, right = (self.g.call(Reshape((n, const(2), const(2))), y) for y in made)
         return self.g.call(Matmul(), left, right)
+
+    def turned(self) -> GVar:
+        """Permutes that what is around them can do without."""
+        x = self.g.call(Permute((1, 0)), self.values[0])
+        if self.draw(st.booleans()):
+            return self.g.call(Matmul(self.draw(st.booleans())), self.values[0], x)
+        for _ in range(self.draw(st.integers(1, 2))):
+            x = self.g.call(self.draw(st.sampled_from([Relu(), Tanh(), MulScalar(0.5)])), x)
+        return self.g.call(Permute((1, 0)), x)
+
+    def prepared(self) -> GVar:
+        """A product with what comes from the last parameter alone, a weight of (3, 3)."""
+        w = [v for v in self.values if v.name.startswith("p") and v.name[1:].isdigit()][-1]
+        for op in self.draw(
+            st.lists(st.sampled_from([Permute((1, 0)), Relu(), MulScalar(0.5)]), min_size=1, max_size=2)
+        ):
+            w = self.g.call(op, w)
+        return self.g.call(Matmul(), self.values[0], w)
 
     def rows(self) -> GVar:
         """Work on three dims of which two are walked alike."""

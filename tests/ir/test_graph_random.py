@@ -26,6 +26,7 @@ from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
+from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule, Site
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
@@ -42,7 +43,7 @@ SLOW = settings(
     suppress_health_check=list(HealthCheck),
 )
 PASSES = (
-    Inline(), Deduce(), Canonicalise(), FoldConstants(), CommonSubexpressions(), DeadCode(), Legalize(), FuseOps(),
+    Inline(), Deduce(), Canonicalise(), FoldConstants(), PushPermutes(), CommonSubexpressions(), DeadCode(), Legalize(), FuseOps(),
     CollapseDims(), CancelViews(), TidyNames(),
 )  # fmt: skip
 SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})

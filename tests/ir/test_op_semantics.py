@@ -386,6 +386,8 @@ def test_wrong_dtypes_and_arities_are_refused() -> None:
     x, i = TensorInfo(dims(3), f32), TensorInfo(dims(3), i64)
     with pytest.raises(DeduceError, match="exp: wanted a floating-point tensor"):
         Exp().infer([i], Deduction())
+    with pytest.raises(DeduceError, match=r"add_scalar: wanted a number of i64 for .*, found 0.5"):
+        AddScalar(0.5).infer([i], Deduction())
     with pytest.raises(DeduceError, match="add: wanted one dtype, found f32 and i64"):
         Add().infer([x, i], Deduction())
     with pytest.raises(DeduceError, match="add: wanted 2 arguments, found 1"):

