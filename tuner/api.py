@@ -24,7 +24,7 @@ from relax_tune.tuner.loop import Progress, Work
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import Effort, Policy, Products, Settings
+from relax_tune.tuner.settings import Effort, Policy, Precision, Products, Settings
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
@@ -75,6 +75,7 @@ def tune(
     ca: str | None = None,
     certificate: str | None = None,
     key: str | None = None,
+    precision: Precision = "f32",
     products: Products = "apart",
     rules: Sequence[Rule] = (),
     on_progress: Callable[[Progress], None] | None = None,
@@ -87,7 +88,8 @@ def tune(
     trials: candidates per task instead of the effort's number. scheduler: the address of a Dask scheduler whose
     workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
     sides trust, our certificate, its key.
-    products: of one value with several weights, `apart` or `joined` into one; build with what was tuned.
+    precision: `f16` or `bf16` stores weights and what products read in 16 bits and computes in float32; parameters and results
+    keep their types. products: of one value with several weights, `apart` or `joined` into one; build with what was tuned.
     rules: your own rewriting (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
 
@@ -95,7 +97,18 @@ def tune(
     cannot measure, DatabaseError when records cannot be kept. Candidates and tasks that fail are records and notes, not errors.
     """
     settings = Settings(
-        target, None, effort, trials, seed, check_strategy(strategy), scheduler, ca, certificate, key, products
+        target,
+        None,
+        effort,
+        trials,
+        seed,
+        check_strategy(strategy),
+        scheduler,
+        ca,
+        certificate,
+        key,
+        products,
+        precision,
     )
     check_needed(scheduler, ca, certificate, key)
     module = _module(model, bounds)
@@ -114,17 +127,18 @@ def build(
     bounds: Bounds | None = None,
     policy: Policy = "measured",
     effort: Effort = "normal",
+    precision: Precision = "f32",
     products: Products = "apart",
     rules: Sequence[Rule] = (),
 ) -> Artifact:
     """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
 
     Arguments as of `tune`. policy: `measured` dispatches the fastest on record, `library` a library call wherever there is one,
-    `generic` untuned kernels only. effort: sets the shapes plans are made from; give the one that was tuned with.
+    `generic` untuned kernels only. effort: sets the shapes plans are made from; give it and precision as they were tuned with.
 
     Raises: UserError, ParseError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
-    settings = Settings(target, None, effort, products=products)
+    settings = Settings(target, None, effort, products=products, precision=precision)
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings, rules=rules)

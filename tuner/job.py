@@ -14,9 +14,10 @@ from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.dtype import dtype
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.memory import SYMBOLIC, PlanMemory
-from relax_tune.ir.passes.pipeline import PRODUCTS, LoweredModule, lower
+from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
 from relax_tune.ir.passes.rewrite import Rule
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.artifact import Artifact, new_artifact
@@ -107,7 +108,8 @@ class Job:
 
     @cached_property
     def lowered(self) -> LoweredModule:
-        return lower(self.module, PRODUCTS[self.settings.products], self.rules)
+        passes = passes_for(self.settings.products, dtype(self.settings.precision))
+        return lower(self.module, passes, self.rules)
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:

@@ -14,6 +14,7 @@ from relax_tune.errors import UserError
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "library", "generic"]
 Products = Literal["apart", "joined"]
+Precision = Literal["f32", "f16", "bf16"]
 
 # Candidates per task and per batch, anchors, and how long each shape is timed.
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
@@ -28,7 +29,8 @@ OPTIONAL_TEXTS = ("db", "scheduler", "ca", "certificate", "key")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. products: of one value with
-    several weights, each by itself or joined. ca, certificate, key: PEM files for a scheduler beyond loopback."""
+    several weights, each by itself or joined. ca, certificate, key: PEM files for a scheduler beyond loopback. precision: what a
+    float32 model stores weights and the arguments of its products in."""
 
     target: str = "opencl"
     db: str | None = None
@@ -41,6 +43,7 @@ class Settings:
     certificate: str | None = None
     key: str | None = None
     products: Products = "apart"
+    precision: Precision = "f32"
 
     def __post_init__(self) -> None:
         for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
@@ -53,6 +56,8 @@ class Settings:
             raise UserError(f"--effort wants one of {', '.join(EFFORTS)}; found {self.effort!r}")
         if self.products not in get_args(Products):
             raise UserError(f"--products wants one of {', '.join(get_args(Products))}; found {self.products!r}")
+        if not isinstance(self.precision, str) or self.precision not in get_args(Precision):
+            raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
         if self.trials is not None and self.trials < 0:
             raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
 

@@ -10,7 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from relax_tune.ir.graph import Operator, Value
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 
 Array = NDArray[Any]
+Halves = Literal["wanted", "allowed", "moved", "gathered", "never"]
 _PLACEHOLDER = re.compile(r"\{(\d{1,3})\}")
 
 
@@ -99,12 +100,18 @@ class Decomposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec(Operator):
-    """Base of every operator. Subclasses set `name` and `arity`, and declare their attributes as fields."""
+    """Base of every operator. Subclasses set `name` and `arity`, and declare their attributes as fields.
+
+    halves: what mixed precision (`ir/passes/mixed_precision`) may do with its arguments of floats. `wanted`: store them in 16
+    bits, for the time goes into reading them; `allowed`: read them from 16 bits where they are stored so; `moved`: the result is
+    stored as they are; `gathered`: the same, and a weight that single rows are taken of is large: it is stored so whoever reads
+    them; `never`: what it computes needs more digits than 16 bits hold."""
 
     name: ClassVar[str]
     arity: ClassVar[int] = 1
     unpacks: ClassVar[bool] = False
     """Whether it is there so that weights can be small: it is not computed when building where that makes them larger."""
+    halves: ClassVar[Halves] = "never"
 
     @abstractmethod
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:

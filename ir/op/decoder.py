@@ -15,6 +15,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
+    Halves,
     OperatorSpec,
     axis_index,
     dtype_of,
@@ -140,6 +141,7 @@ class Rotary(OperatorSpec):
     offset: Expr
     axis: int
     name: ClassVar[str] = "rotary"
+    halves: ClassVar[Halves] = "allowed"
     arity: ClassVar[int] = 3
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:

@@ -16,7 +16,17 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.dtype import DType, bool_
 from relax_tune.ir.expr import Expr, Var, add, as_int, call, cast, const, div, eq, maximum, minimum, mul, or_, sub
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of, wide
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    Halves,
+    OperatorSpec,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
 from relax_tune.ir.op.erf import erf
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
@@ -72,6 +82,7 @@ class Exp(Unary):
 @dataclass(frozen=True, slots=True)
 class Erf(Unary):
     name: ClassVar[str] = "erf"
+    halves: ClassVar[Halves] = "allowed"
 
     def scalar(self, x: Expr) -> Expr:
         return call("erf", x)
@@ -83,6 +94,7 @@ class Erf(Unary):
 @dataclass(frozen=True, slots=True)
 class Tanh(Unary):
     name: ClassVar[str] = "tanh"
+    halves: ClassVar[Halves] = "allowed"
 
     def scalar(self, x: Expr) -> Expr:
         return call("tanh", x)
@@ -116,6 +128,7 @@ class Rsqrt(Unary):
 @dataclass(frozen=True, slots=True)
 class Sigmoid(Unary):
     name: ClassVar[str] = "sigmoid"
+    halves: ClassVar[Halves] = "allowed"
 
     def scalar(self, x: Expr) -> Expr:
         return div(const(1, x.dtype), add(call("exp", sub(const(0, x.dtype), x)), const(1, x.dtype)))
@@ -129,6 +142,7 @@ class Gelu(Unary):
     """`x * (1 + erf(x / sqrt(2))) / 2`."""
 
     name: ClassVar[str] = "gelu"
+    halves: ClassVar[Halves] = "allowed"
 
     def scalar(self, x: Expr) -> Expr:
         return mul(
@@ -142,6 +156,7 @@ class Gelu(Unary):
 @dataclass(frozen=True, slots=True)
 class Relu(Unary):
     name: ClassVar[str] = "relu"
+    halves: ClassVar[Halves] = "allowed"
     floats_only: ClassVar[bool] = False
 
     def scalar(self, x: Expr) -> Expr:
@@ -157,6 +172,7 @@ class ScalarUnary(Unary):
 
     value: float = 0.0
     floats_only: ClassVar[bool] = False
+    halves: ClassVar[Halves] = "allowed"
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
@@ -292,6 +308,7 @@ class Binary(OperatorSpec):
 
     arity: ClassVar[int] = 2
     numbers_only: ClassVar[bool] = True
+    halves: ClassVar[Halves] = "allowed"
 
     @abstractmethod
     def scalar(self, x: Expr, y: Expr) -> Expr:

@@ -11,7 +11,17 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.expr import Expr, add, const, mul
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of, wide
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    Halves,
+    OperatorSpec,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
 from relax_tune.ir.op.elementwise import broadcast_dims
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import TensorBuilder
@@ -23,6 +33,7 @@ class Matmul(OperatorSpec):
 
     transpose_b: bool = False
     name: ClassVar[str] = "matmul"
+    halves: ClassVar[Halves] = "wanted"
     arity: ClassVar[int] = 2
 
     def _dims(self, b: Sequence[Expr]) -> tuple[Expr, Expr]:

@@ -12,7 +12,17 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.dtype import bool_
 from relax_tune.ir.expr import Expr, and_, eq, le, lt, ne, not_, or_, select
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of, wide
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    Halves,
+    OperatorSpec,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
 from relax_tune.ir.op.elementwise import Binary, Unary, broadcast_dims, broadcast_index
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import TensorBuilder
@@ -23,6 +33,7 @@ class Compare(Binary):
     """Truth values of `x ? y` with broadcasting; both of one dtype."""
 
     numbers_only: ClassVar[bool] = False
+    halves: ClassVar[Halves] = "never"
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         found = Binary.infer(self, infos, ctx)
@@ -152,6 +163,7 @@ class Where(OperatorSpec):
     """`x` where `cond`, else `y`, with broadcasting: cond (...) bool, x and y of one dtype."""
 
     name: ClassVar[str] = "where"
+    halves: ClassVar[Halves] = "allowed"
     arity: ClassVar[int] = 3
 
     def _dims(self, shapes: Sequence[Sequence[Expr]], ctx: Deduction) -> tuple[Expr, ...] | None:

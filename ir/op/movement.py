@@ -16,6 +16,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
+    Halves,
     OperatorSpec,
     axis_index,
     dtype_of,
@@ -46,6 +47,7 @@ class Take(OperatorSpec):
     (Indices outside: see `ir/op/indices`.)"""
 
     name: ClassVar[str] = "take"
+    halves: ClassVar[Halves] = "gathered"
     arity: ClassVar[int] = 2
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -83,6 +85,7 @@ class Reshape(OperatorSpec):
 
     shape: tuple[Expr, ...]
     name: ClassVar[str] = "reshape"
+    halves: ClassVar[Halves] = "moved"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -131,6 +134,7 @@ class Flatten(OperatorSpec):
     """All elements in row-major order in one dim; a view, never a kernel."""
 
     name: ClassVar[str] = "flatten"
+    halves: ClassVar[Halves] = "moved"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -154,6 +158,7 @@ class ExpandDims(OperatorSpec):
 
     axes: tuple[int, ...]
     name: ClassVar[str] = "expand_dims"
+    halves: ClassVar[Halves] = "moved"
     arity: ClassVar[int] = 1
 
     def _shape(self, shape: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -185,6 +190,7 @@ class Permute(OperatorSpec):
 
     axes: tuple[int, ...]
     name: ClassVar[str] = "permute"
+    halves: ClassVar[Halves] = "moved"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -215,6 +221,7 @@ class BroadcastTo(OperatorSpec):
 
     shape: tuple[Expr, ...]
     name: ClassVar[str] = "broadcast_to"
+    halves: ClassVar[Halves] = "moved"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -262,6 +269,7 @@ class Concat(OperatorSpec):
 
     axis: int = 0
     name: ClassVar[str] = "concat"
+    halves: ClassVar[Halves] = "moved"
 
     def _tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
         found = tuple(i for i in infos if isinstance(i, TensorInfo))
@@ -388,6 +396,7 @@ class Slice(OperatorSpec):
     end: Expr
     step: int = 1
     name: ClassVar[str] = "slice"
+    halves: ClassVar[Halves] = "moved"
     arity: ClassVar[int] = 1
 
     def _window(self, n: Expr, ctx: Deduction) -> tuple[Expr, Expr]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.expr import Expr, add, and_, call, const, eq, floordiv, floormod, lt, mul, ne, or_, select, sub
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
+from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec
 from relax_tune.ir.op.elementwise import Binary, Unary
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 
@@ -18,6 +18,7 @@ from relax_tune.ir.struct_info import StructInfo, TensorInfo
 @dataclass(frozen=True, slots=True)
 class Abs(Unary):
     name: ClassVar[str] = "abs"
+    halves: ClassVar[Halves] = "allowed"
 
     def scalar(self, x: Expr) -> Expr:
         return call("abs", x)
@@ -56,6 +57,7 @@ class Power(Binary):
     """`x` to the power `y`, for floats."""
 
     name: ClassVar[str] = "power"
+    halves: ClassVar[Halves] = "never"
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return call("pow", x, y)
@@ -214,6 +216,7 @@ class Fmod(Binary):
     """The remainder of a division of floats towards zero: the sign of `x`."""
 
     name: ClassVar[str] = "fmod"
+    halves: ClassVar[Halves] = "never"
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         for info in self.tensors(infos):

@@ -12,7 +12,17 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.expr import Expr, add, const, floordiv, ge, maximum, mul, sub
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of, wide
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    Halves,
+    OperatorSpec,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
 from relax_tune.ir.op.reduce import lowest
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import TensorBuilder
@@ -69,6 +79,7 @@ class Conv(OperatorSpec):
     dilations: tuple[int, ...]
     groups: int = 1
     name: ClassVar[str] = "conv"
+    halves: ClassVar[Halves] = "wanted"
     arity: ClassVar[int] = 2
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:

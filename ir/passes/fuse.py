@@ -102,10 +102,13 @@ class FuseOps:
         escaping = {n.var for n, own in zip(nodes, readers, strict=True) if uses.get(n.var, 0) > len(own)}
         dominators = _post_dominators(nodes, readers, escaping)
         groups = _Groups(nodes)
+        unpacked = {p for p, rs in enumerate(readers) if _unpacked_inside(nodes, p, rs, table)}
         for rule in (self._epilogue, self._producer):
             for i in range(len(nodes)):
                 sink = groups.sink(i)
                 if sink != i or dominators[i] == NOWHERE:
+                    continue
+                if dominators[i] in unpacked and not self._all_cheap(groups, nodes, i, table):
                     continue
                 path = _between(i, dominators[i], readers)
                 if rule(groups, nodes, i, dominators[i], path, table):
@@ -113,6 +116,16 @@ class FuseOps:
                     if len(members) <= self.max_stages:
                         groups.merge(members)
         return groups.lists()
+
+    def _all_cheap(self, groups: _Groups, nodes: Sequence[Node], i: int, table: FunctionTable) -> bool:
+        """Whether reading through the whole group of `i` costs a product no more than reading its result: each function permutes,
+        unpacks, or moves single elements where that is asked for."""
+
+        def is_cheap(node: Node) -> bool:
+            through = self.through_columns and _reads_one(node, table)
+            return through or _moves(node, table) or _unpacks(node, table)
+
+        return groups.kind(i) <= PatternKind.INJECTIVE and all(is_cheap(nodes[m]) for m in groups.members(i))
 
     @staticmethod
     def _epilogue(
@@ -148,9 +161,7 @@ class FuseOps:
             return False
         kind = nodes[end].kind
         if kind is PatternKind.OUT_FUSIBLE:
-            members = groups.members(i)
-            through = self.through_columns and all(_reads_one(nodes[m], table) for m in members)
-            return len(path) == 1 and (through or all(_cheap_to_repeat(nodes[m], table) for m in members))
+            return len(path) == 1 and self._all_cheap(groups, nodes, i, table)
         if kind is PatternKind.REDUCTION:
             return True
         if kind > PatternKind.INJECTIVE:
@@ -242,11 +253,14 @@ def _reads_one(node: Node, table: FunctionTable) -> bool:
     return len(block_loads(blocks[0])) == 1
 
 
-def _cheap_to_repeat(node: Node, table: FunctionTable) -> bool:
-    """Whether reading through the function costs a product no more than reading its result: it permutes, or it unpacks
-    (reads fewer bytes than it writes, and needs no transcendental function)."""
-    if _moves(node, table):
-        return True
+def _unpacked_inside(nodes: Sequence[Node], p: int, readers: Sequence[int], table: FunctionTable) -> bool:
+    """Whether products alone read what `p` unpacks: they do so themselves, and what makes its argument writes that."""
+    products = readers and all(nodes[r].kind is PatternKind.OUT_FUSIBLE for r in readers)
+    return bool(products) and nodes[p].kind is PatternKind.ELEMENTWISE and _unpacks(nodes[p], table)
+
+
+def _unpacks(node: Node, table: FunctionTable) -> bool:
+    """Whether the function reads fewer bytes than it writes, and needs no transcendental function."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
     if blocks is None or len(blocks) != 1 or uses_math(func):

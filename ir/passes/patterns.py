@@ -155,7 +155,7 @@ def is_trivial(block: Block) -> bool:
     value = block.body.value
     if isinstance(value, Op) and value.op == "cast":
         value = value.args[0]
-    return not block.is_reduction and isinstance(value, Load) and not any(all_loads(value.indices))
+    return not block.is_reduction and isinstance(value, Load) and not all_loads(value.indices)
 
 
 def uses_math(func: PrimFunc) -> bool:

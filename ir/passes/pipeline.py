@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from relax_tune.errors import BuildError
+from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, If
 from relax_tune.ir.op.base import RuntimeCheck
@@ -20,6 +21,7 @@ from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.passes.mixed_precision import MixedPrecision
 from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.passes.parallel import CombineParallelMatmuls
 from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule
@@ -30,42 +32,37 @@ from relax_tune.ir.struct_info import TensorInfo
 
 Pass = Callable[[IRModule], IRModule]
 
-STANDARD: tuple[Pass, ...] = (
-    Deduce(),
-    Decompose(),
-    Canonicalise(),
-    FoldConstants(),
-    PushPermutes(),
-    DeadCode(),
-    Legalize(strict=True),
-    SeparateOutputs(),
-    CommonSubexpressions(repeat_spatial=True),
-    FuseOps(),
-    CommonSubexpressions(),
-    DeadCode(),
-    CollapseDims(),
-    CancelViews(),
-    FoldConstants(),
-    DeadCode(),
-    TidyNames(),
-)
 
-JOINED: tuple[Pass, ...] = tuple(
-    new
-    for step in STANDARD
-    for new in {
-        Legalize(strict=True): (
-            CommonSubexpressions(repeat_spatial=True),
-            CombineParallelMatmuls(),
-            Legalize(strict=True),
-        ),
-        FuseOps(): (FuseOps(through_columns=True),),
-    }.get(step, (step,))
-)
-"""With products of one value joined: fewer calls, and tasks that are wider. Whether that is faster depends on the device."""
+def passes_for(products: Literal["apart", "joined"] = "apart", precision: DType = f32) -> tuple[Pass, ...]:
+    """The standard passes.
 
-PRODUCTS: Mapping[str, tuple[Pass, ...]] = {"apart": STANDARD, "joined": JOINED}
-"""By the setting of that name."""
+    products: of one value with several weights; joined there are fewer calls, and tasks that are wider: whether that is faster
+    depends on the device. precision: what float32 models store weights and the arguments of products in."""
+    joined = products == "joined"
+    return (
+        Deduce(),
+        Decompose(),
+        Canonicalise(),
+        FoldConstants(),
+        PushPermutes(),
+        DeadCode(),
+        *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if joined else ()),
+        MixedPrecision(precision),
+        Legalize(strict=True),
+        SeparateOutputs(),
+        CommonSubexpressions(repeat_spatial=True),
+        FuseOps(through_columns=joined),
+        CommonSubexpressions(),
+        DeadCode(),
+        CollapseDims(),
+        CancelViews(),
+        FoldConstants(),
+        DeadCode(),
+        TidyNames(),
+    )
+
+
+STANDARD, JOINED = passes_for(), passes_for("joined")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ from tests.ir import zoo
 from tests.schedules import functions as make
 from tests.schedules.meaning import make_inputs, size_of
 
+from relax_tune.ir.dtype import bf16, f16
 from relax_tune.ir.expr import Var
 from relax_tune.ir.function import PrimFunc
 from relax_tune.schedules.schedule import holds
@@ -40,6 +41,8 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "matmul 7": (lambda: make.matmul(7, 33), ({"m": 5}, {"m": 16})),
     "matmul 30, K = 1": (lambda: make.matmul(30, 1), ({"m": 3}, {"m": 17})),
     "matmul 50, bare": (lambda: make.matmul(50, 9, epilogue=False), ({"m": 29}, {"m": 4})),
+    "matmul 96, bf16": (lambda: make.matmul(96, 24, stored=bf16), ({"m": 1}, {"m": 37}, {"m": 0})),
+    "matmul 33, f16": (lambda: make.matmul(33, 7, const_weight=False, stored=f16), ({"m": 5}, {"m": 17})),
     "batched NT": (make.scores, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "batched NN": (make.context, ({"b": 2, "n": 13}, {"b": 1, "n": 1})),
     "zoo batched NT": (_zoo("batched_matmul_nt"), ({"b": 3, "n": 5, "m": 21}, {"b": 1, "n": 1, "m": 1})),
@@ -147,6 +150,6 @@ def problems(func: PrimFunc, arrays: list[Array], found: list[Array], dims: Dims
     wanted = evaluate(func, arrays[: len(func.input_buffers)], symbols)
     out = []
     for o, w, (rtol, atol) in zip(found, wanted, tolerances(func, symbols, wanted), strict=True):
-        if not np.allclose(o, w, rtol, atol, equal_nan=True):
+        if not np.allclose(o.astype(w.dtype), w, rtol, atol, equal_nan=True):
             out.append(f"{dict(dims)}: off by {np.nanmax(np.abs(o - w))}, {np.count_nonzero(np.isnan(o))} NaN")
     return out

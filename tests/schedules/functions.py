@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from relax_tune.ir.dtype import i64
+from relax_tune.ir.dtype import DType, f32, i64
 from relax_tune.ir.expr import Var, call, cast, const, div, lt, maximum, select
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.tensor_builder import TensorBuilder
@@ -69,19 +69,25 @@ def dot() -> PrimFunc:
     return b.finish()
 
 
-def matmul(n: int | None = None, k: int | None = None, epilogue: bool = True, const_weight: bool = True) -> PrimFunc:
-    """D = max(A @ W + bias, 0) over (m, k) and (k, n); symbolic where no number is given."""
+def matmul(
+    n: int | None = None, k: int | None = None, epilogue: bool = True, const_weight: bool = True, stored: DType = f32
+) -> PrimFunc:
+    """D = max(A @ W + bias, 0) over (m, k) and (k, n); symbolic where no number is given. A, W and D are stored as `stored`."""
     m = Var("m")
     cols, depth = Var("n") if n is None else const(n), Var("k") if k is None else const(k)
     b = TensorBuilder("matmul")
-    x, w = b.input("A", (m, depth)), b.input("W", (depth, cols), const=const_weight)
+    x, w = b.input("A", (m, depth), stored), b.input("W", (depth, cols), stored, const_weight)
     if not epilogue:
         out = b.output("D", (m, cols))
         b.reduce(out, (depth,), const(0.0), lambda acc, i, j, r: acc + x[i, r] * w[r, j], name="mm")
         return b.finish()
-    bias, c, out = b.input("bias", (cols,), const=const_weight), b.alloc("C", (m, cols)), b.output("D", (m, cols))
-    b.reduce(c, (depth,), const(0.0), lambda acc, i, j, r: acc + x[i, r] * w[r, j], name="mm")
-    b.compute(out, lambda i, j: maximum(c[i, j] + bias[j], const(0.0)), name="relu")
+    bias, c, out = (
+        b.input("bias", (cols,), const=const_weight),
+        b.alloc("C", (m, cols)),
+        b.output("D", (m, cols), stored),
+    )
+    b.reduce(c, (depth,), const(0.0), lambda acc, i, j, r: acc + cast(x[i, r], f32) * cast(w[r, j], f32), name="mm")
+    b.compute(out, lambda i, j: cast(maximum(c[i, j] + bias[j], const(0.0)), stored), name="relu")
     return b.finish()
 
 

@@ -17,6 +17,7 @@ from relax_tune.tuner.commands.options import (
     JoinedProducts,
     Json,
     Model,
+    Precision,
     Target,
     among,
     print_json,
@@ -43,16 +44,19 @@ def build(
     ] = "measured",
     effort: Effort = None,
     products: JoinedProducts = None,
+    precision: Precision = None,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Build a model's artifact from what has been measured. Measures nothing.
 
-    The same model, records, policy and effort (which sets the shapes plans are made from) give the same bytes.
+    The same model, records, policy, precision and effort (which sets the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
-    settings = load_settings({"target": target, "db": db, "effort": effort, "products": products})
+    settings = load_settings(
+        {"target": target, "db": db, "effort": effort, "products": products, "precision": precision}
+    )
     wanted = check_policy(policy)
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []))

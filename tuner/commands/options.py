@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from relax_tune.tuner.settings import EFFORTS, Products
+from relax_tune.tuner.settings import Precision as PrecisionName
 
 
 def among(*values: str) -> Callable[[str], list[str]]:
@@ -104,6 +105,15 @@ JoinedProducts = Annotated[
         autocompletion=among(*get_args(Products)),
         help="Products of one value with several weights (query, key, value): each by itself, or joined into one wide product, "
         "which makes fewer calls of other tasks. [default: apart]",
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="|".join(get_args(PrecisionName)),
+        autocompletion=among(*get_args(PrecisionName)),
+        help="Store weights and what matrix products read in this type; everything is computed in f32. [default: f32]",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]

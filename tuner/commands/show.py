@@ -15,13 +15,14 @@ from relax_tune.database.records import Measurement
 from relax_tune.database.records import Target as DeviceTarget
 from relax_tune.database.store import MEMORY_URL, MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError, UserError
+from relax_tune.ir.dtype import dtype
 from relax_tune.ir.frontend.load import PACKAGE, load_model
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.passes.pipeline import PRODUCTS, lower
+from relax_tune.ir.passes.pipeline import lower, passes_for
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.tuner.commands.db import one_workload
-from relax_tune.tuner.commands.options import Bounds, Database, Effort, Json, Target, among, print_json
+from relax_tune.tuner.commands.options import Bounds, Database, Effort, Json, Precision, Target, among, print_json
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.job import Job, device_info, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
@@ -81,6 +82,7 @@ def show(
     db: Database = None,
     bound: Bounds = None,
     effort: Effort = None,
+    precision: Precision = None,
     json: Json = False,
 ) -> None:
     """Show a model's program and tasks, or all about one task.
@@ -91,7 +93,8 @@ def show(
     """
     if not is_model(subject):
         _refuse(
-            {"--task": task, "--after": after, "--bound": bound, "--effort": effort}, f"{subject!r} is a task on record"
+            {"--task": task, "--after": after, "--bound": bound, "--effort": effort, "--precision": precision},
+            f"{subject!r} is a task on record",
         )
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
         settings = load_settings({"target": target, "db": db})
@@ -101,12 +104,12 @@ def show(
             {"--target": target, "--db": db, "--of": of}, f"{subject!r} is a whole model; choose a task with --task"
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        settings = load_settings({"effort": effort})
+        settings = load_settings({"effort": effort, "precision": precision})
         _show_model(subject, sections, after, parse_bounds(bound or []), settings, json)
     else:
         _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        settings = load_settings({"target": target, "db": db, "effort": effort})
+        settings = load_settings({"target": target, "db": db, "effort": effort, "precision": precision})
         _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings, json)
 
 
@@ -151,13 +154,16 @@ def _show_model(
     settings: Settings,
     json: bool,
 ) -> None:
-    module = load_model(model, bounds)
+    module, passes = load_model(model, bounds), passes_for(settings.products, dtype(settings.precision))
     document: dict[str, Any] = {"model": model}
     if "program" in sections:
-        document |= {"after": after or IMPORTED, "program": print_text(program_after(module, after or IMPORTED))}
+        document |= {
+            "after": after or IMPORTED,
+            "program": print_text(program_after(module, after or IMPORTED, passes)),
+        }
     elif after is not None:
         raise UserError("--after does not apply: it is about the program; add --what program")
-    tasks = extract_tasks(lower(module, PRODUCTS[settings.products]), settings.anchors) if "tasks" in sections else ()
+    tasks = extract_tasks(lower(module, passes), settings.anchors) if "tasks" in sections else ()
     if json:
         print_json({**document, "tasks": [task_document(t) for t in tasks]} if "tasks" in sections else document)
         return

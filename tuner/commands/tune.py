@@ -31,6 +31,7 @@ from relax_tune.tuner.commands.options import (
     Json,
     Key,
     Model,
+    Precision,
     Target,
     among,
     print_json,
@@ -79,6 +80,7 @@ def tune(
     certificate: Certificate = None,
     key: Key = None,
     products: JoinedProducts = None,
+    precision: Precision = None,
     out: Out = None,
     overwrite: Overwrite = False,
     compare: Annotated[
@@ -104,6 +106,7 @@ def tune(
             "certificate": certificate,
             "key": key,
             "products": products,
+            "precision": precision,
         }
     )
     check_needed(settings.scheduler, ca, certificate, key)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.passes.pipeline import STANDARD, run_passes
+from relax_tune.ir.passes.pipeline import STANDARD, Pass, run_passes
 from relax_tune.tuner.report.console import make_table
 from relax_tune.tuner.report.table import symbol_labels
 from relax_tune.tuner.task import Task
@@ -34,13 +34,13 @@ def stage_names() -> tuple[str, ...]:
     return (IMPORTED, *pass_names(), LOWERED)
 
 
-def program_after(module: IRModule, stage: str) -> IRModule:
+def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD) -> IRModule:
     """The module after the passes up to and including `stage` (any case). Raises UserError naming the stages."""
     known = [name.lower() for name in stage_names()]
     if stage.lower() not in known:
         raise UserError(f"--after wants a stage of the pipeline, one of {', '.join(stage_names())}; found {stage!r}")
-    count = min(known.index(stage.lower()), len(STANDARD))
-    changed = run_passes(module, STANDARD[:count])
+    count = min(known.index(stage.lower()), len(passes))
+    changed = run_passes(module, tuple(passes[:count]))
     return changed[-1][1] if changed else module
 
 
