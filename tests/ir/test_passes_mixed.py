@@ -186,7 +186,7 @@ def test_random_programs_keep_their_meaning() -> None:
 
     @SLOW
     @given(
-        graphs(steps=6),
+        graphs(steps=5, first=("products",)),
         st.fixed_dictionaries({"n": st.integers(0, 4), "m": st.integers(0, 4)}),
         st.sampled_from(HALVES),
     )
@@ -202,4 +202,4 @@ def test_random_programs_keep_their_meaning() -> None:
         assert MixedPrecision(half)(after) is after, print_text(after)
 
     check()
-    assert sum(fired) >= 4, fired
+    assert sum(fired) * 4 >= len(fired) > 4, fired
