@@ -24,8 +24,8 @@ from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.schedules.target import Machine
+from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.build import BuildResult, build_programs
 from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
@@ -118,8 +118,8 @@ class Job:
     @cached_property
     def choices(self) -> dict[str, Choices]:
         """By the name of the tensor function in the lowered module."""
-        libraries = frozenset(open_libraries())
-        return {t.name: Choices(t, self.machine, self.code_target, libraries) for t in self.tasks}
+        alternatives = alternatives_here(self.machine.language)
+        return {t.name: Choices(t, self.machine, self.code_target, alternatives) for t in self.tasks}
 
     def tune(self, runner: Runner) -> Work:
         """Measure what the settings ask for and the store does not have yet. Raises UserError for bounds that cannot be

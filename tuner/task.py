@@ -15,7 +15,8 @@ from relax_tune.errors import BuildError, ParseError, ScheduleError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.expr import Expr, Var
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_form
+from relax_tune.ir.passes.alternatives import Alternative
+from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_forms
 from relax_tune.ir.passes.symbols import bind_symbols
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.program import Program
@@ -61,12 +62,14 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Everything that can be tried for a task on a machine: sketches, library form, generic form."""
+    """Everything that can be tried for a task on a machine: sketches, library forms, generic form.
+
+    alternatives: the library routines there are on this machine."""
 
     task: Task
     machine: Machine
     target: CodeTarget
-    libraries: frozenset[str] = frozenset()
+    alternatives: tuple[Alternative, ...] = ()
     _programs: dict[str, Program] = field(default_factory=dict)
     _stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
 
@@ -137,16 +140,15 @@ class Choices:
         return VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
 
     @cached_property
-    def library(self) -> LibraryForm | None:
-        """The unfused form around a library call, when there is one and the library is at hand."""
-        form = library_form(self.task.func)
-        return form if form is not None and form.routine.split(".")[0] in self.libraries else None
+    def forms(self) -> tuple[LibraryForm, ...]:
+        """The unfused forms around library calls, one for each routine that can take the work."""
+        return library_forms(self.task.func, self.alternatives)
 
     def library_variants(self) -> tuple[VariantRecord, ...]:
-        """The library call with a few settings of its epilogue's schedule (one when it has none)."""
-        form = self.library
-        if form is None:
-            return ()
+        """Each library call with a few settings of its epilogue's schedule (one when it has none)."""
+        return tuple(v for form in self.forms for v in self._variants_of(form))
+
+    def _variants_of(self, form: LibraryForm) -> tuple[VariantRecord, ...]:
         if form.after is None:
             return (VariantRecord("library", form.routine, "[]", "{}"),)
         found = []
@@ -184,14 +186,15 @@ class Choices:
         return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
 
     def _library_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
-        form = self.library
-        if form is None or form.routine != record.sketch.split("+")[0]:
+        routine = record.sketch.split("+")[0]
+        form = next((f for f in self.forms if f.routine == routine), None)
+        if form is None:
             raise BuildError(
-                f"task {self.task.name!r}: wanted the library routine {record.sketch.split('+')[0]!r}, which is not at hand; "
-                "install it (extra `openblas`) or build with another policy"
+                f"task {self.task.name!r}: wanted the library routine {routine!r}, which is not at hand; "
+                "install its library (OpenBLAS is the extra `openblas`) or build with another policy"
             )
         stages: list[Stage] = [_stage(step, self._plain(step.func)) for step in form.before]
-        stages.append(LibraryStage(form.routine, (form.a, form.b, form.c), form.scalars))
+        stages.append(LibraryStage(form.routine, form.buffers, form.scalars))
         if form.after is not None:
             after = form.after.func
             if record.trace == "[]":

@@ -1,28 +1,30 @@
 """The unfused form of a fused function: a library call with what must happen before and after it.
 
-Nothing is decided here; the form is an alternative that measuring compares (DESIGN 2, "library variant").
+Nothing is decided here; the form is an alternative that measuring compares (DESIGN 2, "library variant"). Which routines there
+are, and what they take, says the table in `alternatives`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.arith.bounds import Env
-from relax_tune.ir.arith.prove import Proof, prove_equal
+from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import f32
-from relax_tune.ir.expr import Const, Expr, Load, Var, as_int, const, free_vars, load, mul
-from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.dtype import u8
+from relax_tune.ir.expr import Const, Expr, Load, Var, as_int, const, free_vars, load, mul, substitute
+from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import product
+from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, Sizes, Whole
 from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks, with_blocks
 from relax_tune.ir.passes.patterns import PatternKind, block_kind, operands
-from relax_tune.ir.passes.symbols import close_over
+from relax_tune.ir.passes.symbols import close_over, map_function
+from relax_tune.ir.relations import differences, solve
 from relax_tune.ir.stmt import Block, IterVar, Store
-
-SGEMM = "openblas.sgemm"
-SGEMM_BATCHED = "openblas.sgemm_batched"
+from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, TensorInfo
+from relax_tune.ir.structural import workload_key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,27 +39,82 @@ class LibraryStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryForm:
-    """`before` steps, then `routine(a, b, c, scalars)`, then `after`.
+    """`before` steps, then `routine(buffers, scalars)`, then `after`.
 
-    Buffers are parameters of the fused function or `temps`, whose dims are over its symbols. `scalars` are in the routine's
-    order: sgemm (m, n, k, trans_a, trans_b, lda, ldb, ldc); sgemm_batched has `batch` first and the three batch strides,
-    in elements, last. Row-major.
-    """
+    Buffers, the output last, are parameters of the fused function or `temps`, whose dims are over its symbols."""
 
     routine: str
-    a: Buffer
-    b: Buffer
-    c: Buffer
+    buffers: tuple[Buffer, ...]
     scalars: tuple[Expr, ...]
     temps: tuple[Buffer, ...] = ()
     before: tuple[LibraryStep, ...] = ()
     after: LibraryStep | None = None
 
 
-def library_forms(module: IRModule) -> Mapping[str, LibraryForm]:
-    """The library form of every tensor function that has one, by name; the module itself stays as it is."""
-    found = {n: library_form(f) for n, f in module.functions.items() if isinstance(f, PrimFunc)}
-    return {n: form for n, form in found.items() if form is not None}
+def library_forms(func: PrimFunc, alternatives: Sequence[Alternative] = ALTERNATIVES) -> tuple[LibraryForm, ...]:
+    """The forms of a tensor function around the routines that can take its work, in the order of the table."""
+    found = []
+    for alternative in alternatives:
+        takes = alternative.takes
+        form = (
+            _product_form(func, alternative, takes)
+            if isinstance(takes, MatrixProduct)
+            else _whole_form(func, alternative, takes)
+        )
+        if form is not None:
+            found.append(form)
+    return tuple(found)
+
+
+def _finished(func: PrimFunc, alternative: Alternative, form: LibraryForm, sizes: Sizes) -> LibraryForm | None:
+    """The form with what the routine is told and its workspace; None where what it needs is not proved."""
+    if alternative.needs is not None and prove(alternative.needs(sizes)) is not Proof.YES:
+        return None
+    form = replace(form, scalars=tuple(sizes[name] for name in alternative.scalars))
+    if alternative.workspace is None:
+        return form
+    space = Buffer(_free_name("workspace", func, form.temps), (simplify(alternative.workspace(sizes)),), u8)
+    buffers = (*form.buffers[:-1], space, form.buffers[-1])
+    return replace(form, buffers=buffers, temps=(*form.temps, space))
+
+
+def _free_name(name: str, func: PrimFunc, temps: Sequence[Buffer]) -> str:
+    taken = {x.name for x in (*func.buffers, *func.allocs, *temps)}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _whole_form(func: PrimFunc, alternative: Alternative, takes: Whole) -> LibraryForm | None:
+    """The call alone, when `func` is what the routine computes at the sizes of `func`."""
+    mine = takes.func
+    given = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
+    wanted = tuple(TensorInfo(b.shape, b.dtype) for b in mine.buffers)
+    if (
+        len(given) != len(wanted)
+        or func.outputs != 1
+        or mine.outputs != 1
+        or None in (plain_blocks(func), plain_blocks(mine))
+    ):
+        return None
+    meaning = solve(CallableInfo(wanted, ObjectInfo()), given)
+    pairs = zip(wanted, given, strict=True)
+    if any(True for w, g in pairs for _ in differences(w, g, None, meaning)):
+        return None
+    known = {v: e for v, e in meaning.items() if e is not None}
+    if not all(v in known for v in mine.symbols):
+        return None
+    placed = map_function(mine, lambda e: substitute(e, known), ())
+    if _key(placed) != _key(func):
+        return None
+    return _finished(
+        func, alternative, LibraryForm(alternative.routine, func.buffers, ()), {v.name: e for v, e in known.items()}
+    )
+
+
+def _key(func: PrimFunc) -> str:
+    """What functions share that compute the same way, whichever of their inputs are weights."""
+    return workload_key(replace(close_over(func).func, consts=()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +127,8 @@ class _Axes:
     inner: tuple[IterVar, ...]
 
 
-def library_form(func: PrimFunc) -> LibraryForm | None:
-    """Split `func` around its one float32 matrix product; None when it holds none or more than one.
+def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct) -> LibraryForm | None:
+    """Split `func` around its one matrix product; None when it holds none or more than one, or one of another kind.
 
     An operand that is computed or whose layout no strided product can read is first written out packed; a result layout
     that none can write is produced packed and permuted after."""
@@ -85,9 +142,9 @@ def library_form(func: PrimFunc) -> LibraryForm | None:
     block, rest = blocks[at], blocks[at + 1 :]
     factors = operands(block)
     zero = block.init is not None and isinstance(block.init.value, Const) and block.init.value.value == 0
-    if at != 0 or factors is None or not zero or block.body.buffer.dtype is not f32:
+    if at != 0 or factors is None or not zero or block.body.buffer.dtype is not takes.dtype:
         return None
-    if any(b.is_reduction for b in rest) or any(f.dtype is not f32 for f in factors):
+    if any(b.is_reduction for b in rest) or any(f.dtype is not takes.dtype for f in factors):
         return None
     spatial = [i for i in block.iters if i.kind == "spatial"]
     left, right = (set(free_vars(f)) for f in factors)
@@ -97,14 +154,14 @@ def library_form(func: PrimFunc) -> LibraryForm | None:
         tuple(i for i in spatial if i.var in right and i.var not in left),
         tuple(i for i in block.iters if i.kind == "reduce"),
     )
-    if any(i.var not in left | right for i in block.iters):
+    if bool(axes.batch) is not takes.batched or any(i.var not in left | right for i in block.iters):
         return None
     target = _strides(load(block.body.buffer, block.body.indices), axes)
     if target is not None and target.unit_rows and not target.unit_columns:
         # the transposed product is the one that writes rows
         factors = (factors[1], factors[0])
         axes = replace(axes, rows=axes.columns, columns=axes.rows)
-    return _Splitter(func, block, rest, axes).split(factors[0], factors[1])
+    return _Splitter(func, block, rest, axes, alternative, takes).split(factors[0], factors[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +214,21 @@ def _extent(role: Sequence[IterVar]) -> Expr:
 class _Splitter:
     """Builds one library form."""
 
-    def __init__(self, func: PrimFunc, block: Block, rest: Sequence[Block], axes: _Axes) -> None:
+    def __init__(
+        self,
+        func: PrimFunc,
+        block: Block,
+        rest: Sequence[Block],
+        axes: _Axes,
+        alternative: Alternative,
+        takes: MatrixProduct,
+    ) -> None:
         self.func, self.block, self.rest, self.axes = func, block, rest, axes
+        self.alternative, self.takes = alternative, takes
         self.temps: list[Buffer] = []
         self.before: list[LibraryStep] = []
 
-    def split(self, left: Expr, right: Expr) -> LibraryForm:
+    def split(self, left: Expr, right: Expr) -> LibraryForm | None:
         axes = self.axes
         a, sa = self._operand(left, axes.rows, axes.inner, "a_packed")
         b, sb = self._operand(right, axes.inner, axes.columns, "b_packed")
@@ -172,18 +238,17 @@ class _Splitter:
         trans_a, lda = _leading(sa.rows, sa.inner, m, k)
         trans_b, ldb = _leading(sb.inner, sb.columns, k, n)
         _, ldc = _leading(sc.rows, sc.columns, m, n)
-        sizes: tuple[Expr, ...] = (m, n, k, const(trans_a), const(trans_b), lda, ldb, ldc)
+        sizes = {"m": m, "n": n, "k": k, "trans_a": const(trans_a), "trans_b": const(trans_b)}
+        sizes |= {"lda": lda, "ldb": ldb, "ldc": ldc}
         if axes.batch:
-            strides = [const(0) if x.batch is None else x.batch for x in (sa, sb, sc)]
-            sizes = (_extent(axes.batch), *sizes, *strides)
-        routine = SGEMM_BATCHED if axes.batch else SGEMM
-        return LibraryForm(routine, a, b, c, sizes, tuple(self.temps), tuple(self.before), after)
+            strides = {"stride_a": sa.batch, "stride_b": sb.batch, "stride_c": sc.batch}
+            sizes |= {"batch": _extent(axes.batch), **{x: const(0) if s is None else s for x, s in strides.items()}}
+        form = LibraryForm(self.alternative.routine, (a, b, c), (), tuple(self.temps), tuple(self.before), after)
+        return _finished(self.func, self.alternative, form, sizes)
 
     def _temp(self, name: str, roles: Sequence[IterVar]) -> Buffer:
-        taken = {x.name for x in (*self.func.buffers, *self.func.allocs, *self.temps)}
-        while name in taken:
-            name += "_"
-        buffer = Buffer(name, tuple(i.extent for i in roles), f32)
+        name = _free_name(name, self.func, self.temps)
+        buffer = Buffer(name, tuple(i.extent for i in roles), self.takes.dtype)
         self.temps.append(buffer)
         return buffer
 
@@ -194,12 +259,14 @@ class _Splitter:
         if isinstance(value, Load):
             found = _strides(value, self.axes)
             if found is not None:
-                pair = (found.columns if found.rows is None else found.rows, found.inner)
-                if any(s is None or as_int(s) == 1 for s in pair):
+                last_stride = found.inner if second is self.axes.inner else found.columns
+                other = found.rows if second is self.axes.inner else found.inner
+                readable = (other, last_stride) if self.takes.transposed else (last_stride,)
+                if any(s is None or as_int(s) == 1 for s in readable):
                     return value.buffer, found
         # keep the axis that is contiguous in the source contiguous, so that packing copies runs
         last = value.indices[-1] if isinstance(value, Load) else None
-        turned = any(i.var is last for i in first) and not any(i.var is last for i in second)
+        turned = self.takes.transposed and any(i.var is last for i in first) and not any(i.var is last for i in second)
         order = (*self.axes.batch, *((*second, *first) if turned else (*first, *second)))
         packed = self._temp(name, order)
         indices = tuple(i.var for i in order)

@@ -1,19 +1,49 @@
-"""The libraries there are."""
+"""The libraries there are: ours, and those that installed packages bring."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
 
 from relax_tune.errors import BuildError
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.openblas import OpenBlas
 
+GROUP = "relax_tune.libraries"
+
 
 def open_libraries() -> dict[str, Library]:
-    """Every library that is installed here, by name."""
+    """Every library that is installed here, by name: a class of the `Library` protocol that opens without arguments.
+
+    Raises: BuildError for a package whose entry point gives something else, or a name twice."""
     found: dict[str, Library] = {}
-    for kind in (OpenBlas,):
+    for origin, kind in (("relax-tune", OpenBlas), *from_packages(GROUP)):
         try:
-            library = kind()
+            library: Library = kind()
         except BuildError:  # not installed: a program that needs it says so, with the extra to install
             continue
+        except TypeError as error:
+            raise BuildError(
+                f"{origin}: wanted a class that opens a library, found: {error}; correct or remove it"
+            ) from None
+        if library.name in found or not all(r.split(".")[0] == library.name for r in library.routines):
+            raise BuildError(
+                f"{origin}: wanted a library of a name of its own, which its routines begin with, found {library.name!r} with "
+                f"{', '.join(library.routines) or 'no routines'}; correct or remove it"
+            )
         found[library.name] = library
     return found
+
+
+def from_packages(group: str) -> Iterator[tuple[str, Any]]:
+    """What the entry points of a group give, by package and name in a fixed order, each with where it comes from.
+
+    Raises: BuildError for one that cannot be imported."""
+    points = sorted(entry_points(group=group), key=lambda p: (p.dist.name if p.dist else "", p.name))
+    for point in points:
+        origin = f"package {point.dist.name if point.dist else '?'}, entry point {group} {point.name!r}"
+        try:
+            yield origin, point.load()
+        except (ImportError, AttributeError) as error:
+            raise BuildError(f"{origin}: wanted {point.value}, found: {error}; correct or remove the package") from None

@@ -94,7 +94,7 @@ def test_tasks_of_a_decoder(tmp_path: Path) -> None:
     assert prompt == ["take", *layer, *layer, "fused_slice_rms_norm", "matmul_3"]
     shared = {"take", "rms_norm", "matmul", "matmul_1", "matmul_3", "fused_matmul_add", "fused_matmul_add_1"}
     assert set(prompt) & set(step) == shared | {"fused_matmul_sigmoid_mul", "fused_matmul_mul"}
-    assert set(library_forms(lowered.module)) == {n for n in lowered.prims if "matmul" in n}
+    assert all(bool(library_forms(f)) == ("matmul" in n) for n, f in lowered.prims.items())
 
 
 Run = Callable[[str, list[np.ndarray[Any, Any]]], Sequence[np.ndarray[Any, Any]]]

@@ -7,20 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_tune.errors import UserError
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import f32, f64
-from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.dtype import f32, f64, u8
+from relax_tune.ir.expr import Expr, Var, as_int, const, eq, substitute
+from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Add, Gelu, MulScalar
+from relax_tune.ir.op.elementwise import Add, Exp, Gelu, MulScalar
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.reduce import Softmax
-from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_form, library_forms
+from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, whole
+from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_forms
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.runtime.library.openblas import OpenBlas
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
@@ -60,17 +63,17 @@ def run_form(func: PrimFunc, form: LibraryForm, inputs: list[Array], symbols: di
 
     for s in form.before:
         step(s)
-    shape = tuple(number(d) for d in form.c.shape)
-    flat = gemm(form, memory[form.a], memory[form.b], [number(s) for s in form.scalars], int(np.prod(shape)))
-    memory[form.c] = flat.reshape(shape)
+    a, b, c = form.buffers
+    shape = tuple(number(d) for d in c.shape)
+    flat = gemm(form, memory[a], memory[b], [number(s) for s in form.scalars], int(np.prod(shape)))
+    memory[c] = flat.reshape(shape)
     if form.after is not None:
         step(form.after)
     return memory[func.output_buffers[0]]
 
 
 def check(func: PrimFunc, *sizes: int) -> LibraryForm:
-    form = library_form(func)
-    assert form is not None
+    (form,) = library_forms(func)
     symbols = dict(zip(func.symbols, sizes, strict=True))
     known: dict[Var, Expr] = {v: const(s) for v, s in symbols.items()}
     inputs = [
@@ -112,7 +115,7 @@ def test_epilogue_is_a_function_of_its_own() -> None:
     y = g.call(Gelu(), g.call(Add(), g.call(Matmul(), x, g.constant("w", w)), g.constant("c", c)))
     (func,) = lower(g.finish(y)).prims.values()
     form = check(func, 7)
-    assert form.after is not None and not form.before and form.c in form.temps
+    assert form.after is not None and not form.before and form.buffers[-1] in form.temps
     assert [len(b.shape) for b in form.after.func.buffers] == [2, 1, 2]
 
 
@@ -128,10 +131,97 @@ def test_layouts_no_stride_reads_are_packed_and_unpacked() -> None:
     assert len(form.before) == 2 and form.after is not None
     form = check(second, 2, 5)
     assert len(form.before) == 1 and form.after is not None
-    assert set(library_forms(lowered.module)) == {first.name, second.name}
+    assert {n for n, f in lowered.prims.items() if library_forms(f)} == {first.name, second.name}
 
 
 def test_no_form_for_what_is_no_single_product() -> None:
-    assert library_form(legal(Softmax(), (n, 4))) is None
+    assert not library_forms(legal(Softmax(), (n, 4)))
     double = Matmul().legalize("f", [TensorInfo((n, const(4)), f64), TensorInfo((const(4), const(4)), f64)])
-    assert library_form(double) is None
+    assert not library_forms(double)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_entry_is_what_the_library_offers() -> None:
+    assert {a.routine: a.scalars for a in ALTERNATIVES} == OpenBlas.routines
+
+
+@pytest.mark.parametrize(
+    ("routine", "scalars", "message"),
+    [("sgemm", ("m",), "found no dot in the name"), ("my.sgemm", ("m", "rows"), "wanted LIBRARY.NAME .*; found rows")],
+)
+def test_a_wrong_entry_is_told(routine: str, scalars: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Alternative(routine, MatrixProduct(), scalars, ("c",))
+
+
+def test_what_a_routine_needs_is_proved() -> None:
+    def forms(needs: Any, *shape: Any) -> int:
+        entry = Alternative("my.gemm", MatrixProduct(), ("m", "n", "k"), ("c",), needs)
+        return len(library_forms(legal(Matmul(), shape, (shape[-1], 8)), [entry]))
+
+    assert forms(lambda s: eq(s["k"] % 4, 0), n, 12) == 1
+    assert forms(lambda s: eq(s["k"] % 4, 0), n, 13) == 0, "never"
+    assert forms(lambda s: eq(s["m"] % 4, 0), n, 12) == 0, "not for every n"
+
+
+def test_operands_are_packed_for_a_routine_that_reads_rows_only() -> None:
+    rows_only = Alternative("my.gemm", MatrixProduct(transposed=False), ALTERNATIVES[0].scalars, ("c",))
+    for op, shapes, packed in (
+        (Matmul(), ((n, 5), (5, 4)), 0),
+        (Matmul(True), ((n, 5), (4, 5)), 1),
+        (Matmul(), ((n, 5), (5, 1)), 0),
+    ):
+        func = legal(op, *shapes)
+        (form,) = library_forms(func, [rows_only])
+        assert len(form.before) == packed and [as_int(s) for s in form.scalars[3:5]] == [0, 0]
+        inputs = [RNG.standard_normal([as_int(d) or 3 for d in b.shape]).astype(np.float32) for b in func.input_buffers]
+        (wanted,) = evaluate_prim(func, inputs)
+        np.testing.assert_allclose(run_form(func, form, inputs, {func.symbols[0]: 3}), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_workspace_is_an_array_before_the_output() -> None:
+    entry = Alternative("my.gemm", MatrixProduct(), ("m", "n", "k"), ("c",), workspace=lambda s: s["m"] * s["k"] * 4)
+    func = legal(Matmul(), (n, 5), (5, 4))
+    (form,) = library_forms(func, [entry])
+    a, b, space, c = form.buffers
+    assert (a, b, c) == func.buffers and space in form.temps and space.dtype is u8 and repr(space.shape) == "(n * 20,)"
+
+
+def softmax(*dims: Any) -> IRModule:
+    g = GraphBuilder()
+    return g.finish(g.call(Softmax(), g.input("x", dims)))
+
+
+def test_a_routine_for_a_whole_function_takes_it_at_any_sizes() -> None:
+    rows, columns = Var("rows"), Var("columns")
+    entry = Alternative("my.softmax", whole(softmax(rows, columns)), ("rows", "columns"), ("c",))
+    for dims, sizes in (((n, 7), "n, 7"), ((n, m), "n, m"), ((4, 1), "4, 1"), ((2, n, 7), "m, 7")):
+        (func,) = lower(softmax(*dims)).prims.values()
+        (form,) = library_forms(func, [entry])
+        assert form.buffers == func.buffers and not form.before and form.after is None
+        assert repr(form.scalars) == f"({sizes})"
+    assert not library_forms(legal(Exp(), (n, 7)), [entry]) and not library_forms(legal(Softmax(), (n,)), [entry])
+    square = Alternative("my.square", whole(softmax(rows, rows)), ("rows",), ("c",))
+    (func,) = lower(softmax(n, m)).prims.values()
+    assert not library_forms(func, [square]), "not for certain"
+    both = GraphBuilder()
+    x = both.input("x", (rows, columns))
+    with pytest.raises(UserError, match=r"wanted a module that lowers to one tensor function, found 2: "):
+        whole(both.finish([both.call(Softmax(), x), both.call(Exp(), x)]))
+
+
+def test_a_whole_function_may_have_weights() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 6))
+    w, c = g.constant("w", np.ones((6, 5), np.float32)), g.constant("c", np.ones(5, np.float32))
+    y = g.call(Gelu(), g.call(Add(), g.call(Matmul(), x, w), c))
+    (func,) = lower(g.finish(y)).prims.values()
+    r = GraphBuilder()
+    a, k, j = (r.symbol(s) for s in "akj")
+    parts = [r.input("x", (a, k)), r.input("w", (k, j)), r.input("c", (j,))]
+    reference = r.finish(r.call(Gelu(), r.call(Add(), r.call(Matmul(), *parts[:2]), parts[2])))
+    entries = (*ALTERNATIVES, Alternative("my.fused", whole(reference), ("a", "k", "j"), ("c",)))
+    first, second = library_forms(func, entries)
+    assert (first.routine, second.routine, repr(second.scalars)) == ("openblas.sgemm", "my.fused", "(n, 6, 5)")

@@ -99,13 +99,12 @@ def test_every_form_of_every_task_is_right(make: Callable[[], IRModule], device:
 def test_library_forms_pack_before_and_permute_after(device: Device) -> None:
     """q k^T reads both operands permuted; its weights times v writes a permuted result."""
     job = job_on(attention, device)
-    forms = [c.library for c in job.choices.values() if c.library is not None]
+    forms = [f for c in job.choices.values() for f in c.forms]
     assert {f.routine for f in forms} == {"openblas.sgemm_batched"}
     assert any(f.before for f in forms) and any(f.after for f in forms)
     for choices in job.choices.values():
         for variant in choices.library_variants():
-            form = choices.library
-            assert form is not None
+            (form,) = choices.forms
             steps = choices.program(variant).calls[0].variants[0].steps
             kinds = [s.kind for s in steps]
             assert kinds.count("library") == 1

@@ -36,6 +36,7 @@ from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program import Program, program_from_json
 from relax_tune.schedules.target import Machine
+from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.domain import Domain
 from relax_tune.tuner.job import Job
 from relax_tune.tuner.loop import FORMAT_VERSION
@@ -123,7 +124,7 @@ def choices_of(
 ) -> Choices:
     task = Task(workload_key(func), print_text(func, normalise=True), func, ((),), domain)
     target = CodeTarget("opencl" if machine.groups else "c", machine.lanes)
-    return Choices(task, machine, target, frozenset(libraries))
+    return Choices(task, machine, target, alternatives_here(machine.language, libraries))
 
 
 def minilm_folder() -> Path:

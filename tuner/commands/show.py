@@ -20,7 +20,7 @@ from relax_tune.ir.frontend.load import PACKAGE, load_model
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.pipeline import lower, passes_for
 from relax_tune.ir.printer import print_text
-from relax_tune.runtime.library.registry import open_libraries
+from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.commands.db import one_workload
 from relax_tune.tuner.commands.options import Bounds, Database, Effort, Json, Precision, Target, among, print_json
 from relax_tune.tuner.extract import extract_tasks
@@ -221,7 +221,7 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
         records = store.query(job.target.key, workload.key)
         task = recorded_task(workload, records)
         notes = [] if records else _elsewhere(store, task, job.target)
-    choices = Choices(task, job.machine, job.code_target, frozenset(open_libraries()))
+    choices = Choices(task, job.machine, job.code_target, alternatives_here(job.machine.language))
     again = f"`relax-tune tune MODEL --target {settings.target}` with a model that has this task measures it"
     _show_task(TaskView(choices, records, of), sections, job.target, _advised(notes, again), json)
 

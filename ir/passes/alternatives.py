@@ -1,0 +1,107 @@
+"""Which library routines can take a tensor function's work: the table, one entry per routine.
+
+To add a routine: implement it in `runtime/library` (its buffers are inputs, then workspace, then the output), and put an entry
+here. A package of its own brings both by entry points: a class of the `Library` protocol in the group
+`relax_tune.libraries`, and an `Alternative` (or a tuple of them) in `relax_tune.alternatives`. An entry decides nothing: the
+routine becomes a variant of every task it fits, and is dispatched where it measured fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from relax_tune.errors import UserError
+from relax_tune.ir.dtype import DType, f32
+from relax_tune.ir.expr import Expr
+from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.passes.pipeline import lower
+
+Sizes = Mapping[str, Expr]
+"""What a routine can be told, by name, over the symbols of the function whose work it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """The one matrix product of a function, `C = op(A) op(B)` row-major, read off its loops; what is computed before and after
+    it become kernels of their own, and operands that no strides describe are packed.
+
+    Sizes: m, n, k; trans_a, trans_b (1 when stored transposed); lda, ldb, ldc, the lengths of rows in elements; and of a
+    batched product batch, stride_a, stride_b, stride_c, the distances of matrices in elements. Buffers: A, B, C.
+    transposed: whether the routine reads transposed operands; otherwise they are packed."""
+
+    dtype: DType = f32
+    batched: bool = False
+    transposed: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A function that computes the same as `func`, loop by loop, at any sizes: its dims are the symbols' values.
+
+    Sizes: the symbols of `func`, by name. Buffers: those of `func`."""
+
+    func: PrimFunc
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A routine and the work it takes.
+
+    routine: LIBRARY.NAME, as the library has it. scalars: the sizes it is called with, in its order. targets: the languages of
+    the devices whose memory it can reach. needs: a condition on the sizes that must be proved. workspace: bytes it wants
+    to itself, an array of u8 before the output."""
+
+    routine: str
+    takes: MatrixProduct | Whole
+    scalars: tuple[str, ...]
+    targets: tuple[str, ...]
+    needs: Callable[[Sizes], Expr] | None = None
+    workspace: Callable[[Sizes], Expr] | None = None
+
+    def __post_init__(self) -> None:
+        known = SIZES if isinstance(self.takes, MatrixProduct) else tuple(v.name for v in self.takes.func.symbols)
+        wrong = [s for s in self.scalars if s not in known]
+        if wrong or "." not in self.routine:
+            raise UserError(
+                f"alternative {self.routine!r}: wanted LIBRARY.NAME and scalars among {', '.join(known)}; "
+                f"found {', '.join(wrong) or 'no dot in the name'}"
+            )
+
+    @property
+    def library(self) -> str:
+        return self.routine.split(".")[0]
+
+
+SIZES = (
+    *("batch", "m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
+    *("stride_a", "stride_b", "stride_c"),
+)
+
+ALTERNATIVES: tuple[Alternative, ...] = (
+    Alternative(
+        "openblas.sgemm",
+        MatrixProduct(),
+        scalars=("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
+        targets=("c", "opencl"),
+    ),
+    Alternative(
+        "openblas.sgemm_batched",
+        MatrixProduct(batched=True),
+        scalars=SIZES,
+        targets=("c", "opencl"),
+    ),
+)
+
+
+def whole(x: PrimFunc | IRModule) -> Whole:
+    """What one tensor function computes: given itself, or as a module that lowers to it (operators that fuse into one)."""
+    if isinstance(x, PrimFunc):
+        return Whole(x)
+    prims = list(lower(x).prims.values())
+    if len(prims) != 1:
+        raise UserError(
+            f"alternative: wanted a module that lowers to one tensor function, found {len(prims)}: "
+            f"{', '.join(p.name for p in prims)}"
+        )
+    return Whole(prims[0])
