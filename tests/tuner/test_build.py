@@ -271,6 +271,6 @@ def test_a_kernel_must_beat_the_library_beyond_noise() -> None:
 def test_without_the_library_here_its_records_do_not_win() -> None:
     stage = Stage(feed_forward)
     (library, *_) = stage.choices.library_variants()
-    without = replace(stage.choices, libraries=frozenset(), _programs={}, _stages={})
+    without = replace(stage.choices, alternatives=(), _programs={}, _stages={})
     records = [*stage.records(library, 1e-6), *stage.records(stage.slow, 1e-3)]
     assert set(plan_task(without, records).plan.variants) == {stage.slow.key}
