@@ -24,7 +24,7 @@ from relax_tune.tuner.loop import Progress, Work
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import Effort, Policy, Precision, Products, Settings
+from relax_tune.tuner.settings import Effort, Memory, Policy, Precision, Products, Settings
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
@@ -129,16 +129,19 @@ def build(
     effort: Effort = "normal",
     precision: Precision = "f32",
     products: Products = "apart",
+    memory: Memory = "symbolic",
     rules: Sequence[Rule] = (),
 ) -> Artifact:
     """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
 
     Arguments as of `tune`. policy: `measured` dispatches the fastest on record, `library` a library call wherever there is one,
     `generic` untuned kernels only. effort: sets the shapes plans are made from; give it and precision as they were tuned with.
+    memory: of intermediate values: `symbolic` sizes it by the shapes of each call, `constant` takes it once for the largest that the
+    declared bounds allow; `inplace` and `constant-inplace` write results over arguments that nobody reads later.
 
     Raises: UserError, ParseError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
-    settings = Settings(target, None, effort, products=products, precision=precision)
+    settings = Settings(target, None, effort, products=products, precision=precision, memory=memory)
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings, rules=rules)

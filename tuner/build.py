@@ -23,7 +23,7 @@ from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.inplace import Inplace, misuses, sources_of, without_places
-from relax_tune.ir.passes.memory import SYMBOLIC, MemoryPlan, PlanMemory, overlay
+from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.passes.roots import Roots, Tensor
 from relax_tune.ir.relations import info_symbols
@@ -36,8 +36,16 @@ from relax_tune.tuner.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.extract import site_symbols
 from relax_tune.tuner.index_ranges import index_range, meet, range_fill
 from relax_tune.tuner.select import NOISE, Plan, PlanEntry, Test, select
-from relax_tune.tuner.settings import Policy
+from relax_tune.tuner.settings import Memory, Policy
 from relax_tune.tuner.task import Choices
+
+MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
+    "symbolic": (PlanMemory(), False),
+    "constant": (PlanMemory(constant=True), False),
+    "inplace": (PlanMemory(), True),
+    "constant-inplace": (PlanMemory(constant=True), True),
+}
+"""How storages are planned, and whether outputs are put in place of arguments."""
 
 
 @dataclass(frozen=True)
@@ -140,23 +148,23 @@ def build_programs(
     target_key: str,
     target: CodeTarget,
     policy: Policy = "measured",
-    memory: PlanMemory = SYMBOLIC,
-    inplace: bool = False,
+    memory: Memory = "symbolic",
 ) -> BuildResult:
     """Plan every task and emit the program of every graph function. `choices` by the name of the tensor function in the module;
-    `memory` says how storages are planned; `inplace`: outputs take the memory of arguments that nobody reads later, where they may."""
+    `memory` says how storages are planned, and whether outputs take the memory of arguments that nobody reads later."""
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
         records = store.query(target_key, own.task.key)
         plans[callee] = plan_task(own, records, policy)
         notes += _notes(callee, plans[callee], records, policy)
+    planner, inplace = MEMORY[memory]
     if inplace:
         lowered = replace(lowered, module=Inplace()(lowered.module))
     lowered, moved = settle_places(lowered, choices, plans)
     notes += moved
     programs = {
-        n: _Emitter(lowered, f, choices, plans, ProgramBuilder(n, target), memory).run()
+        n: _Emitter(lowered, f, choices, plans, ProgramBuilder(n, target), planner).run()
         for n, f in lowered.functions.items()
     }
     return BuildResult(programs, plans, tuple(notes))

@@ -16,7 +16,6 @@ from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.dtype import dtype
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.passes.memory import SYMBOLIC, PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
 from relax_tune.ir.passes.rewrite import Rule
 from relax_tune.ir.printer import print_text
@@ -36,7 +35,7 @@ from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
 from relax_tune.tuner.measure.cluster_address import tls_files
 from relax_tune.tuner.measure.local import LocalRunner
-from relax_tune.tuner.settings import Policy, Settings
+from relax_tune.tuner.settings import Memory, Policy, Settings
 from relax_tune.tuner.task import Choices, Task
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -132,11 +131,10 @@ class Job:
             tuner = Tuner(tasks, key, runner, self.store, self.settings, running.name, self.report, running.beat)
             return tuner.run()
 
-    def build(self, policy: Policy = "measured", memory: PlanMemory = SYMBOLIC, inplace: bool = False) -> BuildResult:
-        """The programs that the store's records ask for; `memory` says how storages are planned, `inplace` whether outputs take the
-        memory of arguments that nobody reads later."""
-        key = self.target.key
-        return build_programs(self.lowered, self.choices, self.store, key, self.code_target, policy, memory, inplace)
+    def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
+        """The programs that the store's records ask for. memory: other than the settings'."""
+        how, key = memory or self.settings.memory, self.target.key
+        return build_programs(self.lowered, self.choices, self.store, key, self.code_target, policy, how)
 
     def artifact(self, built: BuildResult) -> Artifact:
         """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it."""

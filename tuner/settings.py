@@ -15,6 +15,7 @@ Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "library", "generic"]
 Products = Literal["apart", "joined"]
 Precision = Literal["f32", "f16", "bf16"]
+Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 # Candidates per task and per batch, anchors, and how long each shape is timed.
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
@@ -29,8 +30,9 @@ OPTIONAL_TEXTS = ("db", "scheduler", "ca", "certificate", "key")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. products: of one value with
-    several weights, each by itself or joined. ca, certificate, key: PEM files for a scheduler beyond loopback. precision: what a
-    float32 model stores weights and the arguments of its products in."""
+    several weights, each by itself or joined. precision: what a float32 model stores weights and the arguments of its products in.
+    memory: of intermediate values, sized by each call's shapes or once for the largest that the declared bounds allow; inplace:
+    results written over arguments that nobody reads later. ca, certificate, key: PEM files for a scheduler beyond loopback."""
 
     target: str = "opencl"
     db: str | None = None
@@ -44,6 +46,7 @@ class Settings:
     key: str | None = None
     products: Products = "apart"
     precision: Precision = "f32"
+    memory: Memory = "symbolic"
 
     def __post_init__(self) -> None:
         for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
@@ -58,6 +61,8 @@ class Settings:
             raise UserError(f"--products wants one of {', '.join(get_args(Products))}; found {self.products!r}")
         if not isinstance(self.precision, str) or self.precision not in get_args(Precision):
             raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
+        if not isinstance(self.memory, str) or self.memory not in get_args(Memory):
+            raise UserError(f"--memory wants one of {', '.join(get_args(Memory))}; found {self.memory!r:.80}")
         if self.trials is not None and self.trials < 0:
             raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
 

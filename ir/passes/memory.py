@@ -63,9 +63,6 @@ class PlanMemory:
         )
 
 
-SYMBOLIC = PlanMemory()
-
-
 def _at_bounds(life: Lifetime, env: Env) -> Expr:
     """Its largest size within the declared bounds."""
     largest = interval(life.nbytes, env)[1]

@@ -142,7 +142,7 @@ def test_a_chain_in_one_storage(device: Device) -> None:
 def test_the_chain_of_the_paper_needs_one_storage_where_that_is_asked_for(device: Device, fused: bool) -> None:
     job = Job(chain(), device.info, MemoryStore(), QUICK) if fused else job_of(chain(), device)
     assert storages(job.build("generic").program) == 2
-    program = job.build("generic", inplace=True).program
+    program = job.build("generic", memory="inplace").program
     assert storages(program) <= 1
     with executed(program, job, device) as executor:
         for n in (0, 1, 7, 100):
@@ -364,7 +364,7 @@ def test_marking_changes_no_result(device: Device, module: IRModule, fused: bool
     job = Job(module, device.info, MemoryStore(), QUICK) if fused else job_of(module, device)
     marked = checked(Inplace()(job.lowered.module))
     assert Inplace()(marked) is marked
-    plain, program = job.build("generic").program, job.build("generic", inplace=True).program
+    plain, program = job.build("generic").program, job.build("generic", memory="inplace").program
     assert len(made_arrays(program)) <= len(made_arrays(plain))
     with executed(program, job, device) as one, executed(plain, job, device) as other:
         for n in (0, 1, 13):
@@ -403,7 +403,7 @@ def test_variants_of_a_product_in_place_of_what_is_added(device: Device) -> None
         if isinstance(b.value, CallTIR)
     ]  # type: ignore[union-attr]
     assert sum(any(p is not None for p in m) for m in marks) >= 2
-    built = job.build(inplace=True)
+    built = job.build(memory="inplace")
     assert any(len(c.variants) > 2 for c in built.program.calls)
     assert len(made_arrays(built.program)) < len(made_arrays(job.build().program)) or built.notes
     with executed(built.program, job, device) as executor:

@@ -11,17 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.acceptance.built import executed
 from tests.acceptance.programs import opened
+from tests.acceptance.test_memory import chain
 from tests.acceptance.test_memory_branches import unplanned
 from tests.runtime.whole_models import MODELS, Built, built, inputs_of
 from tests.tuner.tuner_models import QUICK, attention
 
+import relax_tune as rt
 from relax_tune.database.store import MemoryStore
-from relax_tune.errors import BuildError
+from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
-from relax_tune.ir.passes.memory import PlanMemory, overlay
+from relax_tune.ir.passes.memory import overlay
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import Program
+from relax_tune.runtime.scalars import evaluate
 from relax_tune.runtime.vm import Executor
 from relax_tune.tuner.job import Job
 
@@ -81,7 +84,7 @@ def test_results_are_those_of_memory_that_nobody_shares(model: Built, device: De
 def test_constant_plans_hold_workspaces_at_the_largest_sizes(device: Device) -> None:
     job = Job(attention(), device.info, MemoryStore(), QUICK)
     symbolic = job.build("library").program
-    program = job.build("library", memory=PlanMemory(constant=True)).program
+    program = job.build("library", memory="constant").program
     assert any(b.name.startswith("scratch") for b in program.buffers)
     upper = {s.name: s.upper or 0 for s in program.symbols}
     small = {s.name: s.lower for s in program.symbols}
@@ -91,7 +94,7 @@ def test_constant_plans_hold_workspaces_at_the_largest_sizes(device: Device) -> 
         assert sum(sizes[1]) <= sum(other.bind(upper).values[s] for s in symbolic.storages)
     unbounded = replace(job.module, bounds=tuple(replace(b, upper=None) for b in job.module.bounds))
     with pytest.raises(BuildError, match="upper bound of"):
-        Job(unbounded, device.info, MemoryStore(), QUICK).build("generic", memory=PlanMemory(constant=True))
+        Job(unbounded, device.info, MemoryStore(), QUICK).build("generic", memory="constant")
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from("nmc"), st.integers(1, 3)), max_size=3), max_size=4))
@@ -105,3 +108,14 @@ def test_one_place_for_each_array_of_whichever_group(groups: list[list[tuple[str
         for group, where in zip(wanted, places, strict=True):
             assert len(set(where)) == len(group)
             assert all((as_int(substitute(e, values)) or 0) <= room[p] for e, p in zip(group, where, strict=True))
+
+
+def test_20_memory_for_the_largest_sizes_is_a_setting_of_builds() -> None:
+    """With n <= 1024: two of 16384 bytes; none where results may lie over arguments, all of them where the last one goes."""
+    db = MemoryStore()
+    for memory, wanted in (("constant", [16384] * 2), ("constant-inplace", []), ("symbolic", [160] * 2)):
+        program = rt.build(chain(1024), target="c", db=db, memory=memory).program
+        values = evaluate(program.scalars, [10])
+        assert [values[s] for s in program.storages] == wanted
+    with pytest.raises(UserError, match="--memory wants one of symbolic, constant"):
+        rt.build(chain(1024), target="c", db=db, memory="large")

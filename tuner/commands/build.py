@@ -17,6 +17,7 @@ from relax_tune.tuner.commands.options import (
     JoinedProducts,
     Json,
     Model,
+    PlannedMemory,
     Precision,
     Target,
     among,
@@ -45,6 +46,7 @@ def build(
     effort: Effort = None,
     products: JoinedProducts = None,
     precision: Precision = None,
+    memory: PlannedMemory = None,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -54,9 +56,15 @@ def build(
     The same model, records, policy, precision and effort (which sets the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
-    settings = load_settings(
-        {"target": target, "db": db, "effort": effort, "products": products, "precision": precision}
-    )
+    flags = {
+        "target": target,
+        "db": db,
+        "effort": effort,
+        "products": products,
+        "precision": precision,
+        "memory": memory,
+    }
+    settings = load_settings(flags)
     wanted = check_policy(policy)
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from relax_tune.tuner.settings import EFFORTS, Products
+from relax_tune.tuner.settings import EFFORTS, Memory, Products
 from relax_tune.tuner.settings import Precision as PrecisionName
 
 
@@ -95,6 +95,16 @@ Effort = Annotated[
         autocompletion=among(*EFFORTS),
         help=f"{', '.join(f'{name} {numbers[0]}' for name, numbers in EFFORTS.items())} candidates per task, timed at "
         f"{', '.join(str(numbers[2]) for numbers in EFFORTS.values())} shapes. [default: normal]",
+    ),
+]
+PlannedMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="|".join(get_args(Memory)),
+        autocompletion=among(*get_args(Memory)),
+        help="Memory of intermediate values: sized by each call's shapes, or constant, taken once for the largest the declared bounds "
+        "allow; inplace writes results over arguments that nobody reads later. [default: symbolic]",
     ),
 ]
 JoinedProducts = Annotated[

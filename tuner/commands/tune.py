@@ -31,6 +31,7 @@ from relax_tune.tuner.commands.options import (
     Json,
     Key,
     Model,
+    PlannedMemory,
     Precision,
     Target,
     among,
@@ -81,6 +82,7 @@ def tune(
     key: Key = None,
     products: JoinedProducts = None,
     precision: Precision = None,
+    memory: PlannedMemory = None,
     out: Out = None,
     overwrite: Overwrite = False,
     compare: Annotated[
@@ -107,6 +109,7 @@ def tune(
             "key": key,
             "products": products,
             "precision": precision,
+            "memory": memory,
         }
     )
     check_needed(settings.scheduler, ca, certificate, key)
