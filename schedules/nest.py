@@ -13,7 +13,7 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import TRUE, Expr, Load, Var, free_vars, loads, substitute
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks, children, loops, rewrite, seq
+from relax_tune.ir.stmt import Block, For, IterVar, Seq, Stmt, Store, blocks, children, loops, rewrite, seq
 
 EMPTY = Seq(())
 
@@ -102,6 +102,49 @@ def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
     for loop in path:
         out = out.with_loop(loop.var, loop.extent)
     return out
+
+
+def copied(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
+    """`s`, a part of `func`, with loops, blocks and iterators of its own, called after the old ones with `suffix`."""
+    taken: list[str] = []
+
+    def renamed(name: str) -> str:
+        taken.append(fresh(func, f"{name}{suffix}", taken))
+        return taken[-1]
+
+    def visit(n: Stmt) -> Stmt | None:
+        if isinstance(n, For):
+            var = Var(renamed(n.var.name))
+            return replace(n, var=var, body=rebind(n.body, {n.var: var}))
+        if isinstance(n, Block):
+            iters = {i.var: Var(i.var.name) for i in n.iters}
+            own: dict[Var, Expr] = dict(iters)
+            return replace(
+                n,
+                name=renamed(n.name),
+                iters=tuple(replace(i, var=iters[i.var]) for i in n.iters),
+                body=_with_iters(n.body, own),
+                init=None if n.init is None else _with_iters(n.init, own),
+            )
+        return None
+
+    return rewrite(s, visit)
+
+
+def _with_iters(s: Store, own: Mapping[Var, Expr]) -> Store:
+    return Store(s.buffer, tuple(substitute(e, own) for e in s.indices), substitute(s.value, own))
+
+
+def over_other_iters(block: Block, iters: Iterable[tuple[IterVar, Expr]], values: Mapping[Var, Expr]) -> Block:
+    """The block over `iters` with their bindings, its old iterators being `values` over the new ones."""
+    pairs = list(iters)
+    return replace(
+        block,
+        iters=tuple(i for i, _ in pairs),
+        bindings=tuple(b for _, b in pairs),
+        body=_with_iters(block.body, values),
+        init=None if block.init is None else _with_iters(block.init, values),
+    )
 
 
 def block_value(block: Block, e: Expr) -> Expr:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, const, eq, floormod, mul, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import For, LoopKind, Tail, loops
+from relax_tune.schedules.excerpt import loop_nest, named_in
 from relax_tune.schedules.nest import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives import blocks as on_blocks
 from relax_tune.schedules.primitives import buffers as on_buffers
+from relax_tune.schedules.primitives import inline as on_inline
 from relax_tune.schedules.primitives import loops as on_loops
+from relax_tune.schedules.primitives import partition as on_parts
 from relax_tune.schedules.primitives import reductions as on_reductions
 from relax_tune.schedules.trace import Step, Trace
 
@@ -27,9 +30,11 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_loops.set_kind,
         on_loops.set_tail,
         on_loops.merge_loops,
+        on_parts.partition,
         on_blocks.compute_at,
         on_blocks.reverse_compute_at,
-        on_blocks.compute_inline,
+        on_inline.compute_inline,
+        on_inline.reverse_compute_inline,
         on_reductions.decompose_reduction,
         on_reductions.rfactor,
         on_reductions.tree_reduce,
@@ -123,6 +128,22 @@ class Schedule:
     def set_kind(self, loop: str, kind: LoopKind, axis: int = 0) -> None:
         self.apply("set_kind", loop=loop, kind=kind, axis=axis)
 
+    # the field's names for the kinds of loops; a trace holds `set_kind`
+
+    def parallel(self, loop: str) -> None:
+        """Spread the loop over CPU threads."""
+        self.set_kind(loop, "parallel")
+
+    def vectorize(self, loop: str) -> None:
+        self.set_kind(loop, "vectorized")
+
+    def unroll(self, loop: str) -> None:
+        self.set_kind(loop, "unrolled")
+
+    def bind(self, loop: str, thread: Literal["group", "item"], axis: int = 0) -> None:
+        """Make the loop a grid axis: of work-groups, or of the work-items of one."""
+        self.set_kind(loop, thread, axis)
+
     def set_tail(self, loop: str, tail: Tail) -> None:
         self.apply("set_tail", loop=loop, tail=tail)
 
@@ -191,7 +212,8 @@ def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Ma
 
 
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
-    """Apply a trace to a function. Raises ScheduleError naming the step that does not apply."""
+    """Apply a trace to a function. Raises ScheduleError for a step that does not apply: its number, why, the step as Python with
+    carets under names the function does not have, and the loop nest it was to act on with carets where it was to."""
     schedule = Schedule(func)
     for t in trace.tunables:
         schedule.tunables[t.name] = t
@@ -199,11 +221,27 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
         try:
             schedule.apply(step.primitive, **dict(step.args))
         except ScheduleError as error:
-            args = ", ".join(f"{k}={v!r}" for k, v in step.args)
             raise ScheduleError(
-                f"step {number} of the trace, {step.primitive}({args}), does not apply: {error}"
+                f"step {number} of the trace does not apply: {error}\n{_located(step, schedule.func)}"
             ) from None
     return schedule
+
+
+# Arguments that name things of the function; the words among the others (kinds, scopes) name nothing.
+_WORDS = frozenset({"kind", "tail", "scope"})
+
+
+def _located(step: Step, func: PrimFunc) -> str:
+    line = step.as_python()
+    known = named_in(func)
+    words = {v for k, v in step.args if k in _WORDS and isinstance(v, str)}
+    missing = [n for n in step.names if n not in known and n not in words]
+    under = [" "] * len(line)
+    for name in missing:
+        at = line.find(repr(name))
+        under[at : at + len(repr(name))] = "^" * len(repr(name))
+    carets = ["".join(under).rstrip()] if missing else []
+    return "\n".join([line, *carets, loop_nest(func, step.names)])
 
 
 def holds(constraint: Expr, values: Mapping[Tunable, int]) -> bool:

@@ -22,6 +22,17 @@ class Step:
     primitive: str
     args: tuple[tuple[str, Any], ...]
 
+    def as_python(self) -> str:
+        """The step as a line of Python over a `Schedule` called `s`."""
+        args = "".join(f", {k}={_show(v)}" for k, v in self.args)
+        return f"s.apply({self.primitive!r}{args})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names among the arguments, in order; of loops, blocks and buffers, and words such as kinds."""
+        parts = [v for _, value in self.args for v in (value if isinstance(value, (list, tuple)) else (value,))]
+        return tuple(v for v in parts if isinstance(v, str))
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -71,10 +82,7 @@ class Trace:
         else:
             self.with_values(values)
             lines = [f"{t.name} = {values[t.name]}  # of {', '.join(map(str, t.domain))}" for t in self.tunables]
-        for step in self.steps:
-            args = ", ".join(f"{k}={_show(v)}" for k, v in step.args)
-            lines.append(f"s.apply({step.primitive!r}, {args})")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(step.as_python() for step in self.steps)])
 
 
 def _encode(value: Any) -> Any:
@@ -109,6 +117,6 @@ def _put(value: Any, values: Mapping[str, int]) -> Any:
 def _show(value: Any) -> str:
     if isinstance(value, Tunable):
         return value.name
-    if isinstance(value, tuple):
+    if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_show(v) for v in value) + "]"
     return repr(value)

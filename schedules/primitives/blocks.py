@@ -1,4 +1,4 @@
-"""Primitives that move or remove blocks: compute_at, reverse_compute_at, compute_inline."""
+"""Primitives that move blocks: compute_at, reverse_compute_at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import (
     Expr,
-    Load,
     Tunable,
     Var,
     and_,
@@ -25,11 +24,9 @@ from relax_tune.ir.expr import (
     loads,
     lt,
     maximum,
-    substitute,
-    transform,
 )
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, Stmt, blocks, map_exprs, seq
+from relax_tune.ir.stmt import Block, For, Stmt, blocks, seq
 from relax_tune.schedules.independence import overwritten_later, updates_in_place, writers
 from relax_tune.schedules.nest import (
     EMPTY,
@@ -99,7 +96,7 @@ def _union(boxes: Sequence[Sequence[Span]], buffer: Buffer) -> list[Span]:
     return result
 
 
-def _spatial_of(block: Block) -> list[Var]:
+def spatial_of(block: Block) -> list[Var]:
     """The iterators that address the output, in order; they must be plain and distinct."""
     found: list[Var] = []
     for e in block.body.indices:
@@ -132,8 +129,8 @@ def _place(
     A dimension without an extent is addressed by the loops around alone; where it is `trusted`, it is in range whenever the
     `inherited` conditions hold.
     """
-    where = dict(zip(_spatial_of(block), box))
-    in_range = dict(zip(_spatial_of(block), trusted))
+    where = dict(zip(spatial_of(block), box))
+    in_range = dict(zip(spatial_of(block), trusted))
     names: list[str] = []
     made: list[tuple[Var, Expr]] = []
     bindings: list[Expr] = []
@@ -177,7 +174,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: compute_at moves producers of intermediates; {buffer.name!r} is an output")
     old = trivial_loops(func, node)
     require_role(func, "compute_at", node, *blocks(target.body))
-    _require_repeatable(func, "compute_at", node)
+    require_repeatable(func, "compute_at", node)
     inside = set(blocks(target.body))
     consumers = readers(func, buffer)
     outside = [b.name for b in consumers if b not in inside and b is not node]
@@ -204,7 +201,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
 
 
-def _require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
+def require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
     """The block may run later, and more than once for the same element."""
     if updates_in_place(node) or len(writers(func, node.body.buffer)) != 1:
         raise ScheduleError(
@@ -249,7 +246,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
                 f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
             )
     require_role(func, "reverse_compute_at", node, *inside)
-    _require_free_way(func, node, producer, target, path)
+    require_free_way(func, node, producer, target, path[0])
     full_path = enclosing(func, producer)
     written = tuple(block_value(producer, i) for i in producer.body.indices)
     for e in written:
@@ -269,18 +266,18 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         own[e] = span
     extents = {i.var: i.extent for i in node.iters}
     made = dict(zip(access.indices, producer.body.buffer.shape))
-    order = [own.get(v, (const(0), extents[v])) for v in _spatial_of(node)]
-    trusted = [v not in made or prove(le(made[v], extents[v]), env) is Proof.YES for v in _spatial_of(node)]
+    order = [own.get(v, (const(0), extents[v])) for v in spatial_of(node)]
+    trusted = [v not in made or prove(le(made[v], extents[v]), env) is Proof.YES for v in spatial_of(node)]
     nest = _place(func, node, order, _outer_guards((producer,), path), env, trusted)
     moved = replace(target, body=seq(target.body, nest))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
 
 
-def _require_free_way(func: PrimFunc, node: Block, producer: Block, target: For, path: Sequence[For]) -> None:
-    """No block that runs after, or in the loops around, the new place makes what `node` reads or touches what it writes."""
+def require_free_way(func: PrimFunc, node: Block, producer: Block, place: Stmt, around: Stmt) -> None:
+    """No block from `place` on, or in the loops `around` it, makes what `node` reads or touches what it writes."""
     order = blocks(func.body)
-    passed = set(order[order.index(blocks(target.body)[0]) : order.index(node)]) | set(blocks(path[0].body))
+    passed = set(order[order.index(blocks(place)[0]) : order.index(node)]) | set(blocks(around))
     reads = {x.buffer for x in block_loads(node)}
     for other in order:
         if other in passed and other is not producer:
@@ -289,34 +286,3 @@ def _require_free_way(func: PrimFunc, node: Block, producer: Block, target: For,
                 raise ScheduleError(
                     f"{func.name}: {node.name!r} cannot move before {other.name!r}, which it depends on"
                 )
-
-
-def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
-    """Put a spatial block's expression where its output is read and drop the block and its buffer.
-
-    Before: `B[i] = f(i)` then `C[j] = g(B[h(j)])`
-    After: `C[j] = g(f(h(j)))`
-    Checks: spatial in its own trivial nest, alone writes an intermediate at distinct iterators, has no predicate that could
-    skip elements; what it reads is not written again later.
-    """
-    node = find_block(func, block)
-    buffer = node.body.buffer
-    if node.is_reduction or node.init is not None:
-        raise ScheduleError(f"{func.name}: compute_inline wants a spatial block, {block!r} is a reduction")
-    if buffer not in func.allocs:
-        raise ScheduleError(f"{func.name}: compute_inline wants an intermediate, {buffer.name!r} is an output")
-    own = _spatial_of(node)
-    old = trivial_loops(func, node)
-    _require_repeatable(func, "compute_inline", node)
-    value = node.body.value
-
-    def inline(e: Expr) -> Expr:
-        def leaf(n: Expr) -> Expr | None:
-            if isinstance(n, Load) and n.buffer is buffer:
-                return substitute(value, dict(zip(own, n.indices)))
-            return None
-
-        return transform(e, leaf)
-
-    body = replace_node(func.body, old[0] if old else node, EMPTY)
-    return replace(func, body=map_exprs(body, inline), allocs=tuple(a for a in func.allocs if a is not buffer))

@@ -48,7 +48,8 @@ from relax_tune.schedules.nest import (
 )
 
 
-def _require_serial(func: PrimFunc, loop: For, step: str) -> None:
+def require_serial(func: PrimFunc, loop: For, step: str) -> None:
+    """The loop has no kind yet; else ScheduleError."""
     if loop.kind != "serial":
         raise ScheduleError(f"{func.name}: {step} wants a serial loop, found {loop.var.name!r} marked {loop.kind}")
 
@@ -62,7 +63,7 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
     promises that the product of the factors divides the extent (the caller records that as a constraint).
     """
     node = find_loop(func, loop)
-    _require_serial(func, node, "split")
+    require_serial(func, node, "split")
     if sum(f is None for f in factors) != 1:
         raise ScheduleError(
             f"{func.name}: split({loop!r}) wants exactly one None among its factors, found {list(factors)}"
@@ -113,8 +114,8 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     if len(nest) < 2:
         return func
     for outer, inner in zip(nest, nest[1:]):
-        _require_serial(func, outer, "fuse")
-        _require_serial(func, inner, "fuse")
+        require_serial(func, outer, "fuse")
+        require_serial(func, inner, "fuse")
         if outer.body is not inner:
             raise ScheduleError(
                 f"{func.name}: fuse wants {inner.var.name!r} directly inside {outer.var.name!r} and nothing beside it"
@@ -175,7 +176,7 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
         found = ", ".join(b.name for b in blocks(inside))
         raise ScheduleError(f"{func.name}: reorder wants one block inside the nest, found {found}")
     for n in nodes:
-        _require_serial(func, n, "reorder")
+        require_serial(func, n, "reorder")
     require_rectangular(func, nest, "reorder")
     _require_first_point(func, blocks(inside)[0])
     order = iter(nodes)
@@ -213,7 +214,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
         raise ScheduleError(
             f"{func.name}: wanted a kind of loop, one of {', '.join(get_args(LoopKind))}, found {kind!r}"
         )
-    _require_serial(func, node, kind)
+    require_serial(func, node, kind)
     if kind == "serial":
         return func
     if kind in ("vectorized", "unrolled") and any(not isinstance(v, Tunable) for v in free_vars(node.extent)):
@@ -269,8 +270,8 @@ def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     only at the same iteration.
     """
     a, b = find_loop(func, first), find_loop(func, second)
-    _require_serial(func, a, "merge_loops")
-    _require_serial(func, b, "merge_loops")
+    require_serial(func, a, "merge_loops")
+    require_serial(func, b, "merge_loops")
     parent = next((n for n in walk(func.body) if isinstance(n, Seq) and a in n.stmts), None)
     if parent is None or b not in parent.stmts or parent.stmts.index(b) <= parent.stmts.index(a):
         raise ScheduleError(f"{func.name}: merge_loops wants {second!r} to follow {first!r} in the same body")
@@ -292,9 +293,9 @@ def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
 def _check_passes(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
     """The statements between may run before the loop."""
     written = {b.body.buffer for b in blocks(a.body)}
-    touched = {t for b in blocks(a.body) for t, _ in _touches(b)}
+    touched = {t for b in blocks(a.body) for t, _ in touches(b)}
     for block in (x for s in between for x in blocks(s)):
-        if block.body.buffer in touched or any(t in written for t, _ in _touches(block)):
+        if block.body.buffer in touched or any(t in written for t, _ in touches(block)):
             raise ScheduleError(
                 f"{func.name}: merge_loops would move {block.name!r} before {a.var.name!r}, which it needs"
             )
@@ -314,23 +315,23 @@ def _check_same_iteration(func: PrimFunc, a: For, body_b: Stmt) -> None:
             tuple(block_value(block, i) for i in where)
             for s in bodies
             for block in blocks(s)
-            for target, where in _touches(block)
+            for target, where in touches(block)
             if target is buffer
         ]
-        if not any(
-            _steps_alike([where[d] for where in accesses], a.var, ranges, env) for d in range(len(buffer.shape))
-        ):
+        if not any(steps_alike([where[d] for where in accesses], a.var, ranges, env) for d in range(len(buffer.shape))):
             raise ScheduleError(
                 f"{func.name}: merge_loops would let an iteration of {a.var.name!r} see elements of {buffer.name!r} "
                 "that another iteration writes"
             )
 
 
-def _touches(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
+def touches(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
+    """What the block writes and reads."""
     return [(block.body.buffer, block.body.indices), *((x.buffer, x.indices) for x in block_loads(block))]
 
 
-def _steps_alike(indices: Sequence[Expr], var: Var, ranges: Mapping[Var, Expr], env: Env) -> bool:
+def steps_alike(indices: Sequence[Expr], var: Var, ranges: Mapping[Var, Expr], env: Env) -> bool:
+    """All of the indices move alike with `var`, by at least what each covers while the variables of `ranges` run."""
     steps: set[tuple[Expr, Expr]] = set()
     for e in indices:
         inner = [v for v in free_vars(e) if v in ranges]

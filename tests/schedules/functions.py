@@ -20,6 +20,16 @@ def chain() -> PrimFunc:
     return b.finish()
 
 
+def flipped() -> PrimFunc:
+    """C[j, i] = B[i, j] + D[j] with B = 2 A over (n, m)."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("flipped")
+    x, d, y, z = b.input("A", (n, m)), b.input("D", (m,)), b.alloc("B", (n, m)), b.output("C", (m, n))
+    b.compute(y, lambda i, j: x[i, j] * 2.0, name="double")
+    b.compute(z, lambda j, i: y[i, j] + d[j], name="turn")
+    return b.finish()
+
+
 def stencil() -> PrimFunc:
     """C[i] = B[i] + B[i + 1] with B = A * A over (n + 1,)."""
     n = Var("n")

@@ -52,6 +52,10 @@ CASES: dict[str, Case] = {
         ],
     ),
     "merge_loops": Case(make.chain, [("merge_loops", {"first": "double_i", "second": "inc_i"})]),
+    "partition": Case(
+        row_sum,
+        [("partition", {"loop": "row_sum_i", "factor": T}), ("partition", {"loop": "row_sum_k", "factor": 4})],
+    ),
     "compute_at": Case(
         make.stencil,
         [("split", {"loop": "pair_i", "factors": [None, 4]}), ("compute_at", {"block": "square", "loop": "pair_i_0"})],
@@ -64,6 +68,14 @@ CASES: dict[str, Case] = {
         ],
     ),
     "compute_inline": Case(make.stencil, [("compute_inline", {"block": "square"})]),
+    "reverse_compute_inline": Case(
+        make.chain,
+        [
+            ("split", {"loop": "double_j", "factors": [None, T]}),
+            ("reorder", {"names": ["double_j_0", "double_i"]}),
+            ("reverse_compute_inline", {"block": "inc"}),
+        ],
+    ),
     "decompose_reduction": Case(
         row_sum,
         [

@@ -26,7 +26,7 @@ SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9)
 def functions() -> tuple[PrimFunc, ...]:
     own = (
         make.chain(), make.stencil(), make.reverse(), make.two_outputs(), make.dot(), make.matmul(5, 6),
-        make.softmax_mask(2), make.mean_over_middle(5), make.context(2, 3), make.scaled_rows(),
+        make.softmax_mask(2), make.mean_over_middle(5), make.context(2, 3), make.scaled_rows(), make.flipped(),
     )  # fmt: skip
     names = {"softmax", "layer_norm", "gather", "concat_blocks", "transpose_0213", "reshape"}
     return (*own, *(c.func for c in zoo.cases() if c.name in names))
@@ -45,7 +45,7 @@ def random_schedule(func: PrimFunc, rng: random.Random, steps: int) -> Schedule:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.randoms(use_true_random=False), st.integers(0, 15), st.integers(1, 14))
+@given(st.randoms(use_true_random=False), st.integers(0, 16), st.integers(1, 14))
 def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: int) -> None:
     func = functions()[number % len(functions())]
     s = random_schedule(func, rng, steps)
@@ -55,7 +55,7 @@ def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: i
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.randoms(use_true_random=False), st.integers(0, 15))
+@given(st.randoms(use_true_random=False), st.integers(0, 16))
 def test_traces_replay_from_json(rng: random.Random, number: int) -> None:
     func = functions()[number % len(functions())]
     s = random_schedule(func, rng, 10)

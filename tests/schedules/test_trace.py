@@ -120,21 +120,49 @@ def test_sketches_replay_on_a_copy(machine: Machine) -> None:
             assert structural_equal(replay(concrete, copy).func, replay(concrete, func).func), sketch.name
 
 
-def test_a_step_that_does_not_apply_is_named() -> None:
-    trace = scheduled().trace
+def test_a_step_that_does_not_apply_shows_what_is_missing() -> None:
     with pytest.raises(ScheduleError) as error:
-        replay(trace, make.stencil())
-    assert "step 1 of the trace, split(loop='inc_i', factors=(None, T), divides=False), does not apply" in str(
-        error.value
+        replay(scheduled().trace, make.stencil())
+    assert str(error.value) == (
+        "step 1 of the trace does not apply: stencil: wanted a loop called 'inc_i'; the function has square_i, pair_i\n"
+        "s.apply('split', loop='inc_i', factors=[None, T], divides=False)\n"
+        "                      ^^^^^^^\n"
+        "    4 |     for square_i in serial(n + 1):\n"
+        '    5 |         with block("square"):\n'
+        "    8 |     for pair_i in serial(n):\n"
+        '    9 |         with block("pair"):'
     )
-    assert "'inc_i'" in str(error.value)
 
 
-def test_a_later_step_is_numbered() -> None:
+def test_a_step_that_does_not_apply_shows_where(golden: Callable[[str, str], None]) -> None:
     trace = scheduled().trace
     steps = (*trace.steps[:2], Step("compute_at", (("block", "double"), ("loop", "inc_j"))))
-    with pytest.raises(ScheduleError, match="step 3 of the trace"):
+    with pytest.raises(ScheduleError, match="step 3 of the trace does not apply: chain: block 'double'") as error:
         replay(Trace(steps, trace.tunables), make.chain())
+    golden("schedules/step_that_does_not_apply.txt", str(error.value))
+
+
+def test_words_are_not_taken_for_names() -> None:
+    steps = (Step("set_kind", (("loop", "inc_i"), ("kind", "vectorized"))),)
+    with pytest.raises(ScheduleError) as error:
+        replay(Trace(steps), make.chain())
+    # one caret, under the loop
+    shown = str(error.value).splitlines()
+    assert [shown[at - 1].split()[2] for at, line in enumerate(shown) if line.strip("| ^") == "" and "^" in line] == [
+        "for"
+    ]
+
+
+def test_the_names_of_the_field_record_one_primitive() -> None:
+    s = Schedule(make.pointwise(4))
+    loops = s.loops_of("squash")
+    s.bind(loops[0], "group", 1)
+    s.parallel(loops[1])
+    s.unroll(loops[2])
+    s.vectorize(loops[3])
+    assert [step.primitive for step in s.trace.steps] == ["set_kind"] * 4
+    assert [x.kind for x in s.nest_of("squash")] == ["group", "parallel", "unrolled", "vectorized"]
+    assert s.nest_of("squash")[0].axis == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""The loop nest of a tensor function as text with carets: where a step was to act."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.printer import Printer
+from relax_tune.ir.stmt import Block, For, walk
+
+
+def named_in(func: PrimFunc) -> set[str]:
+    """The names a step can speak of: loops, blocks and buffers."""
+    return {name for name, _ in _places(func)}
+
+
+def loop_nest(func: PrimFunc, names: Collection[str]) -> str:
+    """The loops and blocks of `func` in order, with the buffers among `names`; a caret below each line that `names` speaks of."""
+    printer = Printer(False)
+    text = printer.run(func).splitlines()
+    header = len(printer.header)
+    shown = {printer.line_of[id(s)] + header for s in walk(func.body) if id(s) in printer.line_of}
+    marked = {printer.line_of[id(node)] + header for name, node in _places(func) if name in names}
+    lines = []
+    for at in sorted(shown | marked):
+        lines.append(f"{at + 1:5} | {text[at]}")
+        if at in marked:
+            start = len(text[at]) - len(text[at].lstrip())
+            lines.append(f"      | {' ' * start}{'^' * (len(text[at]) - start)}")
+    return "\n".join(lines)
+
+
+def _places(func: PrimFunc) -> list[tuple[str, object]]:
+    """Each name with what the printer prints it for."""
+    found: list[tuple[str, object]] = [(b.name, b) for b in (*func.buffers, *func.allocs)]
+    for s in walk(func.body):
+        if isinstance(s, For):
+            found.append((s.var.name, s))
+        elif isinstance(s, Block):
+            found.append((s.name, s))
+    return found

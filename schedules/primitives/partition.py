@@ -1,0 +1,134 @@
+"""The primitive that cuts a loop in two: partition."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import Expr, ExprLike, Var, as_int, conjuncts, expr, free_vars, mul, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, IterKind, IterVar, Stmt, blocks, loops, replace_buffers, rewrite, seq
+from relax_tune.schedules.nest import (
+    block_value,
+    copied,
+    enclosing,
+    find_loop,
+    fresh,
+    loop_env,
+    map_blocks,
+    over_other_iters,
+    replace_node,
+    require_role,
+)
+from relax_tune.schedules.primitives.loops import require_serial, steps_alike, touches
+
+
+def partition(func: PrimFunc, loop: str, factor: ExprLike) -> PrimFunc:
+    """Cut a loop into a main one, a whole number of times `factor` long, and a tail with the rest.
+
+    Before: `for i in range(N): S(i)`
+    After: `for i in range(N // f * f): S(i)` then `for i_tail in range(N % f): S(N // f * f + i_tail)`
+    Checks: the loop is serial and `factor` positive; no grid axis is below it and no block that runs once; it feeds either
+    spatial or reduction iterators of a block, over rectangular loops. The order of the iterations stays, so every other
+    function keeps its meaning. The tail goes on with the sums of the main loop; a local or shared buffer that iterations do
+    not pass to each other is another one in the tail. Splitting the main loop by the factor needs no predicate.
+    """
+    node = find_loop(func, loop)
+    require_serial(func, node, "partition")
+    f = expr(factor)
+    value = as_int(f)
+    if value is not None and value < 1:
+        raise ScheduleError(f"{func.name}: partition({loop!r}) wants a positive factor, found {value}")
+    for below in loops(node.body):
+        if below.kind in ("group", "item"):
+            raise ScheduleError(f"{func.name}: partition would run the grid axis {below.var.name!r} in two loops")
+    require_role(func, "partition", *blocks(node.body))
+    outer = enclosing(func, node)
+    length = simplify(mul(node.extent // f, f))
+    rest = Var(fresh(func, f"{loop}_tail"))
+    paths = {b: (*outer, *enclosing(func, b)[len(outer) :]) for b in blocks(node.body)}
+    main = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], None, length))
+    tail = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], length, simplify(node.extent % f)))
+    tail = copied(func, _shifted(tail, node.var, rest, length), "_tail")
+    clones = {b: replace(b, name=fresh(func, f"{b.name}_tail")) for b in _own_buffers(func, node)}
+    after = For(rest, simplify(node.extent % f), replace_buffers(tail, clones))
+    body = replace_node(func.body, node, seq(replace(node, extent=length, body=main), after))
+    return replace(func, body=body, allocs=(*func.allocs, *clones.values()))
+
+
+def _narrowed(func: PrimFunc, block: Block, node: For, path: Sequence[For], start: Expr | None, extent: Expr) -> Block:
+    """The block with iterators of its own for the loops that feed what `node` feeds, over this part's domain. start: of a tail,
+    which stores no initial value where it goes on with a reduction."""
+    around = {p.var: p for p in path}
+    moved, fed = {node.var}, set[Var]()
+    while True:
+        found = {i.var for i, b in zip(block.iters, block.bindings) if moved & set(free_vars(b))}
+        wider = {v for i, b in zip(block.iters, block.bindings) if i.var in found for v in free_vars(b) if v in around}
+        if found == fed and wider <= moved:
+            break
+        fed, moved = found, moved | wider
+    if not fed:
+        return block
+    kinds = {i.kind for i in block.iters if i.var in fed}
+    _require_apart(func, block, node, moved, kinds)
+    own = [p for p in path if p.var in moved]
+    for p in own:
+        if set(free_vars(p.extent)) & set(around):
+            raise ScheduleError(
+                f"{func.name}: partition wants rectangular loops, found {p.extent!r} for {p.var.name!r}"
+            )
+    (kind,) = kinds
+    made = {p.var: IterVar(Var(f"v{p.var.name}"), extent if p is node else p.extent, kind) for p in own}
+    inside = {p.var: made[p.var].var + (0 if start is None or p is not node else start) for p in own}
+    values = {i.var: substitute(b, inside) for i, b in zip(block.iters, block.bindings) if i.var in fed}
+    others = [(i, b) for i, b in zip(block.iters, block.bindings) if i.var not in fed]
+    new = over_other_iters(block, [*((made[p.var], p.var) for p in own), *others], values)
+    return replace(new, init=None) if start is not None and kind == "reduce" else new
+
+
+def _require_apart(func: PrimFunc, block: Block, node: For, moved: set[Var], kinds: Collection[IterKind]) -> None:
+    """Loops of elements and of reduction points are apart, so that sums over nothing get their initial values."""
+    pairs = list(zip(block.iters, block.bindings))
+    steps = {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
+    places = {v for i, b in pairs if i.kind == "spatial" for v in free_vars(b)} - {v for v in func.symbols}
+    tied = "reduce" in kinds and any(
+        steps & set(free_vars(c)) and places & set(free_vars(c)) for c in conjuncts(block.predicate)
+    )
+    if len(kinds) != 1 or (block.init is not None and "reduce" in kinds and (steps & places & moved or tied)):
+        raise ScheduleError(
+            f"{func.name}: partition wants {node.var.name!r} to feed either spatial or reduction iterators of {block.name!r}, "
+            "whose conditions keep them apart; use decompose_reduction first"
+        )
+
+
+def _shifted(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
+    """`s` of the tail: extents and conditions see `start + rest`, narrowed iterators, which hold the offset, `rest` alone."""
+    moved, renamed = {var: start + rest}, {var: rest}
+
+    def fix(n: Stmt) -> Stmt | None:
+        if isinstance(n, For):
+            return replace(n, extent=substitute(n.extent, moved))
+        if isinstance(n, Block):
+            bindings = tuple(substitute(b, renamed) for b in n.bindings)
+            return replace(n, bindings=bindings, predicate=substitute(n.predicate, moved))
+        return None
+
+    return rewrite(s, fix)
+
+
+def _own_buffers(func: PrimFunc, node: For) -> list[Buffer]:
+    """Local and shared buffers of which each iteration of the loop touches elements of its own."""
+    inside, found = set(blocks(node.body)), []
+    for buffer in func.allocs:
+        users = [b for b in blocks(func.body) if any(t is buffer for t, _ in touches(b))]
+        if buffer.scope == "global" or not users or not inside.issuperset(users):
+            continue
+        env = loop_env((*enclosing(func, node), node))
+        ranges = {p.var: p.extent for p in loops(node.body)}
+        where = [tuple(block_value(b, e) for e in at) for b in users for t, at in touches(b) if t is buffer]
+        if any(steps_alike([at[d] for at in where], node.var, ranges, env) for d in range(len(buffer.shape))):
+            found.append(buffer)
+    return found
