@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from relax_tune.database.store import open_store as open_database
     from relax_tune.errors import RelaxTuneError, UserError
     from relax_tune.ir.frontend.load import load_model
+    from relax_tune.ir.frontend.text import save_text as save_model
     from relax_tune.ir.function import IRModule
     from relax_tune.ir.graph_builder import GraphBuilder
     from relax_tune.ir.passes.quantize import QuantizeWeights
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # Name -> (module, name there, the extra to install for it).
 _PUBLIC = {
     "load_model": ("relax_tune.ir.frontend.load", "load_model", "tune"),
+    "save_model": ("relax_tune.ir.frontend.text", "save_text", "tune"),
     "GraphBuilder": ("relax_tune.ir.graph_builder", "GraphBuilder", "tune"),
     "parse_prim_func": ("relax_tune.ir.parser", "parse_prim_func", "tune"),
     "Rule": ("relax_tune.ir.passes.rewrite", "Rule", "tune"),
@@ -59,6 +61,7 @@ _PUBLIC = {
 
 __all__ = [
     "load_model",
+    "save_model",
     "GraphBuilder",
     "parse_prim_func",
     "Rule",

@@ -108,6 +108,22 @@ def test_the_command_line_shows_a_program_and_its_tasks(tmp_path: Path) -> None:
     assert "def gated(" in done.stdout and "matmul" in done.stdout
 
 
+@pytest.mark.ccompiler
+def test_the_command_line_builds_and_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, GATED, w=W)
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    np.savez("x.npz", x=x)
+    for arguments in (
+        ["build", str(path), "--target", "c", "--policy", "generic", "--db", "memory://", "--out", "m.rta"],
+        ["run", "m.rta", "--inputs", "x.npz", "--out", "y.npz"],
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.stderr
+    with np.load("y.npz") as found:
+        np.testing.assert_allclose(found[found.files[0]], silu(x @ W), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("bounds", [{"n": (0, 8)}, {"n": (1, 65)}, {"k": (1, 2)}])
 def test_bounds_stay_within_the_text(tmp_path: Path, bounds: dict[str, tuple[int, int]]) -> None:
     with pytest.raises(UserError, match=r"bound of [nk]: wanted"):
