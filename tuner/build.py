@@ -18,7 +18,19 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.deduce import info_of
 from relax_tune.ir.expr import Expr, Var, substitute
-from relax_tune.ir.graph import Binding, CallDPSLibrary, CallTIR, Constant, Function, GVar, TupleItem, TupleValue, Value
+from relax_tune.ir.graph import (
+    Binding,
+    CallDPSLibrary,
+    CallTIR,
+    Constant,
+    Function,
+    GVar,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+)
 from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.movement import Reshape
@@ -288,7 +300,9 @@ class _Emitter:
                 self._call(binding.var, value, storages)
             elif isinstance(value, CallDPSLibrary):
                 self._library(binding.var, value, storages)
-            elif not _is_view(value) and not isinstance(value, (TupleValue, TupleItem, GVar, Constant)):
+            elif not _is_view(value) and not isinstance(
+                value, (TupleValue, TupleItem, GVar, Constant, ShapeValue, PrimValue)
+            ):
                 raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
         for check in self.lowered.checks[main.name]:
             slot = b.slot(check.cond, self.symbols)

@@ -9,7 +9,7 @@ from typing import Any
 
 from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.dtype import ALL, i64
-from relax_tune.ir.expr import Expr, Var
+from relax_tune.ir.expr import Expr, Var, ge, le
 from relax_tune.ir.frontend import torch_math, torch_neural, torch_shape
 from relax_tune.ir.frontend.pieces import finished
 from relax_tune.ir.frontend.torch_export import plain_program
@@ -61,6 +61,7 @@ class _Importer:
         for name, meta in self.program.inputs:
             info = self._info(meta, f"input {name}")
             self.env[name] = self.w.of(self.w.g.input(identifier(name), info.shape or (), info.dtype))
+        self._limit()
         items = {key: self.w.constant(array, key) for key, array in self.program.weights.items()}
         self.env.update((name, items[key]) for name, key in self.program.constants.items())
         names, results = [], []
@@ -96,6 +97,16 @@ class _Importer:
                     f"found {low} to {high}; export it with a wider torch.export.Dim"
                 )
             self.symbols[name] = self.w.g.symbol(name, low, high)
+
+    def _limit(self) -> None:
+        """Ranges of computed dims that do not follow from those of the symbols are checked at run time."""
+        for said, low, high in self.program.limits:
+            e = self.w.simplify(dim_of(said, self.symbols))
+            if not self.w.require(ge(e, low)) or (high is not None and not self.w.require(le(e, high))):
+                limit = "any number" if high is None else high
+                raise UserError(
+                    f"bounds of {e!r}: wanted {low} to {limit}, as the program was exported, found none within; give others"
+                )
 
     def _read_by_linear_layers_only(self) -> frozenset[str]:
         """Weights that are only ever the second argument of linear layers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,9 @@ class _Reader:
                 outputs = self._outputs(n, signature)
             else:
                 calls.append(self._call(n))
-        return TorchProgram(self._symbols(), tuple(inputs), constants, weights, tuple(calls), outputs)
+        return TorchProgram(
+            self._symbols(), tuple(inputs), constants, weights, tuple(calls), outputs, tuple(self._limits())
+        )
 
     # dims
 
@@ -155,6 +157,13 @@ class _Reader:
         for name in self.names.values():
             found.setdefault(name, TorchSymbol(name, 0, None))
         return tuple(found.values())
+
+    def _limits(self) -> Iterator[tuple[Any, int, int | None]]:
+        """The ranges of dims that are computed from others, such as twice a symbol."""
+        for expr, span in self.exported.range_constraints.items():
+            if not expr.is_symbol and not expr.is_Integer:
+                upper = int(span.upper) if span.upper.is_Integer else None
+                yield self._expr(expr), max(int(span.lower), 0) if span.lower.is_Integer else 0, upper
 
     def _dim(self, dim: Any) -> Any:
         if isinstance(dim, int):

@@ -408,8 +408,9 @@ def _size(w: Writer, n: Node) -> Result:
 
 
 def _assert_scalar(w: Writer, n: Node) -> Result:
-    """Conditions on dims follow from the declared ranges; one that is certain to fail is an error."""
-    if n.args[0] is FALSE or n.args[0] is False:
+    """A condition on dims: one that the declared ranges leave open is checked at run time, one that is certain to fail an error."""
+    cond = n.args[0]
+    if cond is FALSE or cond is False or (isinstance(cond, Expr) and not w.require(cond)):
         raise n.refuse("wanted a condition that can hold, found one that never does")
     return None
 

@@ -67,7 +67,8 @@ class TorchCall:
 @dataclass(frozen=True, slots=True)
 class TorchProgram:
     """inputs: tensors by name, in the caller's order. constants: the weight behind the name of a parameter or buffer; tied
-    ones name the same. outputs: (name, a Ref, number or None), in order."""
+    ones name the same. outputs: (name, a Ref, number or None), in order. limits: (dim, lower, upper) of dims that are computed
+    from symbols, upper None: no limit."""
 
     symbols: tuple[TorchSymbol, ...]
     inputs: tuple[tuple[str, TorchTensor], ...]
@@ -75,6 +76,7 @@ class TorchProgram:
     weights: Mapping[str, NDArray[Any]]
     nodes: tuple[TorchCall, ...]
     outputs: tuple[tuple[str, Any], ...]
+    limits: tuple[tuple[Any, int, int | None], ...] = ()
 
 
 def dim_of(dim: Any, symbols: Mapping[str, Var]) -> Expr:
@@ -97,6 +99,7 @@ def to_json(program: TorchProgram) -> str:
         "inputs": [[n, _plain(t)] for n, t in program.inputs],
         "constants": dict(program.constants),
         "outputs": [[n, _plain(v)] for n, v in program.outputs],
+        "limits": [list(limit) for limit in program.limits],
     }
     nodes = [
         [c.name, c.op, _plain(c.args), {k: _plain(v) for k, v in c.kwargs.items()}, _plain(c.result), c.source]
@@ -122,6 +125,7 @@ def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
             for n, op, args, kw, result, source in found["nodes"]
         ),
         tuple((n, _read(v)) for n, v in found["outputs"]),
+        tuple((d, low, high) for d, low, high in found.get("limits", ())),
     )
 
 

@@ -16,7 +16,7 @@ from relax_tune.ir.dtype import DType, bool_, dtype, f32, i64, is_floating
 from relax_tune.ir.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.frontend.broadcasts import before_broadcasts, cut_of_table, shorter_counter
 from relax_tune.ir.frontend.decompositions import Made, rewritten
-from relax_tune.ir.graph import Call, Constant, GVar, Value
+from relax_tune.ir.graph import Call, Constant, GVar, PrimValue, Value
 from relax_tune.ir.graph_builder import GraphBuilder, info_of
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
@@ -29,7 +29,7 @@ from relax_tune.ir.op.movement import BroadcastTo, Reshape, Slice, Take
 from relax_tune.ir.op.reduce import LayerNorm, Mean, Softmax, Sum
 from relax_tune.ir.op.scan import CumProd, CumSum, Prod
 from relax_tune.ir.op.window import Conv
-from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.struct_info import PrimInfo, TensorInfo
 
 Array = NDArray[Any]
 # Integer constants of up to this many elements are followed as scalar expressions.
@@ -90,6 +90,7 @@ class Writer:
     _tensors: dict[Item, Value] = field(default_factory=dict)
     _turned: dict[Item, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
+    _required: set[Expr] = field(default_factory=set)
 
     # items
 
@@ -226,6 +227,14 @@ class Writer:
         found = self.full(shape, value, element)
         info = TensorInfo(tuple(shape), element)
         return Item("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
+
+    def require(self, cond: Expr) -> bool:
+        """`cond` must hold of the symbols: what only a run can tell is checked there. Gives whether it ever can."""
+        proof = self.g.deduction.proves(cond)
+        if proof is Proof.UNKNOWN and cond not in self._required:
+            self._required.add(cond)
+            self.g.match_cast(PrimValue(cond), PrimInfo(bool_, const(True)), "required")
+        return proof is not Proof.NO
 
     # shapes
 

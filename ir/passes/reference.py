@@ -19,7 +19,19 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import DType, is_floating
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, as_int, const, free_vars, postorder, substitute
 from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import Call, CallDPSLibrary, CallTIR, Constant, Function, GVar, TupleItem, TupleValue, Value
+from relax_tune.ir.graph import (
+    Call,
+    CallDPSLibrary,
+    CallTIR,
+    Constant,
+    Function,
+    GVar,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+)
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.erf import erf
 from relax_tune.ir.passes.nest import plain_blocks
@@ -299,6 +311,10 @@ class _Graph:
             return tuple(self.value(f) for f in v.fields)
         if isinstance(v, TupleItem):
             return self.value(v.value)[v.index]
+        if isinstance(v, ShapeValue):
+            return tuple(size_of(d, self.symbols) for d in v.values)
+        if isinstance(v, PrimValue):
+            return getattr(substitute(v.value, {s: const(n) for s, n in self.symbols.items()}), "value", None)
         if isinstance(v, Call) and isinstance(v.op, OperatorSpec):
             bound = v.op.substituted({s: const(n) for s, n in self.symbols.items()})
             return bound.evaluate([self.value(a) for a in v.args])

@@ -19,7 +19,15 @@ from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.dtype import f32, i64
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.torch import SUPPORTED, import_program
-from relax_tune.ir.frontend.torch_program import Ref, TorchCall, TorchProgram, TorchTensor, from_json, to_json
+from relax_tune.ir.frontend.torch_program import (
+    Ref,
+    TorchCall,
+    TorchProgram,
+    TorchSymbol,
+    TorchTensor,
+    from_json,
+    to_json,
+)
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, Function, GVar, TupleValue
 from relax_tune.ir.op.linalg import Matmul
@@ -40,6 +48,7 @@ from relax_tune.tuner.settings import Settings
 
 DATA = Path(__file__).parent.parent / "data"
 NAMES = ("bert", "gpt2_eager", "llama_cache", "qwen2")
+MORE = ("gpt2_cache", "llama_prefill", "qwen2_decode")
 
 Array = np.ndarray[Any, Any]
 
@@ -82,7 +91,7 @@ def main_of(module: IRModule) -> Function:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *MORE))
 def test_recorded_transformers_give_torch_s_results(name: str) -> None:
     program, cases = recorded(name)
     module = import_program(program)
@@ -197,6 +206,67 @@ def test_element_types_that_are_not_ours_are_named() -> None:
         ParseError, match=r"input input_ids: wanted an element type among .*, found torch\.complex64; convert"
     ):
         import_program(given)
+
+
+def limited(low: int, high: int, *conditions: tuple[str, Any, Any], **ranges: tuple[int, int]) -> IRModule:
+    """A program of x (n, 3) and y (2 * m, 3) that was exported with limits of `2 * m`, and asserts conditions on dims."""
+    x, y = TorchTensor(("n", 3), f32), TorchTensor((["mul", 2, "m"], 3), f32)
+    nodes = [
+        TorchCall("n", "aten.sym_size.int", (Ref("x"), 0), {}),
+        TorchCall("k", "aten.sym_size.int", (Ref("y"), 0), {}),
+    ]
+    for p, (op, a, b) in enumerate(conditions):
+        nodes.append(TorchCall(f"c{p}", f"sym.{op}", (a, b), {}))
+        nodes.append(TorchCall(f"a{p}", "aten._assert_scalar.default", (Ref(f"c{p}"), "said so"), {}))
+    nodes += [TorchCall(f"{v}_relu", "aten.relu.default", (Ref(v),), {}, t) for v, t in (("x", x), ("y", y))]
+    symbols = tuple(TorchSymbol(v, *ranges.get(v, (0, None))) for v in "nm")  # type: ignore[arg-type]
+    outputs = (("x_relu", Ref("x_relu")), ("y_relu", Ref("y_relu")))
+    made = TorchProgram(symbols, (("x", x), ("y", y)), {}, {}, tuple(nodes), outputs, ((["mul", 2, "m"], low, high),))
+    assert from_json(to_json(made), {}) == made
+    return import_program(made)
+
+
+@pytest.mark.ccompiler
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_what_torch_asserts_of_dims_is_checked_at_run_time() -> None:
+    module = limited(0, 8, ("eq", Ref("n"), Ref("k")), ("le", Ref("n"), 6), ("eq", Ref("n"), Ref("k")))
+    verify(module)
+    checks = lower(module).checks["main"]
+    required = [re.sub(r"\n.*", "", c.message, flags=re.S) for c in checks if "required" in c.message]
+    assert [m.partition("found {1} ")[2] for m in required] == [
+        "(2 * (y_0 // 2) <= 8)",
+        "(n == 2 * (y_0 // 2))",
+        "(n <= 6)",
+    ]
+    device = open_device("c")
+    try:
+        executor = Executor(
+            Job(module, device.info, MemoryStore(), Settings(target="c")).build("generic").program, device, {}
+        )
+        for n, k, wrong in (
+            (4, 4, ""),
+            (4, 6, r"found 0 \(n == "),
+            (8, 8, r"found 0 \(n <= 6"),
+            (10, 10, "found 0 .* <= 8"),
+        ):
+            arrays = [np.ones((size, 3), np.float32) for size in (n, k)]
+            if wrong:
+                with pytest.raises(UserError, match=wrong):
+                    executor.run(arrays)
+            else:
+                assert [a.shape for a in executor.run(arrays)] == [(n, 3), (k, 3)]
+        executor.close()
+    finally:
+        device.close()
+
+
+def test_what_follows_from_the_ranges_is_not_checked_and_what_never_holds_is_refused() -> None:
+    decided = lower(limited(0, 8, ("le", Ref("n"), 6), n=(0, 5), m=(0, 4)))
+    assert not any("required" in c.message for c in decided.checks["main"])
+    with pytest.raises(ParseError, match="wanted a condition that can hold"):
+        limited(0, 8, ("lt", Ref("n"), Ref("n")))
+    with pytest.raises(UserError, match=r"bounds of 2 \* m: wanted 0 to 8, as the program was exported"):
+        limited(0, 8, m=(5, 9))
 
 
 def test_dims_that_depend_on_data_are_refused() -> None:
