@@ -131,6 +131,7 @@ def build(
     products: Products = "apart",
     memory: Memory = "symbolic",
     rules: Sequence[Rule] = (),
+    pack: bool = False,
 ) -> Artifact:
     """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
 
@@ -138,6 +139,8 @@ def build(
     `generic` untuned kernels only. effort: sets the shapes plans are made from; give it and precision as they were tuned with.
     memory: of intermediate values: `symbolic` sizes it by the shapes of each call, `constant` takes it once for the largest that the
     declared bounds allow; `inplace` and `constant-inplace` write results over arguments that nobody reads later.
+    pack: store weights as the chosen kernels want them, in place of those that nothing else reads; otherwise they are packed,
+    and held twice, whenever the artifact is opened. Larger where kernels of several layouts take turns. Same results.
 
     Raises: UserError, ParseError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
@@ -145,7 +148,7 @@ def build(
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings, rules=rules)
-        return job.artifact(job.build(check_policy(policy)))
+        return job.artifact(job.build(check_policy(policy)), pack)
 
 
 def tune_result(job: Job, work: Work, built: BuildResult) -> TuneResult:

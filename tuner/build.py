@@ -47,6 +47,7 @@ from relax_tune.runtime.scalars import Op
 from relax_tune.tuner.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.extract import site_symbols
 from relax_tune.tuner.index_ranges import index_range, meet, range_fill
+from relax_tune.tuner.pack import Packing
 from relax_tune.tuner.select import NOISE, Plan, PlanEntry, Test, select
 from relax_tune.tuner.settings import Memory, Policy
 from relax_tune.tuner.task import Choices
@@ -141,11 +142,13 @@ def _applies(choices: Choices, variant: VariantRecord) -> bool:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The program of every graph function, the plan of every task, and for each task what it lacked."""
+    """The program of every graph function, the plan of every task, and for each task what it lacked. packings: what the steps of
+    each program's `prepare` do."""
 
     programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]
     notes: tuple[str, ...]
+    packings: Mapping[str, Sequence[Packing]]
 
     @property
     def program(self) -> Program:
@@ -175,11 +178,11 @@ def build_programs(
         lowered = replace(lowered, module=Inplace()(lowered.module))
     lowered, moved = settle_places(lowered, choices, plans)
     notes += moved
+    builders = {n: ProgramBuilder(n, target) for n in lowered.functions}
     programs = {
-        n: _Emitter(lowered, f, choices, plans, ProgramBuilder(n, target), planner).run()
-        for n, f in lowered.functions.items()
+        n: _Emitter(lowered, f, choices, plans, builders[n], planner).run() for n, f in lowered.functions.items()
     }
-    return BuildResult(programs, plans, tuple(notes))
+    return BuildResult(programs, plans, tuple(notes), {n: tuple(b.packings) for n, b in builders.items()})
 
 
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:

@@ -30,6 +30,7 @@ from relax_tune.runtime.program import (
 )
 from relax_tune.runtime.scalars import Op as ScalarOp
 from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.tuner.pack import Packing
 
 _SCALAR_OPS: Mapping[str, ScalarOp] = {
     "add": ScalarOp.ADD, "sub": ScalarOp.SUB, "mul": ScalarOp.MUL, "floordiv": ScalarOp.FLOORDIV,
@@ -94,6 +95,7 @@ class ProgramBuilder:
     storages: list[int] = field(default_factory=list)
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     prepare: list[Step] = field(default_factory=list)
+    packings: list[Packing] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
@@ -223,6 +225,7 @@ class ProgramBuilder:
             self._packed[(name, sources)] = found
             known[target] = found
             self.prepare.append(self._step(part, known, symbols))
+            self.packings.append(Packing(part, target, sources, found))
         known[target] = found
 
     def _kernel(self, func: PrimFunc) -> GeneratedKernel:

@@ -35,6 +35,7 @@ from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
 from relax_tune.tuner.measure.cluster_address import tls_files
 from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.pack import pack_weights
 from relax_tune.tuner.settings import Memory, Policy, Settings
 from relax_tune.tuner.task import Choices, Task
 
@@ -136,10 +137,14 @@ class Job:
         how, key = memory or self.settings.memory, self.target.key
         return build_programs(self.lowered, self.choices, self.store, key, self.code_target, policy, how)
 
-    def artifact(self, built: BuildResult) -> Artifact:
-        """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it."""
-        names = {b.name for p in built.programs.values() for b in p.buffers if b.role == "const"}
-        constants = {n: a for n, a in self.lowered.module.constants.items() if n in names}
+    def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
+        """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as
+        the chosen kernels want them, instead of packing them whenever the artifact is opened."""
+        programs, constants = tuple(built.programs.values()), self.lowered.module.constants
+        if pack:
+            programs, constants = pack_weights(programs, built.packings, constants)
+        names = {b.name for p in programs for b in p.buffers if b.role == "const"}
+        constants = {n: a for n, a in constants.items() if n in names}
         solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {
             "fingerprint": dict(self.target.fingerprint),
@@ -148,7 +153,7 @@ class Job:
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
-        return new_artifact(tuple(built.programs.values()), constants, extra)
+        return new_artifact(programs, constants, extra)
 
 
 def device_info(spec: str) -> DeviceInfo:

@@ -47,6 +47,13 @@ def build(
     products: JoinedProducts = None,
     precision: Precision = None,
     memory: PlannedMemory = None,
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack",
+            help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start.",
+        ),
+    ] = False,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -73,7 +80,7 @@ def build(
     with open_store(settings.db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings)
         built = job.build(wanted)
-        saved = job.artifact(built).save(path)
+        saved = job.artifact(built, pack).save(path)
         records = {name: store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))

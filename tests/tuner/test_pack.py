@@ -1,0 +1,117 @@
+"""Weights packed when building: the same results to the bit, nothing left to pack on the device, nothing held twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, add_records, feed_forward, ok_record, opened
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.dtype import f32, u8
+from relax_tune.ir.expr import Expr, cast, const, load, lt, select
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.tensor_builder import TensorBuilder
+from relax_tune.runtime.artifact import load_artifact
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.pack import Packing, pack_weights, packed
+from relax_tune.tuner.task import Choices
+
+
+def packing_variants(choices: Choices, count: int) -> list[Any]:
+    """Tuned variants that pack a weight, of different panels."""
+    sketches = [k for k, s in enumerate(choices.sketches) if s.name.endswith(".packed")]
+    found = choices.space.candidates(choices.space.sample(np.random.default_rng(5), 400))
+    first = {(c.sketch, str(c)): c for c in found if c.sketch in sketches}
+    return [choices.tuned(c) for _, c in sorted(first.items())[:count]]
+
+
+def tuned_job(device: DeviceInfo, module: IRModule) -> Job:
+    """A job whose records make packing variants win, two of them in turn."""
+    store = MemoryStore()
+    job = Job(module, device, store, QUICK)
+    store.add_target(job.target)
+    for task in job.tasks:
+        variants = packing_variants(job.choices[task.name], 2)
+        points = task.domain.points
+        records = [
+            ok_record(task, job.target.key, v, p, 1e-6 if (2 * at < len(points)) == (k == 0) else 1.0)
+            for at, p in enumerate(points)
+            for k, v in enumerate(variants)
+        ]
+        add_records(store, task, records)
+    return job
+
+
+@pytest.mark.ccompiler
+def test_packed_artifacts_give_the_same_bits(tmp_path: Path) -> None:
+    with opened("c") as device:
+        module = feed_forward()
+        job = tuned_job(device.info, module)
+        built = job.build()
+        plain, dense = job.artifact(built), job.artifact(built, pack=True)
+        assert sum(len(p.prepare) for p in plain.programs) >= 2
+        assert not any(p.prepare for p in dense.programs)
+        assert not any(b.role == "packed" for p in dense.programs for b in p.buffers)
+        # both products read packed weights alone: neither is there as the model has it
+        assert {"w1", "w2"} & set(plain.constants) and not {"w1", "w2"} & set(dense.constants)
+        assert len(dense.programs[0].kernels) < len(plain.programs[0].kernels)
+        files = [
+            a.save(tmp_path / f"{n}.rta").read_bytes() for n, a in (("a", dense), ("b", job.artifact(built, pack=True)))
+        ]
+        assert files[0] == files[1]
+        with plain.open(device) as one, load_artifact(tmp_path / "a.rta").open(device) as other:
+            for n in (1, 2, 13, 128):
+                x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
+                for a, b in zip(one.run([x]), other.run([x]), strict=True):
+                    np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
+
+
+def copying(value: Any, dtype: Any = f32) -> Packing:
+    """A packing of (3, 5) weights into 2 panels of 4 columns."""
+    b = TensorBuilder("pack")
+    source, target = b.input("source", (3, 5), dtype, True), b.output("target", (2, 3, 4))
+    b.compute(target, lambda p, k, j: value(source.buffer, k, p * 4 + j))
+    func = b.finish()
+    return Packing(func, func.output_buffers[0], (0,), 1)
+
+
+def test_panels_with_a_padded_tail() -> None:
+    def padded(source: Buffer, k: Expr, j: Expr) -> Expr:
+        return select(lt(j, 5), load(source, (k, j)), const(0.0, f32))
+
+    w = np.arange(15, dtype=np.float32).reshape(3, 5)
+    w[0, 0], w[1, 1] = -0.0, np.inf
+    found = packed(copying(padded), [w])
+    wanted = np.zeros((3, 8), np.float32)
+    wanted[:, :5] = w
+    assert found is not None and found.dtype == np.float32
+    np.testing.assert_array_equal(found.view(np.int32), wanted.reshape(3, 2, 4).transpose(1, 0, 2).view(np.int32))
+
+
+def test_what_computes_is_left_to_the_device() -> None:
+    """It rounds in its own way."""
+    half = copying(lambda source, k, j: load(source, (k, j % 5)) * 0.5)
+    wide = copying(lambda source, k, j: cast(load(source, (k, j % 5)), f32), u8)
+    assert packed(half, [np.ones((3, 5), np.float32)]) is None
+    assert packed(wide, [np.ones((3, 5), np.uint8)]) is None
+
+
+def test_weights_read_unpacked_as_well_stay() -> None:
+    """A generic kernel beside a packing one reads the weight as the model has it."""
+    job = tuned_job(PAPER_DEVICE, feed_forward())
+    built = job.build()
+    program = built.program
+    w1 = next(i for i, b in enumerate(program.buffers) if b.name == "w1")
+    call = program.calls[0]
+    variant = call.variants[0]
+    step = replace(variant.steps[0], buffers=(*variant.steps[0].buffers, w1))
+    calls = (replace(call, variants=(replace(variant, steps=(step,)),)), *program.calls[1:])
+    programs, constants = pack_weights([replace(program, calls=calls)], built.packings, job.lowered.module.constants)
+    assert "w1" in constants and "w2" not in constants
+    assert [b.name for b in programs[0].buffers if b.name == "w1"] == ["w1"]
