@@ -13,6 +13,9 @@ and as decode with a cache. Each is lowered and planned once; then its symbols a
 * no reuse: every value in memory of its own.
 * TVM: the storages of TVM's StaticPlanBlockMemory over the same operators, after its legalisation and fusion. Its fusion differs from
   ours, so it has other values to place: that is part of what is compared. TVM 0.27 cannot import tiny_bert (a dynamic Reshape).
+* with: the plan that also holds what kernels and library calls need while they run, for a described AVX2 machine whose products are
+  OpenBLAS's (packed operands, products before their epilogues); bound with: what is in use at one time, with those; apart: the plan
+  of the values alone, beside storages for workspaces that all calls share, each as large as the largest that has its number.
 * constant, TVM constant: both plans where the upper bounds of all symbols are used and memory is taken once for all shapes.
 
 Writes experiments/results/memory_plan.json and .md. Nothing is timed: the numbers do not depend on the machine. TVM needs the package
@@ -29,21 +32,32 @@ from pathlib import Path
 import numpy as np
 from compile_time import MINILM, decoder
 
+from relax_tune.database.store import MemoryStore
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.expr import Expr, as_int, const, le, substitute
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import GVar
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Add, Gelu
 from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.passes.alternatives import ALTERNATIVES
 from relax_tune.ir.passes.memory import Lifetime, PlanMemory, lifetimes
-from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.build import plan_task, workspaces
+from relax_tune.tuner.emit import ProgramBuilder
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.task import Choices
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
 TINY_BERT = ROOT.parent / "tests" / "data" / "tiny_bert.onnx"
 Sizes = Mapping[str, int]
+Needs = Mapping[GVar, Sequence[Expr]]
+LIMITS = (("l1_bytes", 32 << 10), ("l2_bytes", 512 << 10), ("registers", 16), ("vector_bits", 256), ("workers", 2))
 
 
 def feed_forward(parts: int = 6, width: int = 384, inner: int = 1536) -> IRModule:
@@ -118,21 +132,40 @@ def arena(lives: Sequence[Lifetime], nbytes: Mapping[Lifetime, int]) -> int:
     return max((at + nbytes[life] for life, at in placed.items()), default=0)
 
 
-def row(module: IRModule, sizes: Sizes) -> dict[str, int | None]:
+def lowered_with(module: IRModule) -> tuple[LoweredModule, Needs]:
+    """The lowered module, and bytes that each call needs while it runs."""
+    device = DeviceInfo("c", "described", (), LIMITS)
+    job = Job(module, device, MemoryStore(), Settings("c"))
+    choices = {t.name: Choices(t, job.machine, job.code_target, ALTERNATIVES) for t in job.tasks}
+    plans = {name: plan_task(own, (), "library") for name, own in choices.items()}
+    main = job.lowered.functions["main"]
+    found = workspaces(job.lowered, main, choices, plans, ProgramBuilder("main", job.code_target))
+    return job.lowered, {v: sizes for v, (sizes, _) in found.items()}
+
+
+def live(lives: Sequence[Lifetime], nbytes: Mapping[Lifetime, int]) -> int:
+    """The most bytes in use at one step."""
+    steps = {life.first for life in lives}
+    return max((sum(v for life, v in nbytes.items() if life.first <= at <= life.last) for at in steps), default=0)
+
+
+def row(module: IRModule, needs: Needs, sizes: Sizes) -> dict[str, int | None]:
     """Bytes of every column of ours at one binding."""
     number, lives = bind(module, sizes), lifetimes(module)
+    everything = lifetimes(module, workspaces=needs)
+    places = [[number(own[p]) for own in needs.values() if len(own) > p] for p in range(max(map(len, needs.values())))]
     nbytes = {life: number(life.nbytes) for life in lives}
-    steps = {life.first for life in lives}
     env = env_of(module.bounds)
 
     def proved(a: Expr, b: Expr) -> bool:
         return a is b or prove(le(a, b), env) is Proof.YES
 
     return {
-        "bound": max(
-            (sum(v for life, v in nbytes.items() if life.first <= at <= life.last) for at in steps), default=0
-        ),
-        "planned": sum(map(number, PlanMemory().plan(module).storages)),
+        "bound": live(lives, nbytes),
+        "planned": (planned := sum(map(number, PlanMemory().plan(module).storages))),
+        "bound with": live(everything, {life: number(life.nbytes) for life in everything}),
+        "with": sum(map(number, PlanMemory().plan(module, workspaces=needs).storages)),
+        "apart": planned + sum(map(max, places)),
         "by proof": walk(lives, number, proved),
         "equal sizes": walk(lives, number, lambda a, b: a is b),
         "offsets": arena(lives, nbytes),
@@ -168,7 +201,8 @@ def environment() -> str:
         return "without TVM: apache-tvm is not installed"
 
 
-COLUMNS = ("bound", "planned", "by proof", "equal sizes", "offsets", "no reuse", "TVM", "constant", "TVM constant")
+OURS = ("bound", "planned", "bound with", "with", "apart", "by proof", "equal sizes", "offsets", "no reuse")
+COLUMNS = (*OURS, "TVM", "constant", "TVM constant")
 
 
 def main() -> None:
@@ -180,9 +214,12 @@ def main() -> None:
     for name, (make, bindings) in MODELS.items():
         module = make()
         others = {} if "ONNX" in name else tvm_plans(module)
-        module = lower(module).module
+        lowered, needs = lowered_with(module)
+        module = lowered.module
         count = len(PlanMemory().plan(module).storages)
-        rows = [(sizes, {**row(module, sizes), **{c: f(sizes) for c, f in others.items()}}) for sizes in bindings]
+        rows = [
+            (sizes, {**row(module, needs, sizes), **{c: f(sizes) for c, f in others.items()}}) for sizes in bindings
+        ]
         for sizes, found in rows:
             where = ", ".join(f"{k}={v}" for k, v in sizes.items())
             kib = " | ".join("-" if found.get(c) is None else f"{(found[c] or 0) / 1024:.1f}" for c in COLUMNS)
