@@ -17,6 +17,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.rewrite import Rule
+from relax_tune.ir.verify import verify
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.build import BuildResult, check_policy
 from relax_tune.tuner.job import Bounds, Job, device_info, open_runner
@@ -93,8 +94,9 @@ def tune(
     rules: your own rewriting (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
 
-    Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, MeasureError when the device
-    cannot measure, DatabaseError when records cannot be kept. Candidates and tasks that fail are records and notes, not errors.
+    Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, VerifyError for a module that is
+    not well-formed, MeasureError when the device cannot measure, DatabaseError when records cannot be kept. Candidates
+    and tasks that fail are records and notes, not errors.
     """
     settings = Settings(
         target,
@@ -142,7 +144,7 @@ def build(
     pack: store weights as the chosen kernels want them, in place of those that nothing else reads; otherwise they are packed,
     and held twice, whenever the artifact is opened. Larger where kernels of several layouts take turns. Same results.
 
-    Raises: UserError, ParseError and DatabaseError as `tune`; BuildError for a model that cannot be built.
+    Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
     settings = Settings(target, None, effort, products=products, precision=precision, memory=memory)
     module = _module(model, bounds)
@@ -165,6 +167,7 @@ def _module(model: Model, bounds: Bounds | None) -> IRModule:
             "bounds belong to the loading of a model, found them beside a loaded module; give them to load_model, or to "
             "the builder that made the module"
         )
+    verify(model)  # its tensor functions may be anybody's
     return model
 
 

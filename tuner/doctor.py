@@ -24,6 +24,7 @@ from relax_tune.runtime.device.c import cache_folder, find_compiler
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program import KernelSource
+from relax_tune.tuner.alternatives import all_alternatives
 
 State = Literal["ok", "advice", "missing"]
 
@@ -206,7 +207,14 @@ def _folder(area: str, name: str, folder: Path, otherwise: str) -> Finding:
 
 
 def _libraries(variables: Mapping[str, str]) -> Iterator[Finding]:
-    libraries = open_libraries()
+    try:
+        libraries = open_libraries()
+        all_alternatives()
+    except BuildError as error:  # a package that brings a library, and is wrong
+        yield Finding(
+            "library", "packages", "missing", str(error), "correct or remove that package: nothing is measured with it"
+        )
+        return
     for name, library in sorted(libraries.items()):
         yield Finding("library", name, "ok", ", ".join(f"{k} {v}" for k, v in library.fingerprint()))
         core = dict(library.fingerprint()).get("core", "")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from relax_tune.errors import BuildError
+from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, If
@@ -104,15 +104,24 @@ def run_passes(module: IRModule, passes: tuple[Pass, ...]) -> tuple[tuple[str, I
 
 
 def with_rules(passes: tuple[Pass, ...], rules: Sequence[Rule]) -> tuple[Pass, ...]:
-    """`passes`, with rules of the levels "functions" and "fused" where these begin; what they put is legalised."""
+    """`passes`, with rules of the levels "functions" and "fused" where these begin; what they put is legalised.
+
+    Raises UserError for a rule of a level that these passes do not have."""
     found: list[Pass] = []
+    left = [r for r in rules if r.level != "operators"]
     lowering = [p for p in passes if isinstance(p, (Decompose, Legalize, SeparateOutputs))]
     for step in passes:
         level = "functions" if isinstance(step, FuseOps) else "fused" if isinstance(step, TidyNames) else ""
-        own = tuple(r for r in rules if r.level == level)
+        own = tuple(r for r in left if r.level == level)
         if own:
+            left = [r for r in left if r.level != level]
             found += [RewriteByPattern(own), *lowering, DeadCode()]
         found.append(step)
+    if left:
+        raise UserError(
+            f"rule {left[0].title}: wanted passes with level {left[0].level!r}, found {found!r:.200}; add FuseOps for "
+            "'functions', TidyNames for 'fused'"
+        )
     return tuple(found)
 
 

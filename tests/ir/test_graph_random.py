@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, Function, FunctionRef, If, Value
 from relax_tune.ir.interp_expr import Tape
 from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Add, MulScalar, Relu, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
@@ -30,7 +33,7 @@ from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule, Site
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
-from relax_tune.ir.pattern import maybe, op, value
+from relax_tune.ir.pattern import Pattern, Scope, find_matches, maybe, op, same_value, value
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.structural import first_difference, structural_hash
 from relax_tune.ir.verify import verify
@@ -184,3 +187,30 @@ def test_rewriting_by_patterns_keeps_meaning(made: Made, sizes: dict[str, int], 
         )
     else:
         same(found, wanted, print_text(module))
+
+
+def shown(v: Value, made: Mapping[Value, Value], depth: int, leaves: dict[str, Value]) -> Pattern:
+    """The pattern of exactly what computes `v`, to a depth; `leaves` are its captures."""
+    call = made.get(v)
+    if depth and isinstance(call, Call):
+        attributes = {f.name: getattr(call.op, f.name) for f in fields(call.op)}
+        return op(type(call.op), *(shown(a, made, depth - 1, leaves) for a in call.args), **attributes)
+    name = next((n for n, leaf in leaves.items() if same_value(leaf, v)), f"v{len(leaves)}")
+    leaves[name] = v
+    return value(name)
+
+
+@SLOW
+@given(graphs(), st.integers(1, 3))
+def test_every_value_matches_the_pattern_of_what_computes_it(made: Made, depth: int) -> None:
+    main = made.module.functions["main"]
+    assert isinstance(main, Function)
+    scope = Scope.over(main.bindings, main.ret, made.module, env_of(made.module.bounds))
+    for b in main.bindings:
+        if isinstance(b.value, Call):
+            leaves: dict[str, Value] = {}
+            p = shown(b.var, {v: x for v, x in scope.definitions.items() if isinstance(x, Call)}, depth, leaves)
+            wanted = {n: scope.source(v) for n, v in leaves.items()}
+            assert any(m.values == wanted for m in find_matches(p, b.var, scope)), f"{p}\n{print_text(made.module)}"
+            other = op(Permute if not isinstance(b.value.op, Permute) else Relu)
+            assert not list(find_matches(other, b.var, scope))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from relax_tune.ir.op.elementwise import Add, AddScalar, Exp, Gelu, Mul, MulScal
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
+from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.patterns import PatternKind
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.rewrite import Rule, Site, rewrite
@@ -80,11 +81,15 @@ def relu_of_sum(symbol: str = "rows") -> PrimFunc:
     return b.finish()
 
 
+def put_relu_of_sum(s: Site) -> Value:
+    return s.tir(relu_of_sum(), "x", "y")
+
+
 # -- what is put --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_function_in_place_of_operators() -> None:
-    rule = Rule(op(Relu, value("x") + "y"), lambda s: s.tir(relu_of_sum(), "x", "y"), "relu of a sum")
+    rule = Rule(op(Relu, value("x") + "y"), put_relu_of_sum, "relu of a sum")
     after = checked(layer(), rule, rand(5, 6))
     kinds = [type(v) for v in values(after)]
     assert kinds == [Call, CallTIR, Call] and "relu_of_sum" in after.functions
@@ -283,3 +288,19 @@ def test_rules_at_every_level_of_the_pipeline(level: Any) -> None:
     wanted = run_function(module, "main", [x])
     found = run_function(lowered.module, "main", [x], {"openblas.sgemm": sgemm})
     np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_a_level_that_the_passes_do_not_have_is_told() -> None:
+    rule = Rule(tir("x", kind=PatternKind.ELEMENTWISE), lambda s: s["x"], "drop", level="fused")
+    with pytest.raises(UserError, match=r"rule drop: wanted passes with level 'fused', found \[Legalize"):
+        lower(layer(), (Legalize(strict=True),), [rule])
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    rules = [
+        Rule(
+            op(Relu, value("x") + "y").of("n", 4).where(lambda m: eq(m.dim("n") % 2, 0)), put_relu_of_sum, guarded=True
+        ),
+        Rule(PRODUCT, to_sgemm),
+    ]
+    golden("rewritten.txt", print_text(rewrite(layer(), rules)))

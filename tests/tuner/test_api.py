@@ -12,7 +12,7 @@ import pytest
 from tests.tuner.tuner_models import feed_forward, feed_forward_reference, row_scale
 
 import relax_tune as rt
-from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError
+from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError, VerifyError
 from relax_tune.ir.op.elementwise import MulScalar, Relu
 from relax_tune.ir.passes.patterns import PatternKind
 from relax_tune.ir.passes.rewrite import Level
@@ -152,3 +152,14 @@ def test_rules_of_every_level_are_built(level: Level) -> None:
     x = np.float32([[-1, 0, 1, 2]])
     with rt.build(module, target="c", db="memory://", policy="generic", rules=[rule]).open() as model:
         np.testing.assert_array_equal(model.run([x])[0], 2 * x)
+
+
+def test_a_tensor_function_that_is_not_well_formed_is_shown() -> None:
+    own = rt.parse_prim_func(
+        "@prim_func(outputs=1)\ndef own(x: Buffer((n,), f32), y: Buffer((n,), f32)):\n    for i in serial(n):\n        x[i] = y[i]"
+    )
+    graph = rt.GraphBuilder()
+    x = graph.input("x", (graph.symbol("n"),))
+    module = graph.finish(graph.call_tir(graph.add(own), [x], x.info))
+    with pytest.raises(VerifyError, match=r"own: .*x[\s\S]*\n +\| +\^"):
+        rt.build(module, target="c", db="memory://")

@@ -16,6 +16,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.tuner.alternatives import all_alternatives
+from relax_tune.tuner.doctor import examine
 
 ROWS = '''
 import numpy as np
@@ -125,3 +126,5 @@ def test_a_package_that_is_wrong_is_named(package: Path, library: str, alternati
             open_libraries()
         else:
             all_alternatives()
+    (told,) = (f for f in examine("memory://") if f.area == "library")
+    assert told.state == "missing" and "rows-package" in told.found and told.advice
