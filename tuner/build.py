@@ -37,7 +37,7 @@ from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.inplace import Inplace, misuses, sources_of, without_places
 from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
-from relax_tune.ir.passes.roots import Roots, Tensor
+from relax_tune.ir.passes.roots import Roots, Tensor, steps
 from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.runtime.model import choose_function
@@ -216,10 +216,9 @@ def settle_places(
             continue
         dropped = {(m.var, m.output): m.why for m in misuses(f, lowered.module)}
         roots = Roots(inplace=False)
-        for b in f.bindings:
-            call = b.value
+        for var, call in steps(f):
             for i, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
-                if at is None or (b.var, i) in dropped or not isinstance(call, CallTIR):
+                if at is None or (var, i) in dropped or not isinstance(call, CallTIR):
                     continue
                 own, plan = choices[call.callee], plans[call.callee]
                 output, (tensor,) = own.task.func.output_buffers[i], roots.fields(call.args[at])
@@ -227,8 +226,8 @@ def settle_places(
                     for key in plan.plan.variants:
                         why = place_obstacle(own.stages(plan.variants[key]), output, source)
                         if why is not None:
-                            dropped.setdefault((b.var, i), why)
-            roots.bind(b.var, call)
+                            dropped.setdefault((var, i), why)
+            roots.bind(var, call)
         functions[name] = without_places(f, dropped)
         notes += [f"{v.name}: not written in place of an argument: {why}" for (v, _), why in dropped.items()]
     return (replace(lowered, module=replace(lowered.module, functions=functions)) if notes else lowered), notes

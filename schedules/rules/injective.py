@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks
-from relax_tune.schedules.analysis import final_block, inlinable, reductions
+from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.nest import find_block
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -28,23 +28,24 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
 
 
 def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
-    """Everything inlined into the one output; outer dimensions fused and chunked, the last one vectorised."""
+    """Everything inlined into the outputs; of each the outer dimensions fused and chunked, the last one vectorised."""
     s = Schedule(func)
     for block in blocks(func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
-    last = final_block(s.func)
-    if len(blocks(s.func.body)) != 1 or not s.loops_of(last.name):
-        raise ScheduleError(f"{func.name}: does not reduce to one spatial block")
-    *outer, column = s.loops_of(last.name)
+    left = blocks(s.func.body)
+    if len(left) != len(func.output_buffers) or not all(s.loops_of(b.name) for b in left):
+        raise ScheduleError(f"{func.name}: does not reduce to one spatial block for each output")
     width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
     chunk = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128, 256))
-    c_0, c_1 = s.split(column, [None, width])
-    s.set_tail(c_0, "peel")
-    s.set_kind(c_1, "vectorized")
-    top, _ = s.split(s.fuse(outer), [None, chunk]) if outer else s.split(c_0, [None, chunk])
-    if machine.groups:
-        s.set_kind(top, "group", axis=0)
-    elif parallel:
-        s.set_kind(top, "parallel")
+    for block in left:
+        *outer, column = s.loops_of(block.name)
+        c_0, c_1 = s.split(column, [None, width])
+        s.set_tail(c_0, "peel")
+        s.set_kind(c_1, "vectorized")
+        top, _ = s.split(s.fuse(outer), [None, chunk]) if outer else s.split(c_0, [None, chunk])
+        if machine.groups:
+            s.set_kind(top, "group", axis=0)
+        elif parallel:
+            s.set_kind(top, "parallel")
     return s

@@ -74,7 +74,24 @@ def best_of_rows() -> PrimFunc:
     return b.finish()
 
 
-FUNCTIONS: dict[str, Callable[[], PrimFunc]] = {"rows": scaled_rows, "exp": shared_exp, "best": best_of_rows}
+def turned() -> PrimFunc:
+    """a = tanh(x) / 2 by itself; its cosine, and the sine of its first column."""
+    n, k = Var("n"), Var("k")
+    b = TensorBuilder("turned")
+    x, y, s = b.input("x", (n, k)), b.output("y", (n, k)), b.output("s", (n,))
+    a = b.alloc("a", (n, k))
+    b.compute(a, lambda i, j: call("tanh", x[i, j]) * 0.5)
+    b.compute(y, lambda i, j: call("cos", a[i, j]))
+    b.compute(s, lambda i: call("sin", a[i, 0]))
+    return b.finish()
+
+
+FUNCTIONS: dict[str, Callable[[], PrimFunc]] = {
+    "rows": scaled_rows,
+    "exp": shared_exp,
+    "best": best_of_rows,
+    "turned": turned,
+}
 
 
 def outs(kind: str, info: TensorInfo) -> tuple[TensorInfo, TensorInfo]:
