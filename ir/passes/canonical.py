@@ -21,6 +21,7 @@ from relax_tune.ir.graph import (
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.elementwise import Cast
 from relax_tune.ir.op.movement import VIEWS, BroadcastTo, Concat, Permute, Slice
+from relax_tune.ir.passes.inplace import pinned
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 from relax_tune.ir.relations import differences
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
@@ -39,20 +40,21 @@ class Canonicalise:
       identity, concat of one: the argument;
     * permute of permute: one permute.
 
-    Results keep their names, and what the function returns stays computed by itself."""
+    Results keep their names, and what the function returns stays computed by itself; so does a copy of what a `call_tir_inplace`
+    writes over."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
 
         def function(f: Function, _: FunctionTable) -> Function:
             made: dict[Value, Value] = {}
-            results = returned(f)
+            kept = returned(f) | pinned(f)
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 old = out.value(binding.value)
                 value, ctx = _one_permute(old, made) or old, Deduction(out.env)
                 same = _same_value(binding, value, made, ctx)
-                if same is not None and binding.var not in results and _says(binding.var.info, info_of(same), ctx):
+                if same is not None and binding.var not in kept and _says(binding.var.info, info_of(same), ctx):
                     out.mapping[binding.var] = same
                     return
                 made[binding.var] = value

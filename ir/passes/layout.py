@@ -12,6 +12,7 @@ from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Binary, Unary
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.passes.inplace import pinned
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
 from relax_tune.ir.struct_info import TensorInfo
 
@@ -27,6 +28,7 @@ class PushPermutes:
 
         def function(f: Function, _: FunctionTable) -> Function:
             made: dict[Value, Call] = {}
+            fixed = pinned(f)
             readers = Counter(v for value in all_uses(f) for v in used_vars(value))
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
@@ -36,7 +38,8 @@ class PushPermutes:
                         value = _by_flag(value, made)
                     elif isinstance(value.op, Permute):
                         value = _undone(out, value, made, readers)
-                    made[binding.var] = value
+                    if binding.var not in fixed:  # it may be a copy of what is written over
+                        made[binding.var] = value
                 out.keep(binding if value is binding.value else replace(binding, value=value))
 
             return rewrite_function(f, visit, env)

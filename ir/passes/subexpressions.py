@@ -28,13 +28,23 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
+    all_blocks,
     is_impure,
     nested_values,
     operands,
 )
 from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.passes.inplace import pinned
 from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
-from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, is_view, map_graphs, returned, rewrite_function
+from relax_tune.ir.passes.rewriter import (
+    Emitter,
+    FunctionTable,
+    is_view,
+    map_graphs,
+    returned,
+    rewrite_function,
+    used_vars,
+)
 from relax_tune.ir.relations import differences
 from relax_tune.ir.struct_info import CallableInfo
 
@@ -47,7 +57,7 @@ SAMPLE = 64
 class CommonSubexpressions:
     """A pure call that repeats an earlier one gives the earlier value: the same operator or function, on the same values or
     equal weights, over dims proved equal. What is found on one side of an `if` serves that side alone; the results of a function
-    stay computed each by itself; a host routine that is not declared pure runs every time.
+    stay computed each by itself, as does what a `call_tir_inplace` writes over; a host routine that is not declared pure runs every time.
 
     repeat_spatial: leave tensor functions alone that only compute element by element or move values, and operators but views, as
     before fusion, when each of them may still join the kernel that reads it: that costs less than a kernel and memory for what
@@ -65,7 +75,9 @@ class CommonSubexpressions:
         spatial: dict[str, bool] = {}
 
         def function(f: Function, table: FunctionTable) -> Function:
-            results = returned(f)
+            results, fixed = returned(f), pinned(f)
+            values = (b for block in all_blocks(f) for b in block.bindings if b.var in fixed)
+            overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before something is
             number: dict[Value | str, Value | str] = dict(first.items())  # the first to hold the same
 
             def repeats(value: Value) -> bool:
@@ -84,7 +96,7 @@ class CommonSubexpressions:
                 known = None if key is None else out.known.setdefault(key, binding.var)
                 if isinstance(known, GVar) and known is not binding.var and _says(binding.var, known, ctx):
                     number[binding.var] = known
-                    if binding.var not in results and not repeats(value):
+                    if binding.var not in results | fixed and known not in overwritten and not repeats(value):
                         out.mapping[binding.var] = known
                         return
                 out.keep(binding)
