@@ -16,12 +16,15 @@ class Buffer:
     """A row-major array; identity, the name is a hint unique within a function.
 
     scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack).
+    row: (factor, offset) of a local or shared one: once lowering has shrunk it, a row (the last dimension) takes up the next
+    multiple of `factor` elements and `offset` more. Meaning does not change.
     """
 
     name: str
     shape: tuple[Expr, ...]
     dtype: DType
     scope: Scope = "global"
+    row: tuple[Expr, int] | None = None
 
     def __repr__(self) -> str:
         return f"{self.name}: ({', '.join(map(repr, self.shape))}) {self.dtype}"

@@ -16,7 +16,7 @@ from typing import TypeVar, cast, get_args
 from relax_tune.errors import ParseError
 from relax_tune.ir.buffer import Buffer, Scope
 from relax_tune.ir.dtype import ALL, DType, bool_, i64
-from relax_tune.ir.expr import MATH, TRUE, Const, Expr, Tunable, Var, const, load, op
+from relax_tune.ir.expr import MATH, TRUE, Const, Expr, Tunable, Var, as_int, const, load, op
 from relax_tune.ir.function import Param, PrimFunc
 from relax_tune.ir.graph import GVar
 from relax_tune.ir.printer import show_lines
@@ -261,9 +261,18 @@ class Reader:
         kind, args, options = self.call(node, kinds)
         if len(args) != 2:
             raise self.error(node, f"wanted {kind}(dims, dtype), found {len(args)} arguments")
-        self.only(node, options, ("scope",))
+        self.only(node, options, ("scope", "row"))
         scope = self.choice(options["scope"], get_args(Scope), "a scope") if "scope" in options else "global"
-        return kind, Buffer(name, self.dims(args[0]), self.dtype(args[1]), cast(Scope, scope))
+        row = self.row(options["row"]) if "row" in options else None
+        return kind, Buffer(name, self.dims(args[0]), self.dtype(args[1]), cast(Scope, scope), row)
+
+    def row(self, node: ast.expr) -> tuple[Expr, int]:
+        """`(factor, offset)`"""
+        parts = self.dims(node)
+        offset = as_int(parts[1]) if len(parts) == 2 else None
+        if offset is None:
+            raise self.error(node, "wanted a row as (factor, offset) with a number as offset, such as (32, 1)")
+        return parts[0], offset
 
     # functions and statements
 

@@ -143,7 +143,8 @@ class TensorPrinter:
 
     def buffer_call(self, kind: str, b: Buffer) -> str:
         scope = f", scope={quote(b.scope)}" if kind == "alloc" or b.scope != "global" else ""
-        return f"{kind}({self.dims(b.shape)}, {b.dtype}{scope})"
+        row = "" if b.row is None else f", row=({self.expr(b.row[0])}, {b.row[1]})"
+        return f"{kind}({self.dims(b.shape)}, {b.dtype}{scope}{row})"
 
     def dims(self, dims: Sequence[Expr]) -> str:
         return f"({', '.join(map(self.expr, dims))}{',' if len(dims) == 1 else ''})"

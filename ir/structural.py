@@ -296,6 +296,9 @@ class _Encoder:
         self.emit(path, "new buffer", self.bind(b), b.dtype.short, b.scope, len(b.shape))
         for i, d in enumerate(b.shape):
             self.expr(d, f"{path}.shape[{i}]")
+        if b.row is not None:
+            self.emit(path, "row", b.row[1])
+            self.expr(b.row[0], f"{path}.row")
 
     def expr(self, e: Expr, path: str) -> None:
         """Nodes in post-order with local numbers, so shared parts are written once."""

@@ -13,7 +13,7 @@ from typing import NoReturn, Union
 from relax_tune.errors import VerifyError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import BOOLEAN, MATH, Const, Expr, Op, Tunable, Var, free_vars, loads, postorder
+from relax_tune.ir.expr import BOOLEAN, MATH, Const, Expr, Op, Tunable, Var, as_int, free_vars, loads, postorder
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import Function
 from relax_tune.ir.printer import excerpt
@@ -75,6 +75,14 @@ class _Prim:
             if b not in f.input_buffers:
                 self.fail(f"constant {b.name} is not an input", b)
         for b in (*f.buffers, *f.allocs):
+            if b.row is not None:
+                factor = as_int(b.row[0])
+                if b.scope == "global" or b.row[1] < 0 or (1 if factor is None else factor) < 1:
+                    self.fail(
+                        f"buffer {b.name}: wanted rows of a local or shared buffer, by a positive factor, found {b.row}",
+                        b,
+                    )
+                self.scope((b.row[0],), set(), b, f"the rows of {b.name}")
             for d in b.shape:
                 self.types((d,), b)
                 if not d.dtype.is_int:

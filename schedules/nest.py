@@ -13,7 +13,20 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import TRUE, Expr, Load, Var, free_vars, loads, substitute
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, Seq, Stmt, Store, blocks, children, loops, rewrite, seq
+from relax_tune.ir.stmt import (
+    Block,
+    For,
+    IterVar,
+    Seq,
+    Stmt,
+    Store,
+    blocks,
+    children,
+    loops,
+    replace_buffers,
+    rewrite,
+    seq,
+)
 
 EMPTY = Seq(())
 
@@ -43,6 +56,15 @@ def find_alloc(func: PrimFunc, name: str) -> Buffer:
             return buffer
     known = ", ".join(b.name for b in func.allocs)
     raise ScheduleError(f"{func.name}: wanted an intermediate buffer called {name!r}; there are {known or 'none'}")
+
+
+def swap_alloc(func: PrimFunc, old: Buffer, new: Buffer) -> PrimFunc:
+    """`new` in place of the intermediate `old`, at the same indices."""
+    return replace(
+        func,
+        body=replace_buffers(func.body, {old: new}),
+        allocs=tuple(new if a is old else a for a in func.allocs),
+    )
 
 
 def enclosing(func: PrimFunc, target: Stmt) -> tuple[For, ...]:

@@ -15,7 +15,9 @@ from relax_tune.schedules.nest import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives import blocks as on_blocks
 from relax_tune.schedules.primitives import buffers as on_buffers
 from relax_tune.schedules.primitives import inline as on_inline
+from relax_tune.schedules.primitives import layouts as on_layouts
 from relax_tune.schedules.primitives import loops as on_loops
+from relax_tune.schedules.primitives import padding as on_padding
 from relax_tune.schedules.primitives import partition as on_parts
 from relax_tune.schedules.primitives import reductions as on_reductions
 from relax_tune.schedules.trace import Step, Trace
@@ -41,8 +43,11 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_buffers.cache_read,
         on_buffers.cache_write,
         on_buffers.set_scope,
-        on_buffers.tile_layout,
-        on_buffers.permute_layout,
+        on_layouts.tile_layout,
+        on_layouts.permute_layout,
+        on_layouts.transform_layout,
+        on_layouts.storage_align,
+        on_padding.pad,
         on_buffers.reuse_output,
         on_buffers.mark_prepare,
     )
@@ -192,6 +197,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "ExprLike": _is_factor,
     "Sequence[str]": lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v),
     "Sequence[int]": lambda v: isinstance(v, (list, tuple)) and all(type(x) is int for x in v),
+    "Sequence[ExprLike]": lambda v: isinstance(v, (list, tuple)) and all(map(_is_factor, v)),
     "Sequence[ExprLike | None]": lambda v: isinstance(v, (list, tuple)) and all(x is None or _is_factor(x) for x in v),
 }
 

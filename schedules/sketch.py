@@ -74,8 +74,9 @@ def _substitute(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
     swaps = {}
     for a in func.allocs:
         shape = tuple(substitute(d, mapping) for d in a.shape)
-        if shape != a.shape:
-            swaps[a] = replace(a, shape=shape)
+        row = a.row and (substitute(a.row[0], mapping), a.row[1])
+        if shape != a.shape or row != a.row:
+            swaps[a] = replace(a, shape=shape, row=row)
     return replace(func, body=replace_buffers(body, swaps), allocs=tuple(swaps.get(a, a) for a in func.allocs))
 
 

@@ -40,7 +40,7 @@ def compact(n: Node, algebra: Algebra, threads: frozenset[str]) -> Node:
     for buffer, use in uses.items():
         depth = _home(buffer, use, algebra, threads)
         starts, extents = _region(buffer, use, depth, algebra)
-        small = replace(buffer, shape=tuple(const(e) for e in extents))
+        small = replace(buffer, shape=tuple(const(e) for e in _aligned(buffer, extents)))
         moved[buffer] = small, starts
         homes.setdefault(id(use.found[0][2][depth]), []).append(small)
     return _rebase(_declare(n, homes), moved, algebra) if moved else n
@@ -105,6 +105,16 @@ def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[t
                 "over loops of symbolic extent; tile the loop by a constant or give the buffer global scope"
             )
     return tuple(starts), tuple(extents)
+
+
+def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
+    """The extents with rows as long as `storage_align` wants them."""
+    if buffer.row is None or len(extents) < 2:
+        return extents
+    factor, offset = as_int(buffer.row[0]), buffer.row[1]
+    if factor is None:
+        raise BuildError(f"wanted a constant alignment for the rows of {buffer!r}, found {buffer.row[0]!r}")
+    return (*extents[:-1], -(-extents[-1] // factor) * factor + offset)
 
 
 def _relax(p: Poly, inner: set[Var], algebra: Algebra) -> tuple[Poly, int, int] | None:

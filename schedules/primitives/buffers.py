@@ -1,17 +1,17 @@
-"""Primitives on buffers: cache_read, cache_write, set_scope, tile_layout, reuse_output, mark_prepare."""
+"""Primitives on buffers: cache_read, cache_write, set_scope, reuse_output, mark_prepare."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer, Scope
-from relax_tune.ir.expr import Expr, ExprLike, Load, Var, as_int, ceildiv, expr, free_vars, load, transform
+from relax_tune.ir.expr import Var, free_vars, load
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, map_exprs, replace_buffers, rewrite, seq
+from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
 from relax_tune.schedules.independence import separates, updates_in_place, writers, writes_everything
 from relax_tune.schedules.nest import (
     block_loads,
@@ -24,6 +24,7 @@ from relax_tune.schedules.nest import (
     readers,
     replace_node,
     require_role,
+    swap_alloc,
     with_body,
     writer,
 )
@@ -34,17 +35,17 @@ def _require_scope(func: PrimFunc, scope: Scope) -> None:
         raise ScheduleError(f"{func.name}: wanted a scope, one of {', '.join(get_args(Scope))}, found {scope!r}")
 
 
-def _copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, taken: Sequence[str]) -> Stmt:
-    """`target[i...] = source[i...]` over the whole buffer."""
+def copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, taken: Sequence[str]) -> Stmt:
+    """`target[i...] = source[i...]` over the whole target."""
     names = [*taken, name]
     iters, vars_ = [], []
-    for d, dim in enumerate(source.shape):
+    for d, dim in enumerate(target.shape):
         names.append(fresh(func, f"{name}_{'ijlpqst'[d]}", names))
         vars_.append(Var(names[-1]))
         iters.append(IterVar(Var(f"v{'ijlpqst'[d]}"), dim))
     where = tuple(i.var for i in iters)
     body: Stmt = Block(name, tuple(iters), tuple(vars_), Store(target, where, load(source, where)))
-    for var, dim in reversed(list(zip(vars_, source.shape))):
+    for var, dim in reversed(list(zip(vars_, target.shape))):
         body = For(var, dim, body)
     return body
 
@@ -74,7 +75,7 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: Scope = "global")
     _require_scope(func, scope)
     name = fresh(func, f"{buffer}_cache")
     copy = Buffer(name, source.shape, source.dtype, scope)
-    nest = _copy_nest(func, fresh(func, f"{name}_copy", (name,)), source, copy, (name,))
+    nest = copy_nest(func, fresh(func, f"{name}_copy", (name,)), source, copy, (name,))
     path = enclosing(func, node)
     top: Stmt = path[0] if path else node
     changed = replace_buffers(node, {source: copy})
@@ -103,87 +104,26 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local") -> PrimFunc:
     top: Stmt = path[0] if path else node
     if isinstance(top, For) and len(blocks(top)) != 1:
         raise ScheduleError(f"{func.name}: cache_write wants block {block!r} alone in its nest")
-    nest = _copy_nest(func, fresh(func, f"{target.name}_write", (name,)), temp, target, (name,))
+    nest = copy_nest(func, fresh(func, f"{target.name}_write", (name,)), temp, target, (name,))
     changed = replace_buffers(node, {target: temp})
     body = replace_node(func.body, top, seq(replace_node(top, node, changed), nest))
     return replace(func, body=body, allocs=(*func.allocs, temp))
 
 
-def _swap_alloc(func: PrimFunc, old: Buffer, new: Buffer) -> PrimFunc:
-    return replace(
-        func,
-        body=replace_buffers(func.body, {old: new}),
-        allocs=tuple(new if a is old else a for a in func.allocs),
-    )
-
-
 def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
     """Keep an intermediate in `global`, `shared` or `local` memory; lowering shrinks it to what one iteration touches.
 
-    Checks: an intermediate; one that is filled once, before any call, stays global.
+    Checks: an intermediate; one that is filled once, before any call, stays global, and aligned rows stay off global memory.
     """
     old = find_alloc(func, buffer)
     _require_scope(func, scope)
     if scope != "global":
         require_role(func, "set_scope", *writers(func, old))
-    return func if old.scope == scope else _swap_alloc(func, old, replace(old, scope=scope))
-
-
-def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: Sequence[int]) -> PrimFunc:
-    """Store an intermediate with dimension `dim` cut into (dim // factor, dim % factor), then dimensions permuted.
-
-    Before: `B: (K, N)` read at `B[k, n]`
-    After, with dim 1, factor T, order (1, 0, 2): `B: (ceil(N / T), K, T)` read at `B[n // T, k, n % T]`
-    Checks: an intermediate; `factor` is positive; `order` is a permutation of the new dimensions.
-    """
-    old = find_alloc(func, buffer)
-    f = expr(factor)
-    value = as_int(f)
-    if value is not None and value < 1:
-        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a positive factor, found {value}")
-    if sorted(order) != list(range(len(old.shape) + 1)) or not 0 <= dim < len(old.shape):
-        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a permutation of the new dims, found {order}")
-
-    def relayout(parts: Sequence[Expr], outer: Expr, inner: Expr) -> tuple[Expr, ...]:
-        wide = (*parts[:dim], outer, inner, *parts[dim + 1 :])
-        return tuple(wide[o] for o in order)
-
-    shape = relayout(old.shape, simplify(ceildiv(old.shape[dim], f)), f)
-    new = replace(old, shape=shape)
-
-    def where(indices: Sequence[Expr]) -> tuple[Expr, ...]:
-        return relayout(indices, indices[dim] // f, indices[dim] % f)
-
-    return _relaid(func, old, new, where)
-
-
-def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFunc:
-    """Store an intermediate with its dimensions permuted.
-
-    Before: `B: (J, D)` read at `B[j, d]`
-    After, with order (1, 0): `B: (D, J)` read at `B[d, j]`
-    Checks: an intermediate; `order` is a permutation of its dimensions.
-    """
-    old = find_alloc(func, buffer)
-    if sorted(order) != list(range(len(old.shape))):
-        raise ScheduleError(f"{func.name}: permute_layout({buffer!r}) wants a permutation, found {order}")
-    new = replace(old, shape=tuple(old.shape[o] for o in order))
-    return _relaid(func, old, new, lambda indices: tuple(indices[o] for o in order))
-
-
-def _relaid(func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]) -> PrimFunc:
-    def read(e: Expr) -> Expr:
-        return transform(e, lambda n: load(new, where(n.indices)) if isinstance(n, Load) and n.buffer is old else None)
-
-    def write(node: Stmt) -> Stmt | None:
-        if isinstance(node, Block) and node.body.buffer is old:
-            body = replace(node.body, buffer=new, indices=where(node.body.indices))
-            init = node.init and replace(node.init, buffer=new, indices=where(node.init.indices))
-            return replace(node, body=body, init=init)
-        return None
-
-    body = rewrite(map_exprs(func.body, read), write)
-    return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
+    elif old.row is not None:
+        raise ScheduleError(
+            f"{func.name}: set_scope wants {buffer!r} before storage_align; its rows are those of {old.scope} memory"
+        )
+    return func if old.scope == scope else swap_alloc(func, old, replace(old, scope=scope))
 
 
 def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:

@@ -100,6 +100,16 @@ def _permute_layout(v: _View) -> dict[str, Any]:
     return {"buffer": v.alloc(), "order": order}
 
 
+MAPS = ("i -> i // f0, i % f0", "i -> i", "i, j -> i * n1 + j", "i, j -> j // f0, i, j % f0", "i, j -> j * n0 + i",
+        "i, j, k -> i, k // f0, j * f0 + k % f0", "i, j, k -> i * n1 + j, k", "i, j -> i // f0 * n1 + j, i % f0")  # fmt: skip
+
+
+def _pad(v: _View) -> dict[str, Any]:
+    name = v.block()
+    node = next(b for b in blocks(v.func.body) if b.name == name)
+    return {"block": name, "factors": [v.rng.choice([None, None, v.factor()]) for _ in node.iters]}
+
+
 _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "split": _split,
     "fuse": _fuse,
@@ -124,6 +134,9 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "set_scope": lambda v: {"buffer": v.alloc(), "scope": v.rng.choice(["local", "shared", "global"])},
     "tile_layout": _tile_layout,
     "permute_layout": _permute_layout,
+    "transform_layout": lambda v: {"buffer": v.alloc(), "index_map": v.rng.choice(MAPS), "factors": [v.factor()]},
+    "storage_align": lambda v: {"buffer": v.alloc(), "factor": v.factor(), "offset": v.rng.choice([0, 0, 1])},
+    "pad": _pad,
     "reuse_output": lambda v: {"buffer": v.alloc(), "output": v.rng.choice(v.buffers)},
     "mark_prepare": lambda v: {"block": v.block()},
 }

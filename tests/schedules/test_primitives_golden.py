@@ -96,6 +96,12 @@ CASES: dict[str, Case] = {
     "set_scope": Case(make.chain, [("set_scope", {"buffer": "B", "scope": "local"})]),
     "tile_layout": Case(make.chain, [("tile_layout", {"buffer": "B", "dim": 1, "factor": 4, "order": [1, 0, 2]})]),
     "permute_layout": Case(make.chain, [("permute_layout", {"buffer": "B", "order": [1, 0]})]),
+    "transform_layout": Case(
+        make.chain,
+        [("transform_layout", {"buffer": "B", "index_map": "i, j -> j // f0 * n0 + i, j % f0", "factors": [T]})],
+    ),
+    "storage_align": Case(make.chain, [("storage_align", {"buffer": "B", "factor": T, "offset": 1})]),
+    "pad": Case(lambda: make.matmul(3, 5, epilogue=False), [("pad", {"block": "mm", "factors": [T, None, 4]})]),
     "reuse_output": Case(softmax, [("reuse_output", {"buffer": "e", "output": "y"})]),
     "mark_prepare": Case(
         lambda: make.matmul(3, 5, epilogue=False),

@@ -1,0 +1,231 @@
+"""Primitives on how an intermediate is stored: tile_layout, permute_layout, transform_layout, storage_align."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import (
+    Expr,
+    ExprLike,
+    Load,
+    Op,
+    Tunable,
+    Var,
+    add,
+    as_int,
+    ceildiv,
+    const,
+    expr,
+    floordiv,
+    floormod,
+    free_vars,
+    le,
+    load,
+    maximum,
+    mul,
+    substitute,
+    transform,
+)
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, Stmt, map_exprs, rewrite
+from relax_tune.schedules.independence import separates
+from relax_tune.schedules.nest import find_alloc, swap_alloc
+
+
+def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: Sequence[int]) -> PrimFunc:
+    """Store an intermediate with dimension `dim` cut into (dim // factor, dim % factor), then dimensions permuted.
+
+    Before: `B: (K, N)` read at `B[k, n]`
+    After, with dim 1, factor T, order (1, 0, 2): `B: (ceil(N / T), K, T)` read at `B[n // T, k, n % T]`
+    Checks: an intermediate; `factor` is positive; `order` is a permutation of the new dimensions.
+    """
+    old = find_alloc(func, buffer)
+    f = expr(factor)
+    value = as_int(f)
+    if value is not None and value < 1:
+        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a positive factor, found {value}")
+    if sorted(order) != list(range(len(old.shape) + 1)) or not 0 <= dim < len(old.shape):
+        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a permutation of the new dims, found {order}")
+
+    def relayout(parts: Sequence[Expr], outer: Expr, inner: Expr) -> tuple[Expr, ...]:
+        wide = (*parts[:dim], outer, inner, *parts[dim + 1 :])
+        return tuple(wide[o] for o in order)
+
+    shape = relayout(old.shape, simplify(ceildiv(old.shape[dim], f)), f)
+    new = replace(old, shape=shape)
+
+    def where(indices: Sequence[Expr]) -> tuple[Expr, ...]:
+        return relayout(indices, indices[dim] // f, indices[dim] % f)
+
+    return _relaid(func, old, new, where)
+
+
+def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFunc:
+    """Store an intermediate with its dimensions permuted.
+
+    Before: `B: (J, D)` read at `B[j, d]`
+    After, with order (1, 0): `B: (D, J)` read at `B[d, j]`
+    Checks: an intermediate; `order` is a permutation of its dimensions.
+    """
+    old = find_alloc(func, buffer)
+    if sorted(order) != list(range(len(old.shape))):
+        raise ScheduleError(f"{func.name}: permute_layout({buffer!r}) wants a permutation, found {order}")
+    new = replace(old, shape=tuple(old.shape[o] for o in order))
+    return _relaid(func, old, new, lambda indices: tuple(indices[o] for o in order))
+
+
+def _relaid(func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]) -> PrimFunc:
+    def read(e: Expr) -> Expr:
+        return transform(e, lambda n: load(new, where(n.indices)) if isinstance(n, Load) and n.buffer is old else None)
+
+    def write(node: Stmt) -> Stmt | None:
+        if isinstance(node, Block) and node.body.buffer is old:
+            body = replace(node.body, buffer=new, indices=where(node.body.indices))
+            init = node.init and replace(node.init, buffer=new, indices=where(node.init.indices))
+            return replace(node, body=body, init=init)
+        return None
+
+    body = rewrite(map_exprs(func.body, read), write)
+    return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
+
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Expr, Expr], Expr]] = {
+    ast.Add: add,
+    ast.Mult: mul,
+    ast.FloorDiv: floordiv,
+    ast.Mod: floormod,
+}
+
+
+def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Sequence[ExprLike] = ()) -> PrimFunc:
+    """Store an intermediate where an index map says.
+
+    The map is text, `i, j -> j // f0, i, j % f0`: a name for each dimension, then the new indices, of the names, numbers,
+    `f0, f1, ...` (the factors) and `n0, n1, ...` (the extents of the old dimensions), with `+ * // %`.
+
+    Before: `B: (I, J)` read at `B[i, j]`
+    After, with `i, j -> i * n1 + j`: `B: (I * J,)` read at `B[i * J + j]`
+    Checks: an intermediate; the factors are positive; the map reads as above, divides by numbers and factors alone, and
+    provably puts different elements into different places. `tile_layout` and `permute_layout` are its common cases.
+    """
+    old = find_alloc(func, buffer)
+    values = [expr(f) for f in factors]
+    if any(number is not None and number < 1 for number in map(as_int, values)):
+        raise ScheduleError(f"{func.name}: transform_layout({buffer!r}) wants positive factors, found {list(factors)}")
+    names, texts = _read_map(func, old, index_map)
+    own = [Var(n) for n in names]
+    known = dict(zip(names, own))
+    scope: dict[str, Expr] = {
+        **{f"f{a}": f for a, f in enumerate(values)},
+        **{f"n{a}": d for a, d in enumerate(old.shape)},
+        **known,
+    }
+    indices = [_index(func, node, scope, index_map) for node in texts]
+    ranges = dict(zip(own, old.shape))
+    _require_apart(func, old, indices, ranges, index_map)
+    shape = tuple(_extent(func, e, ranges) for e in indices)
+    grown = tuple(d if prove(le(0, d)) is Proof.YES else maximum(d, 0) for d in map(simplify, shape))
+    new = replace(old, shape=grown)
+    return _relaid(func, old, new, lambda at: tuple(substitute(e, dict(zip(own, at))) for e in indices))
+
+
+def _read_map(func: PrimFunc, old: Buffer, text: str) -> tuple[list[str], list[ast.expr]]:
+    left, arrow, right = text.partition("->")
+    names = [n.strip() for n in left.split(",")] if left.strip() else []
+    try:
+        tree = ast.parse(f"({right},)", mode="eval").body if arrow and right.strip() and len(text) <= 500 else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = None
+    fits = len(names) == len(old.shape) == len(set(names)) and all(n.isidentifier() for n in names)
+    if not isinstance(tree, ast.Tuple) or not fits:
+        raise ScheduleError(
+            f"{func.name}: transform_layout wants a map such as `i, j -> j // f0, i, j % f0` with a name for each of the "
+            f"{len(old.shape)} dimensions of {old.name!r}, found {text!r}"
+        )
+    return names, tree.elts
+
+
+def _index(func: PrimFunc, node: ast.expr, scope: Mapping[str, Expr], text: str) -> Expr:
+    if isinstance(node, ast.Name) and node.id in scope:
+        return scope[node.id]
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= 0:
+        return const(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        a, b = (_index(func, x, scope, text) for x in (node.left, node.right))
+        fixed = all(isinstance(v, Tunable) for v in free_vars(b)) and prove(le(1, b)) is Proof.YES
+        if fixed or isinstance(node.op, (ast.Add, ast.Mult)):
+            return _OPERATIONS[type(node.op)](a, b)
+        raise ScheduleError(
+            f"{func.name}: transform_layout divides by numbers and factors, found {ast.unparse(node)!r}"
+        )
+    raise ScheduleError(
+        f"{func.name}: wanted one of {', '.join(scope)}, a number, or + * // % of them in the map {text!r}, found "
+        f"{ast.unparse(node)!r}"
+    )
+
+
+def _require_apart(func: PrimFunc, old: Buffer, indices: Sequence[Expr], ranges: Mapping[Var, Expr], text: str) -> None:
+    """Some order of the variables separates one after the other."""
+    env, left = Env(), dict(ranges)
+    for v, extent in ranges.items():
+        env = env.with_loop(v, extent)
+    while left:
+        found = next((v for v in left if separates(indices, v, {w: left[w] for w in left if w is not v}, env)), None)
+        if found is None:
+            raise ScheduleError(
+                f"{func.name}: cannot prove that {text!r} puts different elements of {old.name!r} into different places"
+            )
+        del left[found]
+
+
+def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:
+    """One more than the largest value of an index whose variables run over their ranges; nothing in it falls."""
+    if e in ranges:
+        return ranges[e] if isinstance(e, Var) else e
+    if not set(free_vars(e)) & set(ranges):
+        return add(e, 1)
+    assert isinstance(e, Op)
+    a, b = e.args
+    if e.op == "floormod":
+        return b
+    if e.op == "floordiv":
+        return ceildiv(_extent(func, a, ranges), b)
+    x, y = _extent(func, a, ranges), _extent(func, b, ranges)
+    if e.op == "add":
+        return x + y - 1
+    if set(free_vars(a)) & set(free_vars(b)) & set(ranges):
+        raise ScheduleError(f"{func.name}: transform_layout wants sums of multiples, found {e!r}")
+    return (x - 1) * (y - 1) + 1
+
+
+def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0) -> PrimFunc:
+    """Let the rows of an intermediate take up a multiple of `factor` elements and `offset` more, against conflicts of memory
+    banks or cache sets.
+
+    Before: `B: (I, J)`
+    After, with factor 32 and offset 1: `B: (I, ceil(J / 32) * 32 + 1)`; a local or shared one keeps its shape, and its rows
+    grow once lowering has shrunk it: `alloc((I, J), f32, scope="shared", row=(32, 1))`
+    Checks: an intermediate of two or more dimensions; `factor` is positive, `offset` is not negative.
+    """
+    old = find_alloc(func, buffer)
+    f = expr(factor)
+    value = as_int(f)
+    if (value is not None and value < 1) or offset < 0:
+        raise ScheduleError(
+            f"{func.name}: storage_align({buffer!r}) wants a positive factor and no negative offset, found {factor!r} and {offset}"
+        )
+    if len(old.shape) < 2:
+        raise ScheduleError(f"{func.name}: storage_align wants rows, and {old!r} has {len(old.shape)} dims")
+    if old.scope == "global":
+        last = simplify(add(mul(ceildiv(old.shape[-1], f), f), offset))
+        new = replace(old, shape=(*old.shape[:-1], last))
+    else:
+        new = replace(old, row=(f, offset))
+    return swap_alloc(func, old, new)

@@ -1,0 +1,192 @@
+"""The primitive that computes a block over more than its elements: pad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import (
+    Const,
+    Expr,
+    ExprLike,
+    Load,
+    Op,
+    Var,
+    and_,
+    as_int,
+    ceildiv,
+    const,
+    expr,
+    free_vars,
+    load,
+    loads,
+    lt,
+    minimum,
+    mul,
+    postorder,
+    select,
+    transform,
+)
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, replace_buffers, seq
+from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
+from relax_tune.schedules.nest import find_block, fresh, replace_node, require_role, trivial_loops
+from relax_tune.schedules.primitives.buffers import copy_nest
+from relax_tune.schedules.primitives.reductions import combiner
+
+NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """A buffer the block reads, its copy with padding, and per dimension the extent that holds elements (None: all of it)."""
+
+    source: Buffer
+    copy: Buffer
+    held: tuple[Expr | None, ...]
+
+
+def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimFunc:
+    """Compute a block over extents that are multiples of factors: of copies of what it reads, with neutral elements behind
+    the others, into a buffer with room for what nobody wants.
+
+    factors: one for each iterator of the block; None leaves it.
+
+    Before: `C[i] = 0; for k in range(K): C[i] += A[i, k] * W[k]`
+    After, with factors [None, 4]: `A_pad[i, p] = A[i, p] if p < K else 0`, `W_pad[p] = ...`, then
+    `C[i] = 0; for k in range(ceil(K / 4) * 4): C[i] += A_pad[i, k] * W_pad[k]`; a padded spatial iterator also makes
+    `C_pad`, copied to `C` by a new block `C_pad_take`
+    Checks: the block has its own trivial nest and no predicate, alone writes all of its buffer, and does not update in place;
+    padded iterators index what it reads by themselves, and nothing it divides by; along a padded reduction the neutral
+    elements leave the result alone: it adds products of reads at all padded reduction iterators, or combines such reads.
+    """
+    node = find_block(func, block)
+    path = trivial_loops(func, node)
+    require_role(func, "pad", node)
+    if len(factors) != len(node.iters):
+        raise ScheduleError(
+            f"{func.name}: pad wants a factor or None for each of the {len(node.iters)} iterators of {block!r}, found "
+            f"{len(factors)}"
+        )
+    if any(f is not None and (as_int(f) or 1) < 1 for f in factors) or 0 in [
+        as_int(f) for f in factors if f is not None
+    ]:
+        raise ScheduleError(f"{func.name}: pad({block!r}) wants positive factors, found {list(factors)}")
+    target = node.body.buffer
+    if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
+        raise ScheduleError(f"{func.name}: pad wants {block!r} to write all of {target.name!r} by itself")
+    wider = {
+        i.var: simplify(mul(ceildiv(i.extent, expr(f)), expr(f))) for i, f in zip(node.iters, factors) if f is not None
+    }
+    if not wider:
+        return func
+    fill = _neutral(func, node, wider)
+    made, names = dict[tuple[object, ...], _Operand](), list[str]()
+
+    def padded(x: Expr) -> Expr | None:
+        if not isinstance(x, Load) or x.buffer is target or not wider.keys() & set(free_vars(x)):
+            return None
+        held = _held(func, node, x, wider)
+        shape = tuple(room.get(i, d) if isinstance(i, Var) else d for i, d in zip(x.indices, x.buffer.shape))
+        key = x.buffer, held, shape
+        if key not in made:
+            names.append(fresh(func, f"{x.buffer.name}_pad", names))
+            made[key] = _Operand(x.buffer, Buffer(names[-1], shape, x.dtype), held)
+        return load(made[key].copy, x.indices)
+
+    room = {i.var: wider.get(i.var, i.extent) for i in node.iters}
+
+    value = transform(node.body.value, padded)
+    iters = tuple(replace(i, extent=wider.get(i.var, i.extent)) for i in node.iters)
+    changed: Stmt = replace(node, iters=iters, body=replace(node.body, value=value))
+    allocs, after = [o.copy for o in made.values()], list[Stmt]()
+    if any(v in wider for v in node.body.indices):
+        shape = tuple(wider.get(i, d) if isinstance(i, Var) else d for i, d in zip(node.body.indices, target.shape))
+        names.append(fresh(func, f"{target.name}_pad", names))
+        roomy = Buffer(names[-1], shape, target.dtype)
+        changed = replace_buffers(changed, {target: roomy})
+        take = fresh(func, f"{roomy.name}_take", names)
+        after.append(copy_nest(func, take, roomy, target, names))
+        allocs.append(roomy)
+    for p, i in reversed(list(zip(path, iters))):
+        changed = replace(p, extent=i.extent, body=changed)
+    before = []
+    for o in made.values():
+        before.append(_fill_nest(func, o, const(fill, o.copy.dtype), names))
+    body = replace_node(func.body, path[0] if path else node, seq(*before, changed, *after))
+    return replace(func, body=body, allocs=(*func.allocs, *allocs))
+
+
+def _held(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) -> tuple[Expr | None, ...]:
+    """How much of each padded dimension holds elements; the elements the copy takes were all written."""
+    extents = {i.var: i.extent for i in node.iters}
+    exact = len(set(x.indices)) == len(x.indices) and all(e in extents for e in x.indices)
+    made_by = writers(func, x.buffer)
+    if made_by and not exact and not any(writes_everything(b) for b in made_by):
+        raise ScheduleError(
+            f"{func.name}: pad wants all of {x.buffer.name!r} written, found it in parts or with padding"
+        )
+    for e in x.indices:
+        if e not in wider and wider.keys() & set(free_vars(e)):
+            raise ScheduleError(
+                f"{func.name}: pad wants the padded iterators of {node.name!r} as plain indices, found {x!r}"
+            )
+    return tuple(extents[e] if isinstance(e, Var) and e in wider else None for e in x.indices)
+
+
+def _neutral(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
+    """What to put behind the elements."""
+    if node.init is not None and loads(node.init.value):
+        raise ScheduleError(f"{func.name}: pad wants an initial value of {node.name!r} that reads nothing")
+    for e in postorder((node.body.value,)):
+        if isinstance(e, Op) and e.op in ("floordiv", "floormod") and loads(e.args[1]):
+            raise ScheduleError(
+                f"{func.name}: pad would let {node.name!r} divide by what is put behind the elements: {e!r}"
+            )
+    steps = {i.var for i in node.iters if i.kind == "reduce" and i.var in wider}
+    if not steps:
+        return 0.0
+    operation, term = combiner(node)
+    alone = isinstance(term, Load) and term.dtype.is_float and steps <= set(free_vars(term))
+    if alone or (operation == "add" and _is_product(term, steps)):
+        return NEUTRAL[operation]
+    raise ScheduleError(
+        f"{func.name}: pad cannot keep what lies behind the elements out of {node.name!r}: it wants to combine reads at "
+        f"{', '.join(sorted(v.name for v in steps))}, or to add products of such, found {term!r} combined by {operation!r}"
+    )
+
+
+def _is_product(e: Expr, steps: set[Var]) -> bool:
+    """Zero wherever what it reads is, and it reads at each of the steps in each factor."""
+    if isinstance(e, Load):
+        return steps <= {i for i in e.indices if isinstance(i, Var)}
+    if isinstance(e, Op) and e.op == "cast":
+        return _is_product(e.args[0], steps)
+    if isinstance(e, Op) and e.op == "mul":
+        a, b = e.args
+        fixed = [isinstance(x, Const) and math.isfinite(x.value) for x in e.args]
+        return (fixed[0] or _is_product(a, steps)) and (fixed[1] or _is_product(b, steps)) and not all(fixed)
+    return False
+
+
+def _fill_nest(func: PrimFunc, o: _Operand, fill: Const, names: list[str]) -> Stmt:
+    """`copy[i...] = source[i...]` where there is such an element, `fill` elsewhere."""
+    block = fresh(func, f"{o.copy.name}_fill", names)
+    names.append(block)
+    iters, vars_, where, inside = [], [], [], []
+    for letter, dim, held in zip("ijlpqst", o.copy.shape, o.held):
+        names.append(fresh(func, f"{block}_{letter}", names))
+        vars_.append(Var(names[-1]))
+        it = IterVar(Var(f"v{letter}"), dim)
+        iters.append(it)
+        where.append(it.var if held is None else minimum(it.var, held - 1))
+        inside += [] if held is None else [lt(it.var, held)]
+    value = select(and_(*inside), load(o.source, where), fill)
+    s: Stmt = Block(block, tuple(iters), tuple(vars_), Store(o.copy, tuple(i.var for i in iters), value))
+    for var, dim in reversed(list(zip(vars_, o.copy.shape))):
+        s = For(var, dim, s)
+    return s
