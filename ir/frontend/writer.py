@@ -12,30 +12,23 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import DType, bool_, dtype, f32, i64, is_floating
+from relax_tune.ir.dtype import DType, bool_, dtype, i64, is_floating
 from relax_tune.ir.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.frontend.broadcasts import before_broadcasts, cut_of_table, shorter_counter
 from relax_tune.ir.frontend.decompositions import Made, rewritten
 from relax_tune.ir.graph import Call, Constant, GVar, PrimValue, Value
 from relax_tune.ir.graph_builder import GraphBuilder, info_of
-from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars
-from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import Binary, Cast
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Where
 from relax_tune.ir.op.movement import BroadcastTo, Reshape, Slice, Take
-from relax_tune.ir.op.reduce import LayerNorm, Mean, Softmax, Sum
-from relax_tune.ir.op.scan import CumProd, CumSum, Prod
-from relax_tune.ir.op.window import Conv
 from relax_tune.ir.struct_info import PrimInfo, TensorInfo
 
 Array = NDArray[Any]
 # Integer constants of up to this many elements are followed as scalar expressions.
 SCALAR_LIMIT = 256
-# Operators that sum many elements: of 16-bit floats in 32 bits, rounded once at the end.
-SUMMING = (Attention, Einsum, Matmul, Softmax, LayerNorm, Sum, Mean, Conv, CumSum, CumProd, Prod)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,10 +159,6 @@ class Writer:
 
     def emit(self, op: OperatorSpec, *args: Value) -> Value:
         """An operator's result; a few decompositions come back as the operator they spell. Raises DeduceError."""
-        types = [i.dtype for a in args if isinstance(i := info_of(a), TensorInfo) and i.dtype is not None]
-        half = next((t for t in types if t.is_half), None)
-        if half is not None and isinstance(op, SUMMING):
-            return self.emit(Cast(half), self.emit(op, *(self._widened(a) for a in args)))
         if isinstance(op, (Binary, Where, Matmul)):
             args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
         ctx = self.g.deduction
@@ -191,15 +180,6 @@ class Writer:
                 "export the model with more precise dims"
             )
         return value
-
-    def _widened(self, value: Value) -> Value:
-        """16-bit floats as 32-bit ones; other values, such as a mask of truth values, as they are."""
-        info = info_of(value)
-        return (
-            self.emit(Cast(f32), value)
-            if isinstance(info, TensorInfo) and info.dtype is not None and info.dtype.is_half
-            else value
-        )
 
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
         """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the

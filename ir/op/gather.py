@@ -13,7 +13,7 @@ from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import i32, i64
 from relax_tune.ir.expr import Expr, as_int, le
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, axis_index, dtype_of, is_const, shape_of
 from relax_tune.ir.op.indices import inside, refuse_outside, require_elements
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import TensorBuilder
@@ -30,6 +30,7 @@ class GatherND(OperatorSpec):
     number; each index in [0, its dim) (outside: see `ir/op/indices`)."""
 
     name: ClassVar[str] = "gather_nd"
+    halves: ClassVar[Halves] = "gathered"
     arity: ClassVar[int] = 2
 
     def _depth(self, x: Sequence[Expr], indices: Sequence[Expr]) -> int:
@@ -80,6 +81,7 @@ class GatherElements(OperatorSpec):
 
     axis: int = 0
     name: ClassVar[str] = "gather_elements"
+    halves: ClassVar[Halves] = "gathered"
     arity: ClassVar[int] = 2
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:

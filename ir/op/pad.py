@@ -30,7 +30,7 @@ from relax_tune.ir.expr import (
     sub,
 )
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, is_const, shape_of
+from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, dtype_of, is_const, shape_of
 from relax_tune.ir.op.movement import Placer
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import Tensor
@@ -48,6 +48,7 @@ class Pad(OperatorSpec):
     mode: str = "constant"
     value: float = 0.0
     name: ClassVar[str] = "pad"
+    halves: ClassVar[Halves] = "moved"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:

@@ -1,4 +1,4 @@
-"""Mixed precision: what products read is stored in 16 bits, everything is computed in float32."""
+"""16-bit floats are what memory holds: sums and functions of them run in float32, and what products read can be stored so."""
 
 from __future__ import annotations
 
@@ -9,17 +9,59 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.deduce import info_of
+from relax_tune.ir.deduce import infer_value, info_of
 from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Body, Call, Constant, Function, GVar, If, Value
-from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Cast
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.elementwise import Binary, Cast, Unary
+from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.rewriter import Emitter, map_graphs, returned, rewrite_function, used_vars
 from relax_tune.ir.struct_info import TensorInfo
 
 Array = NDArray[Any]
 MOVING = ("moved", "gathered")
+EXACT = (*MOVING, "allowed")
+"""Of `OperatorSpec.halves`: nothing is lost where 16-bit floats come in and go out, but in the result's own rounding."""
+ONE_BY_ONE = (Unary, Binary, ShapeOperator)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeWide:
+    """Operators that sum many elements, or for another reason need more digits than 16 bits hold (`OperatorSpec.halves`), compute
+    in float32 what comes in 16-bit floats, and round the result once. Elementwise ones do so in any case: kernels hold 16-bit
+    floats as float32."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            value, info = out.value(binding.value), binding.var.info
+            op = value.op if isinstance(value, Call) else None
+            exact = not isinstance(op, OperatorSpec) or isinstance(op, ONE_BY_ONE) or op.halves in EXACT
+            if (
+                exact
+                or not isinstance(value, Call)
+                or not isinstance(info, TensorInfo)
+                or not any(map(_half, value.args))
+            ):
+                out.keep(binding)
+                return
+            wide = Call(value.op, tuple(self._up(out, a) for a in value.args))
+            result = infer_value(wide, Deduction(out.env))
+            assert isinstance(result, TensorInfo)
+            if result.dtype is not info.dtype and info.dtype is not None:
+                wide = Call(Cast(info.dtype), (out.bind(wide, result, f"{binding.var.name}_{f32}"),))
+            out.bindings.append(Binding(binding.var, wide))
+
+        return map_graphs(module, lambda f, _: rewrite_function(f, visit, env))
+
+    @staticmethod
+    def _up(out: Emitter, a: Value) -> Value:
+        info = info_of(a)
+        return (
+            out.bind(Call(Cast(f32), (a,)), _as(info, f32), "wide") if isinstance(info, TensorInfo) and _half(a) else a
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +263,11 @@ def _in_order(func: Function | Body) -> Iterator[AnyBinding]:
 def _is(value: Value, dtype: DType) -> bool:
     info = info_of(value)
     return isinstance(info, TensorInfo) and info.dtype is dtype
+
+
+def _half(value: Value) -> bool:
+    info = info_of(value)
+    return isinstance(info, TensorInfo) and info.dtype is not None and info.dtype.is_half
 
 
 def _is_f32(value: Value) -> bool:

@@ -21,7 +21,7 @@ from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.mixed_precision import MixedPrecision
+from relax_tune.ir.passes.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.passes.parallel import CombineParallelMatmuls
 from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule
@@ -41,6 +41,7 @@ def passes_for(products: Literal["apart", "joined"] = "apart", precision: DType 
     joined = products == "joined"
     return (
         Deduce(),
+        ComputeWide(),
         Decompose(),
         Canonicalise(),
         FoldConstants(),

@@ -23,7 +23,7 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Permute, Reshape, Take
 from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
 from relax_tune.ir.passes.cleanup import DeadCode
-from relax_tune.ir.passes.mixed_precision import MixedPrecision
+from relax_tune.ir.passes.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.pipeline import lower, passes_for
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.ir.printer import print_text
@@ -160,6 +160,21 @@ def test_products_convert_while_they_load_and_sum_in_float32(half: DType) -> Non
     ids = RNG.integers(0, 9, 5)
     wanted, found = (evaluate_function(m, [ids]) for m in (plain.module, mixed.module))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
+
+
+def test_sums_of_16_bit_floats_run_in_float32() -> None:
+    """In 16 bits, 256 + 1 is 256."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 1000), bf16)
+    y = g.call(Add(), x, x)
+    total = g.call(Sum((1,)), y)
+    module = g.finish([g.call(Matmul(), y, g.constant("w", np.ones((1000, 1), bf16.numpy))), total, y])
+    after = ComputeWide()(module)
+    verify(after)
+    assert ComputeWide()(after) is after
+    ones = np.ones((2, 1000), bf16.numpy)
+    for result in run_function(lower(module).module, "main", [ones])[:2]:
+        assert result.dtype == bf16.numpy and (result.astype(int) == 2000).all()
 
 
 def straight() -> IRModule:
