@@ -14,6 +14,7 @@ from typing import Any, Union
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store, open_store
 from relax_tune.errors import UserError
+from relax_tune.ir.examine import examine
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.rewrite import Rule
@@ -168,6 +169,7 @@ def _module(model: Model, bounds: Bounds | None) -> IRModule:
             "the builder that made the module"
         )
     verify(model)  # its tensor functions may be anybody's
+    examine(model)
     return model
 
 

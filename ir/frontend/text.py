@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
+from relax_tune.ir.examine import examine
 from relax_tune.ir.expr import Var
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.graph import Constant, Function, Value, nested_values
@@ -48,6 +49,7 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
             module = _calling(module)
         _require_whole(path, module)
         verify(module)
+        examine(module)
     except (ParseError, VerifyError, DeduceError) as error:
         raise ParseError(f"{path}: {error}") from None
     return _within(module, bounds or {})

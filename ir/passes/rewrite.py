@@ -12,6 +12,7 @@ from relax_tune.errors import DeduceError, RelaxTuneError, UserError, VerifyErro
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.deduce import infer_value, info_of, side_env, signature
+from relax_tune.ir.examine import examine
 from relax_tune.ir.expr import Expr, ExprLike, and_, eq, expr
 from relax_tune.ir.function import AnyFunction, Bound, IRModule, PrimFunc
 from relax_tune.ir.graph import (
@@ -230,6 +231,7 @@ class RewriteByPattern:
                 verify_function(f, result)
             except VerifyError as error:
                 raise VerifyError(f"after {self!r}: {error}") from None
+        examine(result, functions.keys() - module.functions.keys())
         return result
 
 
