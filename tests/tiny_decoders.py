@@ -15,6 +15,7 @@ DATA = Path(__file__).parent / "data"
 MAKER = runpy.run_path(str(DATA / "make_tiny_decoders.py"))
 SHAPES, PROMPTS, ADDED, VOCABULARY = (MAKER[n] for n in ("SHAPES", "PROMPTS", "ADDED", "VOCABULARY"))
 MODELS: tuple[str, ...] = tuple(MAKER["MODELS"])
+MORE: tuple[str, ...] = tuple(MAKER["MORE"])
 LLAMA3: dict[str, Any] = MAKER["LLAMA3"]
 ids = MAKER["inputs"]
 Arrays = dict[str, NDArray[Any]]

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError
 from relax_tune.ir.dtype import i64
 from relax_tune.ir.expr import Expr, const
-from relax_tune.ir.frontend.hf_llama_config import ACTIVATIONS, LlamaConfig
+from relax_tune.ir.frontend.hf_llama_config import LlamaConfig
 from relax_tune.ir.frontend.hf_weights import Weights
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Constant, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import Add, Mul
+from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Sigmoid
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Permute, Reshape, Slice, Take
 
@@ -92,6 +92,8 @@ class _Step:
         g, c = self.g, self.config
         words = self.weight("model.embed_tokens.weight", c.vocabulary, c.hidden)
         x = g.call(Take(), words, ids, hint="embedding")
+        if c.unit_norms:
+            x = g.call(MulScalar(float(np.float32(c.hidden**0.5))), x)
         made: list[Cache] = []
         for number in range(c.layers):
             name = f"model.layers.{number}"
@@ -125,8 +127,12 @@ class _Step:
             self._turns = cos, sin
         return self._turns
 
-    def norm(self, x: GVar, name: str) -> GVar:
-        return self.g.call(RmsNorm(self.config.eps), x, self.weight(f"{name}.weight", self.config.hidden))
+    def norm(self, x: GVar, name: str, width: int | None = None) -> GVar:
+        full, weights = f"{name}.weight", self.model.weights
+        shape = (width or self.config.hidden,)
+        more = np.float32(1 if self.config.unit_norms else 0)
+        made = self.model.array(full, lambda: weights.get(full, shape) + more if more else weights.get(full, shape))
+        return self.g.call(RmsNorm(self.config.eps), x, self.g.constant(full, made))
 
     def linear(self, x: GVar, name: str, width: int, out: int, biased: bool) -> GVar:
         """`x @ W.T + bias`; the file holds W as (out, in), kept here as (in, out)."""
@@ -144,7 +150,8 @@ class _Step:
             y = self.linear(x, f"{name}.{part}_proj", c.hidden, math.prod(dims), c.bias_in)
             return g.call(Reshape((self.batch, self.length, *map(const, dims))), y)
 
-        def turned(y: GVar) -> GVar:
+        def turned(y: GVar, part: str) -> GVar:
+            y = self.norm(y, f"{name}.{part}_norm", c.size) if c.head_norms else y
             return g.call(Rotary(self.past, 1), y, *self.turns())
 
         def swapped(y: GVar, hint: str, *dims: Expr) -> GVar:
@@ -159,10 +166,10 @@ class _Step:
             return y if given is None else g.call(Concat(2), given[which], y, hint=hint)
 
         rows = (self.batch, const(c.groups), self.length, const(shared), const(c.size))
-        q = swapped(turned(heads("q", c.groups, shared, c.size)), "query", *rows)
+        q = swapped(turned(heads("q", c.groups, shared, c.size), "q"), "query", *rows)
         q = g.call(Reshape((self.batch, const(c.groups), self.length * shared, const(c.size))), q)
-        k, v = kept(turned(heads("k", c.groups, c.size)), 0), kept(heads("v", c.groups, c.size), 1)
-        seen = Attention(float(1 / np.sqrt(c.size)), True, self.past, shared)
+        k, v = kept(turned(heads("k", c.groups, c.size), "k"), 0), kept(heads("v", c.groups, c.size), 1)
+        seen = Attention(float(1 / np.sqrt(c.size)), True, self.past, shared, c.windows[number])
         y = g.call(seen, q, k, v)
         y = g.call(Reshape(rows), y)
         y = swapped(y, "context", self.batch, self.length, const(c.groups), const(shared), const(c.size))
@@ -173,5 +180,10 @@ class _Step:
         g, c = self.g, self.config
         gate = self.linear(x, f"{name}.gate_proj", c.hidden, c.inner, c.bias_mlp)
         up = self.linear(x, f"{name}.up_proj", c.hidden, c.inner, c.bias_mlp)
-        active = g.call(Mul(), gate, g.call(ACTIVATIONS[c.activation](), gate))
+        # every activation is its argument times a sigmoid: of the argument, or of a polynomial that makes it tanh's gelu
+        inner = gate
+        if not c.activation.startswith("s"):
+            cubic = g.call(AddScalar(1.0), g.call(MulScalar(0.044715), g.call(Mul(), gate, gate)))
+            inner = g.call(MulScalar(2 * math.sqrt(2 / math.pi)), g.call(Mul(), gate, cubic))
+        active = g.call(Mul(), gate, g.call(Sigmoid(), inner))
         return self.linear(g.call(Mul(), active, up), f"{name}.down_proj", c.inner, c.hidden, c.bias_mlp)

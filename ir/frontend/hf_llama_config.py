@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.frontend.bounds import LARGEST
 from relax_tune.ir.frontend.hf_config import Fields
-from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Sigmoid
 
-FAMILIES = ("llama", "mistral", "qwen2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
 ROPE_TYPES = ("default", "linear", "llama3")
-ACTIVATIONS: Mapping[str, type[OperatorSpec]] = {"silu": Sigmoid, "swish": Sigmoid}
-"""Activations of the form `x * f(x)`, by name, with their `f`."""
+ACTIVATIONS = ("silu", "swish", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +65,24 @@ class LlamaConfig:
     """Of query, key and value."""
     bias_out: bool
     bias_mlp: bool
+    windows: tuple[int | None, ...]
+    """Of each layer: how many positions up to its own each one sees; None: all of them."""
+    head_norms: bool
+    """Queries and keys are normalised head by head before their rotation."""
+    unit_norms: bool
+    """Norms multiply by 1 + weight, and embeddings by the root of their width."""
 
 
 def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
     """Check a configuration of one of FAMILIES. Raises ParseError naming the field."""
     c = Fields(data, where)
     kind = data["model_type"]
-    types = data.get("layer_types")
-    if types is not None and (not isinstance(types, list) or any(t != "full_attention" for t in types)):
-        raise c.wrong("layer_types", "'full_attention' for every layer")
     c.only("pretraining_tp", 1, None)
     c.only("quantization_config", None)
     c.only("partial_rotary_factor", 1.0, None)
-    if kind == "mistral":
-        if "sliding_window" not in data:
-            raise c.wrong("sliding_window", "null, as this family has windows by default")
-        c.only("sliding_window", None)
-    c.only("use_sliding_window", False, None)
+    c.only("use_bidirectional_attention", None, False)
+    if kind == "gemma":
+        c.only("hidden_activation", "gelu_pytorch_tanh", None)
     heads, hidden = c.whole("num_attention_heads"), c.whole("hidden_size")
     grouped = kind == "llama" or "num_key_value_heads" in data  # the other families have a default of their own
     groups = c.whole("num_key_value_heads", heads if grouped else None)
@@ -93,9 +91,10 @@ def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
         c.multiple("hidden_size", hidden, "num_attention_heads", heads)
     size = c.whole("head_dim", max(1, hidden // heads))
     c.multiple("head_dim", size, "2", 2)
-    biased = kind == "llama" and c.truth("attention_bias", False)
+    biased = kind in ("llama", "qwen3", "gemma") and c.truth("attention_bias", False)
+    layers = c.whole("num_hidden_layers")
     return LlamaConfig(
-        layers=c.whole("num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         groups=groups,
@@ -104,13 +103,41 @@ def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
         vocabulary=c.whole("vocab_size"),
         positions=c.whole("max_position_embeddings"),
         eps=c.number("rms_norm_eps", 1e-6, 0, 1, "a number in [0, 1)"),
-        activation=c.chosen("hidden_act", "silu", ACTIVATIONS),
+        activation=c.chosen("hidden_act", "gelu_pytorch_tanh" if kind == "gemma" else "silu", ACTIVATIONS),
         rope=_rope(c),
-        tied=c.truth("tie_word_embeddings", False),
+        tied=c.truth("tie_word_embeddings", kind == "gemma"),
         bias_in=biased or kind == "qwen2",
         bias_out=biased,
         bias_mlp=kind == "llama" and c.truth("mlp_bias", False),
+        windows=_windows(c, kind, layers),
+        head_norms=kind == "qwen3",
+        unit_norms=kind == "gemma",
     )
+
+
+def _windows(c: Fields, kind: str, layers: int) -> tuple[int | None, ...]:
+    """`sliding_window` of the layers that `layer_types` or, without it, `max_window_layers` says have one; of mistral all."""
+    data = c.data
+    if kind == "mistral":
+        if "sliding_window" not in data:
+            raise c.wrong("sliding_window", "a number or null, as this family has windows by default")
+        used = data["sliding_window"] is not None
+    else:
+        used = (
+            kind.startswith("qwen") and c.truth("use_sliding_window", False) and data.get("sliding_window") is not None
+        )
+    types = data.get("layer_types")
+    if types is None:
+        full = 0 if kind == "mistral" or not used else c.whole("max_window_layers", 28)
+        types = ["sliding_attention" if used and i >= full else "full_attention" for i in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise c.wrong("layer_types", f"'full_attention' or 'sliding_attention' for each of {layers} layers")
+    if "sliding_attention" not in types:
+        return (None,) * layers
+    if not used:
+        raise c.wrong("layer_types", "'full_attention' for every layer where no sliding_window is used")
+    size = c.whole("sliding_window")
+    return tuple(size if t == "sliding_attention" else None for t in types)
 
 
 def _rope(c: Fields) -> Rope:

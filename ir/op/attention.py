@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from relax_tune.ir.expr import (
     and_,
     as_int,
     call,
+    ceildiv,
     const,
     div,
     eq,
@@ -163,8 +164,12 @@ class Attention(OperatorSpec):
         if self.softcap is not None:
             scores = g.call(MulScalar(self.softcap), g.call(Tanh(), g.call(MulScalar(1 / self.softcap), scores)))
         softmax: OperatorSpec = Softmax()
-        if not self._everything(keys[-2], g.deduction):
-            softmax = CausalSoftmax(self.offset, self.group, self.window)
+        # a window that no position outgrows hides nothing
+        last = add(self.offset, ceildiv(dims[-2], self.group))
+        narrow = self.window is not None and g.deduction.proves(le(last, self.window)) is not Proof.YES
+        seen = self if narrow else replace(self, window=None)
+        if not seen._everything(keys[-2], g.deduction):
+            softmax = CausalSoftmax(seen.offset, seen.group, seen.window)
         if len(args) == 4:
             weights = self._masked(scores, args[3], softmax, dtype_of(infos[0]), infos[3].dtype is bool_, g)
         else:

@@ -4,7 +4,7 @@ Needs torch and transformers:
 
     python tests/data/make_tiny_decoders.py
 
-Of each model of MODELS: `NAME/config` (config.json as bytes), `NAME/weights/TENSOR` in float16 (which the model computed with,
+Of each model of MODELS and MORE: `NAME/config` (config.json as bytes), `NAME/weights/TENSOR` in float16 (which the model computed with,
 widened), for every shape of SHAPES the logits of the last KEPT positions of `inputs(b, n)`, which the tests
 repeat: (b, min(n, KEPT), vocabulary) f32; and for every shape of PROMPTS the tokens that greedy generation adds to `inputs(b, n)`:
 (b, ADDED) i64.
@@ -49,6 +49,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Other families and forms, whose attention and norms differ.
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": (
+        "Qwen3", {"head_dim": 12, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "gemma": ("Gemma", {"head_dim": 8, "num_key_value_heads": 1}),
+    "mistral_window": ("Mistral", {"sliding_window": 9}),
+}  # fmt: skip
+
 
 def inputs(b: int, n: int) -> np.ndarray[Any, Any]:
     """Token ids (b, n) i64."""
@@ -61,7 +70,7 @@ def main(out: Path) -> None:
 
     torch.manual_seed(0)
     found: dict[str, np.ndarray[Any, Any]] = {}
-    for name, (family, options) in MODELS.items():
+    for name, (family, options) in {**MODELS, **MORE}.items():
         config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
         model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         with torch.no_grad():

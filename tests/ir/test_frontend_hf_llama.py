@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from tests.tiny_decoders import LLAMA3, MODELS, SHAPES, VOCABULARY, ids, parts, write
+from tests.tiny_decoders import LLAMA3, MODELS, MORE, SHAPES, VOCABULARY, ids, parts, write
 
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
@@ -45,7 +45,7 @@ def near(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], shape: tuple
     np.testing.assert_allclose(found[:, -wanted.shape[1] :], wanted, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", (*MODELS, *MORE))
 def test_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
     module = load_hf(folder, every_position=True)
@@ -112,7 +112,7 @@ def steps(run: Run, tokens: np.ndarray[Any, Any], count: int) -> np.ndarray[Any,
     return np.concatenate(found, axis=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", (*MODELS, *MORE))
 def test_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
     module = load_hf(folder)
@@ -231,7 +231,7 @@ def test_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"hidden_act": "gelu"}, "hidden_act: wanted one of silu, swish, found 'gelu'"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act: wanted one of silu, swish, gelu_pytorch_tanh, found 'gelu'"),
         ("llama", {"num_key_value_heads": 3}, "multiple of num_key_value_heads, found 4 and 3"),
         ("llama", {"head_dim": 7}, "wanted head_dim to be a multiple of 2, found 7"),
         ("llama", {"head_dim": None, "num_attention_heads": 6}, "multiple of num_attention_heads, found 32 and 6"),
@@ -247,12 +247,16 @@ def test_bounds(tmp_path: Path) -> None:
         ("llama3", {"rope_parameters": {**LLAMA3, "high_freq_factor": 1}}, "wanted a number above low_freq_factor, 1.0"),
         ("llama3", {"rope_parameters": {**LLAMA3, "factor": 10**400}}, "factor: wanted a number of at least 1"),
         ("llama3", {"tie_word_embeddings": False}, "wanted a tensor 'lm_head.weight'"),
-        ("mistral", {"sliding_window": 4096}, "sliding_window: wanted None, found 4096"),
-        ("mistral", {"sliding_window": ...}, "sliding_window: wanted null, as this family has windows by default"),
-        ("qwen2", {"use_sliding_window": True}, "use_sliding_window: wanted False, found True"),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "wanted 'full_attention' for every layer"),
+        ("mistral", {"sliding_window": "far"}, "sliding_window: wanted a whole number from 1"),
+        ("mistral", {"sliding_window": ...}, "sliding_window: wanted a number or null, as this family has windows by default"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "or 'sliding_attention' for each of 2 layers"),
+        ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "or 'sliding_attention' for each of 2 layers"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "every layer where no sliding_window is used"),
+        ("qwen3", {"max_window_layers": 0, "layer_types": ...}, "max_window_layers: wanted a whole number"),
+        ("gemma", {"hidden_activation": "relu"}, "hidden_activation: wanted 'gelu_pytorch_tanh', found 'relu'"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention: wanted None, found True"),
         ("qwen2", {"num_key_value_heads": ...}, "num_key_value_heads: wanted a whole number"),
-        ("qwen2", {"model_type": "qwen9"}, "among bert, llama, mistral, qwen2, found 'qwen9'"),
+        ("qwen2", {"model_type": "qwen9"}, "among .*llama, mistral, qwen2, qwen3, gemma, found 'qwen9'"),
     ],
 )  # fmt: skip
 def test_wrong_configurations(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:
