@@ -1,4 +1,5 @@
-"""Weights packed when building: the same results to the bit, nothing left to pack on the device, nothing held twice."""
+"""Weights packed when building: the same results to the bit, nothing left to pack on the device, nothing held twice; weights that
+are parameters, prepared by a function of their own."""
 
 from __future__ import annotations
 
@@ -15,6 +16,12 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import f32, u8
 from relax_tune.ir.expr import Expr, cast, const, load, lt, select
 from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.elementwise import Add, Exp, Mul
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.passes.lift import LiftParameters
 from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
@@ -70,6 +77,24 @@ def test_packed_artifacts_give_the_same_bits(tmp_path: Path) -> None:
                 x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
                 for a, b in zip(one.run([x]), other.run([x]), strict=True):
                     np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
+
+
+@pytest.mark.ccompiler
+def test_lifted_parameters_are_prepared_by_a_function_of_the_same_artifact() -> None:
+    """Weights that are parameters, laid out and scaled once by `main_prepare`, whose results `main` takes."""
+    g = GraphBuilder()
+    x, w = g.input("x", (g.symbol("n", 1, 64), 4)), g.input("w", (3, 4))
+    scale, bias = g.input("scale", (3, 1)), g.input("bias", (3,))
+    scaled = g.call(Permute((1, 0)), g.call(Mul(), w, g.call(Exp(), scale)))
+    module = g.finish(g.call(Add(), g.call(Matmul(), x, scaled), bias))
+    rng = np.random.default_rng(2)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((5, 4), (3, 4), (3, 1), (3,))]
+    with opened("c") as device:
+        job = Job(LiftParameters(("w", "scale", "bias"))(module), device.info, MemoryStore(), QUICK)
+        with job.artifact(job.build("generic")).open(device) as model:
+            prepared = model.run(arrays[1:3], "main_prepare")
+            (found,) = model.run([arrays[0], arrays[3], *prepared], "main")
+    np.testing.assert_allclose(found, run_function(module, "main", arrays), rtol=1e-5, atol=1e-5)
 
 
 def copying(value: Any, dtype: Any = f32) -> Packing:
