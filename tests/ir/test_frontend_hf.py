@@ -104,7 +104,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 
 def test_wrong_configurations(folder: Path) -> None:
     for changes, message in (
-        ({"model_type": "gpt2"}, "among bert, llama, mistral, qwen2, found 'gpt2'"),
+        ({"model_type": "gpt2"}, "among bert, .*llama, mistral, qwen2, qwen3, gemma, found 'gpt2'"),
         ({"hidden_size": "8"}, "hidden_size: wanted a whole number from 1 to 2147483647, found '8'"),
         ({"hidden_act": "swish"}, "hidden_act: wanted one of gelu, relu, found 'swish'"),
         ({"num_attention_heads": 3}, "multiple of num_attention_heads, found 8 and 3"),
