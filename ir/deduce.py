@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.arith.bounds import Env
-from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.dtype import bool_
 from relax_tune.ir.expr import Const, Expr, Var, const, ge, le, not_
 from relax_tune.ir.graph import (
@@ -84,11 +84,47 @@ def infer_value(value: Value, ctx: Deduction) -> StructInfo:
         return infer_if(value, ctx)
     if isinstance(value, CallTIR):
         require_places(value, ctx)
-    if not isinstance(value, Call):
-        return info_of(value)
-    if not isinstance(value.op, OperatorSpec):
-        raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
-    return value.op.infer([info_of(a) for a in value.args], ctx)
+    if isinstance(value, Call):
+        if not isinstance(value.op, OperatorSpec):
+            raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
+        args = [info_of(a) for a in value.args]
+        info = value.op.infer(args, ctx)
+        require_dims(value.op.name, args, info, ctx)
+        return info
+    info = info_of(value)
+    if isinstance(value, (CallTIR, CallDPSLibrary)):
+        name = value.callee if isinstance(value, CallTIR) else value.routine
+        require_dims(name, [info_of(a) for a in value.args], info, ctx)
+    return info
+
+
+def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: Deduction) -> None:
+    """No dim of what is made is negative; those of arguments are not. Raises DeduceError; unknown becomes a check."""
+    given = dict.fromkeys(d for a in args if isinstance(a, TensorInfo) for d in a.shape or ())
+    new = [
+        (p, d)
+        for t in (made.fields if isinstance(made, TupleInfo) else (made,))
+        if isinstance(t, TensorInfo)
+        for p, d in enumerate(t.shape or ())
+        if d not in given and not isinstance(d, Var) and not _natural(d, ctx.env)
+    ]
+    if not new:
+        return
+    env = ctx.env
+    for d in given:
+        if not isinstance(d, (Var, Const)):
+            env = env.with_fact(ge(d, 0))
+    for p, d in new:
+        proof = prove(ge(d, 0), env)
+        if proof is Proof.NO:
+            raise DeduceError(f"{name}: dim {p} of the result: wanted 0 or more, found {d!r}")
+        if proof is Proof.UNKNOWN:
+            ctx.require(ge(d, 0), f"{name}: dim {p} of the result: wanted {d!r} >= 0, found {{0}}", d)
+
+
+def _natural(e: Expr, env: Env) -> bool:
+    low = interval(e, env)[0]
+    return low is not None and low >= 0
 
 
 def require_places(call: CallTIR, ctx: Deduction) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError, VerifyError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.deduce import info_of, signature
+from relax_tune.ir.deduce import infer_value, info_of, signature
 from relax_tune.ir.dtype import DType, bool_, dtype
 from relax_tune.ir.expr import Expr, as_int, const, free_vars
 from relax_tune.ir.function import IRModule
@@ -42,7 +42,7 @@ from relax_tune.ir.interp import run_prim
 from relax_tune.ir.interp_expr import Env, Fault, Tape
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.printer import excerpt
-from relax_tune.ir.relations import differences, is_base, solve
+from relax_tune.ir.relations import differences, info_dims, is_base, solve
 from relax_tune.ir.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -212,7 +212,7 @@ class _Run:
         try:
             return int(self.compute(e))
         except Fault as fault:
-            raise VerifyError(f"{self.f.name}: {e!r}: {fault}") from None
+            raise UserError(f"{self.f.name}: {e!r}: {fault}") from None
 
     def compute(self, e: Expr) -> Any:
         return Tape((e,), {}).run(self.symbols)[0]
@@ -229,8 +229,20 @@ class _Run:
                 self.check_bounds(f"{self.f.name}: match_cast of {name}")
             except UserError as e:
                 raise UserError(f"{e}\n{excerpt(self.f, b)}") from None
-        self.agree(b.var.info, value, f"value {b.var.name}", b)
+        try:
+            self.agree(b.var.info, value, f"value {b.var.name}", b, UserError)
+        except UserError as e:
+            if self.says_more(b):
+                raise
+            raise VerifyError(str(e)) from None
         return value
+
+    def says_more(self, b: AnyBinding) -> bool:
+        """The annotation of a binding claims what deduction leaves open."""
+        if isinstance(b, MatchCast):
+            return False
+        found = infer_value(b.value, Deduction(self.deduction))
+        return {d.proof for d in differences(b.var.info, found, self.deduction)} == {Proof.UNKNOWN}
 
     def value(self, v: Value, at: object = None) -> Result:
         if isinstance(v, GVar):
@@ -254,7 +266,7 @@ class _Run:
             return self.call(v, args, at)
         if isinstance(v, CallHost):
             return self.host(v, args)
-        return self.operator(v, args, at) if isinstance(v, Call) else self.destination(v, args)
+        return self.operator(v, args, at) if isinstance(v, Call) else self.destination(v, args, at)
 
     def branch(self, v: If) -> Result:
         """One side; what it binds ends with it."""
@@ -289,15 +301,7 @@ class _Run:
     def operator(self, call: Call, args: Sequence[Any], at: object) -> Result:
         if not isinstance(call.op, OperatorSpec):
             raise VerifyError(f"{self.f.name}: wanted an operator with a meaning, found {call.op!r}")
-        deduction = Deduction(self.deduction)
-        try:
-            call.op.infer([info_of(a) for a in call.args], deduction)
-        except DeduceError as e:
-            raise VerifyError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
-        for check in deduction.checks:
-            if all(s in self.symbols for s in free_vars(check.cond, *check.values)) and not self.number(check.cond):
-                found = check.text([self.number(x) for x in check.values])
-                raise UserError(f"{self.f.name}: {found}\n{excerpt(self.f, at)}")
+        self.undecided(call, at)
         op = call.op.substituted({s: const(n) for s, n in self.symbols.items()})
         try:
             op.infer([actual_info(a) for a in args], Deduction())  # what annotations left open, by the values
@@ -305,7 +309,23 @@ class _Run:
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
 
-    def destination(self, call: CallTIR | CallDPSLibrary, args: Sequence[Any]) -> Result:
+    def undecided(self, call: Call | CallTIR | CallDPSLibrary, at: object) -> None:
+        """What deduction leaves to run time, decided with the symbols' values. Raises UserError, VerifyError."""
+        deduction = Deduction(self.deduction)
+        try:
+            info = infer_value(call, deduction)
+        except DeduceError as e:
+            raise VerifyError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
+        for d in info_dims(info) or ():  # one that divides by 0 has no value
+            if all(s in self.symbols for s in free_vars(d)):
+                self.number(d)
+        for check in deduction.checks:
+            if all(s in self.symbols for s in free_vars(check.cond, *check.values)) and not self.number(check.cond):
+                found = check.text([self.number(x) for x in check.values])
+                raise UserError(f"{self.f.name}: {found}\n{excerpt(self.f, at)}")
+
+    def destination(self, call: CallTIR | CallDPSLibrary, args: Sequence[Any], at: object) -> Result:
+        self.undecided(call, at)
         outs: list[Array] = []
         for info in call.out:
             if info.shape is None or info.dtype is None:

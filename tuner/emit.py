@@ -6,13 +6,15 @@ A candidate under measurement and a whole built model are put together by the sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
-from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, postorder, substitute
+from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, ne, postorder, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.passes.inplace import in_one_memory, obstacle, reads_of
 from relax_tune.ir.stmt import blocks
@@ -39,11 +41,14 @@ _SCALAR_OPS: Mapping[str, ScalarOp] = {
     "select": ScalarOp.SELECT,
 }  # fmt: skip
 
+_DIVIDING = frozenset({"floordiv", "floormod"})
+
 SlotOf = Mapping[Var, int]
 
 
-def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf) -> int:
-    """The slot of an integer or boolean expression over `symbols`. Raises BuildError for anything else in it."""
+def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Collection[Expr] = ()) -> int:
+    """The slot of an integer or boolean expression over `symbols`; where one of `unsure` divides and is 0, 1 divides instead.
+    Raises BuildError for anything else in it."""
     slots: dict[Expr, int] = {}
     for node in postorder((e,)):
         if isinstance(node, Const):
@@ -53,7 +58,10 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf) -> int:
                 raise BuildError(f"the expression {e!r} mentions {node.name!r}, which no symbol of the call defines")
             slots[node] = symbols[node]
         elif isinstance(node, Op) and node.op in _SCALAR_OPS:
-            slots[node] = builder.op(_SCALAR_OPS[node.op], *(slots[a] for a in node.args))
+            args = [slots[a] for a in node.args]
+            if node.op in _DIVIDING and node.args[1] in unsure:
+                args[1] = builder.op(ScalarOp.SELECT, args[1], args[1], builder.const(1))
+            slots[node] = builder.op(_SCALAR_OPS[node.op], *args)
         elif isinstance(node, Op) and node.op == "cast":
             slots[node] = slots[node.args[0]]
         else:
@@ -98,6 +106,7 @@ class ProgramBuilder:
     packings: list[Packing] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    _ranges: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
     _placed: dict[tuple[PrimFunc, tuple[tuple[Buffer, Buffer], ...]], PrimFunc] = field(default_factory=dict)
@@ -106,10 +115,31 @@ class ProgramBuilder:
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> int:
         """Declare a program symbol; returns its slot."""
         self.symbols.append(Symbol(name, lower, upper))
-        return self.scalars.symbol(len(self.symbols) - 1)
+        slot = self.scalars.symbol(len(self.symbols) - 1)
+        self._ranges[slot] = lower, upper
+        return slot
 
     def slot(self, e: Expr, symbols: SlotOf) -> int:
-        return lower_scalar(self.scalars, e, symbols)
+        """The slot of an expression. Divisors that may be 0 are checked, before anything is computed with what they divide."""
+        unsure = self._unsure(e, symbols)
+        for divisor, whole in unsure.items():
+            nonzero = lower_scalar(self.scalars, ne(divisor, 0), symbols, unsure)
+            check = Check(nonzero, f"wanted {divisor!r}, which divides in {whole!r}, other than 0, found 0", ())
+            if all(c.slot != nonzero for c in self.checks):
+                self.checks.append(check)
+        return lower_scalar(self.scalars, e, symbols, unsure)
+
+    def _unsure(self, e: Expr, symbols: SlotOf) -> Mapping[Expr, Expr]:
+        """What divides in `e` and is not known to be other than 0, with what it is divided by it."""
+        found = {
+            n.args[1]: n
+            for n in postorder((e,))
+            if isinstance(n, Op) and n.op in _DIVIDING and not isinstance(n.args[1], Const)
+        }
+        if not found:
+            return found
+        env = Env({v: self._ranges[s] for v, s in symbols.items() if s in self._ranges})
+        return {d: n for d, n in found.items() if prove(ne(d, 0), env) is not Proof.YES}
 
     def buffer(
         self,

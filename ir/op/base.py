@@ -21,7 +21,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.dtype import DType, is_floating
-from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, mul, substitute
+from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, ge, mul, substitute
 from relax_tune.ir.function import Bound, PrimFunc
 from relax_tune.ir.graph import Operator, Value
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
@@ -77,6 +77,15 @@ class Deduction:
             raise DeduceError(f"{what}: wanted equal dims, found {x!r} and {y!r}")
         if proof is Proof.UNKNOWN:
             self.require(eq(x, y), f"{what}: wanted {x!r} == {y!r}, found {{0}} and {{1}}", x, y)
+
+    def require_least(self, e: ExprLike, least: int, what: str) -> None:
+        """`e >= least` must hold. `what` names the place. Raises DeduceError when it never does; unknown becomes a check."""
+        x = expr(e)
+        proof = self.proves(ge(x, least))
+        if proof is Proof.NO:
+            raise DeduceError(f"{what}: wanted {least} or more, found {x!r}")
+        if proof is Proof.UNKNOWN:
+            self.require(ge(x, least), f"{what}: wanted {x!r} >= {least}, found {{0}}", x)
 
     def require(self, cond: Expr, message: str, *values: Expr) -> None:
         check = RuntimeCheck(cond, message, values)

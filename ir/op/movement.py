@@ -419,8 +419,7 @@ class Slice(OperatorSpec):
             raise DeduceError("slice: wanted a step other than 0, found 0")
         least = 0 if self.step > 0 else -1
         for what, e in (("begin", self.begin), ("end", self.end)):
-            if ctx.proves(ge(e, least)) is Proof.NO:
-                raise DeduceError(f"slice: wanted {what} >= {least}, found {e!r}")
+            ctx.require_least(e, least, f"slice: {what}")
         if x.shape is None:
             return TensorInfo(None, x.dtype, x.ndim)
         axis = axis_index(self.name, self.axis, len(x.shape))
