@@ -1,0 +1,1 @@
+"""A library of one routine for relax-tune."""
