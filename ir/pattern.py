@@ -7,6 +7,7 @@ and Python's operators:
     product = op(Matmul, x, w)                            # an operator by its class, with attributes: transpose_b=True
     biased = maybe(product, lambda p: p + "bias")         # with a bias or without one
     silu = value("h") * op(Sigmoid, "h")                  # the same name is the same value; + and * in either order
+    half = 0.5 * value("h")                               # a number in an operator, or a constant that is it everywhere
     kernel = tir(x, kind=PatternKind.ELEMENTWISE)         # call_tir, by the loops of its function or by its name
     small = product.once().of("n", 64, dtype=f32)         # read by one other value; dims by name, number or expression
     even = small.where(lambda m: eq(m.dim("n") % 8, 0))   # proved, never guessed
@@ -48,7 +49,7 @@ from relax_tune.ir.graph import (
     TupleItem,
     Value,
 )
-from relax_tune.ir.op.elementwise import Add, Div, Mul, Sub
+from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Mul, MulScalar, Sub
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
 from relax_tune.ir.passes.rewriter import used_vars
@@ -83,7 +84,8 @@ class Pattern:
 
     def __or__(self, other: Pattern) -> Pattern:
         """This, or where that does not match, `other`."""
-        return Either((*(self.choices if isinstance(self, Either) else (self,)), pattern(other)))
+        choices = [c for p in (self, pattern(other)) for c in (p.choices if isinstance(p, Either) else (p,))]
+        return choices[0] if len(choices) == 1 else Either(tuple(choices))
 
     def __getitem__(self, index: int) -> Pattern:
         """One field of a tuple."""
@@ -92,13 +94,19 @@ class Pattern:
         return Item(self, index)
 
     def __add__(self, other: Operand) -> Pattern:
-        return op(Add, self, other)
+        return _with_number(AddScalar, self, other) | op(Add, self, other)
+
+    def __radd__(self, other: Operand) -> Pattern:
+        return self + other
 
     def __sub__(self, other: Operand) -> Pattern:
-        return op(Sub, self, other)
+        return _with_number(AddScalar, self, other, -1) | op(Sub, self, other)
 
     def __mul__(self, other: Operand) -> Pattern:
-        return op(Mul, self, other)
+        return _with_number(MulScalar, self, other) | op(Mul, self, other)
+
+    def __rmul__(self, other: Operand) -> Pattern:
+        return self * other
 
     def __truediv__(self, other: Operand) -> Pattern:
         return op(Div, self, other)
@@ -244,6 +252,14 @@ def maybe(base: Pattern, wrap: Callable[[Pattern], Pattern]) -> Pattern:
 
 def _args(args: Sequence[Operand]) -> tuple[Pattern, ...] | None:
     return tuple(pattern(a) for a in args) if args else None
+
+
+def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int = 1) -> Pattern:
+    """The operator that holds the number itself, as importers write it; nothing for an operand that is no number."""
+    if not isinstance(other, (int, float)) or isinstance(other, bool):
+        return Either(())
+    wanted = np.float32(sign * other)
+    return op(operator, p, value=lambda held: np.float32(held) == wanted)
 
 
 def names_of(p: Pattern) -> tuple[str, ...]:

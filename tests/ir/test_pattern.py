@@ -15,7 +15,7 @@ from relax_tune.ir.expr import Var, as_int, eq, le
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, CallTIR, GVar, Value
 from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, Relu, Sigmoid, Sub, Unary
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Relu, Sigmoid, Sub, Unary
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute, Split
 from relax_tune.ir.op.reduce import Softmax, Sum
@@ -127,6 +127,21 @@ def test_attributes_classes_and_weights() -> None:
     assert m.array("w").shape == (2, 2)
     with pytest.raises(UserError, match="wanted a constant as 'x'"):
         m.array("x")
+
+
+def test_numbers_in_operators_and_in_constants() -> None:
+    def made(g: GraphBuilder, how: str) -> GVar:
+        x = g.input("x", (3,))
+        held = {"add": AddScalar(0.1), "sub": AddScalar(-0.1), "mul": MulScalar(0.1)}
+        return g.call(held[how], x) if how in held else g.call(Mul(), g.constant("c", np.float32([0.1] * 3)), x)
+
+    for p, fits in (
+        (value("x") + 0.1, ["add"]),
+        (value("x") - 0.1, ["sub"]),
+        (0.1 * value("x"), ["mul", "constant"]),
+        (1 + value("x"), []),
+    ):
+        assert [how for how in ("add", "sub", "mul", "constant") if found(p, lambda g, how=how: made(g, how))] == fits
 
 
 def test_fields_of_tuples_and_other_names() -> None:
