@@ -18,12 +18,14 @@ from tests.tiny_decoders import LLAMA3, MODELS, MORE, SHAPES, VOCABULARY, ids, p
 
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
+from relax_tune.ir.dtype import bf16
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import CallTIR
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_text
 from relax_tune.ir.passes.libraries import library_forms
+from relax_tune.ir.passes.mixed_precision import MixedPrecision
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.ir.printer import print_text
@@ -210,7 +212,11 @@ def test_weights_in_bfloat16_and_in_parts(tmp_path: Path) -> None:
         text = json.dumps(header).encode()
         (folder / f"part-{part}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    np.testing.assert_array_equal(prefill(load_hf(folder), ids(2, 7)), wanted)
+    module = load_hf(folder)
+    np.testing.assert_array_equal(prefill(module, ids(2, 7)), wanted)
+    # a build in bfloat16 holds what the file does
+    again = MixedPrecision(bf16)(module).constants["model.embed_tokens.weight.bf16"]
+    np.testing.assert_array_equal(again.view(np.uint16), rounded["model.embed_tokens.weight"])
 
 
 def test_bounds(tmp_path: Path) -> None:

@@ -126,6 +126,21 @@ def test_an_open_store_stays_open_and_memory_is_enough() -> None:
 
 
 @pytest.mark.ccompiler
+def test_precision_halves_the_weights_of_products() -> None:
+    module = feed_forward()
+    artifact = rt.build(module, target="c", db="memory://", precision="bf16")
+    stored = {name: str(array.dtype) for name, array in artifact.constants.items()}
+    wide = dict.fromkeys(("b1", "b2", "scale", "shift"), "float32")
+    assert stored == wide | dict.fromkeys(("w1.bf16", "w2.bf16"), "bfloat16")
+    x = np.random.default_rng(0).standard_normal((5, 24)).astype(np.float32)
+    with artifact.open() as model:
+        (found,) = model.run([x])
+    np.testing.assert_allclose(found, feed_forward_reference(module, x), atol=8 * 2.0**-8)
+    with pytest.raises(UserError, match="--precision wants one of f32, f16, bf16; found 'bfloat16'"):
+        rt.build(module, target="c", precision="bfloat16")  # type: ignore[arg-type]
+
+
+@pytest.mark.ccompiler
 def test_mistakes_say_what_was_wanted(tmp_path: Path) -> None:
     module = row_scale()
     with pytest.raises(UserError, match="--strategy wants one of"):

@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
 from tests.tuner.cli_model import make_bert
@@ -18,7 +19,7 @@ from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.tuner.cli import COMMANDS, app, load_command
 from relax_tune.tuner.commands.destination import artifact_path
-from relax_tune.tuner.commands.run import read_arrays
+from relax_tune.tuner.commands.run import read_arrays, write_arrays
 
 RUNNER = CliRunner()
 
@@ -313,3 +314,11 @@ def test_what_is_no_npz_is_not_called_a_pickle(elsewhere: Path) -> None:
         ) as caught:
             read_arrays(elsewhere / "x.npz")
         assert "unsafe" not in str(caught.value) and "numpy.savez" in str(caught.value)
+
+
+def test_arrays_of_bfloat16_come_back_from_a_file(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3).astype("bfloat16"), "y": np.zeros((), np.float16)}
+    write_arrays(tmp_path / "x.npz", arrays)
+    found = read_arrays(tmp_path / "x.npz")
+    assert {n: a.dtype for n, a in found.items()} == {n: a.dtype for n, a in arrays.items()}
+    np.testing.assert_array_equal(found["x"].astype(int), [[0, 1, 2], [3, 4, 5]])

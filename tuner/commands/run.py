@@ -147,7 +147,9 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         data = np.load(path, allow_pickle=False)
         if isinstance(data, np.lib.npyio.NpzFile):
             with data:
-                return {name: data[name] for name in data.files}
+                arrays = {name: data[name] for name in data.files}
+            # what numpy.savez makes of bfloat16, for which the format has no name
+            return {name: a.view("bfloat16") if a.dtype == np.dtype("V2") else a for name, a in arrays.items()}
     except FileNotFoundError:
         raise UserError(f"{path}: wanted an .npz file, found no such file; {what_to_do}") from None
     except UserError:
