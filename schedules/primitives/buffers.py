@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import get_args
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer, Scope
 from relax_tune.ir.expr import Var, free_vars, load
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
-from relax_tune.schedules.independence import separates, updates_in_place, writers, writes_everything
+from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
 from relax_tune.schedules.nest import (
     block_loads,
     block_value,

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.expr import Expr, Load, Var, and_, eq, loads, lt, substitute, transform
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, Store, blocks, map_exprs
-from relax_tune.schedules.independence import separates, updates_in_place, writers
+from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.nest import (
     EMPTY,
     block_loads,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.radix import injective
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import (
@@ -35,7 +35,6 @@ from relax_tune.ir.expr import (
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, Stmt, map_exprs, rewrite
-from relax_tune.schedules.independence import separates
 from relax_tune.schedules.nest import find_alloc, swap_alloc
 
 
@@ -129,7 +128,10 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     }
     indices = [_index(func, node, scope, index_map) for node in texts]
     ranges = dict(zip(own, old.shape))
-    _require_apart(func, old, indices, ranges, index_map)
+    if not injective(indices, ranges):
+        raise ScheduleError(
+            f"{func.name}: cannot prove that {index_map!r} puts different elements of {old.name!r} into different places"
+        )
     shape = tuple(_extent(func, e, ranges) for e in indices)
     grown = tuple(d if prove(le(0, d)) is Proof.YES else maximum(d, 0) for d in map(simplify, shape))
     new = replace(old, shape=grown)
@@ -169,20 +171,6 @@ def _index(func: PrimFunc, node: ast.expr, scope: Mapping[str, Expr], text: str)
         f"{func.name}: wanted one of {', '.join(scope)}, a number, or + * // % of them in the map {text!r}, found "
         f"{ast.unparse(node)!r}"
     )
-
-
-def _require_apart(func: PrimFunc, old: Buffer, indices: Sequence[Expr], ranges: Mapping[Var, Expr], text: str) -> None:
-    """Some order of the variables separates one after the other."""
-    env, left = Env(), dict(ranges)
-    for v, extent in ranges.items():
-        env = env.with_loop(v, extent)
-    while left:
-        found = next((v for v in left if separates(indices, v, {w: left[w] for w in left if w is not v}, env)), None)
-        if found is None:
-            raise ScheduleError(
-                f"{func.name}: cannot prove that {text!r} puts different elements of {old.name!r} into different places"
-            )
-        del left[found]
 
 
 def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:

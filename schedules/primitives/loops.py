@@ -10,6 +10,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import extent_of, linear
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import (
@@ -31,7 +32,6 @@ from relax_tune.ir.expr import (
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
-from relax_tune.schedules.independence import separates
 from relax_tune.schedules.nest import (
     block_loads,
     block_value,

@@ -10,6 +10,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import (
     Const,
@@ -29,7 +30,6 @@ from relax_tune.ir.expr import (
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, seq
-from relax_tune.schedules.independence import separates
 from relax_tune.schedules.nest import (
     EMPTY,
     block_value,
