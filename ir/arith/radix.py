@@ -48,7 +48,9 @@ def injective(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike], env: Env 
     wider = env
     for v, extent in digits.extents.items():
         wider = wider.with_loop(v, extent)
-    return _in_turn(digits.indices, {**free, **digits.extents}, wider) and _in_turn([*digits.nodes, *free], extents, env)
+    return _in_turn(digits.indices, {**free, **digits.extents}, wider) and _in_turn(
+        [*digits.nodes, *free], extents, env
+    )
 
 
 def _in_turn(indices: Sequence[Expr], ranges: Mapping[Var, Expr], env: Env) -> bool:
