@@ -13,6 +13,7 @@ from relax_tune.ir.graph import (
     Call,
     Function,
     GVar,
+    If,
     MatchCast,
     TupleItem,
     TupleValue,
@@ -38,6 +39,7 @@ class Canonicalise:
     * item `i` of `(a_0, a_1, ...)`: `a_i`; the tuple of all items of `t`, in order: `t`;
     * reshape, flatten, expand_dims, broadcast_to or slice to the dims there are, cast to the dtype there is, permute by the
       identity, concat of one: the argument;
+    * an `if` that gives the same on both sides and does nothing else: that;
     * permute of permute: one permute.
 
     Results keep their names, and what the function returns stays computed by itself; so does a copy of what a `call_tir_inplace`
@@ -79,6 +81,13 @@ def _same_value(binding: AnyBinding, value: Value, made: dict[Value, Value], ctx
         return value if isinstance(value, ATOMS) and _says(binding.info, info_of(value), ctx) else None
     if isinstance(value, ATOMS):
         return value
+    if isinstance(value, If):
+        empty = not value.then.bindings and not value.orelse.bindings
+        return (
+            value.then.ret
+            if empty and value.then.ret is value.orelse.ret and isinstance(value.then.ret, ATOMS)
+            else None
+        )
     if isinstance(value, TupleItem):
         owner = made.get(value.value, value.value)
         return owner.fields[value.index] if isinstance(owner, TupleValue) else None

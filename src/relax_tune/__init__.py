@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from relax_tune.ir.frontend.text import save_text as save_model
     from relax_tune.ir.function import IRModule
     from relax_tune.ir.graph_builder import GraphBuilder
+    from relax_tune.ir.passes.lift import LiftParameters
     from relax_tune.ir.passes.quantize import QuantizeWeights
     from relax_tune.ir.parser import parse_prim_func
     from relax_tune.ir.passes.rewrite import Rule, rewrite
@@ -43,6 +44,7 @@ _PUBLIC = {
     "rewrite": ("relax_tune.ir.passes.rewrite", "rewrite", "tune"),
     "IRModule": ("relax_tune.ir.function", "IRModule", "tune"),
     "QuantizeWeights": ("relax_tune.ir.passes.quantize", "QuantizeWeights", "tune"),
+    "LiftParameters": ("relax_tune.ir.passes.lift", "LiftParameters", "tune"),
     "tune": ("relax_tune.tuner.api", "tune", "tune"),
     "TuneResult": ("relax_tune.tuner.api", "TuneResult", "tune"),
     "Progress": ("relax_tune.tuner.loop", "Progress", "tune"),
@@ -68,6 +70,7 @@ __all__ = [
     "rewrite",
     "IRModule",
     "QuantizeWeights",
+    "LiftParameters",
     "tune",
     "TuneResult",
     "Progress",

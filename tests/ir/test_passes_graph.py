@@ -23,14 +23,18 @@ from relax_tune.ir.op.elementwise import Add, Cast, Exp, Mul, MulScalar, Relu, T
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import ExpandDims, Flatten, Permute, Reshape, Slice, Split, Take
 from relax_tune.ir.op.reduce import Softmax, Sum
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_module
 from relax_tune.ir.passes.canonical import Canonicalise
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce
+from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
 from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
+from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.lift import LiftParameters
+from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.passes.pipeline import Pass, lower, run_passes
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
 from relax_tune.ir.printer import print_text
@@ -159,10 +163,54 @@ def exported() -> IRModule:
     return g.finish(g.call(Add(), y, g.call(Reshape((const(3),)), other)))
 
 
+CALLS = """module(version=1)
+n = symbol("n", lower=0)
+
+@function
+def doubled(x: Tensor((m, 4), f32)) -> Tensor((m * 2, 4), f32):
+    with dataflow():
+        y: Tensor((m * 2, 4), f32) = op.concat(x, x, axis=0)
+    return y
+
+@function
+def main(x: Tensor((n, 4), f32)) -> Tensor((n * 2, 4), f32):
+    with dataflow():
+        y: Tensor(None, f32, ndim=2) = call("doubled", x)
+        z: Tensor(None, f32) = op.relu(y)
+    chosen: Tensor(None, f32)
+    if prim(n < 0):
+        with dataflow():
+            pass
+        chosen = y
+    else:
+        with dataflow():
+            pass
+        chosen = z
+    return chosen
+"""
+
+
+def calls() -> IRModule:
+    """A call of a function, a decided branch, and annotations coarser than what is known."""
+    return parse_module(CALLS, OPERATORS)
+
+
+def two_of_a_kind() -> IRModule:
+    """Two sums whose functions differ: one that reads the pieces of a split."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 4))
+    left, right = (g.item(g.call(Split(2, 1), x), i) for i in range(2))
+    return g.finish(g.call(Add(), g.call(Sum((1,), True), left), g.call(Sum((0,), True), right)))
+
+
 PROGRAMS: dict[str, tuple[Callable[[], IRModule], Sequence[Pass]]] = {
     "canonicalise": (tidy, [Canonicalise()]),
     "common_subexpressions": (repeated, [CommonSubexpressions()]),
     "fold_constants": (weights_only, [FoldConstants(), DeadCode()]),
+    "inline": (calls, [Inline()]),
+    "deduce": (calls, [Deduce()]),
+    "separate_outputs": (two_of_a_kind, [Legalize(), SeparateOutputs()]),
+    "tidy_names": (two_of_a_kind, [Legalize(), SeparateOutputs(), FuseOps(), DeadCode(), TidyNames()]),
     "push_permutes": (turned, [PushPermutes(), DeadCode()]),
     "branches": (branched, [FoldConstants(), DeadCode(), Legalize(), FuseOps(), DeadCode()]),
     "cancel_views": (views, [CancelViews(), DeadCode()]),
@@ -265,6 +313,16 @@ def test_cheap_work_is_repeated_in_the_kernels_that_read_it() -> None:
         {"fused_exp_mul_scalar_softmax_add_add": 1, "fused_exp_sum": 1}
     )
     same_results(module, lowered.module, rand(3, 4))
+
+
+def test_a_branch_that_decides_nothing_goes() -> None:
+    g = GraphBuilder()
+    x, flag = g.input("x", (g.symbol("n"), 4)), g.input("flag", (), bool_)
+    y = g.branch(flag, lambda: x, lambda: x)
+    module = g.finish(g.call(Relu(), y))
+    after = Canonicalise()(module)
+    assert not any(isinstance(v, If) for v in nested_values(after.functions["main"]))  # type: ignore[arg-type]
+    same_results(module, after, rand(2, 4), np.array(True))
 
 
 def test_what_sides_compute_stays_on_them() -> None:
