@@ -19,6 +19,7 @@ from relax_tune.schedules.primitives import layouts as on_layouts
 from relax_tune.schedules.primitives import loops as on_loops
 from relax_tune.schedules.primitives import padding as on_padding
 from relax_tune.schedules.primitives import partition as on_parts
+from relax_tune.schedules.primitives import pipeline as on_pipeline
 from relax_tune.schedules.primitives import reductions as on_reductions
 from relax_tune.schedules.trace import Step, Trace
 
@@ -48,6 +49,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_layouts.transform_layout,
         on_layouts.storage_align,
         on_padding.pad,
+        on_pipeline.software_pipeline,
         on_buffers.reuse_output,
         on_buffers.mark_prepare,
     )

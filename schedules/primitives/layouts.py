@@ -63,7 +63,7 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
     def where(indices: Sequence[Expr]) -> tuple[Expr, ...]:
         return relayout(indices, indices[dim] // f, indices[dim] % f)
 
-    return _relaid(func, old, new, where)
+    return relaid(func, old, new, where)
 
 
 def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFunc:
@@ -77,10 +77,12 @@ def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFun
     if sorted(order) != list(range(len(old.shape))):
         raise ScheduleError(f"{func.name}: permute_layout({buffer!r}) wants a permutation, found {order}")
     new = replace(old, shape=tuple(old.shape[o] for o in order))
-    return _relaid(func, old, new, lambda indices: tuple(indices[o] for o in order))
+    return relaid(func, old, new, lambda indices: tuple(indices[o] for o in order))
 
 
-def _relaid(func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]) -> PrimFunc:
+def relaid(func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]) -> PrimFunc:
+    """`new` in place of the intermediate `old`, whose element at `indices` is then at `where(indices)`."""
+
     def read(e: Expr) -> Expr:
         return transform(e, lambda n: load(new, where(n.indices)) if isinstance(n, Load) and n.buffer is old else None)
 
@@ -135,7 +137,7 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     shape = tuple(_extent(func, e, ranges) for e in indices)
     grown = tuple(d if prove(le(0, d)) is Proof.YES else maximum(d, 0) for d in map(simplify, shape))
     new = replace(old, shape=grown)
-    return _relaid(func, old, new, lambda at: tuple(substitute(e, dict(zip(own, at))) for e in indices))
+    return relaid(func, old, new, lambda at: tuple(substitute(e, dict(zip(own, at))) for e in indices))
 
 
 def _read_map(func: PrimFunc, old: Buffer, text: str) -> tuple[list[str], list[ast.expr]]:

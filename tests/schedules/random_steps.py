@@ -8,8 +8,8 @@ from typing import Any
 
 from relax_tune.ir.expr import Tunable
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, blocks, loops
-from relax_tune.schedules.nest import enclosing
+from relax_tune.ir.stmt import Block, Seq, blocks, loops
+from relax_tune.schedules.nest import enclosing, find_block, readers
 from relax_tune.schedules.schedule import PRIMITIVES
 
 Step = tuple[str, dict[str, Any]]
@@ -80,7 +80,24 @@ def _reorder(v: _View) -> dict[str, Any]:
 
 
 def _at(v: _View) -> dict[str, Any]:
-    return {"block": v.block(), "loop": v.loop()}
+    """A block and a loop, mostly one around a reader of what the block makes."""
+    block = v.block()
+    made = find_block(v.func, block).body.buffer
+    near = [x.var.name for b in readers(v.func, made) if b.name != block for x in enclosing(v.func, b)]
+    return {"block": block, "loop": v.rng.choice(near) if near and v.rng.random() < 0.6 else v.loop()}
+
+
+def _beside(v: _View) -> dict[str, Any]:
+    """A block and a loop that holds its nest and more, where there is one."""
+    found = [
+        (b.name, x.var.name)
+        for x in loops(v.func.body)
+        if isinstance(x.body, Seq)
+        for part in x.body.stmts
+        for b in blocks(part)
+    ]
+    block, loop = v.rng.choice(found or [(v.block(), v.loop())])
+    return {"block": block, "loop": loop}
 
 
 def _reduction(v: _View) -> dict[str, Any]:
@@ -137,6 +154,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "transform_layout": lambda v: {"buffer": v.alloc(), "index_map": v.rng.choice(MAPS), "factors": [v.factor()]},
     "storage_align": lambda v: {"buffer": v.alloc(), "factor": v.factor(), "offset": v.rng.choice([0, 0, 1])},
     "pad": _pad,
+    "software_pipeline": lambda v: {**_beside(v), "stages": v.rng.choice([2, 2, 3])},
     "reuse_output": lambda v: {"buffer": v.alloc(), "output": v.rng.choice(v.buffers)},
     "mark_prepare": lambda v: {"block": v.block()},
 }

@@ -102,6 +102,16 @@ CASES: dict[str, Case] = {
     ),
     "storage_align": Case(make.chain, [("storage_align", {"buffer": "B", "factor": T, "offset": 1})]),
     "pad": Case(lambda: make.matmul(3, 5, epilogue=False), [("pad", {"block": "mm", "factors": [T, None, 4]})]),
+    "software_pipeline": Case(
+        lambda: make.matmul(3, 7, epilogue=False),
+        [
+            ("cache_read", {"block": "mm", "buffer": "W", "scope": "local"}),
+            ("split", {"loop": "mm_k", "factors": [None, T]}),
+            ("reorder", {"names": ["mm_k_0", "mm_i", "mm_j", "mm_k_1"]}),
+            ("compute_at", {"block": "W_cache_copy", "loop": "mm_k_0"}),
+            ("software_pipeline", {"block": "W_cache_copy", "loop": "mm_k_0", "stages": 2}),
+        ],
+    ),
     "reuse_output": Case(softmax, [("reuse_output", {"buffer": "e", "output": "y"})]),
     "mark_prepare": Case(
         lambda: make.matmul(3, 5, epilogue=False),

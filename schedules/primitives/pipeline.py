@@ -1,0 +1,197 @@
+"""The primitive that fetches ahead: software_pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import extent_of, is_dense, linear
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import Expr, Var, and_, conjuncts, const, floormod, free_vars, le, loads, lt, mul
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks, seq
+from relax_tune.schedules.independence import updates_in_place, writers
+from relax_tune.schedules.nest import (
+    block_loads,
+    block_value,
+    copied,
+    enclosing,
+    find_block,
+    find_loop,
+    fresh,
+    loop_env,
+    map_blocks,
+    readers,
+    rebind,
+    replace_node,
+    require_role,
+    with_body,
+)
+from relax_tune.schedules.primitives.layouts import relaid
+from relax_tune.schedules.primitives.loops import require_serial
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """What one iteration writes of a dimension: start and extent, and how far the start moves per iteration."""
+
+    start: Expr
+    extent: Expr
+    step: Expr
+
+
+def software_pipeline(func: PrimFunc, block: str, loop: str, stages: int = 2) -> PrimFunc:
+    """Fill an intermediate for a later iteration of a loop while this one uses what was filled before (stages 2: double
+    buffering).
+
+    Before: `for k in range(N): (for r in range(T): B[k * T + r] = f(k * T + r)); S(B)`
+    After, with stages 2: `B` is a ring of 2 * T elements, `for p in range(1): if p < N: B[...] = f(p * T + r)`, then
+    `for k in range(N): (if k + 1 < N: for r in range(T): B[((k + 1) * T + r) % (2 * T)] = f((k + 1) * T + r)); S(B)`
+    Checks: the block's nest is one of several statements of a serial loop; it alone makes an intermediate, completely and as
+    a box that moves with the loop along one dimension, where nothing but bounds keeps it from elements that others read; all
+    readers come after it in the loop and read of an iteration only what that iteration makes; nothing in the loop writes
+    what it reads; blocks that run once stay out. Outer loops that move the same dimension run one after the other, unless
+    the buffer is local to their threads.
+    """
+    node, target = find_block(func, block), find_loop(func, loop)
+    require_serial(func, target, "software_pipeline")
+    if stages < 2:
+        raise ScheduleError(f"{func.name}: software_pipeline wants two or more stages, found {stages}")
+    stmt = _statement(func, node, target)
+    buffer = node.body.buffer
+    path = enclosing(func, node)
+    at = path.index(target) + 1
+    env = loop_env(path[:at])
+    spans = _spans(func, node, path, at, env)
+    moving = [d for d, s in enumerate(spans) if s.step is not const(0)]
+    if len(moving) != 1 or prove(le(1, spans[moving[0]].step), env) is not Proof.YES:
+        raise ScheduleError(
+            f"{func.name}: software_pipeline wants {loop!r} to move what {block!r} writes along one dimension of "
+            f"{buffer.name!r}, found {len(moving)}"
+        )
+    (along,) = moving
+    _require_own_storage(func, buffer, spans[along], path[:at])
+    for reader in readers(func, buffer):
+        _require_inside(func, node, reader, target, spans, env)
+    ring = simplify(mul(spans[along].step, stages - 1) + spans[along].extent)
+    shape = (*buffer.shape[:along], ring, *buffer.shape[along + 1 :])
+
+    def where(indices: Sequence[Expr]) -> tuple[Expr, ...]:
+        return (*indices[:along], floormod(indices[along], ring), *indices[along + 1 :])
+
+    first = Var(fresh(func, f"{loop}_first"))
+    # whether the loop runs at all is not known here
+    before = loop_env(path[: at - 1]).with_loop(first, const(stages - 1))
+    early = _only_where(rebind(stmt, {target.var: first}), lt(first, target.extent), before)
+    prologue = For(first, const(stages - 1), copied(func, early, "_first"))
+    ahead = _only_where(
+        rebind(stmt, {target.var: target.var + (stages - 1)}), lt(target.var + (stages - 1), target.extent), env
+    )
+    changed = replace(target, body=replace_node(target.body, stmt, ahead))
+    made = with_body(func, replace_node(func.body, target, seq(prologue, changed)))
+    return relaid(made, buffer, replace(buffer, shape=shape), where)
+
+
+def _only_where(s: Stmt, condition: Expr, env: Env) -> Stmt:
+    if prove(condition, env) is Proof.YES:
+        return s
+    return map_blocks(s, lambda b: replace(b, predicate=and_(condition, b.predicate)))
+
+
+def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
+    """The statement of the loop's body that is the block's nest."""
+    buffer, inside = node.body.buffer, blocks(target.body)
+    parts = target.body.stmts if isinstance(target.body, Seq) else (target.body,)
+    stmt = next((s for s in parts if blocks(s) == (node,)), None)
+    if stmt is None or len(parts) < 2:
+        raise ScheduleError(
+            f"{func.name}: software_pipeline wants the nest of {node.name!r} as one of several statements of {target.var.name!r}"
+        )
+    require_role(func, "software_pipeline", *inside)
+    if buffer not in func.allocs or len(writers(func, buffer)) != 1 or updates_in_place(node):
+        raise ScheduleError(f"{func.name}: software_pipeline wants {node.name!r} to make an intermediate by itself")
+    after = set(inside[inside.index(node) + 1 :])
+    early = [b.name for b in readers(func, buffer) if b not in after]
+    if early:
+        raise ScheduleError(
+            f"{func.name}: software_pipeline wants readers of {buffer.name!r} after {node.name!r} in {target.var.name!r}; "
+            f"found {', '.join(early)}"
+        )
+    used = {x.buffer for x in block_loads(node)} | {
+        x.buffer for x in loads(*(() if node.init is None else (node.init.value,)))
+    }
+    for other in inside:
+        if other is not node and other.body.buffer in used:
+            raise ScheduleError(
+                f"{func.name}: {node.name!r} cannot run ahead of {other.name!r}, which makes what it reads"
+            )
+    return stmt
+
+
+def _spans(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[_Span]:
+    """Per dimension what one iteration of `path[at - 1]` writes; ScheduleError when that is no box."""
+    target, inner = path[at - 1], {p.var: p.extent for p in path[at:]}
+    for it, bound in zip(node.iters, node.bindings):
+        if it.kind == "reduce" and {p.var for p in path[:at]} & set(free_vars(bound)):
+            raise ScheduleError(
+                f"{func.name}: the reduction over {it.var.name!r} of {node.name!r} goes on through iterations"
+            )
+    found, seen = list[_Span](), set[Var]()
+    for e in (block_value(node, i) for i in node.body.indices):
+        own = {v: inner[v] for v in free_vars(e) if v in inner}
+        parts = linear(e, (target.var, *own), env)
+        if parts is None or seen & set(own) or not is_dense(e, own, env):
+            raise ScheduleError(
+                f"{func.name}: what {node.name!r} writes in one iteration of {target.var.name!r} is no box: {e!r}"
+            )
+        seen |= set(own)
+        step = parts[0].get(target.var, const(0))
+        found.append(_Span(simplify(parts[1] + mul(step, target.var), env), extent_of(e, own, env), step))
+    return found
+
+
+def _require_own_storage(func: PrimFunc, buffer: Buffer, span: _Span, around: Sequence[For]) -> None:
+    for p in around[:-1]:
+        threads = p.kind in ("parallel", "group", "item")
+        if p.var in free_vars(span.start) and not (
+            p.kind in ("serial", "unrolled") or (threads and buffer.scope == "local")
+        ):
+            raise ScheduleError(
+                f"{func.name}: iterations of the {p.kind} loop {p.var.name!r} would share the ring of {buffer.name!r}; "
+                "make it local first"
+            )
+
+
+def _require_inside(func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[_Span], env: Env) -> None:
+    """What a reader reads in one iteration is what the block writes in it."""
+    buffer, known = node.body.buffer, conjuncts(reader.predicate)
+    bounds: list[Expr] = []
+    for e, dim in zip(node.body.indices, buffer.shape):
+        for it, bound in zip(node.iters, node.bindings):
+            if it.var is e and simplify(it.extent) is simplify(dim):
+                bounds += [le(0, bound), lt(bound, it.extent)]
+    strange = [c for c in conjuncts(node.predicate) if c not in known and c not in bounds]
+    if strange:
+        raise ScheduleError(
+            f"{func.name}: {node.name!r} runs only where {strange[0]!r}, which {reader.name!r} does not ask for"
+        )
+    path = enclosing(func, reader)
+    inner = {p.var: p.extent for p in path[path.index(target) + 1 :]}
+    for access in block_loads(reader):
+        if access.buffer is not buffer:
+            continue
+        for e, span in zip((block_value(reader, i) for i in access.indices), spans):
+            own = {v: inner[v] for v in free_vars(e) if v in inner}
+            parts = None if loads(e) else linear(e, tuple(own), env)
+            ends = None
+            if parts is not None and all(prove(le(0, k), env) is Proof.YES for k in parts[0].values()):
+                ends = [le(span.start, parts[1]), le(parts[1] + extent_of(e, own, env), span.start + span.extent)]
+            if ends is None or any(prove(c, env) is not Proof.YES for c in ends):
+                raise ScheduleError(
+                    f"{func.name}: {reader.name!r} may read elements of {buffer.name!r} that another iteration of "
+                    f"{target.var.name!r} makes: {e!r}"
+                )
