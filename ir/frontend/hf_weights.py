@@ -46,7 +46,8 @@ class Weights:
         else:
             self._open(self.path, None)
         self.names = frozenset(self._files)
-        self._prefix = "bert." if any(n.startswith("bert.") for n in self.names) else ""
+        wrapped = (p for p in ("bert.", "roberta.", "distilbert.") if any(n.startswith(p) for n in self.names))
+        self._prefix = next(wrapped, "")
 
     def _open_shards(self, folder: Path) -> None:
         listed = read_json(self.path, f"an index of weights in {folder}").get("weight_map")

@@ -73,6 +73,57 @@ def test_small_model_lowers_to_the_same_function(folder: Path, pooling: Any, nor
         np.testing.assert_allclose(evaluate_function(lowered.module, inputs), wanted, rtol=1e-5, atol=1e-6)
 
 
+ENCODERS = runpy.run_path(str(DATA / "make_tiny_encoders.py"))
+
+
+def tiny(root: Path, name: str, **changes: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """An encoder's folder in `root`, its configuration changed, and its last hidden states by torch."""
+    with np.load(DATA / "tiny_encoders.npz") as found:
+        config = {**json.loads(found[f"{name}/config"].tobytes()), **changes}
+        start = f"{name}/weights/"
+        save_file(
+            {k.removeprefix(start): found[k] for k in found.files if k.startswith(start)}, root / "model.safetensors"
+        )
+        hidden = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/hidden")}
+    (root / "config.json").write_text(json.dumps(config))
+    return hidden
+
+
+@pytest.mark.parametrize("name, kind", [*((n, n) for n in ENCODERS["MODELS"]), ("roberta", "xlm-roberta")])
+def test_hidden_states_of_torch(tmp_path: Path, name: str, kind: str) -> None:
+    hidden = tiny(tmp_path, name, model_type=kind)
+    module = load_hf(tmp_path, "none")
+    pooled = load_hf(tmp_path, "mean", normalize=False)
+    lowered = lower(module)
+    for b, n in ENCODERS["SHAPES"]:
+        ids, mask = ENCODERS["inputs"](b, n)
+        wanted = hidden[f"hidden_{b}_{n}"]
+        for form in (module, lowered.module):
+            found = evaluate_function(form, [ids, mask])
+            np.testing.assert_allclose(found[mask == 1], wanted[mask == 1], atol=1e-4, rtol=1e-4)
+        mean = (wanted * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+        np.testing.assert_allclose(evaluate_function(pooled, [ids, mask]), mean, atol=1e-4, rtol=1e-4)
+
+
+def test_encoders_that_count_positions_behind_the_padding_have_fewer(tmp_path: Path) -> None:
+    tiny(tmp_path, "roberta")
+    assert {b.var.name: b.upper for b in load_hf(tmp_path).bounds} == {"b": None, "n": 16}
+    for changes, message in (
+        ({"pad_token_id": 17}, "max_position_embeddings: wanted more positions than the 17"),
+        ({"pad_token_id": "1"}, "pad_token_id: wanted a whole number"),
+        ({"layer_norm_eps": 2}, "layer_norm_eps"),
+    ):
+        tiny(tmp_path, "roberta", **changes)
+        with pytest.raises(ParseError, match=message):
+            load_hf(tmp_path)
+    tiny(tmp_path, "distilbert", n_heads=3)
+    with pytest.raises(ParseError, match="wanted dim to be a multiple of n_heads, found 16 and 3"):
+        load_hf(tmp_path)
+    tiny(tmp_path, "distilbert", activation="swish")
+    with pytest.raises(ParseError, match="activation: wanted one of gelu, relu, found 'swish'"):
+        load_hf(tmp_path)
+
+
 def test_hidden_positions_do_not_matter(folder: Path) -> None:
     module = load_hf(folder)
     ids, mask = np.array([[3, 4, 5, 6]]), np.array([[1, 1, 0, 0]])
@@ -104,7 +155,10 @@ def rewrite(folder: Path, **changes: Any) -> None:
 
 def test_wrong_configurations(folder: Path) -> None:
     for changes, message in (
-        ({"model_type": "gpt2"}, "among bert, .*llama, mistral, qwen2, qwen3, gemma, found 'gpt2'"),
+        (
+            {"model_type": "gpt2"},
+            "among bert, roberta, .*qwen3, gemma, found 'gpt2'",
+        ),
         ({"hidden_size": "8"}, "hidden_size: wanted a whole number from 1 to 2147483647, found '8'"),
         ({"hidden_act": "swish"}, "hidden_act: wanted one of gelu, relu, found 'swish'"),
         ({"num_attention_heads": 3}, "multiple of num_attention_heads, found 8 and 3"),
