@@ -187,7 +187,7 @@ class ProgramBuilder:
                 if _runs_once(part):
                     inner.update(part.buffers)
                 else:
-                    need(part.buffers, inner, stage.meaning)
+                    need(_arrays(part), inner, stage.meaning)
         return tuple(sizes)
 
     def variant(
@@ -217,7 +217,7 @@ class ProgramBuilder:
                 if _runs_once(part):
                     self._prepare(part, inner, own)
                     continue
-                self._declare(part.buffers, inner, left, own)
+                self._declare(_arrays(part), inner, left, own)
                 steps.append(self._step(part, inner, own))
         return Variant(label, tuple(steps), key)
 
@@ -327,6 +327,11 @@ def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> s
                 return found[0]
         written = written or bool(targets)
     return None
+
+
+def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
+    """Every array a kernel is given: its parameters, and intermediates that only it uses but that no register holds."""
+    return (*part.buffers, *(a for a in part.allocs if a.scope == "global"))
 
 
 def _runs_once(part: PrimFunc) -> bool:

@@ -49,27 +49,10 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep) -> Sched
         current = find_block(s.func, block.name)
         if inlinable(s.func, current) and (keep == "none" or (keep == "expensive" and not is_expensive(current))):
             s.compute_inline(block.name)
-    last = final_block(s.func)
     for block in reductions(s.func):
         _require_rowwise(block)
-    rows = min(len(b.body.indices) for b in reductions(s.func))
-    if last.is_reduction:
-        rows = min(rows, len(last.body.indices))
-    if rows == 0 or tuple(last.body.indices[:rows]) != tuple(i.var for i in last.iters[:rows]):
-        raise ScheduleError(f"{func.name}: rows are not the leading dimensions of the output")
-    others = [b for b in blocks(s.func.body) if b.name != last.name]
-    row_loops = s.loops_of(last.name)[:rows]
     per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
-    f_0, f_1 = s.split(s.fuse(row_loops), [None, per_thread])
-    s.set_tail(f_0, "peel")
-    for block in reversed(others):
-        s.compute_at(block.name, f_1)
-    for block in others:
-        buffer = find_block(s.func, block.name).body.buffer
-        if len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
-            s.apply("set_scope", buffer=buffer.name, scope="local")
-        else:
-            _keep_in_output(s, buffer.name, last)
+    f_0, f_1 = (_under_last if len(func.output_buffers) == 1 else _side_by_side)(s, per_thread)
     width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
     stages = [_vectorise(s, block.name, f_1, width, machine) for block in blocks(s.func.body)]
     _merge(s, [loop for loop in stages if loop is not None])
@@ -81,6 +64,43 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep) -> Sched
     elif parallel:
         s.set_kind(f_0, "parallel")
     return s
+
+
+def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
+    """All stages of a function of several outputs under one loop over rows; the loops over chunks and rows."""
+    found = blocks(s.func.body)
+    rows = min(len(b.body.indices) for b in found)
+    if rows == 0 or any(b.body.indices[:rows] != tuple(i.var for i in b.iters[:rows]) for b in found):
+        raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")
+    first, *others = [s.fuse(s.loops_of(b.name)[:rows]) for b in found]
+    for other in others:
+        s.merge_loops(first, other)
+    f_0, f_1 = s.split(first, [None, per_thread])
+    s.set_tail(f_0, "peel")
+    return f_0, f_1
+
+
+def _under_last(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
+    """All stages where the last one needs them, row by row; the loops over chunks and rows."""
+    last = final_block(s.func)
+    rows = min(len(b.body.indices) for b in reductions(s.func))
+    if last.is_reduction:
+        rows = min(rows, len(last.body.indices))
+    if rows == 0 or tuple(last.body.indices[:rows]) != tuple(i.var for i in last.iters[:rows]):
+        raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of the output")
+    others = [b for b in blocks(s.func.body) if b.name != last.name]
+    row_loops = s.loops_of(last.name)[:rows]
+    f_0, f_1 = s.split(s.fuse(row_loops), [None, per_thread])
+    s.set_tail(f_0, "peel")
+    for block in reversed(others):
+        s.compute_at(block.name, f_1)
+    for block in others:
+        buffer = find_block(s.func, block.name).body.buffer
+        if len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
+            s.apply("set_scope", buffer=buffer.name, scope="local")
+        else:
+            _keep_in_output(s, buffer.name, last)
+    return f_0, f_1
 
 
 def _require_rowwise(block: Block) -> None:

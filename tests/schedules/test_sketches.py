@@ -139,7 +139,7 @@ def test_instances_have_no_tunables_and_verify(name: str, machine: str) -> None:
         ("gather", {"injective"}),
         ("scaled_rows", {"injective"}),
         ("reshape", {"injective"}),
-        ("two_outputs", set()),
+        ("two_outputs", {"rows"}),
         ("concat_blocks", set()),
         ("dot", set()),
     ],
