@@ -37,9 +37,10 @@ from relax_tune.ir.graph import (
     into_blocks,
     operands,
 )
+from relax_tune.ir.match import Match, Scope, find_matches
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, used_vars, with_operands
-from relax_tune.ir.pattern import Match, Operand, Pattern, Scope, find_matches, pattern
+from relax_tune.ir.pattern import Operand, Pattern, pattern
 from relax_tune.ir.printer import excerpt
 from relax_tune.ir.relations import call_differences, differences
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
@@ -61,10 +62,10 @@ class Unfit(Exception):
 class Rule:
     """Where `pattern` matches a value, `put` says what computes it instead; None leaves it as it is.
 
-    put: builds a value with the methods of `Site`. guarded: where conditions of the pattern (or checks that the operators ask
-    for) are unknown until run time, put an `if` on them with the old computation on its other side; otherwise such a place
-    is left alone. level: where in the pipeline `tune` and `build` apply the rule: on operators, on the tensor functions
-    they become, or on fused ones.
+    put: builds a value with the methods of `Site`. guarded: where conditions of the pattern, or what the operators that are put
+    ask for, are unknown until run time, put an `if` on them with the old computation on its other side; otherwise such a
+    place is left alone. So is always one whose own run-time checks would be lost. level: where in the pipeline `tune` and
+    `build` apply the rule: on operators, on the tensor functions they become, or on fused ones.
     """
 
     pattern: Pattern
@@ -236,7 +237,9 @@ class RewriteByPattern:
 
 
 def rewrite(module: IRModule, rules: Rule | Iterable[Rule]) -> IRModule:
-    """The module with every place that a rule matches rewritten; the same object when none does. See `RewriteByPattern`."""
+    """The module with every place that a rule matches rewritten, whatever its level; the same object when none does.
+
+    Raises: as `RewriteByPattern`."""
     return RewriteByPattern((rules,) if isinstance(rules, Rule) else tuple(rules))(module)
 
 

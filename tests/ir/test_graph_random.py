@@ -17,6 +17,7 @@ from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, Function, FunctionRef, If, Value
 from relax_tune.ir.interp_expr import Tape
 from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.match import Scope, find_matches, same_value
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Add, MulScalar, Relu, Tanh
 from relax_tune.ir.op.linalg import Matmul
@@ -33,7 +34,7 @@ from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule, Site
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
-from relax_tune.ir.pattern import Pattern, Scope, find_matches, maybe, op, same_value, value
+from relax_tune.ir.pattern import Pattern, maybe, op, value
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.structural import first_difference, structural_hash
 from relax_tune.ir.verify import verify
