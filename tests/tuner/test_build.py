@@ -20,6 +20,7 @@ from tests.tuner.tuner_models import (
     RecordedRunner,
     add_records,
     attention,
+    choices_of,
     feed_forward,
     ok_record,
     paper_job,
@@ -274,3 +275,12 @@ def test_without_the_library_here_its_records_do_not_win() -> None:
     without = replace(stage.choices, alternatives=(), _programs={}, _stages={})
     records = [*stage.records(library, 1e-6), *stage.records(stage.slow, 1e-3)]
     assert set(plan_task(without, records).plan.variants) == {stage.slow.key}
+
+
+def test_library_variants_keep_the_keys_that_records_have() -> None:
+    task = next(iter(paper_job(feed_forward).choices.values())).task
+    found = {v.sketch: v.key[:10] for v in choices_of(task.func, task.domain).library_variants()}
+    assert found == {
+        "openblas.sgemm+injective.parallel": "e50df85ddf",
+        "openblas.sgemm+injective.serial": "cf43b34baa",
+    }
