@@ -97,7 +97,7 @@ class Match:
     values: captures; dims: the dims that `of` names; inside: the variables the pattern looked into, `root` first; unknown: what
     must hold besides and nothing proves."""
 
-    scope: Scope
+    scope: Scope = field(repr=False)
     root: Value
     values: Mapping[str, Value] = field(default_factory=dict)
     dims: Mapping[str, Expr] = field(default_factory=dict)
