@@ -127,12 +127,18 @@ class _Rewrite:
         self.results = returned(func)
         self.uses: dict[GVar, _Uses] = {}
         self.chosen: set[GVar] = set()
+        self.static: set[Value] = set()  # made of weights alone, such as unpacked ones, which are not stored at all
         self.halves: dict[Value, Value] = {}  # of values stored as `dtype`: what is stored
         self.sources: dict[Value, Value] = {}  # of casts that the program makes itself: what they cast up
 
     def run(self) -> Function:
+        bindings = list(_in_order(self.func))
+        for b in bindings:
+            args = b.value.args if isinstance(b.value, Call) else ()
+            if args and all(isinstance(a, Constant) or a in self.static for a in args):
+                self.static.add(b.var)
         self._name(self.func.ret)
-        for binding in reversed(list(_in_order(self.func))):
+        for binding in reversed(bindings):
             self._read(binding)
         return rewrite_function(self.func, self._visit)
 
@@ -159,7 +165,7 @@ class _Rewrite:
         weights = [a for a in value.args if isinstance(a, Constant) and _is_f32(a)] if moved else []
         large = op.halves == "gathered" and bool(weights)
         if _is_f32(binding.var) and not (isinstance(op, Cast) and _is(value.args[0], self.dtype)):
-            wanted = large or (own.wants and not own.needs)
+            wanted = large or (own.wants and not own.needs and binding.var not in self.static)
             if wanted and all(self.weights.half(a) is not None for a in weights):
                 self.chosen.add(binding.var)
         for a in value.args:

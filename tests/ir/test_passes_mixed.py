@@ -25,6 +25,7 @@ from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
 from relax_tune.ir.passes.cleanup import DeadCode
 from relax_tune.ir.passes.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.pipeline import lower, passes_for
+from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.stmt import blocks
@@ -160,6 +161,14 @@ def test_products_convert_while_they_load_and_sum_in_float32(half: DType) -> Non
     ids = RNG.integers(0, 9, 5)
     wanted, found = (evaluate_function(m, [ids]) for m in (plain.module, mixed.module))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
+
+
+def test_weights_that_are_unpacked_inside_products_stay_packed() -> None:
+    module = QuantizeWeights(bits=4, group=4)(straight())
+    plain, mixed = lower(module), lower(module, passes_for(precision=bf16))
+    assert len(mixed.calls()) == len(plain.calls())
+    sizes = [sum(a.nbytes for a in m.module.constants.values()) for m in (plain, mixed)]
+    assert sizes[1] < sizes[0]  # the table
 
 
 def test_sums_of_16_bit_floats_run_in_float32() -> None:
