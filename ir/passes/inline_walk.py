@@ -68,6 +68,11 @@ def _dims(info: StructInfo) -> tuple[Expr, ...]:
     return info.shape or () if isinstance(info, TensorInfo) else ()
 
 
+def _placed(info: StructInfo) -> bool:
+    """A tensor of known dims."""
+    return isinstance(info, TensorInfo) and info.shape is not None and info.dtype is not None
+
+
 @dataclass(slots=True)
 class _Frame:
     """One function (or side of a branch) being walked: what its variables and symbols have become."""
@@ -267,6 +272,12 @@ class Walk:
         declared = self.info(b.var.info, frame)
         asked = Deduction(self.env)
         self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
+        if asked.checks and self.certain and _placed(found) and _placed(declared):
+            made = GVar(self.fresh(b.var.name), found)
+            cast = GVar(self.name(b), declared)  # checked, it is known to every pass
+            self.out += [Binding(made, value), MatchCast(cast, made, declared)]
+            frame.values[b.var] = cast
+            return
         if isinstance(value, Call) and isinstance(value.op, ShapeOf) and isinstance(found, ShapeInfo) and found.values:
             frame.values[b.var] = ShapeValue(found.values)
             return

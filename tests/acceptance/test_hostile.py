@@ -33,6 +33,7 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, Concat, Flatten, Reshape, Slice, Split
 from relax_tune.ir.op.pad import Pad
 from relax_tune.ir.op.scan import TopK
+from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
@@ -296,6 +297,18 @@ TEXTS: dict[str, tuple[str, Sequence[Sequence[Any]], Sequence[tuple[Sequence[Any
         [[ones(3)], [ones(5)]],
         [([ones(2)], ("value z", "dim 0", "3", "found 2", "op.slice(x"))],
     ),
+    "a symbol that is what is left of a dim": (
+        """
+        @function
+        def main(x: Tensor((n + m,), f32), y: Tensor((n,), f32)) -> Tensor((n,), f32):
+            with dataflow():
+                a: Tensor((n,), f32) = op.slice(x, axis=0, begin=0, end=n)
+                b: Tensor((n,), f32) = op.add(a, y)
+            return b
+        """,
+        [[ones(5), ones(3)], [ones(3), ones(3)], [ones(2), ones(0)]],
+        [([ones(2), ones(3)], ("wanted 0 <= m, found m = -1",))],
+    ),
     "a dim that divides": (
         """
         m = symbol("m", upper=9)
@@ -342,3 +355,11 @@ def test_claims_that_never_hold_are_refused_at_their_line() -> None:
     never(lambda: g.match_cast(x, tensor(10)), "x: dim 0: wanted 10, found n")
     never(lambda: g.finish(g.call(Exp(), x), tensor(n * n)), "wanted n * n, found n")
     assert not g.checks
+
+
+def test_what_an_annotation_claims_is_known_once_it_is_checked() -> None:
+    lowered = lower(read(TEXTS["an annotation claims more than is deduced"][0]))
+    (check,) = [c for c in lowered.checks["main"] if "value z" in c.message]
+    assert check.values[0] is const(3)
+    assert lowered.functions["main"].ret_info == tensor(3)
+    assert {p.shape for f in lowered.prims.values() for p in f.output_buffers} >= {(const(3),)}
