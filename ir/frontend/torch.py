@@ -10,7 +10,7 @@ from typing import Any
 from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.dtype import ALL, i64
 from relax_tune.ir.expr import Expr, Var, ge, le
-from relax_tune.ir.frontend import torch_math, torch_neural, torch_shape
+from relax_tune.ir.frontend import torch_math, torch_neural, torch_shape, torch_window
 from relax_tune.ir.frontend.pieces import finished
 from relax_tune.ir.frontend.torch_export import plain_program
 from relax_tune.ir.frontend.torch_node import Handler, Node, as_item, dim
@@ -22,7 +22,12 @@ from relax_tune.ir.struct_info import TensorInfo
 
 Bounds = Mapping[str, tuple[int, int]]
 
-SUPPORTED: Mapping[str, Handler] = {**torch_math.HANDLERS, **torch_shape.HANDLERS, **torch_neural.HANDLERS}
+SUPPORTED: Mapping[str, Handler] = {
+    **torch_math.HANDLERS,
+    **torch_shape.HANDLERS,
+    **torch_neural.HANDLERS,
+    **torch_window.HANDLERS,
+}
 
 
 def load_torch_export(program: Any, bounds: Bounds | None = None) -> IRModule:

@@ -29,6 +29,9 @@ def cases() -> list[Case]:
     import torch
     from torch.nn import functional as fn
 
+    def filters(*shape: int) -> Any:
+        return torch.arange(float(np.prod(shape))).sin().reshape(shape)
+
     x, xy, xi = [(F, (4,))], [(F, (4,)), (F, (4,))], [(F, (4,)), (N, (4,))]
     found: list[Case] = [
         ("add_alpha", xy, lambda a, b: torch.add(a, b, alpha=2.5)),
@@ -57,6 +60,9 @@ def cases() -> list[Case]:
         ("slice", [(F, (6,))], lambda a: (a[:, 1:4], a[:, -2:], a[:, ::2], a[:, 1:5:3], a[:, -2], a[0], a[-1])),
         ("flip", [(F, (6,))], lambda a: (a.flip(1), a.flip((0, 1)), a[:, 1::2], a[:, :-1:3])),
         ("einsum", [(F, (2, 4)), (F, (2, 4))], lambda a, b: (torch.einsum("bhd,bkd->bhk", a, b), torch.einsum("bhd,bhd->b", a, b), torch.einsum("...d->d...", a))),
+        ("conv", [(F, (4, 9, 8))], lambda a: (fn.conv2d(a, filters(6, 2, 3, 2), filters(6), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2), fn.conv1d(a[:, :, 0], filters(3, 4, 3), padding=1))),
+        ("pool", [(F, (4, 9, 8))], lambda a: (fn.max_pool2d(a, 3, stride=2, padding=1), fn.max_pool2d(a, (2, 3)), fn.avg_pool2d(a, 2, padding=1), fn.avg_pool2d(a, (3, 2), stride=1))),
+        ("batch_norm", [(F, (4, 3, 2))], lambda a: fn.batch_norm(a, filters(4), filters(4).abs() + 0.5, filters(4), filters(4), False)),
         ("join", xy, lambda a, b: (torch.cat([a, b]), torch.cat([a, b, a], 1), torch.stack([a, b], 1), torch.cat([a, torch.ones(2, 4)]))),
         ("cat_empty", x, lambda a: torch.cat([torch.zeros(0), a])),
         ("cat_types", xi, lambda a, i: torch.cat([a, i])),
