@@ -15,7 +15,7 @@ from relax_tune.runtime.signature import tensor_specs
 
 def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
     """The arrays in the order of the parameters: of the right number, rank and dtype. Raises UserError naming the parameter."""
-    arrays = _in_order(program, [program.buffers[index].name for index in program.inputs], inputs)
+    arrays = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
     for position, array in enumerate(arrays):
         _check_array(program, position, array)
     return arrays
@@ -38,31 +38,32 @@ def check_values(program: Program, arrays: Sequence[NDArray[Any]]) -> None:
         )
 
 
-def _in_order(program: Program, names: Sequence[str], inputs: object) -> list[Any]:
+def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
+    """The arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
     listed = ", ".join(names) or "none"
     if isinstance(inputs, Mapping):
         found = ", ".join(map(str, inputs)) or "none"
         for name in names:
             if name not in inputs:
                 raise UserError(
-                    f"{program.name}: wanted an array for parameter {name}, found arguments for {found}; "
+                    f"{function}: wanted an array for parameter {name}, found arguments for {found}; "
                     f"give one array for each of {listed}"
                 )
         unknown = [str(name) for name in inputs if name not in names]
         if unknown:
             raise UserError(
-                f"{program.name}: wanted the parameters {listed}, found unknown {', '.join(unknown)}; leave them out"
+                f"{function}: wanted the parameters {listed}, found unknown {', '.join(unknown)}; leave them out"
             )
         return [inputs[name] for name in names]
     if not isinstance(inputs, Sequence) or isinstance(inputs, (str, bytes)):
         raise UserError(
-            f"{program.name}: wanted arrays by parameter name, or a list of them in the order {listed}, found "
+            f"{function}: wanted arrays by parameter name, or a list of them in the order {listed}, found "
             f"{_kind(inputs)}; a single array still goes into a list"
         )
     if len(inputs) != len(names):
         missing = f", missing {', '.join(names[len(inputs) :])}" if len(inputs) < len(names) else ""
         raise UserError(
-            f"{program.name}: wanted {len(names)} arguments ({listed}), found {len(inputs)}{missing}; "
+            f"{function}: wanted {len(names)} arguments ({listed}), found {len(inputs)}{missing}; "
             "give them by name to be sure of their order"
         )
     return list(inputs)

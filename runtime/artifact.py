@@ -1,9 +1,10 @@
 """A built model as one file.
 
 The file (suffix `.rta`) is an uncompressed zip, so any tool can look inside, of three members: `manifest.json` (schema,
-tool version, device kind, target fingerprint, hashes), `programs.json` and `constants.safetensors`. One file rather than
-a folder, because replacing a file is atomic. The zip's comment is the BLAKE2 hash of every byte before it: a truncated or
-altered file is refused before anything in it is read. There are no timestamps: the same model gives the same bytes.
+tool version, device kind, target fingerprint, hashes), `programs.json` and `constants.safetensors`; a fourth, `drivers.json`,
+where functions branch, call or depend on data. One file rather than a folder, because replacing a file is atomic. The zip's
+comment is the BLAKE2 hash of every byte before it: a truncated or altered file is refused before anything in it is read. There
+are no timestamps: the same model gives the same bytes.
 
 Loading executes nothing. Programs hold kernels, which are native code: `Artifact.open` compiles and can run them, so
 open artifacts only from people you would take a program from.
@@ -21,11 +22,11 @@ import os
 import stat
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import numpy as np
 import safetensors
@@ -35,16 +36,19 @@ from safetensors import SafetensorError
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.driver import Driver, Weight, drivers_from_json, parts_of, verify_drivers
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.machine import Host
 from relax_tune.runtime.model import Model, choose_function, open_model
 from relax_tune.runtime.program import Program, programs_from_json, verify_names, verify_program
 from relax_tune.runtime.scalars import constant_values
-from relax_tune.runtime.signature import TensorSpec, tensor_specs
+from relax_tune.runtime.signature import Spec, tensor_specs, value_specs
 
 FORMAT = "relax-tune artifact"
 ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
 _MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "programs.json", "constants.safetensors"
+_DRIVERS = "drivers.json"
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TENSOR_TYPES: Mapping[str, str] = {
@@ -56,6 +60,7 @@ _COMMENT = b"blake2b:"
 _COMMENT_BYTES = len(_COMMENT) + 64
 
 Programs = Union[Program, Sequence[Program]]
+T = TypeVar("T")
 
 
 def _hash(data: bytes | memoryview) -> str:
@@ -91,19 +96,22 @@ def save_artifact(
     programs: Programs,
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
+    drivers: Sequence[Driver] = (),
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
     programs: one, or several with distinct names. constants: exactly those that they name.
     manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
-    the plans were measured on, which `Artifact.open` compares.
+    the plans were measured on, which `Artifact.open` compares. drivers: functions whose parts are among the programs.
 
     Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
     """
-    found = _checked(programs, constants)
+    found, driven = _checked(programs, constants, drivers)
     packed = {name: np.ascontiguousarray(constants[name]).reshape(constants[name].shape) for name in sorted(constants)}
     text = f"[{','.join(p.to_json() for p in found)}]"
     members = {_PROGRAM: text.encode(), _CONSTANTS: safetensors.numpy.save(packed)}
+    if driven:
+        members[_DRIVERS] = f"[{','.join(d.to_json() for d in driven)}]".encode()
     manifest = {
         "format": FORMAT,
         "schema": ARTIFACT_SCHEMA,
@@ -118,7 +126,7 @@ def save_artifact(
         raise ArtifactError(f"artifact {path}: wanted JSON values in manifest_extra, found others: {error}") from None
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in _MEMBERS:
+        for name in (_MEMBERS, (*_MEMBERS, _DRIVERS))[bool(driven)]:
             entry = zipfile.ZipInfo(name, _ZIP_DATE)
             entry.create_system, entry.external_attr = 3, 0o644 << 16
             archive.writestr(entry, members[name])
@@ -223,7 +231,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            if [entry.filename for entry in entries] != list(_MEMBERS):
+            if [entry.filename for entry in entries] not in (list(_MEMBERS), [*_MEMBERS, _DRIVERS]):
                 raise ArtifactError(
                     f"{where}: wanted the members {_MEMBERS}, found {[e.filename for e in entries]!r:.300}; build it again"
                 )
@@ -231,18 +239,12 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
                 raise ArtifactError(
                     f"{where}: wanted stored members, found compressed or encrypted ones; build it again"
                 )
-            members = {name: archive.read(name) for name in _MEMBERS}
+            members = {entry.filename: archive.read(entry.filename) for entry in entries}
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError) as error:
         raise ArtifactError(f"{where}: wanted a zip file, found a damaged one: {error}; build it again") from None
     manifest = _read_manifest(where, members)
-    try:
-        text = members[_PROGRAM].decode()
-    except UnicodeDecodeError:
-        raise ArtifactError(f"{where}: {_PROGRAM}: wanted UTF-8 text, found something else; build it again") from None
-    try:
-        programs = programs_from_json(text)
-    except ArtifactError as error:
-        raise ArtifactError(f"{where}: {_PROGRAM}: {error}; build it again, or update relax-tune") from None
+    programs = _read_text(where, _PROGRAM, members[_PROGRAM], programs_from_json)
+    drivers = _read_text(where, _DRIVERS, members[_DRIVERS], drivers_from_json) if _DRIVERS in members else ()
     try:
         constants = _read_constants(members[_CONSTANTS])
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -250,7 +252,8 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}; build it again"
         ) from None
     try:
-        check_constants(programs, constants)
+        _check_functions(programs, drivers)
+        check_constants(programs, constants, drivers)
         kind = device_kind(programs)
     except ArtifactError as error:
         raise ArtifactError(f"{where}: {error}; build it again") from None
@@ -259,7 +262,16 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: wanted one kind of device, found that its manifest says {manifest['device_kind']!r:.40} and its kernels {kind}; "
             "build it again"
         )
-    return Artifact(programs, constants, manifest, str(path))
+    return Artifact(programs, constants, manifest, str(path), drivers)
+
+
+def _read_text(where: str, member: str, data: bytes, read: Callable[[str], T]) -> T:
+    try:
+        return read(data.decode())
+    except UnicodeDecodeError:
+        raise ArtifactError(f"{where}: {member}: wanted UTF-8 text, found something else; build it again") from None
+    except ArtifactError as error:
+        raise ArtifactError(f"{where}: {member}: {error}; build it again, or update relax-tune") from None
 
 
 def _read_constants(data: bytes) -> dict[str, NDArray[Any]]:
@@ -286,7 +298,7 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
             f"(written by {manifest.get('tool_version')!r:.40}); update relax-tune or build again"
         )
     listed, extra = manifest.get("members"), manifest.get("extra")
-    if not isinstance(listed, dict) or set(listed) != {_PROGRAM, _CONSTANTS} or not isinstance(extra, dict):
+    if not isinstance(listed, dict) or set(listed) != set(members) - {_MANIFEST} or not isinstance(extra, dict):
         raise ArtifactError(
             f"{where}: {_MANIFEST}: wanted hashes of {_PROGRAM} and {_CONSTANTS}, and `extra`, found others; build it again"
         )
@@ -302,23 +314,42 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
     return manifest
 
 
-def _checked(programs: Programs, constants: Mapping[str, NDArray[Any]]) -> tuple[Program, ...]:
+def _checked(
+    programs: Programs, constants: Mapping[str, NDArray[Any]], drivers: Sequence[Driver]
+) -> tuple[tuple[Program, ...], tuple[Driver, ...]]:
     """Verified, in order of their names."""
     found = (programs,) if isinstance(programs, Program) else tuple(sorted(programs, key=lambda p: p.name))
     for program in found:
         verify_program(program)
     verify_names(found)
-    check_constants(found, constants)
-    return found
+    driven = tuple(sorted(drivers, key=lambda d: d.name))
+    _check_functions(found, driven)
+    check_constants(found, constants, driven)
+    return found, driven
 
 
-def check_constants(programs: Sequence[Program], constants: Mapping[str, NDArray[Any]]) -> None:
-    """Raises ArtifactError unless `constants` are exactly those of the programs, in dtype and shape."""
-    names = ", ".join(p.name for p in programs)
-    used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"}
+def _check_functions(programs: Sequence[Program], drivers: Sequence[Driver]) -> None:
+    if not programs and not drivers:
+        raise ArtifactError("wanted at least one program, found none")
+    verify_drivers(drivers, programs)
+
+
+def check_constants(
+    programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], drivers: Sequence[Driver] = ()
+) -> None:
+    """Raises ArtifactError unless `constants` are exactly those of the programs and drivers, in dtype and shape."""
+    names = ", ".join([*(p.name for p in programs), *(d.name for d in drivers)])
+    weights = [i for d in drivers for i in d.instructions() if isinstance(i, Weight)]
+    used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"} | {w.name for w in weights}
     missing, unknown = sorted(used - set(constants)), sorted(set(constants) - used)
     if missing or unknown:
         raise ArtifactError(f"{names}: wanted its constants, found missing {missing!r:.300}, unknown {unknown!r:.300}")
+    for w in weights:
+        array = constants[w.name]
+        if array.shape != w.shape or array.dtype != np.dtype(w.dtype):
+            raise ArtifactError(
+                f"{names}: constant {w.name}: wanted {w.dtype} {w.shape}, found {array.dtype} {array.shape}"
+            )
     for program in programs:
         try:
             values = constant_values(program.scalars, len(program.symbols))
@@ -335,11 +366,15 @@ def check_constants(programs: Sequence[Program], constants: Mapping[str, NDArray
 
 
 def new_artifact(
-    programs: Programs, constants: Mapping[str, NDArray[Any]], manifest_extra: Mapping[str, Any] | None = None
+    programs: Programs,
+    constants: Mapping[str, NDArray[Any]],
+    manifest_extra: Mapping[str, Any] | None = None,
+    drivers: Sequence[Driver] = (),
 ) -> Artifact:
     """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
-    found = _checked(programs, constants)
-    return Artifact(found, constants, {"device_kind": device_kind(found), "extra": dict(manifest_extra or {})})
+    found, driven = _checked(programs, constants, drivers)
+    manifest = {"device_kind": device_kind(found), "extra": dict(manifest_extra or {})}
+    return Artifact(found, constants, manifest, "", driven)
 
 
 def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Model:
@@ -352,13 +387,14 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A verified artifact in memory: a program for each of its functions, in order of their names, and the constants they share.
-    `manifest["extra"]` is what the build put there."""
+    """A verified artifact in memory: a program for each of its functions, or a driver and programs for its parts, in order of
+    their names, and the constants they share. `manifest["extra"]` is what the build put there."""
 
     programs: tuple[Program, ...]
     constants: Mapping[str, NDArray[Any]]
     manifest: Mapping[str, Any]
     path: str = ""
+    drivers: tuple[Driver, ...] = ()
 
     @property
     def device_kind(self) -> str:
@@ -368,7 +404,9 @@ class Artifact:
     @property
     def functions(self) -> tuple[str, ...]:
         """The names of its functions."""
-        return tuple(p.name for p in self.programs)
+        parts = parts_of(self.drivers)
+        names = {p.name for p in self.programs if p.name not in parts} | {d.name for d in self.drivers if d.entry}
+        return tuple(sorted(names))
 
     @property
     def program(self) -> Program:
@@ -376,18 +414,31 @@ class Artifact:
         return self.function()
 
     def function(self, name: str | None = None) -> Program:
-        """A function by name; without one, `main` or the only one. Raises UserError naming what there is."""
-        return choose_function({p.name: p for p in self.programs}, name, self.path)
+        """The program of a function by name; without one, of `main` or the only one. Raises UserError naming what there is."""
+        found = self._chosen(name)
+        if isinstance(found, Driver):
+            raise UserError(
+                f"{found.name}: wanted a function that is one program, found one that branches, calls or depends on data; "
+                "run it with Model.run"
+            )
+        return found
+
+    def _chosen(self, name: str | None = None) -> Program | Driver:
+        every: dict[str, Program | Driver] = {p.name: p for p in self.programs}
+        every |= {d.name: d for d in self.drivers}
+        return choose_function({n: every[n] for n in self.functions}, name, self.path)
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The parameters of `program` in order."""
-        return tensor_specs(self.program, self.program.inputs)
+    def inputs(self) -> tuple[Spec, ...]:
+        """The parameters of `main`, or of the only function, in order."""
+        found = self._chosen()
+        return value_specs(found.params) if isinstance(found, Driver) else tensor_specs(found, found.inputs)
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The results of `program` in order."""
-        return tensor_specs(self.program, self.program.outputs)
+    def outputs(self) -> tuple[Spec, ...]:
+        """The results of `main`, or of the only function, in order."""
+        found = self._chosen()
+        return value_specs(found.results) if isinstance(found, Driver) else tensor_specs(found, found.outputs)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -397,17 +448,23 @@ class Artifact:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""
-        return save_artifact(path, self.programs, self.constants, self.manifest["extra"])
+        return save_artifact(path, self.programs, self.constants, self.manifest["extra"], self.drivers)
 
     @property
     def constant_bytes(self) -> int:
         """Bytes of all constants."""
         return sum(math.prod(array.shape) * array.dtype.itemsize for array in self.constants.values())
 
-    def open(self, device: Device | str | None = None, libraries: Mapping[str, Library] | None = None) -> Model:
+    def open(
+        self,
+        device: Device | str | None = None,
+        libraries: Mapping[str, Library] | None = None,
+        host: Mapping[str, Host] | None = None,
+    ) -> Model:
         """Compile and upload. `device`: an open device (stays the caller's), a name for `open_device`, or None for the
-        default device of the artifact's kind. Warns (UserWarning) when the plans were measured on another device.
+        default device of the artifact's kind. host: the routines of the host program that its functions call, by name. Warns
+        (UserWarning) when the plans were measured on another device.
 
         Raises: ArtifactError when the device is of another kind; UserError, BuildError as opening and compiling do.
         """
-        return open_model(self, device, libraries)
+        return open_model(self, device, libraries, host)

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from numpy.typing import NDArray
-
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.driver import parts_of
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.signature import TensorSpec, tensor_specs
+from relax_tune.runtime.machine import Host, Machine
+from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm import Executor, check_binders
 from relax_tune.runtime.weights import Weights
 
@@ -35,7 +35,10 @@ def choose_function(functions: Mapping[str, T], name: str | None, where: str = "
 
 
 def open_model(
-    artifact: Artifact, device: Device | str | None = None, libraries: Mapping[str, Library] | None = None
+    artifact: Artifact,
+    device: Device | str | None = None,
+    libraries: Mapping[str, Library] | None = None,
+    host: Mapping[str, Host] | None = None,
 ) -> Model:
     """Compile and upload all functions of an artifact; see `Artifact.open`."""
     if not (device is None or isinstance(device, str) or hasattr(device, "info")):
@@ -60,8 +63,10 @@ def open_model(
                 "results are right, the choice of kernels may not be the fastest here",
                 stacklevel=3,
             )
+        parts = parts_of(artifact.drivers)
         for program in artifact.programs:
-            check_binders(program)
+            if program.name not in parts:
+                check_binders(program)
             executors[program.name] = Executor(program, opened, weights, libraries)
     except BaseException:
         for executor in executors.values():
@@ -70,7 +75,7 @@ def open_model(
         if owned:
             opened.close()
         raise
-    return Model(artifact, executors, weights, opened if owned else None)
+    return Model(artifact, executors, weights, opened if owned else None, host)
 
 
 class Model:
@@ -80,39 +85,57 @@ class Model:
     """
 
     def __init__(
-        self, artifact: Artifact, executors: Mapping[str, Executor], weights: Weights, owned_device: Device | None
+        self,
+        artifact: Artifact,
+        executors: Mapping[str, Executor],
+        weights: Weights,
+        owned_device: Device | None,
+        host: Mapping[str, Host] | None = None,
     ) -> None:
-        self.artifact, self.executors = artifact, executors
+        self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
+        self._machine = Machine(artifact.drivers, executors, artifact.constants)
+        self._driven = {d.name for d in artifact.drivers}
         self._weights, self._owned_device = weights, owned_device
 
     @property
     def functions(self) -> tuple[str, ...]:
         """The names of its functions."""
-        return tuple(self.executors)
+        return self.artifact.functions
 
     @property
     def executor(self) -> Executor:
-        """What runs `main`, or the only function. Raises UserError when there are several, none of them `main`."""
-        return choose_function(self.executors, None, self.artifact.path)
+        """What runs `main`, or the only function. Raises UserError when there are several, none of them `main`, or it is no
+        single program."""
+        return self.executors[self.artifact.program.name]
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> tuple[Spec, ...]:
         """The parameters of `main`, or of the only function, in order."""
-        return tensor_specs(self.executor.program, self.executor.program.inputs)
+        return self.artifact.inputs
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> tuple[Spec, ...]:
         """The results of `main`, or of the only function, in order."""
-        return tensor_specs(self.executor.program, self.executor.program.outputs)
+        return self.artifact.outputs
 
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any], function: str | None = None) -> list[NDArray[Any]]:
-        """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays.
+    def run(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        function: str | None = None,
+        host: Mapping[str, Host] | None = None,
+    ) -> list[Any]:
+        """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays. Where a function has them,
+        shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is given field by field.
 
-        function: which of its functions; by default `main`, or the only one.
+        function: which of its functions; by default `main`, or the only one. host: routines of the host program, by name, for
+        this call; they take arrays that must not be written. One that is named here stands before one given at `Artifact.open`.
 
         Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found.
         """
-        return choose_function(self.executors, function, self.artifact.path).run(inputs)
+        name = choose_function({n: n for n in self.functions}, function, self.artifact.path)
+        if name in self._driven:
+            return self._machine.run(name, inputs, {**self._host, **(host or {})})
+        return self.executors[name].run(inputs)
 
     def close(self) -> None:
         """Give back memory, and the device when this opened it."""

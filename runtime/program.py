@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from functools import cache
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
 
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime import scalars as scalar_list
+from relax_tune.runtime.reading import check_index, check_indices, check_shown, parse_json, read_value, wrong
 
 SCHEMA = 1
 
@@ -157,10 +155,7 @@ DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "floa
 LANGUAGES = ("c", "opencl", "cuda")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
-_SHOWN_LIMIT = 4000
 _DIMS_LIMIT = 32  # NumPy 1 has no more
-_LARGEST = 1e300
-_LIMITED = reprlib.Repr()
 _PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 # Flags come with the program: only those that steer code generation pass, nothing that names a file, a plugin or an
 # output, and nothing that changes floating-point semantics for the whole process.
@@ -181,31 +176,24 @@ def program_from_json(text: str) -> Program:
 
     Raises: ArtifactError saying where (a path such as `calls[3].variants[0].steps[1].target`), wanted and found.
     """
-    return _program(_parsed(text), "program")
+    return _program(parse_json(text, "program"), "program")
 
 
 def programs_from_json(text: str) -> tuple[Program, ...]:
-    """Read a list of what `Program.to_json` wrote, one or more with distinct names. Raises as `program_from_json`."""
-    data = _parsed(text)
-    if not isinstance(data, list) or not data:
-        raise _wrong("programs", "a list of at least one program", data)
+    """Read a list of what `Program.to_json` wrote, with distinct names. Raises as `program_from_json`."""
+    data = parse_json(text, "programs")
+    if not isinstance(data, list):
+        raise wrong("programs", "a list of programs", data)
     found = tuple(_program(item, "program" if len(data) == 1 else f"programs[{i}]") for i, item in enumerate(data))
     verify_names(found)
     return found
 
 
 def verify_names(programs: Sequence[Program]) -> None:
-    """Raises ArtifactError unless there is a program, and every name occurs once, in order."""
+    """Raises ArtifactError unless every name occurs once, in order."""
     names = [p.name for p in programs]
-    if not names or names != sorted(set(names)):
-        raise _wrong("programs", "distinct names in their order", names)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"program: wanted JSON text, found something else: {error}") from None
+    if names != sorted(set(names)):
+        raise wrong("programs", "distinct names in their order", names)
 
 
 def _program(data: Any, where: str) -> Program:
@@ -214,88 +202,19 @@ def _program(data: Any, where: str) -> Program:
         raise ArtifactError(
             f"{where}: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
         )
-    program = _read(Program, data, where)
+    program = read_value(Program, data, where)
     assert isinstance(program, Program)
     verify_program(program)
     return program
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _read(kind: Any, data: Any, where: str) -> Any:
-    """Build a value of a declared field type from JSON data, checking every type on the way."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        if not isinstance(data, list):
-            raise _wrong(where, "a list", data)
-        element = arguments[0]
-        if element is int:  # the scalar list can be long: no path text per number
-            for index, number in enumerate(data):
-                if type(number) is not int:
-                    raise _wrong(f"{where}[{index}]", "a whole number", number)
-            return tuple(data)
-        return tuple(_read(element, item, f"{where}[{index}]") for index, item in enumerate(data))
-    if origin is Literal:
-        if not isinstance(data, str) or data not in arguments:
-            raise _wrong(where, "one of " + ", ".join(arguments), data)
-        return data
-    if origin in (Union, UnionType):
-        return None if data is None else _read(next(a for a in arguments if a is not type(None)), data, where)
-    if kind is float:
-        if type(data) not in (int, float):
-            raise _wrong(where, "a number", data)
-        if not abs(data) <= _LARGEST:
-            raise _wrong(where, "a finite 64-bit number", data)
-        return data
-    if kind in (int, str):
-        if type(data) is not kind:
-            raise _wrong(where, "a whole number" if kind is int else "text", data)
-        if kind is str and not data.isascii():
-            try:
-                data.encode()
-            except UnicodeEncodeError:
-                raise _wrong(where, "valid Unicode", data) from None
-        return data
-    if not isinstance(data, dict):
-        raise _wrong(where, f"an object ({kind.__name__})", data)
-    hints = _hints(kind)
-    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
-    missing, unknown = [name for name in required if name not in data], sorted(set(data) - set(hints))
-    if missing or unknown:
-        raise ArtifactError(
-            f"{where}: wanted the fields of {kind.__name__}; found missing {missing}, unknown {_LIMITED.repr(unknown)}"
-        )
-    return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in data.items()})
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _wrong(where: str, wanted: str, found: object) -> ArtifactError:
-    return ArtifactError(f"{where}: wanted {wanted}, found {_LIMITED.repr(found)}")
-
-
-def _index(number: int, size: int, where: str, what: str) -> None:
-    if not 0 <= number < size:
-        raise _wrong(where, f"the index of a {what} (0..{size - 1})", number)
-
-
-def _indices(numbers: Iterable[int], size: int, where: str, what: str) -> None:
-    for position, number in enumerate(numbers):
-        _index(number, size, f"{where}[{position}]", what)
 
 
 def _unique(names: Iterable[str], where: str) -> None:
     seen: set[str] = set()
     for position, name in enumerate(names):
         if not _NAME.fullmatch(name.replace(".", "_").replace("/", "_")):
-            raise _wrong(f"{where}[{position}].name", "a name of letters, digits, _ . /", name)
+            raise wrong(f"{where}[{position}].name", "a name of letters, digits, _ . /", name)
         if name in seen:
-            raise _wrong(f"{where}[{position}].name", "a name used once", name)
+            raise wrong(f"{where}[{position}].name", "a name used once", name)
         seen.add(name)
 
 
@@ -317,68 +236,65 @@ def verify_program(program: Program) -> None:
     if program.schema != SCHEMA:
         raise ArtifactError(f"program: wanted schema {SCHEMA}, found {program.schema}")
     for where, text in _shown_texts(program):
-        if len(text) > _SHOWN_LIMIT or not text.isprintable():
-            raise _wrong(where, f"up to {_SHOWN_LIMIT} printable characters", text)
+        check_shown(where, text)
     _unique((s.name for s in program.symbols), "symbols")
     for position, symbol in enumerate(program.symbols):
         top = scalar_list.INT64_MAX if symbol.upper is None else symbol.upper
         if not scalar_list.INT64_MIN <= symbol.lower <= top <= scalar_list.INT64_MAX:
-            raise _wrong(f"symbols[{position}]", "int64 lower <= upper", (symbol.lower, symbol.upper))
+            raise wrong(f"symbols[{position}]", "int64 lower <= upper", (symbol.lower, symbol.upper))
     scalar_list.verify(program.scalars, len(program.symbols))
     slots = len(program.scalars) // scalar_list.WIDTH
     for position, check in enumerate(program.checks):
-        _index(check.slot, slots, f"checks[{position}].slot", "scalar slot")
-        _indices(check.values, slots, f"checks[{position}].values", "scalar slot")
+        check_index(check.slot, slots, f"checks[{position}].slot", "scalar slot")
+        check_indices(check.values, slots, f"checks[{position}].values", "scalar slot")
         for match in _PLACEHOLDER.finditer(check.message):
-            _index(int(match[1]), len(check.values), f"checks[{position}].message", "value")
-    _indices(program.storages, slots, "storages", "scalar slot")
+            check_index(int(match[1]), len(check.values), f"checks[{position}].message", "value")
+    check_indices(program.storages, slots, "storages", "scalar slot")
     _unique((b.name for b in program.buffers), "buffers")
     for position, buffer in enumerate(program.buffers):
         where = f"buffers[{position}]"
         if buffer.dtype not in DTYPES:
-            raise _wrong(f"{where}.dtype", "one of " + ", ".join(DTYPES), buffer.dtype)
+            raise wrong(f"{where}.dtype", "one of " + ", ".join(DTYPES), buffer.dtype)
         if buffer.role not in get_args(Role):
-            raise _wrong(f"{where}.role", "one of " + ", ".join(get_args(Role)), buffer.role)
+            raise wrong(f"{where}.role", "one of " + ", ".join(get_args(Role)), buffer.role)
         if len(buffer.shape) > _DIMS_LIMIT:
-            raise _wrong(f"{where}.shape", f"at most {_DIMS_LIMIT} dims", len(buffer.shape))
-        _indices(buffer.shape, slots, f"{where}.shape", "scalar slot")
+            raise wrong(f"{where}.shape", f"at most {_DIMS_LIMIT} dims", len(buffer.shape))
+        check_indices(buffer.shape, slots, f"{where}.shape", "scalar slot")
         if (buffer.storage is not None) != (buffer.role == "temp"):
-            raise _wrong(f"{where}.storage", "a storage for a temp and for nothing else", (buffer.role, buffer.storage))
+            raise wrong(f"{where}.storage", "a storage for a temp and for nothing else", (buffer.role, buffer.storage))
         if buffer.storage is not None:
-            _index(buffer.storage, len(program.storages), f"{where}.storage", "storage")
+            check_index(buffer.storage, len(program.storages), f"{where}.storage", "storage")
         if (buffer.base is not None) != (buffer.role == "view"):
-            raise _wrong(f"{where}.base", "a base for a view and for nothing else", (buffer.role, buffer.base))
+            raise wrong(f"{where}.base", "a base for a view and for nothing else", (buffer.role, buffer.base))
         if buffer.base is not None:
-            _index(buffer.base, len(program.buffers), f"{where}.base", "buffer")
+            check_index(buffer.base, len(program.buffers), f"{where}.base", "buffer")
             base = program.buffers[buffer.base]
             if base.role not in ("input", "output", "const") or base.dtype != buffer.dtype:
                 wanted = f"an input, output or constant of {buffer.dtype}"
-                raise _wrong(f"{where}.base", wanted, f"{base.role} of {base.dtype}")
+                raise wrong(f"{where}.base", wanted, f"{base.role} of {base.dtype}")
     _unique((k.name for k in program.kernels), "kernels")
     for position, kernel in enumerate(program.kernels):
         where = f"kernels[{position}]"
         if not _NAME.fullmatch(kernel.name):
-            raise _wrong(f"{where}.name", "a C identifier", kernel.name)
+            raise wrong(f"{where}.name", "a C identifier", kernel.name)
         if kernel.language not in LANGUAGES:
-            raise _wrong(f"{where}.language", "one of " + ", ".join(LANGUAGES), kernel.language)
+            raise wrong(f"{where}.language", "one of " + ", ".join(LANGUAGES), kernel.language)
         if "\0" in kernel.source:
-            raise _wrong(f"{where}.source", "text without NUL characters", kernel.source)
+            raise wrong(f"{where}.source", "text without NUL characters", kernel.source)
         for flag in kernel.flags:
             if not _FLAG.fullmatch(flag):
-                raise _wrong(f"{where}.flags", "code generation flags only", flag)
+                raise wrong(f"{where}.flags", "code generation flags only", flag)
     kernels = {k.name for k in program.kernels}
     for position, step in enumerate(program.prepare):
         _verify_step(step, program, kernels, slots, f"prepare[{position}]")
         for index in step.buffers:
             if program.buffers[index].role not in ("const", "packed"):
-                raise _wrong(
-                    f"prepare[{position}].buffers", "constants and packed buffers", program.buffers[index].name
-                )
+                raise wrong(f"prepare[{position}].buffers", "constants and packed buffers", program.buffers[index].name)
     for position, call in enumerate(program.calls):
         where = f"calls[{position}]"
-        _index(call.choice, slots, f"{where}.choice", "scalar slot")
+        check_index(call.choice, slots, f"{where}.choice", "scalar slot")
         if not call.variants:
-            raise _wrong(f"{where}.variants", "at least one variant", ())
+            raise wrong(f"{where}.variants", "at least one variant", ())
         for number, variant in enumerate(call.variants):
             for at, step in enumerate(variant.steps):
                 _verify_step(step, program, kernels, slots, f"{where}.variants[{number}].steps[{at}]")
@@ -388,16 +304,16 @@ def verify_program(program: Program) -> None:
 def _verify_step(step: Step, program: Program, kernels: set[str], slots: int, where: str) -> None:
     if step.kind == "kernel":
         if step.target not in kernels:
-            raise _wrong(f"{where}.target", "a kernel of the program", step.target)
+            raise wrong(f"{where}.target", "a kernel of the program", step.target)
     elif step.kind != "library" or not _ROUTINE.fullmatch(step.target):
-        raise _wrong(f"{where}.target", "kind library and a routine such as openblas.sgemm", (step.kind, step.target))
-    _indices(step.buffers, len(program.buffers), f"{where}.buffers", "buffer")
-    _indices(step.scalars, slots, f"{where}.scalars", "scalar slot")
-    _indices(step.grid, slots, f"{where}.grid", "scalar slot")
+        raise wrong(f"{where}.target", "kind library and a routine such as openblas.sgemm", (step.kind, step.target))
+    check_indices(step.buffers, len(program.buffers), f"{where}.buffers", "buffer")
+    check_indices(step.scalars, slots, f"{where}.scalars", "scalar slot")
+    check_indices(step.grid, slots, f"{where}.grid", "scalar slot")
     if len(step.grid) != len(step.local) or len(step.grid) > 3:
-        raise _wrong(f"{where}.grid", "as many axes as local, at most 3", (step.grid, step.local))
+        raise wrong(f"{where}.grid", "as many axes as local, at most 3", (step.grid, step.local))
     if any(not 1 <= size <= 2**31 for size in step.local):
-        raise _wrong(f"{where}.local", "work-group sizes >= 1", step.local)
+        raise wrong(f"{where}.local", "work-group sizes >= 1", step.local)
 
 
 def _verify_boundary(program: Program) -> None:
@@ -405,15 +321,15 @@ def _verify_boundary(program: Program) -> None:
         ("inputs", program.inputs, ("input",)),
         ("outputs", program.outputs, ("output", "input", "const", "view")),
     ):
-        _indices(indices, len(program.buffers), side, "buffer")
+        check_indices(indices, len(program.buffers), side, "buffer")
         for position, index in enumerate(indices):
             if program.buffers[index].role not in roles:
-                raise _wrong(
+                raise wrong(
                     f"{side}[{position}]", f"a buffer of role {' or '.join(roles)}", program.buffers[index].role
                 )
     if len(set(program.inputs)) != len(program.inputs):
-        raise _wrong("inputs", "each buffer once", program.inputs)
+        raise wrong("inputs", "each buffer once", program.inputs)
     listed = set(program.inputs)
     for position, buffer in enumerate(program.buffers):
         if buffer.role == "input" and position not in listed:
-            raise _wrong(f"buffers[{position}]", "every input buffer in `inputs`", buffer.name)
+            raise wrong(f"buffers[{position}]", "every input buffer in `inputs`", buffer.name)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
+from relax_tune.runtime.driver import Value
 from relax_tune.runtime.program import Program
 from relax_tune.runtime.scalars import WIDTH, Op
 
@@ -28,6 +29,31 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype} ({', '.join(map(str, self.shape))}{',' if len(self.shape) == 1 else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpec:
+    """A parameter or result that is no tensor, or one of unknown rank or element type: `text` is its annotation."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
+Spec = Union[TensorSpec, ValueSpec]
+
+
+def value_specs(values: Sequence[Value]) -> tuple[Spec, ...]:
+    """The specs of the parameters or results of a driver."""
+    found: list[Spec] = []
+    for v in values:
+        if v.dtype is None or v.dims is None:
+            found.append(ValueSpec(v.name, v.text))
+        else:
+            found.append(TensorSpec(v.name, np.dtype(v.dtype), tuple(int(d) if d.isdecimal() else d for d in v.dims)))
+    return tuple(found)
 
 
 def tensor_specs(program: Program, buffers: Sequence[int]) -> tuple[TensorSpec, ...]:

@@ -236,13 +236,17 @@ class Executor:
                 return found
         raise UserError(f"{self.program.name}: wanted a buffer of the program, found {name!r}")
 
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
+    def run(
+        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None
+    ) -> list[NDArray[Any]]:
         """Call the program: inputs by name or in order, outputs in order, as fresh arrays.
+
+        symbols: the value of each, for a program whose inputs do not determine all; their dims must agree with it.
 
         Raises: UserError naming the function, the parameter, what was wanted and what was found.
         """
         arrays = check_arguments(self.program, inputs)
-        key, values = self._match(arrays)
+        key, values = self._match(arrays, symbols)
         check_values(self.program, arrays)
         bound = self._bind(key, values)
         if bound._generation != self._generation:
@@ -273,14 +277,17 @@ class Executor:
         self._bindings.clear()
         self._generation += 1
 
-    def _match(self, arrays: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], list[int]]:
-        """Symbol values from the dims of the inputs; every other dim is checked against its expression."""
+    def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
+        """Symbol values as given or from the dims of the inputs; every other dim is checked against its expression."""
         program = self.program
         symbols = [0] * len(program.symbols)
         origin: dict[int, str] = {}
-        if len(self._binders) < len(symbols):
+        if given is not None:
+            symbols = list(given)
+            origin = {index: "its caller" for index in range(len(symbols))}
+        elif len(self._binders) < len(symbols):
             check_binders(program)
-        for index, (position, dim) in self._binders.items():
+        for index, (position, dim) in self._binders.items() if given is None else ():
             symbols[index] = arrays[position].shape[dim]
             origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
         key = tuple(symbols)

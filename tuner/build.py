@@ -39,11 +39,13 @@ from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.passes.roots import Roots, Tensor, steps
 from relax_tune.ir.relations import info_symbols
-from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.runtime.driver import Driver
 from relax_tune.runtime.model import choose_function
 from relax_tune.runtime.plan import Entry, choice_slot
 from relax_tune.runtime.program import Call, Check, Program, Step, Variant
 from relax_tune.runtime.scalars import Op
+from relax_tune.tuner.drive import emit_driver
 from relax_tune.tuner.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.extract import site_symbols
 from relax_tune.tuner.index_ranges import index_range, meet, range_fill
@@ -142,13 +144,14 @@ def _applies(choices: Choices, variant: VariantRecord) -> bool:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The program of every graph function, the plan of every task, and for each task what it lacked. packings: what the steps of
-    each program's `prepare` do."""
+    """The program of every straight function, the plan of every task, and for each task what it lacked. packings: what the steps of
+    each program's `prepare` do. drivers: of the functions that are not straight."""
 
     programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]
     notes: tuple[str, ...]
     packings: Mapping[str, Sequence[Packing]]
+    drivers: tuple[Driver, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -165,8 +168,8 @@ def build_programs(
     policy: Policy = "measured",
     memory: Memory = "symbolic",
 ) -> BuildResult:
-    """Plan every task and emit the program of every graph function. `choices` by the name of the tensor function in the module;
-    `memory` says how storages are planned, and whether outputs take the memory of arguments that nobody reads later."""
+    """Plan every task and emit the program or driver of every graph function. `choices` by the name of the tensor function in the
+    module; `memory` says how storages are planned, and whether outputs take the memory of arguments that nobody reads later."""
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
@@ -182,7 +185,9 @@ def build_programs(
     programs = {
         n: _Emitter(lowered, f, choices, plans, builders[n], planner).run() for n, f in lowered.functions.items()
     }
-    return BuildResult(programs, plans, tuple(notes), {n: tuple(b.packings) for n, b in builders.items()})
+    drivers = tuple(emit_driver(n, lowered.cut, programs, n in lowered.entries) for n in lowered.drivers)
+    packings = {n: tuple(b.packings) for n, b in builders.items()}
+    return BuildResult(programs, plans, tuple(notes), packings, drivers)
 
 
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
@@ -289,6 +294,8 @@ class _Emitter:
         inputs = []
         ranges = self._index_ranges()
         for p in main.params:
+            if isinstance(p.info, ShapeInfo):  # the caller gives the symbols in it
+                continue
             fill = range_fill(ranges.get(p))
             self.arrays[p, 0] = b.buffer(
                 p.name, _buffer(p.name, _known(p.name, p.info)), "input", self.symbols, fill=fill

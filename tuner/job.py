@@ -23,6 +23,7 @@ from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.driver import Weight
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.build import BuildResult, build_programs
@@ -145,6 +146,8 @@ class Job:
             programs, constants = pack_weights(programs, built.packings, constants)
         names = {b.name for p in programs for b in p.buffers if b.role == "const"}
         constants = {n: a for n, a in constants.items() if n in names}
+        driven = {i.name for d in built.drivers for i in d.instructions() if isinstance(i, Weight)}
+        constants |= {n: self.lowered.module.constants[n] for n in driven}
         solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {
             "fingerprint": dict(self.target.fingerprint),
@@ -153,7 +156,7 @@ class Job:
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
-        return new_artifact(programs, constants, extra)
+        return new_artifact(programs, constants, extra, built.drivers)
 
 
 def device_info(spec: str) -> DeviceInfo:

@@ -21,7 +21,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.dtype import DType, is_floating
-from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, ge, mul, substitute
+from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, free_vars, ge, mul, substitute
 from relax_tune.ir.function import Bound, PrimFunc
 from relax_tune.ir.graph import Operator, Value
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
@@ -154,6 +154,17 @@ class OperatorSpec(Operator):
             if new != old:
                 changed[f.name] = new
         return replace(self, **changed) if changed else self
+
+    def symbols(self) -> tuple[Var, ...]:
+        """The symbols in its attributes."""
+        stack, found = [getattr(self, f.name) for f in fields(self)], list[Expr]()
+        while stack:
+            value = stack.pop()
+            if isinstance(value, Expr):
+                found.append(value)
+            elif isinstance(value, tuple):
+                stack += value
+        return free_vars(*reversed(found))
 
     def tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
         """The arguments, which must be `arity` tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,17 +20,14 @@ from relax_tune.ir.struct_info import ShapeInfo, StructInfo, TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class ShapeOperator(OperatorSpec):
-    """Takes or gives a shape, or dims that depend on data: never a loop nest."""
+    """Takes or gives a shape, or dims that depend on data: never a loop nest. The runtime computes it between the parts of a
+    program, by its name (`runtime/host_operators`)."""
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
     ) -> PrimFunc:
-        self.refuse()
-
-    def refuse(self) -> NoReturn:
         raise BuildError(
-            f"{self.name}: compiled programs know every dim before they run, and here dims depend on data or on a shape that "
-            "is not known; the interpreter runs it"
+            f"{self.name}: wanted an operator that is a loop nest, found one that the runtime computes itself"
         )
 
 

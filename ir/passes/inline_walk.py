@@ -44,6 +44,7 @@ from relax_tune.ir.relations import (
     call_differences,
     check_annotation,
     differences,
+    info_dims,
     info_symbols,
     own_symbols,
     require_all,
@@ -74,8 +75,8 @@ def _placed(info: StructInfo) -> bool:
 
 
 @dataclass(slots=True)
-class _Frame:
-    """One function (or side of a branch) being walked: what its variables and symbols have become."""
+class Frame:
+    """A function (or side of a branch) being walked: what its variables and symbols have become."""
 
     f: Function
     where: str
@@ -106,7 +107,7 @@ class Walk:
         self.certain = True  # outside every branch: a check here is one for every run
 
     def root(self, f: Function, sharper: tuple[GVar, ...]) -> Function:
-        frame = _Frame(f, "")
+        frame = Frame(f, "")
         self.stack.append(f.name)
         self.taken.update(p.name for p in sharper)
         self.taken.update(b.var.name for block in all_blocks(f) for b in block.bindings)
@@ -121,11 +122,12 @@ class Walk:
         info = self.sharper(declared, info_of(ret))
         return replace(f, params=params, blocks=into_blocks(self.out), ret=ret, ret_info=info)
 
-    def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: _Frame) -> tuple[GVar, ...]:
+    def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: Frame) -> tuple[GVar, ...]:
         """The parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
         infos = tuple(p.info for p in sharper)
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
-        alone = [d for i in infos for d in _dims(i) if isinstance(d, Var)]
+        given_dims = [d for i in infos for d in (info_dims(i) if isinstance(i, ShapeInfo) else _dims(i)) or ()]
+        alone = [d for d in given_dims if isinstance(d, Var)]
         free = dict.fromkeys(v for i in infos for v in info_symbols(i) if v not in alone)
         fresh: dict[tuple[GVar, int], Var] = {}
         for _ in tuple(free):
@@ -157,7 +159,7 @@ class Walk:
         return tuple(params)
 
     def solved_dims(
-        self, q: GVar, new: GVar, meant: StructInfo, meaning: Mapping[Var, Expr | None], frame: _Frame, old: GVar
+        self, q: GVar, new: GVar, meant: StructInfo, meaning: Mapping[Var, Expr | None], frame: Frame, old: GVar
     ) -> None:
         """A parameter whose dims were read off is what it was declared as."""
         ctx = Deduction(self.env)
@@ -169,15 +171,15 @@ class Walk:
 
     # what things have become
 
-    def expr(self, e: Expr, frame: _Frame) -> Expr:
+    def expr(self, e: Expr, frame: Frame) -> Expr:
         changed = {v: m for v, m in frame.meaning.items() if m is not v}
         return substitute(e, changed) if changed else e
 
-    def info(self, info: StructInfo, frame: _Frame) -> StructInfo:
+    def info(self, info: StructInfo, frame: Frame) -> StructInfo:
         changed = {v: m for v, m in frame.meaning.items() if m is not v}
         return substitute_info(info, changed, self.env) if changed else info
 
-    def value(self, v: Value, frame: _Frame) -> Value:
+    def value(self, v: Value, frame: Frame) -> Value:
         """`v` over the new variables and symbols; the same object when nothing in it changed."""
         if isinstance(v, GVar):
             return frame.values.get(v, v)
@@ -221,13 +223,17 @@ class Walk:
         self.taken.add(name)
         return name
 
+    def own(self, v: Var, again: bool) -> Var:
+        """The symbol for one that a run binds. again: its function may be put in place more than once."""
+        return Var(v.name, v.dtype) if again else v
+
     def name(self, b: AnyBinding) -> str:
         """The name of what `b` becomes; the function's own bindings keep theirs."""
         return b.var.name if len(self.stack) == 1 else self.fresh(b.var.name)
 
     # bindings
 
-    def guarded(self, ask: Callable[[], T], ctx: Deduction, frame: _Frame, node: object) -> T:
+    def guarded(self, ask: Callable[[], T], ctx: Deduction, frame: Frame, node: object) -> T:
         """`ask()` with errors, and checks of `ctx`, that show where."""
         try:
             found = ask()
@@ -242,14 +248,14 @@ class Walk:
                     self.checks.append(replace(c, message=f"{frame.where}{c.message}\n{shown}"))
         return found
 
-    def bindings(self, bindings: Sequence[AnyBinding], frame: _Frame) -> None:
+    def bindings(self, bindings: Sequence[AnyBinding], frame: Frame) -> None:
         for b in bindings:
             if isinstance(b, MatchCast):
                 self.match_cast(b, frame)
             else:
                 self.binding(b, frame)
 
-    def binding(self, b: Binding, frame: _Frame) -> None:
+    def binding(self, b: Binding, frame: Frame) -> None:
         if isinstance(b.value, If):
             self.branch(b, b.value, frame)
             return
@@ -287,7 +293,7 @@ class Walk:
                 value = Call(Reshape(to.values), (value.args[0],))
         self.emit(b, value, self.sharper(declared, found), frame)
 
-    def fits(self, call: CallTIR, b: Binding, frame: _Frame) -> None:
+    def fits(self, call: CallTIR, b: Binding, frame: Frame) -> None:
         """What a tensor function reads and writes has the dims its parameters say."""
         ctx = Deduction(self.env)
         infos = [*map(info_of, call.args), *call.out]
@@ -301,7 +307,7 @@ class Walk:
 
         self.guarded(ask, ctx, frame, b)
 
-    def emit(self, b: Binding, value: Value, info: StructInfo, frame: _Frame) -> None:
+    def emit(self, b: Binding, value: Value, info: StructInfo, frame: Frame) -> None:
         """The binding itself where nothing changed, and the frame is one whose variables are new."""
         if value is b.value and info == b.var.info and len(self.stack) == 1:
             var = b.var
@@ -326,7 +332,7 @@ class Walk:
             return made.fields[value.index]
         return value
 
-    def match_cast(self, b: MatchCast, frame: _Frame) -> None:
+    def match_cast(self, b: MatchCast, frame: Frame) -> None:
         value = self.value(b.value, frame)
         name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
         found = info_of(value)
@@ -341,7 +347,7 @@ class Walk:
 
         for v in new:
             size = solved[v]
-            frame.meaning[v] = size if size is not None else v if len(self.stack) == 1 else Var(v.name, v.dtype)
+            frame.meaning[v] = self.own(v, len(self.stack) > 1) if size is None else size
         self.guarded(ask, ctx, frame, b)
         info = self.info(b.info, frame)
         if not any(True for _ in differences(info, found, self.env)):
@@ -354,7 +360,7 @@ class Walk:
         self.out.append(MatchCast(var, value, info))
         frame.values[b.var] = var
 
-    def call(self, b: Binding, callee: FunctionRef, args: Sequence[Value], frame: _Frame) -> None:
+    def call(self, b: Binding, callee: FunctionRef, args: Sequence[Value], frame: Frame) -> None:
         """The body of the callee in place of the call."""
         f = self.module.functions[callee.name]
         assert isinstance(f, Function)
@@ -362,7 +368,7 @@ class Walk:
         infos = [info_of(a) for a in args]
         seen = signature(f)
         found = self.guarded(lambda: apply_signature(f.name, seen, infos, ctx), ctx, frame, b)
-        if f.name in self.stack:
+        if self.stays(f, infos, b, frame):
             self.emit(b, CallFunction(callee, tuple(args)), found, frame)
             return
         mark, noted = len(self.out), list(self.checks)
@@ -373,14 +379,18 @@ class Walk:
             self.checks = noted
             self.emit(b, CallFunction(callee, tuple(args)), found, frame)
 
-    def body(self, b: Binding, f: Function, args: Sequence[Value], frame: _Frame) -> Value:
+    def stays(self, f: Function, infos: Sequence[StructInfo], b: Binding, frame: Frame) -> bool:
+        """Whether a call of `f` is left where it is."""
+        return f.name in self.stack
+
+    def body(self, b: Binding, f: Function, args: Sequence[Value], frame: Frame) -> Value:
         """The bindings of `f` called with `args`, and its result."""
         seen, infos = signature(f), [info_of(a) for a in args]
         solved = solve(seen, infos, self.env)
-        inner = _Frame(f, f"{frame.where}{f.name}: ")
+        inner = Frame(f, f"{frame.where}{f.name}: ")
         for v in own_symbols(seen):
             size = solved[v]
-            inner.meaning[v] = Var(v.name, v.dtype) if size is None else size
+            inner.meaning[v] = self.own(v, True) if size is None else size
         for p, a in zip(f.params, args, strict=True):
             info = self.info(p.info, inner)
             if any(True for _ in differences(info, info_of(a), self.env)):
@@ -406,7 +416,7 @@ class Walk:
             ret = self.atom(ret, b)
         return ret
 
-    def branch(self, b: Binding, value: If, frame: _Frame) -> None:
+    def branch(self, b: Binding, value: If, frame: Frame) -> None:
         """The side that is decided, or both, each by itself."""
         cond = self.value(value.cond, frame)
         known = info_of(cond)

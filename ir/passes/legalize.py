@@ -10,6 +10,7 @@ from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import VIEWS, Reshape
+from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function
 from relax_tune.ir.passes.symbols import close_over
 from relax_tune.ir.struct_info import TensorInfo, TupleInfo
@@ -20,7 +21,7 @@ class Legalize:
     """Every operator call on tensors of known dims becomes `call_tir` of a tensor function made for it (paper section 4.1).
 
     Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor functions
-    are held once. Calls whose dims are not known stay, unless `strict`.
+    are held once. Calls whose dims are not known stay, unless `strict`; shape operators always do.
 
     Raises: BuildError, when strict, naming the value that needs a match_cast."""
 
@@ -35,6 +36,7 @@ class Legalize:
                 not isinstance(binding, Binding)
                 or not isinstance(value, Call)
                 or not isinstance(value.op, OperatorSpec)
+                or isinstance(value.op, ShapeOperator)
             ):
                 out.keep(binding)
                 return

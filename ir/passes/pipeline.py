@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import Literal
 
-from relax_tune.errors import BuildError, UserError
+from relax_tune.errors import UserError
 from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import Call, CallFunction, CallHost, CallTIR, Function, If
+from relax_tune.ir.graph import CallTIR, Function, FunctionRef, all_blocks, nested_values
 from relax_tune.ir.op.base import RuntimeCheck
-from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.canonical import Canonicalise
 from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
 from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.constants import FoldConstants
+from relax_tune.ir.passes.cut import Cut, CutModule, is_straight
 from relax_tune.ir.passes.decompose import Decompose
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
@@ -26,9 +26,7 @@ from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.passes.parallel import CombineParallelMatmuls
 from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
-from relax_tune.ir.printer import excerpt
 from relax_tune.ir.relations import info_symbols
-from relax_tune.ir.struct_info import TensorInfo
 
 Pass = Callable[[IRModule], IRModule]
 
@@ -68,19 +66,28 @@ STANDARD, JOINED = passes_for(), passes_for("joined")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoweredModule:
-    """A module whose graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
+    """A module whose straight graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
 
-    checks: what deduction left to run time, by graph function; stages: every pass that changed something with the module it made.
+    checks: what deduction left to run time, by straight function; stages: every pass that changed something with the module it
+    made; drivers: the functions that are not straight, whose parts are; entries: the functions a built model offers by name.
     """
 
     module: IRModule
     checks: Mapping[str, tuple[RuntimeCheck, ...]]
     stages: tuple[tuple[str, IRModule], ...]
+    drivers: tuple[str, ...]
+    entries: tuple[str, ...]
 
     @property
     def functions(self) -> Mapping[str, Function]:
-        """The graph functions, which a built model offers by these names."""
-        return {n: f for n, f in self.module.functions.items() if isinstance(f, Function)}
+        """The straight graph functions by name: each becomes a program."""
+        found = {n: f for n, f in self.module.functions.items() if isinstance(f, Function)}
+        return {n: f for n, f in found.items() if n not in self.drivers}
+
+    @property
+    def cut(self) -> CutModule:
+        """The drivers with what they call."""
+        return CutModule(self.module, self.drivers, tuple(n for n in self.functions if n not in self.entries))
 
     @property
     def prims(self) -> Mapping[str, PrimFunc]:
@@ -128,20 +135,58 @@ def with_rules(passes: tuple[Pass, ...], rules: Sequence[Rule]) -> tuple[Pass, .
 
 def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD, rules: Sequence[Rule] = ()) -> LoweredModule:
     """Inline, deduce, fold, legalise, fuse, collapse dims and clean up: the graph functions that no other one calls, each with
-    what it calls put in place. rules: a user's own, each applied at its level.
+    what it calls put in place. One that branches, calls or has side effects in the end is cut into straight parts. rules: a user's
+    own, each applied at its level.
 
-    Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough, or that still
-    branches, calls or has side effects in the end."""
+    Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough."""
     on_operators = tuple(r for r in rules if r.level == "operators")
     first = run_passes(module, (RewriteByPattern(on_operators),) if on_operators else ())
     module = first[-1][1] if first else module
     straight, checks = Inline().run(module)
+    entries = _entries(module)
+    drivers: tuple[str, ...] = ()
+    roots = tuple(n for n in entries if not is_straight(_graph(straight, n)))
+    if roots and Legalize(strict=True) in passes:
+        straight, checks, drivers = _driven(module, tuple(n for n in entries if n not in roots), roots)
     straight = _bounded(straight)
-    first = first if straight is module else (*first, (repr(Inline()), straight))
-    if Legalize(strict=True) in passes:
-        require_straight(straight)
+    first = first if straight is module else (*first, (repr(Cut(roots) if drivers else Inline()), straight))
     stages = (*first, *run_passes(straight, with_rules(passes, rules)))
-    return LoweredModule(stages[-1][1] if stages else module, checks, stages)
+    return LoweredModule(stages[-1][1] if stages else module, checks, stages, drivers, entries)
+
+
+def _graph(module: IRModule, name: str) -> Function:
+    found = module.functions[name]
+    assert isinstance(found, Function)
+    return found
+
+
+def _callees(f: Function) -> set[str]:
+    return {v.name for v in nested_values(f) if isinstance(v, FunctionRef)}
+
+
+def _entries(module: IRModule) -> tuple[str, ...]:
+    """The graph functions that no other one calls, and `main`."""
+    graphs = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
+    called = {callee for n, f in graphs.items() for callee in _callees(f) if callee != n}
+    return tuple(n for n in graphs if n not in called or n == "main")
+
+
+def _driven(
+    module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
+) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
+    """The straight `entries` and the parts of `roots` with what they call put in place, their checks, and the drivers."""
+    cut = Cut(roots).run(module)
+    functions = {n: cut.module.functions[n] for n in cut.parts}
+    todo = list(entries)
+    while todo:
+        name = todo.pop()
+        if name not in functions:
+            functions[name] = f = _graph(module, name)
+            todo += _callees(f)
+    functions |= {n: f for n, f in cut.module.functions.items() if not isinstance(f, Function)}
+    straight, checks = Inline().run(replace(cut.module, functions=functions))
+    drivers = {n: cut.module.functions[n] for n in cut.drivers}
+    return replace(straight, functions={**drivers, **straight.functions}), checks, cut.drivers
 
 
 def _bounded(module: IRModule) -> IRModule:
@@ -149,38 +194,10 @@ def _bounded(module: IRModule) -> IRModule:
     one of a function that was put in place of its calls."""
     functions = [f for f in module.functions.values() if isinstance(f, Function)]
     params = dict.fromkeys(v for f in functions for p in f.params for v in info_symbols(p.info))
-    used = {*params, *(v for f in functions for b in f.bindings for v in info_symbols(b.var.info))}
+    used = {
+        *params,
+        *(v for f in functions for x in all_blocks(f) for b in x.bindings for v in info_symbols(b.var.info)),
+    }
     known = {b.var for b in module.bounds}
     bounds = [b for b in module.bounds if b.var in used] + [Bound(v) for v in params if v not in known]
     return module if len(bounds) == len(known) and used >= known else replace(module, bounds=tuple(bounds))
-
-
-def require_straight(module: IRModule) -> None:
-    """Raises BuildError, showing the place, where a graph function is more than the runtime executes."""
-    for f in module.functions.values():
-        if not isinstance(f, Function):
-            continue
-        for p in f.params:
-            if not isinstance(p.info, TensorInfo):
-                _refuse(f, p, f"parameter {p.name}: a built program takes tensors, found {p.info!r}")
-        for b in f.bindings:
-            value = b.value
-            if isinstance(value, If):
-                _refuse(f, b, "an `if` that is not decided when building")
-            if isinstance(value, CallFunction):
-                _refuse(
-                    f, b, "a call that cannot be put in place: the function calls itself, or is not known when building"
-                )
-            if isinstance(value, CallHost):
-                _refuse(f, b, f"a call of the host routine {value.routine!r}")
-            if isinstance(value, Call) and isinstance(value.op, ShapeOperator):
-                try:
-                    value.op.refuse()
-                except BuildError as e:
-                    raise BuildError(f"{f.name}: {e}\n{excerpt(f, b)}") from None
-
-
-def _refuse(f: Function, node: object, what: str) -> NoReturn:
-    raise BuildError(
-        f"{f.name}: wanted a straight line of tensor operations, found {what}; the interpreter runs it\n{excerpt(f, node)}"
-    )

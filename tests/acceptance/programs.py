@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,11 +23,10 @@ from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.printer import print_text
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.structural import first_difference
 from relax_tune.ir.verify import verify
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.vm import Executor
 from relax_tune.tuner.job import Job
 
 CARET = re.compile(r"\n +\d+ \| .*\n +\| +\^+")
@@ -74,32 +73,41 @@ def run(module: IRModule, *args: Any, function: str = "main") -> Any:
 
 
 @contextmanager
-def compiled(module: IRModule, device: Device) -> Iterator[Callable[..., Any]]:
+def compiled(module: IRModule, device: Device, hosts: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
     """The module as a program on a device, called with arrays; one result comes by itself."""
     job = Job(module, device.info, MemoryStore(), QUICK)
-    executor = Executor(job.build("generic").program, device, job.lowered.module.constants)
+    with job.artifact(job.build("generic")).open(device, host=hosts) as model:
 
-    def call(*args: Any) -> Any:
-        found = executor.run(list(args))
-        return found[0] if len(found) == 1 else tuple(found)
+        def call(*args: Any) -> Any:
+            found = model.run(list(args))
+            return found[0] if len(found) == 1 else tuple(found)
 
-    try:
         yield call
-    finally:
-        executor.close()
 
 
-def agree(module: IRModule, device: Device, *calls: Sequence[Any]) -> list[Any]:
+def agree(module: IRModule, device: Device, *calls: Sequence[Any], hosts: Mapping[str, Any] | None = None) -> list[Any]:
     """What the interpreter gives for each call, which every stage of lowering and the compiled program give as well."""
-    found = [run(module, *args) for args in calls]
+    found = [run_function(module, "main", args, hosts=hosts) for args in calls]
     for name, stage in lower(module).stages:
         verify(stage)
         for args, wanted in zip(calls, found, strict=True):
-            same(run(stage, *args), wanted, name)
-    with compiled(module, device) as program:
+            same(run_function(stage, "main", args, hosts=hosts), wanted, name)
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    with compiled(module, device, hosts) as program:
         for args, wanted in zip(calls, found, strict=True):
-            same(program(*args), wanted, "compiled")
+            flat = tuple(fields(wanted, main.ret_info))
+            same(program(*args), flat[0] if len(flat) == 1 else flat, "compiled")
     return found
+
+
+def fields(value: Any, info: StructInfo) -> Iterator[Any]:
+    """What a built program gives for `value`: tuples field by field."""
+    if isinstance(info, TupleInfo):
+        for v, i in zip(value, info.fields, strict=True):
+            yield from fields(v, i)
+    else:
+        yield value
 
 
 def same(found: Any, wanted: Any, where: str) -> None:
@@ -107,6 +115,9 @@ def same(found: Any, wanted: Any, where: str) -> None:
         assert isinstance(found, tuple) and len(found) == len(wanted), where
         for a, b in zip(found, wanted, strict=True):
             same(a, b, where)
+        return
+    if not isinstance(wanted, np.ndarray):
+        assert getattr(found, "name", found) == getattr(wanted, "name", wanted), where
         return
     assert found.shape == wanted.shape and found.dtype == wanted.dtype, where
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=where)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from tests.acceptance.programs import compiled, opened, run, same
+from tests.acceptance.programs import compiled, fields, opened, run, same
 from tests.ir.random_graphs import Made, graphs
 
 from relax_tune.errors import BuildError, DeduceError, UserError
@@ -77,3 +77,30 @@ def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
                 assert isinstance(whole, UserError), where
             else:
                 same(found, wanted[0] if isinstance(wanted, tuple) and len(wanted) == 1 else wanted, where)
+
+
+@settings(
+    max_examples=15, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None
+)
+@given(graphs(steps=10), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
+def test_so_do_those_that_branch_call_and_depend_on_data(
+    device: Device, made: Made, sizes: list[dict[str, int]], seed: int
+) -> None:
+    module = without_uncalled(made.module)
+    try:
+        lower(module)
+    except (BuildError, DeduceError):
+        assume(False)
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    rng = np.random.default_rng(seed)
+    with compiled(module, device) as program:
+        for size in sizes:
+            args = made.arguments(size, rng)
+            wanted, found = outcome(lambda args=args: run(module, *args)), outcome(lambda args=args: program(*args))
+            where = f"{print_text(module)}\n{size}\n{wanted}\n{found}"
+            if isinstance(found, UserError):
+                assert isinstance(wanted, UserError), where
+            elif not isinstance(wanted, UserError):
+                flat = tuple(fields(wanted, main.ret_info))
+                same(found, flat[0] if len(flat) == 1 else flat, where)

@@ -75,7 +75,7 @@ def run(
             raise UserError("--tokens goes with --text; --inputs calls a function once")
         with open_model(loaded, device) as opened:
             results = opened.run(given, function)
-        named: dict[str, NDArray[Any]] = {f"output{number}": array for number, array in enumerate(results)}
+        named: dict[str, NDArray[Any]] = {f"output{n}": _as_array(f"output{n}", r) for n, r in enumerate(results)}
         for name, array in named.items():
             say(console, f"{name}: {array.dtype} {array.shape}")
         document: dict[str, Any] = {
@@ -118,6 +118,19 @@ def run(
         document["out"] = str(out)
     if json:
         print_json(document)
+
+
+def _as_array(name: str, value: Any) -> NDArray[Any]:
+    """A result as a file of arrays holds it: shapes and scalars too. Raises UserError for anything else."""
+    try:
+        found = np.asarray(value)
+    except ValueError:  # a tuple of different things
+        found = np.asarray(None)
+    if found.dtype.kind == "O":
+        raise UserError(
+            f"{name}: wanted arrays, shapes and numbers as results, found a {type(value).__name__}; call the model from Python"
+        )
+    return found
 
 
 def open_model(artifact: Artifact, device: str | None) -> Model:

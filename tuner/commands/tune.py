@@ -16,8 +16,10 @@ from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.driver import parts_of
 from relax_tune.runtime.program import Program
 from relax_tune.tuner.api import TuneResult, tune_result
+from relax_tune.tuner.build import BuildResult
 from relax_tune.tuner.cli import NOTHING_MEASURED
 from relax_tune.tuner.commands.bench import time_artifacts
 from relax_tune.tuner.commands.destination import Out, Overwrite, artifact_path, check_destination
@@ -147,7 +149,7 @@ def tune(
     latency: tuple[LatencyRow, ...] = ()
     if compare:
         say(console, "comparing builds ...")
-        latency = _compare(saved, others, settings.target, {n: compare_shapes(p) for n, p in built.programs.items()})
+        latency = _compare(saved, others, settings.target, {n: compare_shapes(p) for n, p in _timed(built)})
         console.print(latency_table(latency, "Latency of the whole model, medians"))
     if json:
         print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
@@ -170,6 +172,12 @@ def _nothing_usable(job: Job) -> str:
         why = f"{failure.stage}: {failure.message.splitlines()[0][:200]}" if failure else "nothing on record"
         lines.append(f"  {name}: {why}")
     return "\n".join(lines)
+
+
+def _timed(built: BuildResult) -> list[tuple[str, Program]]:
+    """The functions whose calls can be timed by their symbols alone: not those that branch, nor their parts."""
+    parts = parts_of(built.drivers)
+    return [(n, p) for n, p in built.programs.items() if n not in parts]
 
 
 def compare_shapes(program: Program) -> list[dict[str, int]]:

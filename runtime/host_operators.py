@@ -1,0 +1,68 @@
+"""Operators whose results' sizes depend on data, or that take and give shapes: computed here, in NumPy, between parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from relax_tune.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class HostOperator:
+    """`run` takes `arity` values: arrays, and shapes as tuples of whole numbers. It raises UserError for those that do not fit."""
+
+    arity: int
+    run: Callable[..., Any]
+
+
+def _array(name: str, value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        raise UserError(f"{name}: wanted an array, found a {type(value).__name__}")
+    return value
+
+
+def is_shape(value: Any) -> bool:
+    """A tuple of whole numbers."""
+    return isinstance(value, tuple) and all(type(d) is int for d in value)
+
+
+def _unique(x: Any) -> Any:
+    return np.unique(_array("unique", x))
+
+
+def _shape_of(x: Any) -> Any:
+    return tuple(int(d) for d in _array("shape_of", x).shape)
+
+
+def _reshape_to(x: Any, to: Any) -> Any:
+    size = _array("reshape_to", x).size
+    if not is_shape(to) or any(d < 0 for d in to):
+        raise UserError(f"reshape_to: wanted a shape of dims >= 0, found {to!r:.200}")
+    count = 1
+    for d in to:
+        count *= d
+    if count != size:
+        raise UserError(f"reshape_to: wanted {size} elements, found dims {to}")
+    return x.reshape(to)
+
+
+def _tensor_to_shape(x: Any) -> Any:
+    array = _array("tensor_to_shape", x)
+    if array.ndim != 1 or array.dtype != np.int64:
+        raise UserError(f"tensor_to_shape: wanted int64 in one dim, found {array.dtype} {array.shape}")
+    found = tuple(int(d) for d in array)
+    if any(d < 0 for d in found):
+        raise UserError(f"tensor_to_shape: wanted dims >= 0, found {found}")
+    return found
+
+
+HOST_OPERATORS: Mapping[str, HostOperator] = {
+    "reshape_to": HostOperator(2, _reshape_to),
+    "shape_of": HostOperator(1, _shape_of),
+    "tensor_to_shape": HostOperator(1, _tensor_to_shape),
+    "unique": HostOperator(1, _unique),
+}

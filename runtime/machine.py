@@ -1,0 +1,365 @@
+"""Executes drivers: a small machine over registers, whose parts are run by executors.
+
+Calls are kept on a list of its own, so neither a deep recursion nor a long loop of calls grows Python's stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.arguments import in_order
+from relax_tune.runtime.driver import (
+    Apply,
+    Branch,
+    CallDriver,
+    CallHost,
+    CallPart,
+    Compute,
+    Copy,
+    Driver,
+    Instruction,
+    Item,
+    Match,
+    Pack,
+    Refer,
+    Require,
+    Want,
+    Weight,
+)
+from relax_tune.runtime.host_operators import HOST_OPERATORS, is_shape
+from relax_tune.runtime.program import format_message
+from relax_tune.runtime.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
+from relax_tune.runtime.vm import Executor
+
+MAX_DEPTH = 1000
+"""Calls of functions inside one another; a call whose result is the caller's own is none."""
+
+Host = Callable[..., Any]
+"""A routine of the host program: arrays (not writable), shapes and scalars in; what the model declares of it out."""
+
+Place = tuple[int, int]
+"""A block, and an instruction in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function as a value."""
+
+    name: str
+
+
+class _Frame:
+    """A call that is going on: its registers, and where to go on when blocks end."""
+
+    __slots__ = ("at", "code", "into", "outer", "registers")
+
+    def __init__(self, code: _Code, args: Sequence[Any], into: int) -> None:
+        self.code, self.into = code, into
+        self.registers: list[Any] = [*args, *[None] * (code.driver.registers - len(args))]
+        self.at: Place = (0, 0)
+        self.outer: list[Place] = []
+
+
+class _Code:
+    """A driver, ready to execute."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.last = _last_calls(driver)
+        self.computes: dict[Compute, Evaluator] = {}
+        for i in driver.instructions():
+            if isinstance(i, Compute) and i not in self.computes:
+                self.computes[i] = compile_scalars(i.code, len(i.symbols))
+
+
+class Machine:
+    """Runs verified drivers. Not thread-safe. executors: one for each part, by name; constants: those that drivers name."""
+
+    def __init__(
+        self, drivers: Sequence[Driver], executors: Mapping[str, Executor], constants: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self.executors = executors
+        self._codes = {d.name: _Code(d) for d in drivers}
+        self._weights = {
+            i.name: _guarded(constants[i.name]) for d in drivers for i in d.instructions() if isinstance(i, Weight)
+        }
+
+    def run(
+        self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None = None
+    ) -> list[Any]:
+        """Call a driver: values by parameter name or in order; results in order, arrays fresh.
+
+        Raises: UserError naming the function, the value, what was wanted of it and what was found.
+        """
+        driver = self._codes[name].driver
+        given = in_order(name, [p.name for p in driver.params], inputs)
+        args = [_argument(a, p.want) for a, p in zip(given, driver.params, strict=True)]
+        found = self._call(name, args, hosts or {})
+        results, seen = [], set[int]()
+        for result in driver.results:
+            value = found
+            for index in result.path:
+                value = _item(value, index, name)
+            results.append(_fresh(value, seen))
+        return results
+
+    def _call(self, name: str, args: Sequence[Any], hosts: Mapping[str, Host]) -> Any:
+        frames = [_Frame(self._codes[name], args, 0)]
+        while True:
+            frame = frames[-1]
+            block, at = frame.at
+            blocks = frame.code.driver.blocks
+            if at == len(blocks[block]):
+                if frame.outer:
+                    frame.at = frame.outer.pop()
+                    continue
+                frames.pop()
+                result = frame.registers[frame.code.driver.result]
+                if not frames:
+                    return result
+                frames[-1].registers[frame.into] = result
+                continue
+            i = blocks[block][at]
+            here, frame.at = frame.at, (block, at + 1)
+            if isinstance(i, CallDriver):
+                code, given = self._callee(i, frame)
+                if here in frame.code.last:
+                    frames[-1] = _Frame(code, given, frame.into)
+                    continue
+                if len(frames) > MAX_DEPTH:
+                    raise UserError(
+                        f"{frame.code.driver.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call "
+                        f"of {code.driver.name}; does its recursion end? (a call whose result is returned as it is does not count)"
+                    )
+                frames.append(_Frame(code, given, i.into))
+            elif isinstance(i, Branch):
+                frame.outer.append(frame.at)
+                frame.at = (i.then if _condition(frame, i) else i.orelse, 0)
+            else:
+                self._execute(i, frame, hosts)
+
+    def _callee(self, i: CallDriver, frame: _Frame) -> tuple[_Code, list[Any]]:
+        r, where = frame.registers, frame.code.driver.name
+        name = i.function
+        if i.callee is not None:
+            target = r[i.callee]
+            if not isinstance(target, Function):
+                raise UserError(f"{where}: wanted a function to call, found {describe(target)}")
+            name = target.name
+        assert name is not None
+        code = self._codes[name]
+        if len(i.args) != len(code.driver.params):
+            raise UserError(f"{name}: wanted {len(code.driver.params)} arguments, found {len(i.args)}")
+        return code, [r[a] for a in i.args]
+
+    def _execute(self, i: Instruction, frame: _Frame, hosts: Mapping[str, Host]) -> None:
+        r = frame.registers
+        where = frame.code.driver.name
+        if isinstance(i, CallPart):
+            executor = self.executors[i.part]
+            found = executor.run([r[a] for a in i.args], [_number(r[s], where) for s in i.symbols])
+            for into, array in zip(i.into, found, strict=True):
+                r[into] = array
+        elif isinstance(i, Compute):
+            try:
+                values = frame.code.computes[i]([_number(r[s], where) for s in i.symbols])
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
+            for into, slot, dtype in zip(i.into, i.slots, i.dtypes, strict=True):
+                r[into] = _scalar(values[slot], dtype)
+        elif isinstance(i, Require):
+            if not r[i.cond]:
+                raise UserError(f"{where}: {format_message(i.message, [r[v] for v in i.values])}")
+        elif isinstance(i, Match):
+            _match(i, r, where)
+        elif isinstance(i, Pack):
+            r[i.into] = tuple(r[a] for a in i.args)
+        elif isinstance(i, Item):
+            r[i.into] = _item(r[i.value], i.index, where)
+        elif isinstance(i, Copy):
+            r[i.into] = r[i.value]
+        elif isinstance(i, Apply):
+            try:
+                r[i.into] = HOST_OPERATORS[i.operator].run(*(r[a] for a in i.args))
+            except UserError as error:
+                raise UserError(f"{where}: {error}{_below(i.shown)}") from None
+        elif isinstance(i, CallHost):
+            r[i.into] = _host(i, [r[a] for a in i.args], hosts, where)
+        elif isinstance(i, Weight):
+            r[i.into] = self._weights[i.name]
+        elif isinstance(i, Refer):
+            r[i.into] = Function(i.function)
+        else:
+            raise ArtifactError(f"{where}: wanted an instruction, found {i!r:.200}")
+
+
+def _last_calls(driver: Driver) -> frozenset[Place]:
+    """Calls after which a function only gives back what they gave."""
+    around: dict[int, Place] = {}
+    for number, block in enumerate(driver.blocks):
+        for at, i in enumerate(block):
+            if isinstance(i, Branch):
+                around[i.then] = around[i.orelse] = (number, at)
+    found = set[Place]()
+    for number, block in enumerate(driver.blocks):
+        for at, i in enumerate(block):
+            if isinstance(i, CallDriver) and _is_last(driver, number, at, i.into, around):
+                found.add((number, at))
+    return frozenset(found)
+
+
+def _is_last(driver: Driver, block: int, at: int, register: int, around: Mapping[int, Place]) -> bool:
+    while True:
+        for i in driver.blocks[block][at + 1 :]:
+            if not isinstance(i, Copy) or i.value != register:
+                return False
+            register = i.into
+        if block not in around:
+            return register == driver.result
+        block, at = around[block]
+
+
+def _item(value: Any, index: int, where: str) -> Any:
+    if not isinstance(value, tuple) or not 0 <= index < len(value):
+        raise UserError(f"{where}: wanted a tuple with an item {index}, found {describe(value)}")
+    return value[index]
+
+
+def _condition(frame: _Frame, i: Branch) -> bool:
+    value = frame.registers[i.cond]
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype == np.bool_:
+        return bool(value)
+    raise UserError(
+        f"{frame.code.driver.name}: wanted a scalar of bool as the condition of an `if`, found {describe(value)}{_below(i.shown)}"
+    )
+
+
+def _match(i: Match, r: list[Any], where: str) -> None:
+    value = r[i.value]
+
+    def refuse(found: str) -> UserError:
+        return UserError(f"{where}: {i.where}: wanted {i.wanted}, found {found}{_below(i.shown)}")
+
+    if i.want == "tensor":
+        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            raise refuse(describe(value))
+        if i.count is not None and value.ndim != i.count:
+            raise refuse(f"{value.ndim} dims {value.shape}")
+        if i.dtype is not None and value.dtype != np.dtype(i.dtype):
+            raise refuse(str(value.dtype))
+        dims: Sequence[int] = value.shape
+    elif i.want == "shape":
+        if not is_shape(value) or (i.count is not None and len(value) != i.count):
+            raise refuse(describe(value))
+        dims = value
+    elif i.want == "scalar":
+        if not _fits_scalar(value, i.dtype):
+            raise refuse(describe(value))
+        dims = (int(value),) if i.into else ()
+    elif i.want == "tuple":
+        if not isinstance(value, tuple) or (i.count is not None and len(value) != i.count):
+            raise refuse(describe(value))
+        return
+    else:
+        if not isinstance(value, Function) or value.name not in i.functions:
+            raise refuse(describe(value))
+        return
+    if i.into:
+        for into, dim in zip(i.into, dims, strict=True):
+            r[into] = int(dim)
+
+
+def _fits_scalar(value: Any, dtype: str | None) -> bool:
+    """A scalar of the same kind: bool, whole number or float."""
+    if not isinstance(value, (bool, int, float, np.generic)) or dtype is None:
+        return False
+    found, wanted = np.asarray(value).dtype.kind, np.dtype(dtype).kind
+    return found == wanted or (found in "iu" and wanted in "iu")
+
+
+def _number(value: Any, where: str) -> int:
+    if isinstance(value, (int, np.integer)) and INT64_MIN <= value <= INT64_MAX:
+        return int(value)
+    raise UserError(f"{where}: wanted a whole number of 64 bits, found {describe(value)}")
+
+
+def _scalar(value: int, dtype: str) -> Any:
+    if dtype == "int64":
+        return value
+    return bool(value) if dtype == "bool" else np.dtype(dtype).type(value)
+
+
+def _host(i: CallHost, args: Sequence[Any], hosts: Mapping[str, Host], where: str) -> Any:
+    routine = hosts.get(i.routine)
+    if routine is None:
+        raise UserError(
+            f"{where}: wanted the host routine {i.routine!r}; given: {', '.join(hosts) or 'none'}; "
+            f"give it as host={{{i.routine!r}: ...}}"
+        )
+    try:
+        return _given(routine(*map(_given, args)))
+    except Exception as error:
+        error.add_note(f"in the host routine {i.routine!r}, called by {where}")
+        raise
+
+
+def _argument(value: Any, want: Want | None) -> Any:
+    """An argument of a call from outside: a shape or scalar may come as an array, as a file of arrays holds it."""
+    if isinstance(value, np.ndarray) and want == "shape" and value.ndim == 1 and value.dtype.kind in "iu":
+        return tuple(int(d) for d in value)
+    if isinstance(value, np.ndarray) and want == "scalar" and value.ndim == 0:
+        return value[()]
+    return _given(value)
+
+
+def _given(value: Any) -> Any:
+    """A value from outside, or for it: arrays are guarded, lists are tuples, and whole numbers in them Python's own."""
+    if isinstance(value, np.ndarray):
+        return _guarded(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(int(v) if isinstance(v, np.integer) else _given(v) for v in value)
+    return value
+
+
+def _guarded(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory, not to be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _fresh(value: Any, seen: set[int]) -> Any:
+    """A result whose arrays nobody else holds."""
+    if isinstance(value, tuple):
+        return tuple(_fresh(v, seen) for v in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.flags.owndata and value.flags.writeable and id(value) not in seen:
+        seen.add(id(value))
+        return value
+    return value.copy()
+
+
+def _below(shown: str) -> str:
+    return f"\n{shown}" if shown else ""
+
+
+def describe(value: object) -> str:
+    """A value in an error message."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} with shape {value.shape}"
+    if isinstance(value, Function):
+        return f"the function {value.name}"
+    if isinstance(value, (bool, int, float, np.generic)):
+        return f"the number {value}"
+    if isinstance(value, tuple):
+        return f"{value!r:.200}" if is_shape(value) else f"a tuple of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
