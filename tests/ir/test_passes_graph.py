@@ -34,6 +34,7 @@ from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.lift import LiftParameters
+from relax_tune.ir.passes.inplace import Inplace
 from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.passes.pipeline import Pass, lower, run_passes
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
@@ -203,6 +204,15 @@ def two_of_a_kind() -> IRModule:
     return g.finish(g.call(Add(), g.call(Sum((1,), True), left), g.call(Sum((0,), True), right)))
 
 
+def dying() -> IRModule:
+    """Values that die where a result of the same dims is computed from them, and one that does not."""
+    g = GraphBuilder()
+    n = g.symbol("n")
+    kept = g.call(Exp(), g.input("x", (n, 4)))
+    y = g.call(Add(), g.call(Flatten(), g.call(Relu(), kept)), g.call(Flatten(), kept))
+    return g.finish(g.call(Softmax(), g.call(Reshape((n, const(4))), g.call(Tanh(), y))))
+
+
 PROGRAMS: dict[str, tuple[Callable[[], IRModule], Sequence[Pass]]] = {
     "canonicalise": (tidy, [Canonicalise()]),
     "common_subexpressions": (repeated, [CommonSubexpressions()]),
@@ -216,6 +226,7 @@ PROGRAMS: dict[str, tuple[Callable[[], IRModule], Sequence[Pass]]] = {
     "cancel_views": (views, [CancelViews(), DeadCode()]),
     "legalize": (mixed, [Legalize()]),
     "fuse": (mixed, [Legalize(), FuseOps(), DeadCode()]),
+    "inplace": (dying, [Legalize(), Inplace()]),
     "collapse": (mixed, [Legalize(), FuseOps(), DeadCode(), CollapseDims()]),
 }
 
