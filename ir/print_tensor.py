@@ -157,7 +157,8 @@ class TensorPrinter:
                 axis = f", axis={s.axis}" if s.axis or s.kind in ("group", "item") else ""
                 tail = f", tail={quote(s.tail)}" if s.tail != "predicate" else ""
                 kind = "" if s.var.dtype is i64 else f", dtype={s.var.dtype}"
-                self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}):", s)
+                mark = f", intrinsic={quote(s.intrinsic)}" if s.intrinsic else ""
+                self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}{mark}):", s)
                 self.nested(s.body)
         elif isinstance(s, Seq):
             parts = flattened(s)

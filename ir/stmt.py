@@ -20,7 +20,8 @@ Tail = Literal["predicate", "peel", "pow2"]
 @dataclass(frozen=True, slots=True, eq=False)
 class For:
     """`for var in range(extent)`. kind: `parallel` CPU threads, `group`/`item` work-group and work-item axes (OpenCL, CUDA),
-    `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop."""
+    `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop. `intrinsic` names the operation of
+    `relax_tune.ir.intrinsics` that the nest this loop is in computes; code generation calls it where the nest still matches."""
 
     var: Var
     extent: Expr
@@ -28,6 +29,7 @@ class For:
     kind: LoopKind = "serial"
     axis: int = 0
     tail: Tail = "predicate"
+    intrinsic: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -245,6 +245,8 @@ class _Encoder:
     def stmt(self, s: Stmt, path: str) -> None:
         if isinstance(s, For):
             self.emit(path, "for", s.kind, s.axis, s.tail, s.var.dtype.short)
+            if s.intrinsic:
+                self.emit(path, "intrinsic", s.intrinsic)
             self.expr(s.extent, path + ".extent")
             with self.scope():
                 self.bind(s.var)

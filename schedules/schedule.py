@@ -21,6 +21,7 @@ from relax_tune.schedules.primitives import padding as on_padding
 from relax_tune.schedules.primitives import partition as on_parts
 from relax_tune.schedules.primitives import pipeline as on_pipeline
 from relax_tune.schedules.primitives import reductions as on_reductions
+from relax_tune.schedules.primitives import tensorize as on_tensorize
 from relax_tune.schedules.trace import Step, Trace
 
 # Every primitive by the name traces use. A new primitive is added here, and nowhere else.
@@ -50,6 +51,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_layouts.storage_align,
         on_padding.pad,
         on_pipeline.software_pipeline,
+        on_tensorize.tensorize,
         on_buffers.reuse_output,
         on_buffers.mark_prepare,
     )

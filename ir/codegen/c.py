@@ -26,6 +26,7 @@ SCALARS = {
 
 class CPrelude(Prelude):
     inline = "static inline __attribute__((always_inline))"
+    language = "c"
     scalars = SCALARS
 
     def __init__(self) -> None:

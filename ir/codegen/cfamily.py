@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.calls import call_of
 from relax_tune.ir.codegen.lowered import Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Lane, bracketed
 from relax_tune.ir.codegen.prelude import Prelude
@@ -192,6 +193,8 @@ class Printer(Values):
         size = as_int(self.algebra.expr(extent))
         if size is not None and size <= 0:
             return
+        if f.intrinsic and self.intrinsic(f):
+            return
         if f.kind in ("parallel", "group", "item"):
             self.thread_loop(f, extent)
         elif size == 1 and f.kind != "vectorized":
@@ -207,6 +210,20 @@ class Printer(Values):
                     self.statement(f.body)
         else:
             self.serial_loop(f, extent)
+
+    def intrinsic(self, f: Loop) -> bool:
+        """The call of the intrinsic that the loop is marked with; False when its nest is no longer that of the intrinsic."""
+        found = None if self.lane is not None else call_of(f, self.algebra)
+        if found is None:
+            return False
+        names: list[str] = []
+        for b, at in found.operands:
+            offset = self.poly_text(self.algebra.resolve(at))
+            names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
+        names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides]
+        name = self.prelude.intrinsic(found.intrinsic, [(self.space(b), b.dtype) for b, _ in found.operands])
+        self.line(f"{name}({', '.join(names)});")
+        return True
 
     def fold(self, f: Loop, size: int) -> bool:
         """A reduction over the lanes of vector registers as a tree; False when the elements are not in such registers."""

@@ -28,7 +28,7 @@ from relax_tune.ir.stmt import Block, For, If, LoopKind, Seq, Stmt, Store, Tail,
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
     """`for var in range(extent)`, as `relax_tune.ir.stmt.For`. fold: the iterations combine the elements of a local buffer into
-    one place and may do so in any order."""
+    one place and may do so in any order. intrinsic: as there."""
 
     var: Var
     extent: Expr
@@ -37,6 +37,7 @@ class Loop:
     axis: int = 0
     tail: Tail = "predicate"
     fold: bool = False
+    intrinsic: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +85,7 @@ def lower_blocks(s: Stmt) -> Node:
     if isinstance(s, For):
         if is_fold(s):
             return Loop(s.var, s.extent, lower_blocks(s.body), "unrolled", fold=True)
-        return Loop(s.var, s.extent, lower_blocks(s.body), s.kind, s.axis, s.tail)
+        return Loop(s.var, s.extent, lower_blocks(s.body), s.kind, s.axis, s.tail, intrinsic=s.intrinsic)
     if isinstance(s, Seq):
         return block(*(lower_blocks(c) for c in s.stmts))
     if isinstance(s, If):

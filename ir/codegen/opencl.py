@@ -24,6 +24,7 @@ SCALARS = {
 
 class OpenCLPrelude(Prelude):
     inline = "static inline __attribute__((always_inline))"
+    language = "opencl"
     scalars = SCALARS
 
     def storage(self, dtype: DType) -> str:

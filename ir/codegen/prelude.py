@@ -5,13 +5,14 @@ Every piece is guarded by its own macro, so that kernels with different preludes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 
 from relax_tune.ir.codegen import math
 from relax_tune.ir.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import MATH
+from relax_tune.ir.intrinsics import Intrinsic
 
 # integer type of the same width, the type of a comparison's result on vectors
 MASKS = {1: i8, 4: i32, 8: i64}
@@ -42,6 +43,7 @@ class Prelude:
     """Collects pieces in dependency order. Subclasses say how a language writes types and the basic helpers."""
 
     inline = ""
+    language = ""
     scalars: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self) -> None:
@@ -56,6 +58,23 @@ class Prelude:
         if key not in self._pieces:
             guard = f"RT_{key.upper()}"
             self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
+
+    def intrinsic(self, found: Intrinsic, operands: Sequence[tuple[str, DType]]) -> str:
+        """The function of an intrinsic for operands in these address spaces, the written one last."""
+        spaces = "".join(f"_{space.strip()}" for space, _ in operands if space)
+        name, meaning = f"rt_{found.name}{spaces}", found.meaning
+        parameters = [
+            f"{'' if b in meaning.output_buffers else 'const '}{space}{self.storage(dtype)} *{b.name.lower()}"
+            for b, (space, dtype) in zip(meaning.buffers, operands, strict=True)
+        ]
+        parameters += [f"{self.storage(i64)} {b.lower()}_{v}" for b, v in found.strides()]
+        head, body = f"{self.inline} void {name}({', '.join(parameters)})", found.body
+        text = f"{head} {{\n{body}\n}}"
+        if self.language in found.fast:
+            condition, fast = found.fast[self.language]
+            text = f"#if {condition}\n{head} {{\n{fast}\n}}\n#else\n{text}\n#endif"
+        self.add(name, text)
+        return name
 
     def storage(self, dtype: DType) -> str:
         """The C-family type of one element in memory."""

@@ -11,7 +11,7 @@ from itertools import product
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra
-from relax_tune.ir.codegen.lowered import Loop, Node, children, own_accesses
+from relax_tune.ir.codegen.lowered import Loop, Node, accesses, children, own_accesses
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.expr import Expr, Var, as_int
 
@@ -43,6 +43,9 @@ def _visit(
 ) -> None:
     if isinstance(n, Loop) and is_expanded(n, lanes):
         loops = loops | {n.var: n}
+    if isinstance(n, Loop) and n.intrinsic:
+        # intrinsics take pointers
+        spans.update(dict.fromkeys((b for b, _i, _w in accesses(n)), None))
     for b, indices, _written in own_accesses(n):
         if b.scope != "local" or spans.get(b, ()) is None:
             continue

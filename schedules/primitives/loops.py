@@ -49,7 +49,11 @@ from relax_tune.schedules.nest import (
 
 
 def require_serial(func: PrimFunc, loop: For, step: str) -> None:
-    """The loop has no kind yet; else ScheduleError."""
+    """The loop has no kind and no intrinsic yet; else ScheduleError."""
+    if loop.intrinsic:
+        raise ScheduleError(
+            f"{func.name}: {step} wants a loop of its own, found {loop.var.name!r} inside {loop.intrinsic}"
+        )
     if loop.kind != "serial":
         raise ScheduleError(f"{func.name}: {step} wants a serial loop, found {loop.var.name!r} marked {loop.kind}")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from relax_tune.ir.expr import Tunable
 from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.intrinsics import INTRINSICS
 from relax_tune.ir.stmt import Block, Seq, blocks, loops
 from relax_tune.schedules.nest import enclosing, find_block, readers
 from relax_tune.schedules.schedule import PRIMITIVES
@@ -154,6 +155,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "transform_layout": lambda v: {"buffer": v.alloc(), "index_map": v.rng.choice(MAPS), "factors": [v.factor()]},
     "storage_align": lambda v: {"buffer": v.alloc(), "factor": v.factor(), "offset": v.rng.choice([0, 0, 1])},
     "pad": _pad,
+    "tensorize": lambda v: {"loop": v.loop(), "intrinsic": v.rng.choice(sorted(INTRINSICS))},
     "software_pipeline": lambda v: {**_beside(v), "stages": v.rng.choice([2, 2, 3])},
     "reuse_output": lambda v: {"buffer": v.alloc(), "output": v.rng.choice(v.buffers)},
     "mark_prepare": lambda v: {"block": v.block()},

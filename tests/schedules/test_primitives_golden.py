@@ -112,6 +112,16 @@ CASES: dict[str, Case] = {
             ("software_pipeline", {"block": "W_cache_copy", "loop": "mm_k_0", "stages": 2}),
         ],
     ),
+    "tensorize": Case(
+        lambda: make.matmul(16, 5, epilogue=False),
+        [
+            ("pad", {"block": "mm", "factors": [4, None, None]}),
+            ("split", {"loop": "mm_i", "factors": [None, 4]}),
+            ("reorder", {"names": ["mm_i_0", "mm_k", "mm_i_1", "mm_j"]}),
+            ("decompose_reduction", {"block": "mm", "loop": "mm_k"}),
+            ("tensorize", {"loop": "mm_i_1", "intrinsic": "outer_f32_4x16"}),
+        ],
+    ),
     "reuse_output": Case(softmax, [("reuse_output", {"buffer": "e", "output": "y"})]),
     "mark_prepare": Case(
         lambda: make.matmul(3, 5, epilogue=False),

@@ -1,0 +1,222 @@
+"""Operations of machines that a loop nest can be replaced by: what each means, and its text.
+
+An intrinsic is a tensor function over tiles of constant size (its meaning), and the body of a function that does the same to
+tiles somewhere in larger buffers. A nest that matches the meaning may be marked with the intrinsic (`For.intrinsic`, by the
+primitive `tensorize`); it still means what its loops say, and code generation puts a call in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import TRUE, Const, Expr, Load, Op, Var, as_int
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.parser import parse_prim_func
+from relax_tune.ir.stmt import Block, For, Stmt, Store, lower_block
+
+# An access to a tile: the buffer and the indices, in which the loops of the nest move.
+Access = tuple[Buffer, tuple[Expr, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsic:
+    """`text` is the meaning as a tensor function; its parameters are the operands, the written one last.
+
+    dense: the operands whose elements lie side by side along their last index. body: the C twin, in the subset of C that
+    OpenCL shares. It sees a pointer to the first element of each operand under its name in lower case, and the stride of loop
+    variable `i` in operand A as `a_i`, but for the last index of a dense one. fast: per language a condition of the
+    preprocessor and the body to use where it holds.
+    """
+
+    text: str
+    dense: frozenset[str]
+    body: str
+    fast: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def meaning(self) -> PrimFunc:
+        return _read(self.text)
+
+    @property
+    def name(self) -> str:
+        return self.meaning.name
+
+    @property
+    def loops(self) -> tuple[For, ...]:
+        """Those of the meaning, outermost first."""
+        meant = nest_of(self.meaning.body)
+        assert meant is not None
+        return meant[0]
+
+    def strides(self) -> Iterator[tuple[str, str]]:
+        """(operand, loop variable) of every stride the body wants, in order."""
+        meant = nest_of(self.meaning.body)
+        assert meant is not None
+        found = {b.name: [i.name for i in where if isinstance(i, Var)] for b, where in accesses_of(meant[1])}
+        for b in self.meaning.buffers:
+            names = found[b.name]
+            yield from ((b.name, v) for v in (names[:-1] if b.name in self.dense else names))
+
+
+@cache
+def _read(text: str) -> PrimFunc:
+    return parse_prim_func(text)
+
+
+def nest_of(s: Stmt) -> tuple[tuple[For, ...], Store] | None:
+    """The loops of a perfect nest and the store in it over their variables; None when there is more to it."""
+    found: list[For] = []
+    while isinstance(s, For):
+        found.append(s)
+        s = s.body
+    if isinstance(s, Block) and s.init is None and s.predicate is TRUE:
+        lowered = lower_block(s)
+        return (tuple(found), lowered) if isinstance(lowered, Store) else None
+    return None
+
+
+def accesses_of(store: Store) -> list[Access]:
+    """What a store reads, in order of appearance, and what it writes."""
+    found: list[Access] = []
+
+    def visit(e: Expr) -> None:
+        if isinstance(e, Load):
+            found.append((e.buffer, e.indices))
+        elif isinstance(e, Op):
+            for a in e.args:
+                visit(a)
+
+    visit(store.value)
+    return [*dict.fromkeys(found), (store.buffer, store.indices)]
+
+
+def match(intrinsic: Intrinsic, loops: Sequence[tuple[Var, Expr]], store: Store) -> dict[str, Access] | None:
+    """Which accesses of a nest the operands of the intrinsic are; None when the nest is not the intrinsic's.
+
+    The loops are those of the meaning in its order; the values are the same up to the order of sums and products; each operand
+    moves with the loops that its indices in the meaning name, a dense one with the last of them along adjacent elements.
+    """
+    meant = nest_of(intrinsic.meaning.body)
+    assert meant is not None
+    if [as_int(e) for _, e in loops] != [as_int(f.extent) for f in meant[0]]:
+        return None
+    variables = {f.var: v for f, (v, _) in zip(meant[0], loops)}
+    found: dict[str, Access] = {}
+    if not (
+        _bind(found, meant[1], (store.buffer, store.indices)) and _same(meant[1].value, store.value, variables, found)
+    ):
+        return None
+    for b, where in accesses_of(meant[1]):
+        moves = [variables[i] for i in where if isinstance(i, Var)]
+        if not _moves(found[b.name], moves, loops, b.name in intrinsic.dense):
+            return None
+    others = [buffer for name, (buffer, _) in found.items() if name != meant[1].buffer.name]
+    return None if store.buffer in others else found
+
+
+def _bind(found: dict[str, Access], meant: Store | Load, access: Access) -> bool:
+    if meant.buffer.dtype is not access[0].dtype:
+        return False
+    return found.setdefault(meant.buffer.name, access) == access
+
+
+def _same(meant: Expr, e: Expr, variables: Mapping[Var, Var], found: dict[str, Access]) -> bool:
+    if isinstance(meant, Load):
+        return isinstance(e, Load) and _bind(found, meant, (e.buffer, e.indices))
+    if isinstance(meant, Var):
+        return variables.get(meant) is e
+    if isinstance(meant, Const) or not isinstance(meant, Op):
+        return meant is e
+    if not isinstance(e, Op) or (e.op, e.dtype, len(e.args)) != (meant.op, meant.dtype, len(meant.args)):
+        return False
+    orders = [e.args, e.args[::-1]] if meant.op in ("add", "mul") else [e.args]
+    for args in orders:
+        tried = dict(found)
+        if all(_same(a, b, variables, tried) for a, b in zip(meant.args, args)):
+            found.update(tried)
+            return True
+    return False
+
+
+def _moves(access: Access, wanted: Sequence[Var], loops: Sequence[tuple[Var, Expr]], dense: bool) -> bool:
+    """The access moves linearly with the wanted loops and no others; a dense one with the last along adjacent elements."""
+    env, moved = Env(), set[Var]()
+    for v, extent in loops:
+        env = env.with_loop(v, extent)
+    for d, e in enumerate(access[1]):
+        parts = linear(e, tuple(v for v, _ in loops), env)
+        if parts is None:
+            return False
+        moved |= parts[0].keys()
+        if dense and wanted[-1] in parts[0] and (d != len(access[1]) - 1 or as_int(parts[0][wanted[-1]]) != 1):
+            return False
+    return moved == set(wanted)
+
+
+_DOT4 = """
+@prim_func(outputs=1)
+def dot4_u8i8_x16(A: Buffer((4,), u8), B: Buffer((16, 4), i8), C: Buffer((16,), i32)):
+    for i in serial(16):
+        for k in serial(4):
+            with block("dot"):
+                vi = spatial(16, i); vk = reduce(4, k)
+                C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
+"""
+
+_OUTER = """
+@prim_func(outputs=1)
+def outer_f32_4x16(A: Buffer((4,), f32), B: Buffer((16,), f32), C: Buffer((4, 16), f32)):
+    for i in serial(4):
+        for j in serial(16):
+            with block("outer"):
+                vi = spatial(4, i); vj = spatial(16, j)
+                C[vi, vj] = C[vi, vj] + A[vi] * B[vj]
+"""
+
+# Every intrinsic by its name. A new one is added here, and nowhere else.
+INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
+    # sums of four products of bytes for sixteen columns (AVX-512 VNNI: one instruction)
+    "dot4_u8i8_x16": Intrinsic(
+        _DOT4,
+        frozenset({"A", "B", "C"}),
+        "  for (int i = 0; i < 16; i++) {\n"
+        "    int sum = c[i];\n"
+        "    for (int k = 0; k < 4; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
+        "    c[i] = sum;\n"
+        "  }",
+        MappingProxyType({
+            "c": (
+                "defined(__AVX512VNNI__) && !defined(__clang__)",
+                "  typedef int row __attribute__((vector_size(64)));\n"
+                "  typedef int urow __attribute__((vector_size(64), aligned(1), may_alias));\n"
+                "  int four;\n"
+                "  row columns;\n"
+                "  __builtin_memcpy(&four, a, 4);\n"
+                "  if (b_i == 4) columns = *(const urow *)b;\n"
+                "  else for (int i = 0; i < 16; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
+                "  *(urow *)c = __builtin_ia32_vpdpbusd_v16si(*(const urow *)c, (row){0} + four, columns);",
+            ),
+        }),
+    ),
+    # a tile of a product grows by one step of its reduction
+    "outer_f32_4x16": Intrinsic(
+        _OUTER,
+        frozenset({"B", "C"}),
+        "  for (int i = 0; i < 4; i++)\n"
+        "    for (int j = 0; j < 16; j++) c[i * c_i + j] += a[i * a_i] * b[j];",
+        MappingProxyType({
+            "c": (
+                "defined(__GNUC__)",
+                "  typedef float row __attribute__((vector_size(64), aligned(4), may_alias));\n"
+                "  const row right = *(const row *)b;\n"
+                "  for (int i = 0; i < 4; i++) *(row *)(c + i * c_i) += a[i * a_i] * right;",
+            ),
+        }),
+    ),
+})  # fmt: skip

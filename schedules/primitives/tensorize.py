@@ -1,0 +1,64 @@
+"""The primitive that puts an operation of the machine in place of a nest: tensorize."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.expr import TRUE, as_int
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.intrinsics import INTRINSICS, match, nest_of
+from relax_tune.ir.printer import print_text
+from relax_tune.ir.stmt import Block, For, Stmt, blocks, rewrite
+from relax_tune.schedules.nest import find_loop, replace_node, require_role, with_body
+
+
+def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
+    """Mark a nest that computes what an intrinsic of `relax_tune.ir.intrinsics` means; code generation calls that instead.
+
+    Before: `for i in range(4): for j in range(16): C[y + i, x + j] = C[y + i, x + j] + A[y + i, k] * B[k, x + j]`
+    After: `for i in serial(4, intrinsic="outer_f32_4x16"): for j in serial(16, intrinsic=...): ...` with the same meaning
+    Checks: the nest that starts at `loop` is serial and perfect, with the constant extents of the intrinsic's meaning; its one
+    block runs everywhere and has no initial value of its own; its value is the intrinsic's, of buffers of the same types, of
+    which the written one is read as the accumulator alone; each operand moves with the loops that the meaning says, the dense
+    ones along adjacent elements.
+    """
+    wanted = INTRINSICS.get(intrinsic)
+    if wanted is None:
+        raise ScheduleError(
+            f"{func.name}: wanted an intrinsic, one of {', '.join(sorted(INTRINSICS))}; found {intrinsic!r}"
+        )
+    node = find_loop(func, loop)
+    nest: list[For] = []
+    body: Stmt = node
+    while isinstance(body, For):
+        if body.kind != "serial" or body.intrinsic:
+            raise ScheduleError(f"{func.name}: tensorize wants serial loops, found {body.var.name!r} marked")
+        nest.append(body)
+        body = body.body
+    extents = [as_int(f.extent) for f in wanted.loops]
+    if not isinstance(body, Block) or [as_int(f.extent) for f in nest] != extents:
+        shown = " around ".join(f"{f.var.name!r} of extent {f.extent!r}" for f in nest)
+        more = "" if isinstance(body, Block) else ", which holds several statements"
+        raise ScheduleError(
+            f"{func.name}: {intrinsic} wants a nest of loops of extents {', '.join(map(str, extents))} around one block, "
+            f"found {shown}{more}"
+        )
+    require_role(func, "tensorize", *blocks(node))
+    if body.init is not None:
+        raise ScheduleError(
+            f"{func.name}: {intrinsic} adds to what is there, and {body.name!r} stores an initial value; use "
+            "decompose_reduction first"
+        )
+    if body.predicate is not TRUE:
+        raise ScheduleError(
+            f"{func.name}: {intrinsic} works on whole tiles, and {body.name!r} runs where {body.predicate!r}; use pad or "
+            "partition first"
+        )
+    found = nest_of(node)
+    if found is None or match(wanted, [(f.var, f.extent) for f in nest], found[1]) is None:
+        raise ScheduleError(
+            f"{func.name}: block {body.name!r} does not compute what {intrinsic} means:\n{print_text(wanted.meaning)}"
+        )
+    marked = rewrite(node, lambda n: replace(n, intrinsic=intrinsic) if isinstance(n, For) else None)
+    return with_body(func, replace_node(func.body, node, marked))
