@@ -31,10 +31,10 @@ from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
+from relax_tune.ir.passes.inplace import Inplace
 from relax_tune.ir.passes.layout import PushPermutes
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.lift import LiftParameters
-from relax_tune.ir.passes.inplace import Inplace
 from relax_tune.ir.passes.outputs import SeparateOutputs
 from relax_tune.ir.passes.pipeline import Pass, lower, run_passes
 from relax_tune.ir.passes.subexpressions import CommonSubexpressions
