@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -161,6 +161,18 @@ def test_products_convert_while_they_load_and_sum_in_float32(half: DType) -> Non
     ids = RNG.integers(0, 9, 5)
     wanted, found = (evaluate_function(m, [ids]) for m in (plain.module, mixed.module))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("products", ["apart", "joined"])
+def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(products: Literal["apart", "joined"]) -> None:
+    """Parameters, and columns of a wide product, are read as they are."""
+    g = GraphBuilder()
+    x, y = g.input("x", (g.symbol("n"), 4)), g.input("y", (6, 4))
+    q, k = (g.call(Matmul(), x, g.constant(name, rand(4, 4))) for name in ("wq", "wk"))
+    scores = g.call(Matmul(), q, g.call(Permute((1, 0)), k))
+    module = g.finish([scores, g.call(Matmul(), x, g.call(Permute((1, 0)), y))])
+    kernels = [len(lower(module, passes_for(products, p)).calls()) for p in (f32, bf16)]
+    assert kernels[0] == kernels[1]
 
 
 def test_weights_that_are_unpacked_inside_products_stay_packed() -> None:
