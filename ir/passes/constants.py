@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import RelaxTuneError
+from relax_tune.errors import DeduceError, UserError, VerifyError
 from relax_tune.ir.deduce import infer_value
 from relax_tune.ir.dtype import dtype
-from relax_tune.ir.expr import as_int, expr
+from relax_tune.ir.expr import Expr, as_int, expr, free_vars
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, TupleItem, Value, operands
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
+from relax_tune.ir.printer import excerpt
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 
 Array = NDArray[Any]
@@ -32,7 +33,10 @@ class FoldConstants:
     that reads them. Then only what makes it smaller again is folded, such as its sums. Where operators alone compute it, it may
     grow to `small` bytes all the same: tables, masks and shape arithmetic; a tensor function over weights is there to unpack
     them, and so are operators that say so. Nothing with more than `limit` elements is computed on the way. What the function
-    returns is left to run time."""
+    returns is left to run time.
+
+    Raises DeduceError, showing the binding, for what can never be computed, such as an index outside a table; on a side of a
+    branch that is left to run time."""
 
     limit: int = 64 * 1024 * 1024
     small: int = 1 << 20
@@ -54,7 +58,13 @@ class FoldConstants:
                 steps, sources = held.origin(binding.var)
                 small = 0 if any(map(_unpacks, steps)) else self.small
                 most = max(small, sum(constants[name].nbytes for name in sources))
-                result = held.evaluate(binding.var) if isinstance(info, TensorInfo) and _nbytes(info) <= most else None
+                fits = isinstance(info, TensorInfo) and _nbytes(info) <= most
+                try:
+                    result = held.evaluate(binding.var) if fits else None
+                except (DeduceError, UserError) as error:
+                    if out.depth == 0:
+                        raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
+                    result = None
                 if result is None:
                     out.keep(binding)
                     return
@@ -71,7 +81,7 @@ class FoldConstants:
             isinstance(value, Call) and isinstance(value.op, OperatorSpec)
         )
         args = operands(value)
-        if not isinstance(binding, Binding) or not computes or not args:
+        if not isinstance(binding, Binding) or not computes or not args or _has_symbols(value):
             return None
         if not all(isinstance(a, Constant) or a in held.values for a in args):
             return None
@@ -82,6 +92,20 @@ class FoldConstants:
             if None in dims or math.prod(d for d in dims if d is not None) > self.limit:
                 return None
         return info
+
+
+def _has_symbols(value: Value) -> bool:
+    """Whether an operator's attributes or a tensor function's scalars speak of symbols."""
+    if isinstance(value, CallTIR):
+        return bool(free_vars(*value.scalars))
+    stack = [getattr(value.op, a.name) for a in fields(value.op)] if isinstance(value, Call) else []
+    while stack:
+        x = stack.pop()
+        if isinstance(x, tuple):
+            stack.extend(x)
+        elif isinstance(x, Expr) and free_vars(x):
+            return True
+    return False
 
 
 def _unpacks(value: Value) -> bool:
@@ -118,13 +142,13 @@ class _Held:
         return steps, {a.name for v in steps for a in operands(v) if isinstance(a, Constant)}
 
     def evaluate(self, var: GVar) -> Array | None:
-        """The array of `var`; None for what cannot be computed now: an index outside, a scheduled function."""
+        """The array of `var`; None where a scheduled function has a part. Raises DeduceError or UserError for what can never be."""
         done: dict[Value, Any] = {}
         try:
             for v in self._order(var):
                 done[v] = self._value(self.values[v], [done[a] for a in self._arguments(v, done)])
-        except RelaxTuneError:
-            return None  # refused when it runs, if it ever does
+        except VerifyError:
+            return None
         found = done[var]
         return found if isinstance(found, np.ndarray) else None
 

@@ -399,7 +399,7 @@ def test_unpacked_weights_are_not_stored_but_their_sums_are() -> None:
     same_results(module, lowered.module, rand(3, 8))
 
 
-def test_an_index_that_is_outside_is_left_to_run_time() -> None:
+def test_an_index_that_is_outside_is_refused_where_it_is_certain_to_be_read() -> None:
     """On the side of a branch that is not taken it never matters."""
     g = GraphBuilder()
     x, flag = g.input("x", (3,)), g.input("flag", (), bool_)
@@ -411,6 +411,20 @@ def test_an_index_that_is_outside_is_left_to_run_time() -> None:
     np.testing.assert_array_equal(run_function(after, "main", [row, np.array(True)]), row)
     with pytest.raises(UserError, match="take"):
         run_function(after, "main", [row, np.array(False)])
+    g = GraphBuilder()
+    y = g.call(Take(), g.constant("table", rand(4, 3)), g.constant("index", np.array(9)))
+    with pytest.raises(DeduceError, match=r"main: take: wanted indices in \[0, 4\), found 9(.|\n)*\^"):
+        FoldConstants()(g.finish(g.call(Relu(), y)))
+
+
+def test_attributes_with_symbols_are_not_folded() -> None:
+    g = GraphBuilder()
+    n = g.symbol("n", 0, 2)
+    x, w = g.input("x", (n, 2)), g.constant("w", rand(4, 3))
+    y = g.call(Matmul(), x, g.call(Slice(0, n, n + 2), w))
+    module = g.finish(y)
+    assert FoldConstants()(module) is module
+    same_results(module, lower(module).module, rand(1, 2))
 
 
 # random programs
