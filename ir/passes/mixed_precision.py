@@ -207,9 +207,8 @@ class _Rewrite:
         )
         out.names.setdefault(binding.var.name, 1)
         out.bindings.append(kept)
-        if (
-            binding.var in self.chosen and value.op.halves not in MOVING
-        ):  # what only moves joins the product that reads it
+        # what only moves joins the product that reads it
+        if binding.var in self.chosen and value.op.halves not in MOVING:
             self.halves[binding.var] = self._round(out, binding.var)
 
     def _cast(self, out: Emitter, binding: Binding, value: Call) -> bool:

@@ -167,10 +167,12 @@ def test_products_convert_while_they_load_and_sum_in_float32(half: DType) -> Non
 def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(products: Literal["apart", "joined"]) -> None:
     """Parameters, and columns of a wide product, are read as they are."""
     g = GraphBuilder()
-    x, y = g.input("x", (g.symbol("n"), 4)), g.input("y", (6, 4))
-    q, k = (g.call(Matmul(), x, g.constant(name, rand(4, 4))) for name in ("wq", "wk"))
-    scores = g.call(Matmul(), q, g.call(Permute((1, 0)), k))
-    module = g.finish([scores, g.call(Matmul(), x, g.call(Permute((1, 0)), y))])
+    n = g.symbol("n")
+    x, y = g.input("x", (n, 4)), g.input("y", (n, 2, 4))
+    parts = [g.call(Matmul(), x, g.constant(name, rand(4, 8))) for name in ("wq", "wk")]
+    q, k = (g.call(Permute((1, 0, 2)), g.call(Reshape((n, const(2), const(4))), p)) for p in parts)
+    turned = g.call(Permute((1, 0, 2)), y)
+    module = g.finish([g.call(Matmul(transpose_b=True), a, b) for a, b in ((q, k), (turned, turned))])
     kernels = [len(lower(module, passes_for(products, p)).calls()) for p in (f32, bf16)]
     assert kernels[0] == kernels[1]
 
