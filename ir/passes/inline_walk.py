@@ -104,6 +104,7 @@ class Walk:
         self.tuples: dict[GVar, TupleValue] = {}
         self.stack: list[str] = []
         self.taken: set[str] = set()
+        self.origins: dict[Var, str] = {}  # of symbols that no annotation of the program mentions
         self.certain = True  # outside every branch: a check here is one for every run
 
     def root(self, f: Function, sharper: tuple[GVar, ...]) -> Function:
@@ -144,6 +145,7 @@ class Walk:
             frame.values.update({p: q for p, q in zip(f.params, sharper, strict=True) if p is not q})
             return sharper
         frame.meaning.update({v: e for v, e in meaning.items() if e is not None})
+        self.origins |= {v: f"{v.name}: dim {axis} of parameter {q.name}" for (q, axis), v in fresh.items()}
         params: list[GVar] = []
         for old, q in zip(f.params, sharper, strict=True):
             info = meant = self.info(q.info, frame)
@@ -245,7 +247,9 @@ class Walk:
             for c in ctx.checks:
                 if (c.cond, c.values) not in known:
                     shown = "\n".join(line[:MAX_LINE] for line in frame.excerpt(node).splitlines())
-                    self.checks.append(replace(c, message=f"{frame.where}{c.message}\n{shown}"))
+                    new = [self.origins[v] for v in free_vars(c.cond, *c.values) if v in self.origins]
+                    origin = f" ({'; '.join(new)})" if new else ""
+                    self.checks.append(replace(c, message=f"{frame.where}{c.message}{origin}\n{shown}"))
         return found
 
     def bindings(self, bindings: Sequence[AnyBinding], frame: Frame) -> None:

@@ -309,6 +309,17 @@ TEXTS: dict[str, tuple[str, Sequence[Sequence[Any]], Sequence[tuple[Sequence[Any
         [[ones(5), ones(3)], [ones(3), ones(3)], [ones(2), ones(0)]],
         [([ones(2), ones(3)], ("wanted 0 <= m, found m = -1",))],
     ),
+    "inner dims of which one is a sum": (
+        """
+        @function
+        def main(x: Tensor((n, k), f32), y: Tensor((k + m, 8), f32)) -> Tensor((n, 8), f32):
+            with dataflow():
+                z: Tensor((n, 8), f32) = op.matmul(x, y, transpose_b=False)
+            return z
+        """,
+        [[ones(3, 4), ones(4, 8)], [ones(0, 0), ones(0, 8)]],
+        [([ones(3, 4), ones(5, 8)], ("matmul", "inner dims", "found 4 and 5", "op.matmul(x, y"))],
+    ),
     "a dim that divides": (
         """
         m = symbol("m", upper=9)
