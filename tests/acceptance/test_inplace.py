@@ -25,6 +25,7 @@ from tests.acceptance.test_memory import chain
 from tests.runtime.whole_models import chosen
 from tests.tuner.tuner_models import QUICK, add_records, ok_record
 
+import relax_tune as rt
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import ParseError
 from relax_tune.ir.dtype import f16, f32, i64
@@ -373,6 +374,27 @@ def test_marking_changes_no_result(device: Device, module: IRModule, fused: bool
                 np.testing.assert_array_equal(a, b)
             wanted = run(module, x, y)
             same(tuple(one.run([x, y])), wanted, f"n = {n}")
+
+
+def test_sides_of_branches_write_in_place_of_their_own_values() -> None:
+    g = GraphBuilder()
+    info = rows(g)
+    half, x = g.add(pointwise()), g.parameter("x", info)
+    made = g.call(Exp(), x)
+
+    def short() -> Value:
+        halved = g.call_tir(half, (g.call(Relu(), made),), info, inplace=(0,))
+        return g.emit(TupleValue((g.call(Softmax(), halved), made)))
+
+    assert info.shape is not None
+    chosen = g.branch(lt(info.shape[0], 3), short, lambda: g.emit(TupleValue((g.call(MulScalar(2.0), made), x))))
+    module = checked(g.finish((g.item(chosen, 0), g.item(chosen, 1), x)))
+    built = rt.build(module, target="c", db=MemoryStore(), policy="generic", memory="inplace")
+    assert not built.notes
+    with built.open() as model:
+        for n in (2, 5, 0, 1, 9):
+            given = rand(n, 4)
+            same(tuple(model.run([given])), run(module, given), f"n = {n}")
 
 
 def residual() -> IRModule:
