@@ -160,6 +160,7 @@ def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
     """One case: its status, and why."""
     from relax_tune.database.memory_store import MemoryStore
     from relax_tune.errors import RelaxTuneError
+    from relax_tune.ir.dtype import is_floating
     from relax_tune.ir.frontend.onnx import load_onnx
     from relax_tune.runtime.vm import Executor
     from relax_tune.tuner.domain import Range
@@ -195,7 +196,8 @@ def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
     report["kernels"] = len(built.program.kernels)
     for position, (f, w) in enumerate(zip(found, outputs, strict=True)):
         why = same(f, w, case.rtol, case.atol)
-        if why and f.dtype == np.float16 and f.shape == np.shape(w) and half_units(f, np.asarray(w, np.float16)) <= 2:
+        half = is_floating(f.dtype) and f.dtype.itemsize == 2
+        if why and half and f.shape == np.shape(w) and half_units(f, np.asarray(w, f.dtype)) <= 2:
             report["rounding"] = why
         elif why:
             return report | {"status": "wrong", "why": f"output {position}: {why}"}
