@@ -122,11 +122,7 @@ class Attention(OperatorSpec):
         if lead is None:
             return TensorInfo(None, dtype, len(q))
         if self.causal:
-            proof = ctx.proves(le(0, self.offset))
-            if proof is Proof.NO:
-                raise DeduceError(f"attention: wanted an offset of at least 0, found {self.offset!r}")
-            if proof is Proof.UNKNOWN:
-                ctx.require(le(0, self.offset), "attention: wanted an offset of at least 0, found {0}", self.offset)
+            ctx.require_at_least(self.offset, 0, "attention: offset")
         if len(found) == 4 and found[3].shape is not None:
             whole = (*lead, *q[len(lead) : -1], k[-2])
             if len(found[3].shape) > len(whole):

@@ -87,6 +87,15 @@ class Deduction:
         if proof is Proof.UNKNOWN:
             self.require(ge(x, least), f"{what}: wanted {x!r} >= {least}, found {{0}}", x)
 
+    def require_at_least(self, e: ExprLike, least: int, what: str) -> None:
+        """`e >= least` must hold. `what` names it. Raises DeduceError when it never does; unknown becomes a check."""
+        x = expr(e)
+        proof = self.proves(ge(x, least))
+        if proof is Proof.NO:
+            raise DeduceError(f"{what}: wanted at least {least}, found {x!r}")
+        if proof is Proof.UNKNOWN:
+            self.require(ge(x, least), f"{what}: wanted at least {least}, found {{0}} ({x!r})", x)
+
     def require(self, cond: Expr, message: str, *values: Expr) -> None:
         check = RuntimeCheck(cond, message, values)
         if check not in self.checks:

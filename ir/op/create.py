@@ -27,6 +27,7 @@ class Iota(OperatorSpec):
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         self.tensors(infos)
+        ctx.require_at_least(self.size, 0, "iota: size")
         return TensorInfo((ctx.simplify(self.size),), i64)
 
     def legalize(

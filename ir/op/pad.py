@@ -19,7 +19,6 @@ from relax_tune.ir.expr import (
     const,
     eq,
     floormod,
-    ge,
     le,
     lt,
     maximum,
@@ -60,7 +59,7 @@ class Pad(OperatorSpec):
                 f"pad: wanted sizes before and after each dim of {x!r}, found {self.before} and {self.after}"
             )
         for e in (*self.before, *self.after):
-            self._require(ctx, ge(e, 0), f"pad: wanted at least 0 more elements, found {{0}} of {e!r}", e)
+            ctx.require_at_least(e, 0, "pad: more elements")
         if x.shape is None:
             return TensorInfo(None, x.dtype, len(self.before))
         for p, (n, a, b) in enumerate(zip(x.shape, self.before, self.after)):

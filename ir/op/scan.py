@@ -24,6 +24,7 @@ from relax_tune.ir.op.base import (
     shape_of,
     wide,
 )
+from relax_tune.ir.op.indices import require_elements
 from relax_tune.ir.op.reduce import Max, Min, Reduce
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.tensor_builder import TensorBuilder
@@ -136,7 +137,9 @@ class ArgMax(OperatorSpec):
         axis = axis_index(self.name, self.axis, len(x.shape))
         if ctx.equal(x.shape[axis], 0) is Proof.YES:
             raise DeduceError(f"arg_max: wanted at least 1 element along axis {axis}, found {x!r}")
-        return TensorInfo((*x.shape[:axis], *x.shape[axis + 1 :]), i64)
+        rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+        require_elements(self.name, ctx, x.shape[axis], rest)
+        return TensorInfo(rest, i64)
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -185,6 +188,7 @@ class TopK(OperatorSpec):
         if x.shape is None:
             return TensorInfo(None, i64, x.ndim)
         axis = axis_index(self.name, self.axis, len(x.shape))
+        ctx.require_at_least(self.k, 0, "top_k: k")
         enough = ctx.proves(le(self.k, x.shape[axis]))
         if enough is Proof.NO:
             raise DeduceError(

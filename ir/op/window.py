@@ -90,8 +90,9 @@ class Conv(OperatorSpec):
         if len(x.shape) < 3 or len(x.shape) != len(w.shape):
             raise DeduceError(f"conv: wanted an equal number of at least 3 dims, found {x!r} and {w!r}")
         ctx.require_equal(x.shape[1], mul(w.shape[1], self.groups), "conv: channels")
-        if self.groups > 1 and ctx.equal(w.shape[0] % self.groups, 0) is Proof.NO:
-            raise DeduceError(f"conv: wanted out channels in {self.groups} equal groups, found {w!r}")
+        if self.groups > 1:
+            what = f"conv: out channels in {self.groups} equal groups, what is left over of {w.shape[0]!r}"
+            ctx.require_equal(w.shape[0] % self.groups, 0, what)
         counts = _counts(self.name, x.shape[2:], w.shape[2:], self.strides, self.dilations, ctx)
         return TensorInfo((x.shape[0], w.shape[0], *counts), dtype)
 

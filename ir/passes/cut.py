@@ -118,10 +118,16 @@ def is_straight(f: Function) -> bool:
     if not all(_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
         return False
     stays = (If, CallFunction, CallHost, ShapeValue, PrimValue, FunctionRef)
-    for v in (x for b in f.bindings for x in (b.value, *operands(b.value))):
+    computed = [b for b in f.bindings if not _asserts(b)]
+    for v in (x for b in computed for x in (b.value, *operands(b.value))):
         if isinstance(v, stays) or (isinstance(v, Call) and isinstance(v.op, ShapeOperator)):
             return False
-    return not any(isinstance(b, MatchCast) and not isinstance(info_of(b.value), TensorInfo) for b in f.bindings)
+    return not any(isinstance(b, MatchCast) and not isinstance(info_of(b.value), TensorInfo) for b in computed)
+
+
+def _asserts(b: AnyBinding) -> bool:
+    """Whether a binding only says what holds of symbols: that is a check, once its function is put in place."""
+    return isinstance(b, MatchCast) and isinstance(b.value, (ShapeValue, PrimValue))
 
 
 def _known(info: StructInfo) -> bool:

@@ -133,7 +133,7 @@ def test_attributes_that_say_nothing_are_refused() -> None:
     offset: Expr = const(-1)
     for op, words in (
         (Attention(1.0, group=2), "only where it is causal"), (Attention(1.0, True, group=0), "group and a window"),
-        (Attention(1.0, softcap=0.0), "softcap above 0"), (Attention(1.0, True, offset), "offset of at least 0"),
+        (Attention(1.0, softcap=0.0), "softcap above 0"), (Attention(1.0, True, offset), "offset: wanted at least 0"),
     ):  # fmt: skip
         with pytest.raises(DeduceError, match=words):
             op.infer(args, Deduction())

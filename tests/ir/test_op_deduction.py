@@ -15,11 +15,14 @@ from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.dtype import f32
 from relax_tune.ir.expr import Expr, Var, as_int, const, expr, substitute
 from relax_tune.ir.op.base import Deduction
+from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.einsum import Einsum
 from relax_tune.ir.op.elementwise import Add
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice, Split
 from relax_tune.ir.op.pad import Pad
+from relax_tune.ir.op.scan import ArgMax, TopK
+from relax_tune.ir.op.window import Conv
 from relax_tune.ir.struct_info import TensorInfo, TupleInfo
 
 n, m, k = Var("n"), Var("m"), Var("k")
@@ -169,7 +172,7 @@ def test_padding_of_symbolic_dims(size: int, before: int, after: int, mode: str)
     bound = [ctx.simplify(substitute(c.cond, {v: const(x) for v, x in values.items()})) for c in ctx.checks]
     possible = mode == "constant" or size > (max(before, after) if mode == "reflect" else 0) or not before + after
     assert all(getattr(c, "value", None) for c in bound) is possible
-    with pytest.raises(DeduceError, match="pad: wanted at least 0 more"):
+    with pytest.raises(DeduceError, match="pad: more elements: wanted at least 0, found -1"):
         Pad((const(-1),), (b,), mode).infer([tensor(n)], Deduction())
     with pytest.raises(DeduceError, match="reflect 3 elements, found 3"):
         Pad((const(3),), (const(0),), "reflect").infer([tensor(3)], Deduction())
@@ -188,3 +191,23 @@ def test_einsum() -> None:
     ):  # fmt: skip
         with pytest.raises(DeduceError, match=words):
             Einsum(text).infer([tensor(*d) for d in dims], Deduction())
+
+
+@pytest.mark.parametrize("op, infos, wrong, right", [
+    (Slice(0, k - 3, k), [tensor(n)], {k: 2}, {k: 3}),
+    (Slice(0, const(0), k - 3), [tensor(n)], {k: 2}, {k: 3}),
+    (Slice(0, k - 3, const(-1), -1), [tensor(n)], {k: 1}, {k: 2}),
+    (Iota(k - 3), [], {k: 2}, {k: 3}),
+    (TopK(k - 3), [tensor(n)], {k: 2, n: 5}, {k: 4, n: 5}),
+    (ArgMax(0), [tensor(n, m)], {n: 0, m: 1}, {n: 1, m: 0}),
+    (Conv((1,), (1,), 2), [tensor(1, 4, n), tensor(m, 2, 1)], {m: 3, n: 5}, {m: 4, n: 5}),
+])  # fmt: skip
+def test_sizes_that_may_be_wrong_are_checked_at_run_time(op: Any, infos: Any, wrong: Any, right: Any) -> None:
+    ctx = Deduction()
+    op.infer(infos, ctx)
+
+    def holds(values: dict[Var, int]) -> bool:
+        bound = (ctx.simplify(substitute(c.cond, {v: const(x) for v, x in values.items()})) for c in ctx.checks)
+        return all(getattr(c, "value", None) is not False for c in bound)
+
+    assert ctx.checks and holds(right) and not holds(wrong)
