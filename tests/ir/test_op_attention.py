@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from relax_tune.ir.passes.decompose import Decompose
 from relax_tune.ir.passes.legalize import Legalize
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_function
+from relax_tune.ir.printer import print_text
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.verify import verify
 
@@ -150,3 +152,14 @@ def test_the_composition_that_exporters_write_is_recognised() -> None:
     assert made.op == Attention(0.5, hides_rows=False) and made.args == (q, k, v, mask)
     wide = w.emit(Softmax(), w.emit(MulScalar(0.5), w.emit(Matmul(transpose_b=True), q, w.g.input("one", (3, new, 4)))))
     assert isinstance(w.made[w.emit(Matmul(), wide, v)].op, Matmul)
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    g = GraphBuilder()
+    new, past = g.symbol("n"), g.symbol("m")
+    q, k, v = g.input("q", (4, new, 8)), g.input("k", (2, past + new, 8)), g.input("v", (2, past + new, 8))
+    mask = g.input("mask", (new, past + new), bool_)
+    before = g.finish(g.call(Attention(0.5, True, past), q, k, v, mask, hint="seen"))
+    after = Decompose()(before)
+    golden("passes/decompose.txt", f"# before\n{print_text(before)}\n# after\n{print_text(after)}")
+    assert Decompose()(after) is after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,11 @@ def test_a_weight_of_zeros_stays_zero() -> None:
     for bits in (4, 8):
         found = QuantizeWeights(bits)(g.finish(g.call(Matmul(), x, w)))
         np.testing.assert_array_equal(evaluate_function(found, [np.ones((2, 5), np.float32)]), np.zeros((2, 3)))
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (g.symbol("n"), 6)), g.constant("w", np.ones((6, 3), np.float32))
+    before = g.finish(g.call(Relu(), g.call(Matmul(), x, w)))
+    after = QuantizeWeights(4, 2)(before)
+    golden("passes/quantize_weights.txt", f"# before\n{print_text(before)}\n# after\n{print_text(after)}")
