@@ -23,9 +23,9 @@ _CASE = 40
 _ASSIGNMENTS = 40
 
 
-def possible(cond: Expr, env: Env) -> tuple[Proof, ...]:
+def possible(cond: Expr, ctx: Normalizer) -> tuple[Proof, ...]:
     """The answers that no assignment tried speaks against; none where it is true here and false there."""
-    truths = Samples(_read(cond, env), _ASSIGNMENTS).truths(cond)
+    truths = Samples(ctx, 0).truths(cond, _ASSIGNMENTS)
     return tuple(goal for goal in (Proof.YES, Proof.NO) if (goal is Proof.NO) not in truths)
 
 

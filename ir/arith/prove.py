@@ -29,7 +29,8 @@ def prove(cond: Expr, env: Env | None = None) -> Proof:
 
 
 def _prove(cond: Expr, env: Env) -> Proof:
-    found = decide(cond, Normalizer(env))
+    ctx = Normalizer(env)
+    found = decide(cond, ctx)
     if found is Proof.UNKNOWN and isinstance(cond, Op) and cond.op == "not":
         return FLIP[prove(cond.args[0], env)]
     if found is Proof.UNKNOWN and isinstance(cond, Op) and cond.op in ("and", "or"):
@@ -40,7 +41,7 @@ def _prove(cond: Expr, env: Env) -> Proof:
         if Proof.UNKNOWN not in parts:
             return parts[0]
     if found is Proof.UNKNOWN:
-        goals = possible(cond, env)
+        goals = possible(cond, ctx)
         found = by_cases(cond, env, goals)
         if found is Proof.UNKNOWN and env.solver is not None and goals:
             found = env.solver.decide(cond, env, goals)

@@ -34,18 +34,22 @@ class Samples:
         self.points: list[tuple[int, dict[int, int]]] = []
         for s in range(count):
             point: dict[int, int] = {}
-            try:
-                if all(self._value(f, s, point) >= 0 for f in ctx.inequalities):
-                    self.points.append((s, point))
-            except _Outside:
-                continue
+            if self._allowed(s, point):
+                self.points.append((s, point))
 
-    def truths(self, cond: Expr) -> set[bool]:
-        """The values a condition takes at the assignments that satisfy every fact."""
+    def _allowed(self, s: int, point: dict[int, int]) -> bool:
+        try:
+            return all(self._value(f, s, point) >= 0 for f in self.ctx.inequalities)
+        except _Outside:
+            return False
+
+    def truths(self, cond: Expr, count: int) -> set[bool]:
+        """The values a condition takes at up to `count` assignments that satisfy every fact; no more are tried once it took both."""
         found: set[bool] = set()
-        for s, point in self.points:
+        for s in range(count):
+            point: dict[int, int] = {}
             try:
-                if all(self._holds(f, s, point) for f in self.ctx.env.facts):
+                if self._allowed(s, point) and all(self._holds(f, s, point) for f in self.ctx.env.facts):
                     found.add(self._holds(cond, s, point))
             except _Outside:
                 continue
@@ -124,6 +128,9 @@ class Samples:
             lo, hi = (lo, limit if hi is None else min(hi, limit)) if bound.upper else (max(lo, limit), hi)
         if hi is not None and hi < lo:
             raise _Outside
+        if isinstance(var, Tunable) and s >= _COUNT:
+            fitting = [v for v in var.domain if lo <= v and (hi is None or v <= hi)]
+            return fitting[(s * (number + 1) + s // len(_NEAR)) % len(fitting)] if fitting else var.domain[0]
         value = self._pick(number, s, lo, hi)
         if isinstance(var, Tunable):
             return max(v for v in var.domain if v <= max(value, var.domain[0]))
@@ -135,5 +142,7 @@ class Samples:
             return last if s else lo
         if s < _COUNT:
             return lo + (number * _STRIDE[s - 2] + s) * 11 % (last - lo + 1)
+        if (s + number) % 3 == 0:  # others near their ends
+            return last
         near = min(_NEAR[s % len(_NEAR)], last - lo + 1)
         return lo + (s // len(_NEAR) + 1) * (number + 1) * (number + 2) // 2 % near
