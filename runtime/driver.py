@@ -150,6 +150,16 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """A floating scalar."""
+
+    value: float
+    dtype: str
+    into: int
+    kind: Literal["number"] = "number"
+
+
+@dataclass(frozen=True, slots=True)
 class Refer:
     """A function as a value."""
 
@@ -168,7 +178,7 @@ class Copy:
 
 
 Instruction = Union[
-    CallPart, CallDriver, CallHost, Apply, Branch, Compute, Require, Match, Pack, Item, Weight, Refer, Copy
+    CallPart, CallDriver, CallHost, Apply, Branch, Compute, Require, Match, Pack, Item, Weight, Number, Refer, Copy
 ]
 
 
@@ -374,6 +384,9 @@ def _verify_instruction(
     elif isinstance(i, Branch):
         check_shown(f"{where}.shown", i.shown.replace("\n", " "))
         check_indices((i.then, i.orelse), len(driver.blocks), where, "block")
+    elif isinstance(i, Number):
+        if i.dtype not in DTYPES or "float" not in i.dtype:
+            raise wrong(f"{where}.dtype", "a floating element type", i.dtype)
     elif isinstance(i, Weight) and (i.dtype not in DTYPES or not i.name):
         raise wrong(f"{where}.dtype", "a constant's name and element type", (i.name, i.dtype))
 

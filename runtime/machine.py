@@ -26,6 +26,7 @@ from relax_tune.runtime.driver import (
     Instruction,
     Item,
     Match,
+    Number,
     Pack,
     Refer,
     Require,
@@ -193,6 +194,8 @@ class Machine:
             r[i.into] = _host(i, [r[a] for a in i.args], hosts, where)
         elif isinstance(i, Weight):
             r[i.into] = self._weights[i.name]
+        elif isinstance(i, Number):
+            r[i.into] = np.dtype(i.dtype).type(i.value)
         elif isinstance(i, Refer):
             r[i.into] = Function(i.function)
         else:

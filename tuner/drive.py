@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -57,6 +58,7 @@ from relax_tune.runtime.driver import (
     Instruction,
     Item,
     Match,
+    Number,
     Pack,
     Refer,
     Require,
@@ -252,9 +254,12 @@ class _Emitter:
         """The register of an atom, or of a tuple of atoms."""
         if isinstance(v, GVar):
             return self.values[v]
-        if isinstance(v, PrimValue):
+        if isinstance(v, PrimValue) and not _is_floating_number(v.value):
             return self.scalars([v.value], self.symbols)[0]
         into = self.register()
+        if isinstance(v, PrimValue) and isinstance(v.value, Const):
+            self.add(Number(float(v.value.value), v.value.dtype.name, into))
+            return into
         if isinstance(v, ShapeValue):
             self.add(Pack(tuple(self.scalars(v.values, self.symbols)), into))
         elif isinstance(v, TupleValue):
@@ -364,6 +369,10 @@ class _Emitter:
             self.binding(inner)
         self.add(Copy(self.value(side.ret, b), into))
         self.values, self.symbols = values, symbols
+
+
+def _is_floating_number(e: Expr) -> bool:
+    return isinstance(e, Const) and e.dtype.is_float and math.isfinite(e.value)
 
 
 def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:

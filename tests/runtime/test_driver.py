@@ -27,6 +27,7 @@ from relax_tune.runtime.driver import (
     Instruction,
     Item,
     Match,
+    Number,
     Pack,
     Refer,
     Require,
@@ -111,10 +112,11 @@ def other() -> Driver:
         CallDriver(None, 7, (8, 9), 10),
         Compute((*_two(b), int(Op.EQ), 0, 1, 0), (5, 9), (2,), ("bool",), (11,)),
         Require(11, "wanted as many rows as rounds, found {0} and {1}", (5, 9)),
-        Pack((10, 3, 9, 1, 7), 12),
+        Number(0.5, "float16", 13),
+        Pack((10, 3, 9, 1, 7, 13), 12),
     )
-    results = tuple(Value(f"r{i}", None, "Object", path=(i,)) for i in range(5))
-    return Driver("other", (Value("t", "tuple", "Tuple"),), results, 13, (block,), 12)
+    results = tuple(Value(f"r{i}", None, "Object", path=(i,)) for i in range(6))
+    return Driver("other", (Value("t", "tuple", "Tuple"),), results, 14, (block,), 12)
 
 
 def _two(b: ScalarBuilder) -> tuple[int, ...]:
@@ -140,7 +142,8 @@ def test_instructions_do_what_they_say() -> None:
     assert y.tolist() == [8, 8, 8] and [k for _, k in seen] == [2, 1, 0] and seen[1][0].tolist() == [4, 4, 4]
     part_run = cast(Doubling, m.executors["double"])
     assert part_run.symbols == [[3], [3], [3]]
-    y, shape, k, w, f = m.run("other", [[x, 2]], hosts)
+    y, shape, k, w, f, half = m.run("other", [[x, 2]], hosts)
+    assert type(half) is np.float16 and half == 0.5
     assert y.tolist() == [4, 4, 4] and shape == (3, 3) and k == 2 and w.shape == (2, 3) and f.name == "repeat"
     w[:] = 0
     assert m.run("other", [(x, 2)], hosts)[3].any(), "the constant is the artifact's"
@@ -223,11 +226,13 @@ def changed(driver: Driver, block: int, at: int, **to: Any) -> Driver:
         (changed(repeat(True), 0, 2, dtypes=("int64",)), "an element type and a register"),
         (changed(repeat(True), 0, 0, into=(2, 2)), "1 registers"),
         (changed(repeat(True), 0, 0, dtype="object"), "an element type"),
+        (changed(other(), 0, 13, dtype="int8"), "a floating element type"),
     ],
 )
 def test_wrong_drivers_are_refused(driver: Driver, says: str) -> None:
+    drivers = [driver, repeat(True)] if driver.name == "other" else [driver]
     with pytest.raises(ArtifactError, match=says):
-        verify_drivers([driver], [part()])
+        verify_drivers(drivers, [part()])
 
 
 @pytest.mark.parametrize(
