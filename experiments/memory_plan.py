@@ -46,9 +46,10 @@ from relax_tune.ir.passes.alternatives import ALTERNATIVES
 from relax_tune.ir.passes.memory import Lifetime, PlanMemory, lifetimes
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.build import plan_task, workspaces
 from relax_tune.tuner.emit import ProgramBuilder
+from relax_tune.tuner.emit_graph import workspaces
 from relax_tune.tuner.job import Job
+from relax_tune.tuner.plans import plan_task
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import Choices
 

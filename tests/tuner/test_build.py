@@ -34,8 +34,9 @@ from relax_tune.ir.function import IRModule
 from relax_tune.runtime.program import program_from_json
 from relax_tune.schedules.sketch import replay_with
 from relax_tune.tuner import task as task_module
-from relax_tune.tuner.build import check_policy, plan_task, times_of
+from relax_tune.tuner.build import check_policy
 from relax_tune.tuner.job import Job
+from relax_tune.tuner.plans import plan_task, times_of
 from relax_tune.tuner.select import NOISE
 
 FOUR = replace(QUICK, trials=4)

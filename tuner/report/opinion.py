@@ -10,8 +10,8 @@ import numpy as np
 
 from relax_tune.database.records import Measurement
 from relax_tune.schedules.features import sketch_features
-from relax_tune.tuner.build import times_of
 from relax_tune.tuner.cost_model import GradientBoostedModel
+from relax_tune.tuner.plans import times_of
 from relax_tune.tuner.search.space import Candidate
 from relax_tune.tuner.task import Choices, points_array
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
-from relax_tune.tuner.build import TaskPlan, times_of
+from relax_tune.tuner.plans import TaskPlan, times_of
 from relax_tune.tuner.report.console import make_table, seconds_text
 from relax_tune.tuner.select import PlanEntry
 from relax_tune.tuner.task import Choices, Task

@@ -19,10 +19,10 @@ from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.structural import workload_key
 from relax_tune.schedules.trace import Trace
-from relax_tune.tuner.build import TaskPlan, plan_task, times_of
 from relax_tune.tuner.domain import Domain, Range, anchors
 from relax_tune.tuner.emit import KernelStage
 from relax_tune.tuner.extract import DEFAULT_UPPER
+from relax_tune.tuner.plans import TaskPlan, plan_task, times_of
 from relax_tune.tuner.report.opinion import opinion
 from relax_tune.tuner.report.table import KINDS, dispatch_ranges, symbol_labels, variant_text
 from relax_tune.tuner.search.space import ParameterSpace
