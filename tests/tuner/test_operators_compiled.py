@@ -131,7 +131,7 @@ def attention() -> tuple[IRModule, list[Array]]:
     mask, bias = g.input("mask", (n, n + 3), bool_), g.input("bias", (4, 1, n + 3))
     rng = np.random.default_rng(5)
     ops: list[tuple[Attention, list[Any]]] = [
-        (Attention(0.4), []), (Attention(0.4, True, const(3), window=4), []), (Attention(0.4, softcap=0.8), [mask]),
+        (Attention(0.4, True, const(3), window=4), []), (Attention(0.4, softcap=0.8), [mask]),
         (Attention(0.4, True, const(3)), [bias]),
     ]  # fmt: skip
     arrays = [rng.standard_normal(s).astype(np.float32) for s in ((4, 2, 6), (2, 5, 6), (2, 5, 5))]
