@@ -70,13 +70,15 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     copies: dict[Var, Expr] = {}
     nest: list[For] = []
     names: list[str] = []
+    reduce_vars = {v for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
     for p in inner:
-        if p.var in wanted:
+        runs = prove(le(1, p.extent), loop_env(path[: path.index(p)])) is Proof.YES
+        # a loop that chooses nothing, because it runs once at most, still says whether there is anything
+        if p.var in wanted or (p.var not in reduce_vars and not runs):
             names.append(fresh(func, f"{p.var.name}_init", names))
             var = Var(names[-1])
             copies[p.var] = var
             nest.append(replace(p, var=var, body=EMPTY, tail="predicate"))
-    reduce_vars = {v for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
     skipped = reduce_vars - wanted
     kept = [c for c in conjuncts(node.predicate) if not skipped & set(free_vars(c))]
     for c in conjuncts(node.predicate):

@@ -10,6 +10,7 @@ from tests.schedules.refusals import Refusal, check, refuse, step
 from relax_tune.ir.expr import TRUE, Tunable
 from relax_tune.ir.stmt import blocks
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.sketch import simplify_func
 
 
 def step_of(loop: str, factor: int = 4) -> tuple[str, dict[str, object]]:
@@ -80,3 +81,18 @@ def test_the_tail_has_local_buffers_of_its_own() -> None:
     assert [b.name for b in s.func.allocs] == ["B", "B_tail"]
     for n in (0, 1, 7, 8, 9):
         assert_same_meaning(make.chain(), s.func, {"n": n, "m": 3})
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_a_tail_of_one_element_that_may_be_none(decomposed: bool) -> None:
+    """Simplified, the iterators of such a tail no longer name its loop, which still says whether there is a tail."""
+    s = Schedule(make.mean_over_middle(5))
+    s.reorder(["total_j", "total_k", "total_i"] if not decomposed else ["total_i", "total_k", "total_j"])
+    s.apply("partition", loop="total_i", factor=2)
+    func = simplify_func(s.func)
+    if decomposed:
+        after = Schedule(func)
+        after.apply("decompose_reduction", block="total_tail", loop="total_i_tail")
+        func = after.func
+    for b, n in ((0, 0), (1, 0), (2, 0), (2, 3), (5, 0), (5, 2)):
+        assert_same_meaning(make.mean_over_middle(5), func, {"b": b, "n": n})
