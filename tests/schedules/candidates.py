@@ -16,8 +16,8 @@ from tests.schedules.meaning import make_inputs, size_of
 from relax_tune.ir.dtype import bf16, f16
 from relax_tune.ir.expr import Var
 from relax_tune.ir.function import PrimFunc
-from relax_tune.schedules.schedule import holds
-from relax_tune.schedules.sketch import Rule, Sketch, generate_sketches, instantiate
+from relax_tune.schedules.schedule import Schedule, holds
+from relax_tune.schedules.sketch import Rule, Sketch, generate_sketches, instantiate, simplify_func
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.reference import evaluate, tolerances
 
@@ -136,6 +136,39 @@ def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -
         shapes = tuple(own[:1] + random_shapes)
         made.append(Sample(case, rule, sketch.name, values, instantiate(sketch, values), shapes))
     return made
+
+
+def by_hand(language: str) -> list[Sample]:
+    """Products by the primitives that no rule uses: padded whole tiles, tiles fetched ahead into aligned rows, main loops and
+    tails over a rearranged intermediate."""
+    case = "matmul symbolic"
+    s = Schedule(CASES[case][0]())
+    s.apply("pad", block="mm", factors=[4, 16, None])
+    i_0, i_1 = s.split("mm_i", [None, 4])
+    j_0, j_1 = s.split("mm_j", [None, 16])
+    s.reorder([i_0, j_0, "mm_k", i_1, j_1])
+    s.apply("decompose_reduction", block="mm", loop="mm_k")
+    s.apply("tensorize", loop=i_1, intrinsic="outer_f32_4x16")
+    ahead = Schedule(CASES[case][0]())
+    ahead.apply("cache_read", block="mm", buffer="W", scope="local")
+    j_0, j_1 = ahead.split("mm_j", [None, 8])
+    k_0, k_1 = ahead.split("mm_k", [None, 4])
+    ahead.reorder([j_0, k_0, "mm_i", k_1, j_1])
+    copied = ahead.compute_at("W_cache_copy", k_0)
+    ahead.apply("software_pipeline", block="W_cache_copy", loop=k_0, stages=3)
+    ahead.apply("storage_align", buffer="W_cache", factor=8, offset=1)
+    ahead.vectorize(copied[-1])
+    ahead.vectorize(j_1)
+    ahead.set_kind(j_0, "parallel" if language == "c" else "group")
+    cut = Schedule(CASES[case][0]())
+    cut.apply("transform_layout", buffer="C", index_map="i, j -> j // f0, i, j % f0", factors=[8])
+    cut.apply("partition", loop="mm_k", factor=4)
+    cut.apply("partition", loop="relu_j", factor=8)
+    _, lanes = cut.split("relu_j", [None, 8])
+    cut.vectorize(lanes)
+    shapes = ({"m": 5, "n": 17, "k": 9}, {"m": 4, "n": 16, "k": 4}, {"m": 1, "n": 1, "k": 0}, {"m": 3, "n": 7, "k": 13})
+    made = {"tensorized": s, "ahead": ahead, "cut": cut}
+    return [Sample(case, "by hand", name, {}, simplify_func(x.func), shapes) for name, x in made.items()]
 
 
 def arguments(func: PrimFunc, dims: Dims, seed: int = 0) -> tuple[list[Array], list[int]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.ir.codegen_runner import Compiled
 from tests.runtime.watched import RecordingDevice, SanitizedDevice, SimulatedDevice
-from tests.schedules.candidates import CASES, Sample, arguments, problems, samples
+from tests.schedules.candidates import CASES, Sample, arguments, by_hand, problems, samples
 
 from relax_tune.runtime.device.base import Device
 from relax_tune.schedules.sketch import RULES
@@ -42,7 +42,7 @@ def check(sample: Sample, runs: Sequence[Compiled], say: Callable[[], str]) -> N
 
 def together(devices: Sequence[Device], language: str, say: Callable[[], str]) -> None:
     """Every sample on both devices. `say`: what was found since the last call."""
-    found = samples(language, RULES, SEED, LARGEST[language])
+    found = [*samples(language, RULES, SEED, LARGEST[language]), *by_hand(language)]
     Compiled.guard = 0
     funcs = [replace(s.instance, name=f"f{at}") for at, s in enumerate(found)]
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""Candidates of each rule touch no memory but their own, depend on nothing that was in it, and have no races.
+"""Candidates of each rule, and schedules by hand, touch no memory but their own, depend on nothing that was in it, and have no races.
 
 C under AddressSanitizer, UndefinedBehaviorSanitizer and the access recorder, OpenCL under oclgrind, both in children. That the same
 set-up catches wrong kernels is shown in `tests/runtime/test_artifact_memory.py`.
