@@ -117,9 +117,9 @@ def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: D
     for p, d in new:
         proof = prove(ge(d, 0), env)
         if proof is Proof.NO:
-            raise DeduceError(f"{name}: dim {p} of the result: wanted 0 or more, found {d!r}")
+            raise DeduceError(f"{name}: dim {p} of the result: wanted at least 0, found {d!r}")
         if proof is Proof.UNKNOWN:
-            ctx.require(ge(d, 0), f"{name}: dim {p} of the result: wanted {d!r} >= 0, found {{0}}", d)
+            ctx.require(ge(d, 0), f"{name}: dim {p} of the result: wanted at least 0, found {{0}} ({d!r})", d)
 
 
 def _natural(e: Expr, env: Env) -> bool:

@@ -78,15 +78,6 @@ class Deduction:
         if proof is Proof.UNKNOWN:
             self.require(eq(x, y), f"{what}: wanted {x!r} == {y!r}, found {{0}} and {{1}}", x, y)
 
-    def require_least(self, e: ExprLike, least: int, what: str) -> None:
-        """`e >= least` must hold. `what` names the place. Raises DeduceError when it never does; unknown becomes a check."""
-        x = expr(e)
-        proof = self.proves(ge(x, least))
-        if proof is Proof.NO:
-            raise DeduceError(f"{what}: wanted {least} or more, found {x!r}")
-        if proof is Proof.UNKNOWN:
-            self.require(ge(x, least), f"{what}: wanted {x!r} >= {least}, found {{0}}", x)
-
     def require_at_least(self, e: ExprLike, least: int, what: str) -> None:
         """`e >= least` must hold. `what` names it. Raises DeduceError when it never does; unknown becomes a check."""
         x = expr(e)

@@ -11,7 +11,7 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import i32, i64
-from relax_tune.ir.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, maximum, minimum, mul, sub
+from relax_tune.ir.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, maximum, minimum, mul, or_, sub
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import (
     Array,
@@ -231,9 +231,17 @@ class BroadcastTo(OperatorSpec):
         if x.shape is not None:
             offset = len(self.shape) - len(x.shape)
             for p, d in enumerate(x.shape):
-                if as_int(d) != 1:
-                    ctx.require_equal(d, self.shape[offset + p], f"broadcast_to: dim {offset + p}")
+                self._require(d, self.shape[offset + p], f"broadcast_to: dim {offset + p}", ctx)
         return TensorInfo(self.shape, x.dtype)
+
+    def _require(self, found: Expr, wanted: Expr, what: str, ctx: Deduction) -> None:
+        """Equal, or 1: which it may turn out to be only at run time."""
+        proof = Proof.YES if as_int(found) == 1 else ctx.equal(found, wanted)
+        if proof is Proof.NO and ctx.equal(found, 1) is Proof.NO:
+            raise DeduceError(f"{what}: wanted equal dims or a 1, found {found!r} and {wanted!r}")
+        if proof is not Proof.YES:
+            message = f"{what}: wanted {found!r} to be {wanted!r} or 1, found {{0}} and {{1}}"
+            ctx.require(or_(eq(found, wanted), eq(found, 1)), message, found, wanted)
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -419,7 +427,7 @@ class Slice(OperatorSpec):
             raise DeduceError("slice: wanted a step other than 0, found 0")
         least = 0 if self.step > 0 else -1
         for what, e in (("begin", self.begin), ("end", self.end)):
-            ctx.require_least(e, least, f"slice: {what}")
+            ctx.require_at_least(e, least, f"slice: {what}")
         if x.shape is None:
             return TensorInfo(None, x.dtype, x.ndim)
         axis = axis_index(self.name, self.axis, len(x.shape))
