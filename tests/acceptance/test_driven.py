@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.acceptance.programs import agree, compiled, interpreted_refuses, ones, opened, read, refuse, run, same
+from tests.runtime.test_artifact import forged
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.errors import BuildError, UserError
+from relax_tune.errors import ArtifactError, BuildError, UserError
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import Device
@@ -429,3 +432,44 @@ def test_an_artifact_holds_drivers_and_parts(tmp_path: Path, device: Device) -> 
         same(model.run({"limit": args[1], "x": args[0]})[0], run(module, *args), "by name")
         with pytest.raises(UserError, match="main: wanted an array for parameter limit"):
             model.run({"x": args[0]})
+
+
+def test_an_artifact_with_drivers_that_were_altered_is_refused(tmp_path: Path) -> None:
+    saved = build(read(SIDES), target="c", policy="generic", db=MemoryStore()).save(tmp_path / "sides.rta")
+    original = saved.read_bytes()
+    (driver,) = json.loads(zipfile.ZipFile(saved).read("drivers.json"))
+    attempts: list[tuple[object, str]] = [
+        ([driver, driver], "distinct names in their order"),
+        ([driver | {"name": "main_part0"}], "names that no program has"),
+        ([driver | {"registers": 3}], "the index of a register"),
+        ([driver | {"schema": 9}], "wanted schema 1, found 9"),
+        ({"x": 1}, "drivers: wanted a list"),
+    ]
+    for value, says in attempts:
+        saved.write_bytes(original)
+        with pytest.raises(ArtifactError, match=says):
+            load_artifact(forged(saved, {"drivers.json": json.dumps(value).encode()}))
+    saved.write_bytes(original)
+    forged(saved, {"drivers.json": b"\xff"})
+    with pytest.raises(ArtifactError, match=r"drivers\.json: wanted UTF-8"):
+        load_artifact(saved)
+
+
+def test_23_fields_of_one_call_go_different_ways(device: Device) -> None:
+    module = read("""
+        @function
+        def main(c: Tensor((), bool), x: Tensor((n, 4), f32)) -> Tensor(None, f32, ndim=2):
+            with dataflow():
+                t: Tuple(Tensor((n, 2), f32), Tensor((n, 2), f32)) = op.split(x, parts=2, axis=1)
+                a: Tensor((n, 2), f32) = t[0]
+            y: Tensor(None, f32, ndim=2)
+            if c:
+                with dataflow():
+                    b: Tensor((n, 2), f32) = t[1]
+                    d: Tensor((n + n, 2), f32) = op.concat(a, b, axis=0)
+                y = d
+            else:
+                y = a
+            return y
+    """)
+    agree(module, device, [yes, ones(3, 4)], [no, ones(3, 4)], [yes, ones(0, 4)])
