@@ -15,6 +15,8 @@ from relax_tune.runtime.plan import Entry, choice_slot, explain, formula, plan_o
 from relax_tune.runtime.program import Call, format_message, program_from_json
 from relax_tune.runtime.scalars import Op, ScalarBuilder, evaluate
 
+VIEW = {"name": "seen", "dtype": "float32", "shape": [], "role": "view"}
+
 
 @pytest.mark.parametrize("kind", ["c", "opencl"])
 def test_round_trip(small: Any, kind: str) -> None:
@@ -52,6 +54,10 @@ def put(data: Any, path: tuple[Any, ...], value: Any) -> Any:
         (("buffers", 0, "dtype"), "object", r"buffers\[0\].dtype"),
         (("buffers", 0, "role"), "secret", r"buffers\[0\].role: wanted one of input"),
         (("buffers", 0, "role"), "temp", r"buffers\[0\].storage"),
+        (("buffers", 0, "role"), "view", r"buffers\[0\].base: wanted a base for a view"),
+        (("buffers", 0, "base"), 1, r"buffers\[0\].base: wanted a base for a view"),
+        (("buffers", 0), VIEW | {"base": 99}, r"buffers\[0\].base: wanted the index of a buffer"),
+        (("buffers", 0), VIEW | {"base": 3}, r"buffers\[0\].base: wanted an input, output or constant of float32"),
         (("buffers", 0, "name"), "bias", r"buffers\[1\].name: wanted a name used once"),
         (("buffers", 0, "fill"), None, r"buffers\[0\].fill: wanted an object"),
         (("buffers", 3, "storage"), 1, r"buffers\[3\].storage: wanted the index of a storage"),
