@@ -234,8 +234,8 @@ def test_what_torch_asserts_of_dims_is_checked_at_run_time() -> None:
     checks = lower(module).checks["main"]
     required = [re.sub(r"\n.*", "", c.message, flags=re.S) for c in checks if "required" in c.message]
     assert [m.partition("found {1} ")[2] for m in required] == [
-        "(2 * (y_0 // 2) <= 8)",
-        "(n == 2 * (y_0 // 2))",
+        "(2 * (y_0 // 2) <= 8) (y_0: dim 0 of parameter y)",
+        "(n == 2 * (y_0 // 2)) (y_0: dim 0 of parameter y)",
         "(n <= 6)",
     ]
     device = open_device("c")
