@@ -237,8 +237,8 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
     return schedule
 
 
-# Arguments that name things of the function; the words among the others (kinds, scopes) name nothing.
-_WORDS = frozenset({"kind", "tail", "scope"})
+# Arguments that are words; the other strings name things of the function.
+_WORDS = frozenset({"kind", "tail", "scope", "index_map", "intrinsic"})
 
 
 def _located(step: Step, func: PrimFunc) -> str:

@@ -153,6 +153,24 @@ def test_words_are_not_taken_for_names() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("primitive", "args"),
+    [
+        ("tensorize", {"loop": "inc_i", "intrinsic": "outer_f32_4x16"}),
+        ("transform_layout", {"buffer": "B", "index_map": "i, j -> i", "factors": ()}),
+        ("set_kind", {"loop": "inc_i", "kind": "vectorized", "axis": 0}),
+        ("set_scope", {"buffer": "C", "scope": "local"}),
+    ],
+)
+def test_carets_are_not_under_words(primitive: str, args: dict[str, Any]) -> None:
+    with pytest.raises(ScheduleError) as error:
+        replay(Trace((Step(primitive, tuple(args.items())),)), make.chain())
+    shown = str(error.value).splitlines()
+    line = next(at for at, text in enumerate(shown) if text.startswith("s.apply("))
+    # nothing is missing, so the nest follows at once
+    assert "|" in shown[line + 1]
+
+
 def test_the_names_of_the_field_record_one_primitive() -> None:
     s = Schedule(make.pointwise(4))
     loops = s.loops_of("squash")
