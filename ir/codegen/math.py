@@ -106,9 +106,10 @@ BODIES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 # Conversions between 16-bit floats and f32, on bits alone: to nearest, ties to even, whatever the compiler has for them, and
-# with nothing that flushing denormals to zero would change. `from_` sees the bits as $I `b`, `to_` leaves them in $I `r`.
+# with nothing that flushing denormals to zero would change, nor a shift into the sign, which C leaves undefined.
+# `from_` sees the bits as $I `b`, `to_` leaves them in $I `r`.
 FROM_BF16 = """
-  return rt_unbits_$S(b << 16);"""
+  return rt_unbits_$S(((b ^ 0x8000) - 0x8000) * 65536);"""
 
 TO_BF16 = """
   $I b = rt_bits_$S(x);
@@ -120,7 +121,7 @@ FROM_F16 = """
   $V n = rt_unbits_$S((m << 13) + 0x38000000);
   n = rt_sel_$S(m < 0x400, rt_tofloat_$S(m) * 5.9604644775390625e-08f, n);
   n = rt_sel_$S(m >= 0x7C00, rt_unbits_$S((m << 13) | 0x7F800000), n);
-  return rt_unbits_$S(rt_bits_$S(n) | ((b & 0x8000) << 16));"""
+  return rt_unbits_$S(rt_bits_$S(n) | (-(b & 0x8000) * 65536));"""
 
 # below 2^-14 the sum with 0.5, whose last bit is the smallest half, rounds
 TO_F16 = """

@@ -49,10 +49,14 @@ class RuntimeCheck:
 
 @dataclass(slots=True)
 class Deduction:
-    """The facts one deduction may use, and the run-time checks it asks for in return."""
+    """The facts one deduction may use, and the run-time checks it asks for in return.
+
+    choices: a dim of a broadcast that is one or the other, by which of them a run finds to be 1, is written as that choice, where
+    an annotation of the program leaves it unknown."""
 
     env: Env = field(default_factory=Env)
     checks: list[RuntimeCheck] = field(default_factory=list)
+    choices: bool = False
 
     def simplify(self, e: ExprLike) -> Expr:
         return simplify(expr(e), self.env)

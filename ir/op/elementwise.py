@@ -14,7 +14,23 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.dtype import DType, bool_
-from relax_tune.ir.expr import Expr, Var, add, as_int, call, cast, const, div, eq, maximum, minimum, mul, or_, sub
+from relax_tune.ir.expr import (
+    Expr,
+    Var,
+    add,
+    as_int,
+    call,
+    cast,
+    const,
+    div,
+    eq,
+    maximum,
+    minimum,
+    mul,
+    or_,
+    select,
+    sub,
+)
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import (
     Array,
@@ -255,7 +271,8 @@ def broadcast_dims(
 ) -> tuple[tuple[Expr, ...] | None, int]:
     """NumPy's rule on symbolic dims: the joint dims and their number.
 
-    The dims are None when it depends on run-time values which side is 1; then a check is asked for.
+    The dims are None (a choice, where `ctx` writes those) when it depends on run-time values which side is 1; then a check is
+    asked for.
     Raises DeduceError naming the dim and both sizes when two dims can never fit.
     """
     ndim = max(len(a), len(b))
@@ -280,7 +297,7 @@ def broadcast_dims(
                 what = f"{name}: dim {position}: wanted {p!r} and {q!r} to be equal or one of them 1, found {{0}} and {{1}}"
                 fixed = p if (as_int(p) or 0) > 1 else q if (as_int(q) or 0) > 1 else None
                 ctx.require(or_(eq(p, q), or_(eq(p, 1), eq(q, 1))), what, p, q)
-                chosen = fixed
+                chosen = select(eq(p, 1), q, p) if fixed is None and ctx.choices else fixed
         if chosen is None:
             dims = None
         elif dims is not None:

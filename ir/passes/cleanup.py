@@ -44,7 +44,7 @@ class Deduce:
                 out.keep(binding)
                 return
             try:
-                info = infer_value(value, Deduction(out.env))
+                info = infer_value(value, Deduction(out.env, choices=True))
             except DeduceError as error:
                 raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
             if info == binding.var.info:

@@ -115,7 +115,7 @@ class Walk:
         params = self.parameters(f, sharper, frame)
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         declared = self.info(f.ret_info, frame)
         self.guarded(lambda: check_annotation("the result", info_of(ret), declared, ctx), ctx, frame, f.ret)
         if same_objects(self.out, f.bindings) and ret is f.ret and same_objects(f.params, params):
@@ -156,7 +156,7 @@ class Walk:
             frame.values[old] = params[-1]
             if info != meant:
                 self.solved_dims(q, params[-1], meant, meaning, frame, old)
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         self.guarded(lambda: require_bounds("arguments", meaning, ctx, frozenset(alone)), ctx, frame, f.params[0])
         return tuple(params)
 
@@ -164,7 +164,7 @@ class Walk:
         self, q: GVar, new: GVar, meant: StructInfo, meaning: Mapping[Var, Expr | None], frame: Frame, old: GVar
     ) -> None:
         """A parameter whose dims were read off is what it was declared as."""
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         asked = differences(q.info, new.info, self.env, meaning)
         self.guarded(lambda: require_all(f"parameter {q.name}", asked, ctx), ctx, frame, old)
         cast = GVar(self.fresh(new.name), meant)
@@ -272,7 +272,7 @@ class Walk:
             if not isinstance(value, TupleItem):
                 frame.values[b.var] = value
                 return
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         if isinstance(value, CallFunction) and isinstance(value.callee, FunctionRef):
             self.call(b, value.callee, value.args, frame)
             return
@@ -280,7 +280,7 @@ class Walk:
         if isinstance(value, CallTIR):
             self.fits(value, b, frame)
         declared = self.info(b.var.info, frame)
-        asked = Deduction(self.env)
+        asked = Deduction(self.env, choices=True)
         self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
         if asked.checks and self.certain and _placed(found) and _placed(declared):
             made = GVar(self.fresh(b.var.name), found)
@@ -299,7 +299,7 @@ class Walk:
 
     def fits(self, call: CallTIR, b: Binding, frame: Frame) -> None:
         """What a tensor function reads and writes has the dims its parameters say."""
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         infos = [*map(info_of, call.args), *call.out]
 
         def ask() -> None:
@@ -340,7 +340,7 @@ class Walk:
         value = self.value(b.value, frame)
         name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
         found = info_of(value)
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         new = [v for v in info_symbols(b.info) if v not in frame.meaning]
         solved = solve(CallableInfo((b.info,), ObjectInfo()), (found,), self.env)
 
@@ -368,7 +368,7 @@ class Walk:
         """The body of the callee in place of the call."""
         f = self.module.functions[callee.name]
         assert isinstance(f, Function)
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         infos = [info_of(a) for a in args]
         seen = signature(f)
         found = self.guarded(lambda: apply_signature(f.name, seen, infos, ctx), ctx, frame, b)
@@ -410,7 +410,7 @@ class Walk:
             self.stack.pop()
         ret = self.value(f.ret, inner)
         info = self.info(f.ret_info, inner)
-        asked = Deduction(self.env)
+        asked = Deduction(self.env, choices=True)
         self.guarded(lambda: check_annotation("the result", info_of(ret), info, asked), asked, inner, f.ret)
         if any(True for _ in differences(info, info_of(ret), self.env)):
             var = GVar(self.name(b), info)
@@ -424,7 +424,7 @@ class Walk:
         """The side that is decided, or both, each by itself."""
         cond = self.value(value.cond, frame)
         known = info_of(cond)
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         answer = ctx.proves(known.value) if isinstance(known, PrimInfo) and known.value is not None else Proof.UNKNOWN
         if answer is not Proof.UNKNOWN:
             side = value.then if answer is Proof.YES else value.orelse

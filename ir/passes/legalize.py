@@ -40,7 +40,7 @@ class Legalize:
             ):
                 out.keep(binding)
                 return
-            ctx = Deduction(out.env)
+            ctx = Deduction(out.env, choices=True)
             info = infer_value(value, ctx)
             infos = [i for i in map(info_of, value.args) if isinstance(i, TensorInfo)]
             outs = info.fields if isinstance(info, TupleInfo) else (info,)

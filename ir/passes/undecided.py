@@ -87,7 +87,7 @@ class UndecidedWalk(Walk):
             frame.meaning[v] = self.own(v, len(self.stack) > 1)
         info = self.with_dims(self.info(b.info, frame), b.var.name)
         name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
-        ctx = Deduction(self.env)
+        ctx = Deduction(self.env, choices=True)
         self.guarded(lambda: check_annotation(f"match_cast of {name}", found, info, ctx, known), ctx, frame, b)
         var = GVar(self.name(b), info)
         self.out.append(MatchCast(var, value, info))
@@ -103,6 +103,6 @@ class UndecidedWalk(Walk):
         """Whether only a run can tell what `v` is, or that it lies within its bounds."""
         if size is None:
             return True
-        asked = Deduction(self.env)
+        asked = Deduction(self.env, choices=True)
         self.guarded(lambda: require_bounds(b.var.name, {v: size}, asked), asked, frame, b)
         return bool(asked.checks)
