@@ -248,13 +248,27 @@ def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
         yield block
 
 
+def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
+    """Every binding in `f`, after everything it reads, whichever sides of branches are taken: one side of an `if` after the other,
+    then the `if` itself, which reads all of both."""
+    for b in f.bindings:
+        if isinstance(b.value, If):
+            yield from all_bindings(b.value.then)
+            yield from all_bindings(b.value.orelse)
+        yield b
+
+
 def all_uses(f: Function) -> Iterator[Value]:
     """What reads variables, each once: the value of every binding, for an `if` its condition and the results of its sides, and the
     result of `f`."""
-    for block in all_blocks(f):
-        for b in block.bindings:
-            yield from (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
+    for b in all_bindings(f):
+        yield from (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
     yield f.ret
+
+
+def callees(f: Function | Body) -> tuple[str, ...]:
+    """The names of the graph functions that `f` speaks of, in order, each once."""
+    return tuple(dict.fromkeys(v.name for v in nested_values(f) if isinstance(v, FunctionRef)))
 
 
 def nested_values(f: Function | Body) -> Iterator[Value]:

@@ -15,6 +15,7 @@ from relax_tune.ir.dtype import ALL, DType, bool_, f32, i64
 from relax_tune.ir.expr import INFIX, PRECEDENCE, TRUE, Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.function import Bound, PrimFunc
 from relax_tune.ir.graph import GVar
+from relax_tune.ir.names import unused
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store
 
 _Identity = Union[Var, Buffer, GVar]
@@ -57,12 +58,7 @@ class TensorPrinter:
             self.counts[prefix] = self.counts.get(prefix, -1) + 1
             return f"{prefix}{self.counts[prefix]}"
         base = re.sub(r"\W", "_", hint, flags=re.ASCII) or prefix
-        base = base if not base[0].isdigit() else f"_{base}"
-        name, i = base, 0
-        while name in self.taken:
-            i += 1
-            name = f"{base}_{i}"
-        return name
+        return unused(f"_{base}" if base[0].isdigit() else base, self.taken)
 
     def declare(self, x: _Identity, prefix: str) -> str:
         name = self.unique(x.name, prefix)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env
@@ -38,6 +39,21 @@ def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
     if isinstance(info, ShapeInfo):
         return info.values
     return (info.value,) if isinstance(info, PrimInfo) and info.value is not None else None
+
+
+def tensor_dims(info: StructInfo) -> tuple[Expr, ...]:
+    """The dims of a tensor, as far as they are known."""
+    return info.shape or () if isinstance(info, TensorInfo) else ()
+
+
+def is_known(info: StructInfo) -> TypeGuard[TensorInfo]:
+    """Whether this is a tensor of known dims and dtype."""
+    return isinstance(info, TensorInfo) and info.shape is not None and info.dtype is not None
+
+
+def is_certain(wanted: StructInfo, found: StructInfo, env: Env) -> bool:
+    """Whether a value annotated `found` is certain to be all that `wanted` says."""
+    return next(differences(wanted, found, env), None) is None
 
 
 def info_symbols(info: StructInfo) -> tuple[Var, ...]:

@@ -8,6 +8,7 @@ from relax_tune.ir.buffer import Buffer, Scope
 from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.expr import Expr, ExprLike, Load, Var, expr, load
 from relax_tune.ir.function import Param, PrimFunc
+from relax_tune.ir.names import unused
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, seq
 
 
@@ -44,12 +45,8 @@ class TensorBuilder:
         self._names: set[str] = set()
 
     def _unique(self, name: str) -> str:
-        candidate, i = name, 0
-        while candidate in self._names:
-            i += 1
-            candidate = f"{name}_{i}"
-        self._names.add(candidate)
-        return candidate
+        self._names.add(own := unused(name, self._names))
+        return own
 
     def _buffer(self, name: str, shape: Sequence[ExprLike], dtype: DType, scope: Scope = "global") -> Buffer:
         return Buffer(self._unique(name), tuple(expr(d) for d in shape), dtype, scope)

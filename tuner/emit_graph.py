@@ -22,14 +22,15 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
+    all_bindings,
 )
 from relax_tune.ir.graph import Call as GraphCall
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.inplace import misuses, sources_of, without_places
 from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
-from relax_tune.ir.passes.roots import Roots, Tensor, steps
+from relax_tune.ir.passes.rewriter import is_view
+from relax_tune.ir.passes.roots import Roots, Tensor
 from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
 from relax_tune.runtime.plan import Entry, choice_slot
@@ -54,7 +55,8 @@ def settle_places(
             continue
         dropped = {(m.var, m.output): m.why for m in misuses(f, lowered.module)}
         roots = Roots(inplace=False)
-        for var, call in steps(f):
+        for b in all_bindings(f):
+            var, call = b.var, b.value
             for i, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
                 if at is None or (var, i) in dropped or not isinstance(call, CallTIR):
                     continue
@@ -142,7 +144,7 @@ class GraphEmitter:
                 self._call(binding.var, value, storages)
             elif isinstance(value, CallDPSLibrary):
                 self._library(binding.var, value, storages)
-            elif not _is_view(value) and not isinstance(
+            elif not is_view(value) and not isinstance(
                 value, (TupleValue, TupleItem, GVar, Constant, ShapeValue, PrimValue)
             ):
                 raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
@@ -201,7 +203,7 @@ class GraphEmitter:
                 v = made.value
             elif isinstance(made, TupleValue):
                 v = made.fields[fields.pop()]
-            elif isinstance(made, GraphCall) and _is_view(made):
+            elif isinstance(made, GraphCall) and is_view(made):
                 v = made.args[0]
             elif isinstance(made, (GVar, Constant)):
                 v = made
@@ -270,10 +272,6 @@ class GraphEmitter:
         for axis in test.axes[1:]:
             product = self.builder.scalars.op(Op.MUL, product, symbols[order[axis]])
         return self.builder.scalars.op(Op.LE, product, self.builder.scalars.const(test.threshold))
-
-
-def _is_view(value: Value) -> bool:
-    return isinstance(value, GraphCall) and isinstance(value.op, Reshape)
 
 
 def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:

@@ -27,6 +27,7 @@ from relax_tune.ir.frontend.pieces import finished
 from relax_tune.ir.frontend.writer import Item, Writer, identifier
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.names import unused
 
 Bounds = Mapping[str, tuple[int, int]]
 DEEPEST = 16
@@ -117,11 +118,7 @@ class _Importer:
                 dims.append(const(int(d.dim_value)))
             else:
                 dims.append(self._symbol(d.dim_param or self._own_name(f"{identifier(i.name)}_{axis}")))
-        name, number = identifier(i.name), 0
-        while name in self.inputs:
-            number += 1
-            name = f"{identifier(i.name)}_{number}"
-        self.inputs.add(name)
+        self.inputs.add(name := unused(identifier(i.name), self.inputs))
         return self.w.of(self.w.g.input(name, dims, element))
 
     def _own_name(self, name: str) -> str:

@@ -24,8 +24,8 @@ from relax_tune.ir.op.elementwise import Cast
 from relax_tune.ir.op.movement import VIEWS, BroadcastTo, Concat, Permute, Slice
 from relax_tune.ir.passes.inplace import pinned
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
-from relax_tune.ir.relations import differences
-from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.relations import is_certain
+from relax_tune.ir.struct_info import TensorInfo, TupleInfo
 
 SAME_DIMS: tuple[type[OperatorSpec], ...] = (*VIEWS, BroadcastTo, Slice)
 """Operators that give their argument itself when the result has its dims."""
@@ -56,7 +56,11 @@ class Canonicalise:
                 old = out.value(binding.value)
                 value, ctx = _one_permute(old, made) or old, Deduction(out.env)
                 same = _same_value(binding, value, made, ctx)
-                if same is not None and binding.var not in kept and _says(binding.var.info, info_of(same), ctx):
+                if (
+                    same is not None
+                    and binding.var not in kept
+                    and is_certain(binding.var.info, info_of(same), ctx.env)
+                ):
                     out.mapping[binding.var] = same
                     return
                 made[binding.var] = value
@@ -70,15 +74,10 @@ class Canonicalise:
         return map_graphs(module, function)
 
 
-def _says(wanted: StructInfo, found: StructInfo, ctx: Deduction) -> bool:
-    """Whether a value annotated `found` is certain to be what `wanted` says."""
-    return next(differences(wanted, found, ctx.env), None) is None
-
-
 def _same_value(binding: AnyBinding, value: Value, made: dict[Value, Value], ctx: Deduction) -> Value | None:
     """The value that is there already and is all that `binding` gives."""
     if isinstance(binding, MatchCast):
-        return value if isinstance(value, ATOMS) and _says(binding.info, info_of(value), ctx) else None
+        return value if isinstance(value, ATOMS) and is_certain(binding.info, info_of(value), ctx.env) else None
     if isinstance(value, ATOMS):
         return value
     if isinstance(value, If):

@@ -25,6 +25,7 @@ from relax_tune.ir.graph import (
     is_impure,
     nested_values,
 )
+from relax_tune.ir.names import unused
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
@@ -159,13 +160,8 @@ class TidyNames:
         taken = {n for n, f in module.functions.items() if not isinstance(f, PrimFunc)}
         for old, f in module.functions.items():
             if isinstance(f, PrimFunc):
-                base = re.sub(r"(_\d+)+(?=_|$)", "", old)
-                name, i = base, 0
-                while name in taken:
-                    i += 1
-                    name = f"{base}_{i}"
+                names[old] = name = unused(re.sub(r"(_\d+)+(?=_|$)", "", old), taken)
                 taken.add(name)
-                names[old] = name
         if all(a == b for a, b in names.items()):
             return module
         functions: dict[str, AnyFunction] = {}

@@ -16,6 +16,7 @@ from relax_tune.ir.dtype import dtype
 from relax_tune.ir.expr import Expr, as_int, expr, free_vars
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, TupleItem, Value, operands
+from relax_tune.ir.names import unused
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
@@ -120,10 +121,7 @@ def _nbytes(info: TensorInfo) -> int:
 
 def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
     """A new weight under a name of its own."""
-    name, i = hint, 0
-    while name in constants:
-        i += 1
-        name = f"{hint}_{i}"
+    name = unused(hint, constants)
     constants[name] = array
     return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
 

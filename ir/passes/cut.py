@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.deduce import info_of, signature
-from relax_tune.ir.expr import Expr, Var, free_vars
+from relax_tune.ir.expr import Var, free_vars
 from relax_tune.ir.function import AnyFunction, Bound, IRModule
 from relax_tune.ir.graph import (
     AnyBinding,
@@ -33,18 +33,19 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
+    callees,
     into_blocks,
     is_impure,
-    nested_values,
     operands,
 )
+from relax_tune.ir.names import unused
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.rewriter import replace_operands, used_vars
 from relax_tune.ir.passes.undecided import UndecidedWalk
 from relax_tune.ir.printer import excerpt
-from relax_tune.ir.relations import info_symbols
+from relax_tune.ir.relations import info_symbols, is_known, tensor_dims
 from relax_tune.ir.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
 
 
@@ -83,7 +84,7 @@ class Cut:
             walk = UndecidedWalk(module, recursive)
             whole[name] = walk.root(f, f.params)
             bounds += walk.bounds
-            todo += reversed(_references(whole[name]))
+            todo += reversed(callees(whole[name]))
         functions.update(whole)
         parts: list[str] = []
         for name, f in whole.items():
@@ -93,13 +94,9 @@ class Cut:
         return CutModule(replace(module, functions=functions, bounds=tuple(bounds)), tuple(whole), tuple(parts))
 
 
-def _references(f: Function) -> list[str]:
-    return [v.name for v in nested_values(f) if isinstance(v, FunctionRef)]
-
-
 def _recursive(module: IRModule) -> frozenset[str]:
     """The functions that come to call themselves."""
-    calls = {n: set(_references(f)) for n, f in module.functions.items() if isinstance(f, Function)}
+    calls = {n: callees(f) for n, f in module.functions.items() if isinstance(f, Function)}
     found = set[str]()
     for name in calls:
         seen, stack = set[str](), list(calls[name])
@@ -115,7 +112,7 @@ def _recursive(module: IRModule) -> frozenset[str]:
 
 def is_straight(f: Function) -> bool:
     """Whether a function is a line of operators on tensors of known dims, that is, one part by itself."""
-    if not all(_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
+    if not all(is_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
         return False
     stays = (If, CallFunction, CallHost, ShapeValue, PrimValue, FunctionRef)
     computed = [b for b in f.bindings if not _asserts(b)]
@@ -128,10 +125,6 @@ def is_straight(f: Function) -> bool:
 def _asserts(b: AnyBinding) -> bool:
     """Whether a binding only says what holds of symbols: that is a check, once its function is put in place."""
     return isinstance(b, MatchCast) and isinstance(b.value, (ShapeValue, PrimValue))
-
-
-def _known(info: StructInfo) -> bool:
-    return isinstance(info, TensorInfo) and info.shape is not None and info.dtype is not None
 
 
 def _tensors(info: StructInfo) -> bool:
@@ -242,7 +235,7 @@ class _Cutter:
         """Whether a binding belongs into a part. Raises BuildError for a tensor operation that cannot be lowered."""
         value = b.value
         if isinstance(b, MatchCast):
-            return inside and not binds and _known(info_of(value)) and _known(b.info)
+            return inside and not binds and is_known(info_of(value)) and is_known(b.info)
         if isinstance(value, TupleItem):
             return inside
         if isinstance(value, Call) and isinstance(value.op, VIEWS) and not inside:
@@ -252,7 +245,7 @@ class _Cutter:
         if not operator and not isinstance(value, (CallTIR, CallDPSLibrary)):
             return False
         fields = b.var.info.fields if isinstance(b.var.info, TupleInfo) else (b.var.info,)
-        if all(map(_known, (*map(info_of, operands(value)), *fields))):
+        if all(map(is_known, (*map(info_of, operands(value)), *fields))):
             return True
         what = value.op.name if isinstance(value, Call) and isinstance(value.op, OperatorSpec) else "the call"
         raise BuildError(
@@ -291,7 +284,7 @@ class _Cutter:
         own = {b.var for b in steps}
         outer = tuple(dict.fromkeys(v for b in steps for v in used_vars(b.value) if v not in own))
         symbols = dict.fromkeys(v for b in steps for v in binding_symbols(b))
-        alone = {d for p in outer for d in _dims(p.info) if isinstance(d, Var)}
+        alone = {d for p in outer for d in tensor_dims(p.info) if isinstance(d, Var)}
         sizes = tuple(v for v in (*symbols, *_symbols(outer)) if v not in alone)
         sizes = tuple(dict.fromkeys(sizes))
         mapping: dict[Value, Value] = {v: GVar(v.name, v.info) for v in (*outer, *(b.var for b in steps))}
@@ -313,11 +306,7 @@ class _Cutter:
         return [Binding(together, call), *(Binding(v, TupleItem(together, i)) for i, v in enumerate(results))]
 
     def fresh(self, hint: str) -> str:
-        name, i = hint, 0
-        while name in self.names:
-            i += 1
-            name = f"{hint}_{i}"
-        self.names.add(name)
+        self.names.add(name := unused(hint, self.names))
         return name
 
     def part_name(self) -> str:
@@ -341,10 +330,6 @@ def _renamed(b: AnyBinding, mapping: Mapping[Value, Value]) -> AnyBinding:
     var = mapping[b.var]
     assert isinstance(var, GVar)
     return replace(b, var=var, value=replace_operands(b.value, mapping))
-
-
-def _dims(info: StructInfo) -> Sequence[Expr]:
-    return info.shape or () if isinstance(info, TensorInfo) else ()
 
 
 def _symbols(values: Iterable[GVar]) -> Iterator[Var]:

@@ -15,7 +15,7 @@ from relax_tune.ir.graph import AnyBinding, Binding, Call, Constant, Value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.passes.constants import add_constant
 from relax_tune.ir.passes.rewriter import Emitter, map_graphs, rewrite_function
-from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.relations import is_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,8 @@ class Decompose:
             if not isinstance(binding, Binding) or not isinstance(value, Call):
                 out.keep(binding)
                 return
-            infos = [i for i in map(info_of, value.args) if isinstance(i, TensorInfo)]
-            known = len(infos) == len(value.args) and all(i.shape is not None and i.dtype is not None for i in infos)
-            if not known or not isinstance(value.op, OperatorSpec):
+            infos = [i for i in map(info_of, value.args) if is_known(i)]
+            if len(infos) != len(value.args) or not isinstance(value.op, OperatorSpec):
                 out.keep(binding)
                 return
             start = len(out.bindings)

@@ -11,6 +11,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Expr, Load, Var, load, substitute, transform
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph import CallTIR, Constant, GVar, Value
+from relax_tune.ir.names import unused
 from relax_tune.ir.passes.nest import block_buffers, block_exprs, block_loads, plain_blocks, with_blocks
 from relax_tune.ir.passes.patterns import is_trivial, store_axes
 from relax_tune.ir.passes.rewriter import tensor_info
@@ -49,12 +50,8 @@ def fuse_stages(name: str, stages: Sequence[Stage], env: Env) -> Fused:
     names: set[str] = set()
 
     def unique(hint: str) -> str:
-        candidate, i = hint, 0
-        while candidate in names:
-            i += 1
-            candidate = f"{hint}_{i}"
-        names.add(candidate)
-        return candidate
+        names.add(name := unused(hint, names))
+        return name
 
     for stage in stages:
         found = plain_blocks(stage.func)

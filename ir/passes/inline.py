@@ -9,18 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import (
-    Function,
-    FunctionRef,
-    GVar,
-    MatchCast,
-    nested_values,
-)
+from relax_tune.ir.graph import Function, GVar, MatchCast, callees
 from relax_tune.ir.op.base import RuntimeCheck
-from relax_tune.ir.passes.inline_walk import OnOneSide, Walk, same_objects
-from relax_tune.ir.relations import (
-    solve,
-)
+from relax_tune.ir.passes.inline_walk import OnOneSide, Walk
+from relax_tune.ir.passes.rewriter import same_objects
+from relax_tune.ir.relations import solve
 from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, TensorInfo
 
 
@@ -36,7 +29,7 @@ class Inline:
     def run(self, module: IRModule) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]]]:
         """The module, and the run-time checks of its graph functions by name."""
         functions = dict(module.functions)
-        called = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)}
+        called = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)}
         checks: dict[str, tuple[RuntimeCheck, ...]] = {}
         for name, f in module.functions.items():
             if isinstance(f, Function):
@@ -52,17 +45,13 @@ class Inline:
                         break
                     params = again
                 checks[name] = tuple(walk.checks)
-        kept = {v.name for f in functions.values() if isinstance(f, Function) for v in _references(f)} | {"main"}
+        kept = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)} | {"main"}
         entries = {n for n, f in functions.items() if isinstance(f, Function) and n not in called} | kept
         functions = {n: f for n, f in functions.items() if not isinstance(f, Function) or n in entries}
         same = len(functions) == len(module.functions) and all(f is module.functions[n] for n, f in functions.items())
         return (module if same else replace(module, functions=functions)), {
             n: c for n, c in checks.items() if n in functions
         }
-
-
-def _references(f: Function) -> list[FunctionRef]:
-    return [v for v in nested_values(f) if isinstance(v, FunctionRef)]
 
 
 def _sharpened(f: Function) -> tuple[GVar, ...]:

@@ -32,13 +32,15 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
-    all_blocks,
+    all_bindings,
     into_blocks,
     operands,
 )
+from relax_tune.ir.names import unused
 from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf
+from relax_tune.ir.passes.rewriter import same_objects
 from relax_tune.ir.printer import Excerpts
 from relax_tune.ir.relations import (
     call_differences,
@@ -46,10 +48,12 @@ from relax_tune.ir.relations import (
     differences,
     info_dims,
     info_symbols,
+    is_known,
     own_symbols,
     require_all,
     solve,
     substitute_info,
+    tensor_dims,
 )
 from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, StructInfo, TensorInfo
 
@@ -57,21 +61,6 @@ T = TypeVar("T")
 
 MAX_LINE = 240
 """Characters of a line of the program that a run-time check shows: it travels with the built program."""
-
-
-def same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
-    """The very same objects."""
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _dims(info: StructInfo) -> tuple[Expr, ...]:
-    """The dims that a built program reads off an argument."""
-    return info.shape or () if isinstance(info, TensorInfo) else ()
-
-
-def _placed(info: StructInfo) -> bool:
-    """A tensor of known dims."""
-    return isinstance(info, TensorInfo) and info.shape is not None and info.dtype is not None
 
 
 @dataclass(slots=True)
@@ -111,7 +100,7 @@ class Walk:
         frame = Frame(f, "")
         self.stack.append(f.name)
         self.taken.update(p.name for p in sharper)
-        self.taken.update(b.var.name for block in all_blocks(f) for b in block.bindings)
+        self.taken.update(b.var.name for b in all_bindings(f))
         params = self.parameters(f, sharper, frame)
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)
@@ -127,18 +116,18 @@ class Walk:
         """The parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
         infos = tuple(p.info for p in sharper)
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
-        given_dims = [d for i in infos for d in (info_dims(i) if isinstance(i, ShapeInfo) else _dims(i)) or ()]
+        given_dims = [d for i in infos for d in (info_dims(i) if isinstance(i, ShapeInfo) else tensor_dims(i)) or ()]
         alone = [d for d in given_dims if isinstance(d, Var)]
         free = dict.fromkeys(v for i in infos for v in info_symbols(i) if v not in alone)
         fresh: dict[tuple[GVar, int], Var] = {}
         for _ in tuple(free):
             for q in sharper:
-                for axis, d in enumerate(_dims(q.info)):
+                for axis, d in enumerate(tensor_dims(q.info)):
                     unknown = [v for v in free_vars(d) if v in free]
                     if len(unknown) == 1:
                         fresh[q, axis] = Var(f"{q.name}_{axis}")
                         del free[unknown[0]]
-        known = [(v, v) for v in alone] + [(_dims(q.info)[axis], new) for (q, axis), new in fresh.items()]
+        known = [(v, v) for v in alone] + [(tensor_dims(q.info)[axis], new) for (q, axis), new in fresh.items()]
         wanted, given = (ShapeInfo(tuple(side)) for side in (zip(*known, strict=True) if known else ((), ())))
         meaning = solve(CallableInfo((wanted,), ObjectInfo()), (given,), self.env)
         if not fresh or free or None in meaning.values():
@@ -218,11 +207,7 @@ class Walk:
 
     def fresh(self, hint: str) -> str:
         """A name that no other variable has: a built program's arrays are known by theirs."""
-        name, i = hint, 0
-        while name in self.taken:
-            i += 1
-            name = f"{hint}_{i}"
-        self.taken.add(name)
+        self.taken.add(name := unused(hint, self.taken))
         return name
 
     def own(self, v: Var, again: bool) -> Var:
@@ -282,7 +267,7 @@ class Walk:
         declared = self.info(b.var.info, frame)
         asked = Deduction(self.env, choices=True)
         self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
-        if asked.checks and self.certain and _placed(found) and _placed(declared):
+        if asked.checks and self.certain and is_known(found) and is_known(declared):
             made = GVar(self.fresh(b.var.name), found)
             cast = GVar(self.name(b), declared)  # checked, it is known to every pass
             self.out += [Binding(made, value), MatchCast(cast, made, declared)]

@@ -10,10 +10,21 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.deduce import info_of
 from relax_tune.ir.expr import Const, Load, loads
 from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import AnyBinding, Binding, Body, CallTIR, Function, GVar, If, Value, nested_values
+from relax_tune.ir.graph import (
+    AnyBinding,
+    Binding,
+    Body,
+    CallTIR,
+    Function,
+    GVar,
+    If,
+    Value,
+    all_bindings,
+    nested_values,
+)
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.rewriter import Emitter, map_graphs, rewrite_function
-from relax_tune.ir.passes.roots import Roots, Tensor, made_tensors, steps
+from relax_tune.ir.passes.roots import Roots, Tensor, made_tensors
 from relax_tune.ir.stmt import Block, Seq, Store, blocks, replace_buffers, seq, walk
 from relax_tune.ir.stmt import If as IfStmt
 from relax_tune.ir.struct_info import TensorInfo
@@ -167,7 +178,8 @@ def pinned(f: Function) -> frozenset[GVar]:
     roots = Roots(inplace=False)
     reads: list[tuple[GVar, set[Tensor]]] = []
     overwritten: set[Tensor] = set()
-    for var, value in steps(f):
+    for b in all_bindings(f):
+        var, value = b.var, b.value
         reads.append((var, roots.of_all(value)))
         if isinstance(value, CallTIR) and value in calls:
             overwritten.update(t for at in value.inplace if at is not None for t in roots.fields(value.args[at]))
@@ -207,10 +219,10 @@ class Inplace:
             roots = Roots(inplace=False)
             last: dict[Tensor, int] = {}
             at_step: dict[GVar, int] = {}
-            for position, (var, value) in enumerate(steps(f)):
-                at_step[var] = position
-                last.update(dict.fromkeys(roots.of_all(value), position))
-                roots.bind(var, value)
+            for position, b in enumerate(all_bindings(f)):
+                at_step[b.var] = position
+                last.update(dict.fromkeys(roots.of_all(b.value), position))
+                roots.bind(b.var, b.value)
             last.update(dict.fromkeys(roots.of_all(f.ret), len(at_step)))
             made = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
 

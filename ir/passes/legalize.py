@@ -13,6 +13,7 @@ from relax_tune.ir.op.movement import VIEWS, Reshape
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function
 from relax_tune.ir.passes.symbols import close_over
+from relax_tune.ir.relations import is_known
 from relax_tune.ir.struct_info import TensorInfo, TupleInfo
 
 
@@ -42,11 +43,11 @@ class Legalize:
                 return
             ctx = Deduction(out.env, choices=True)
             info = infer_value(value, ctx)
-            infos = [i for i in map(info_of, value.args) if isinstance(i, TensorInfo)]
+            infos = list(map(info_of, value.args))
             outs = info.fields if isinstance(info, TupleInfo) else (info,)
-            found = [o for o in outs if isinstance(o, TensorInfo) and o.shape is not None and o.dtype is not None]
-            known = len(infos) == len(value.args) and all(i.shape is not None and i.dtype is not None for i in infos)
-            if not known or len(found) != len(outs):
+            found = [o for o in outs if is_known(o)]
+            given = [i for i in infos if is_known(i)]
+            if len(given) != len(infos) or len(found) != len(outs):
                 if self.strict:
                     raise BuildError(
                         f"{binding.var.name}: wanted known dims to lower {value.op.name}, found arguments {infos!r} and "
@@ -58,7 +59,7 @@ class Legalize:
                 self._view(out, binding, value, found[0])
                 return
             consts = [isinstance(a, Constant) for a in value.args]
-            closed = close_over(value.op.legalize(value.op.name, infos, consts, ctx), out.env)
+            closed = close_over(value.op.legalize(value.op.name, given, consts, ctx), out.env)
             name = table.add(closed.func)
             call = CallTIR(name, tuple(map(out.value, value.args)), tuple(found), closed.scalars)
             out.bindings.append(Binding(binding.var, call))

@@ -16,14 +16,13 @@ from relax_tune.ir.graph import (
     Constant,
     DataflowBlock,
     Function,
-    FunctionRef,
     GVar,
     TupleItem,
     TupleValue,
     Value,
-    all_blocks,
+    all_bindings,
     all_uses,
-    nested_values,
+    callees,
     operands,
 )
 from relax_tune.ir.passes.rewriter import Emitter, rewrite_function, used_vars
@@ -57,7 +56,7 @@ class LiftParameters:
         if not lifted:
             return module
         for other in (o for o in module.functions.values() if isinstance(o, Function)):
-            if any(isinstance(v, FunctionRef) and v.name == f.name for v in nested_values(other)):
+            if f.name in callees(other):
                 raise UserError(f"{f.name}: wanted a function that no other calls, found a call in {other.name}")
         name = f"{f.name}_prepare"
         while name in module.functions:
@@ -154,7 +153,7 @@ def _without_unread(f: Function, steps: set[GVar]) -> Function:
     """Without those of `steps` that nobody reads any more."""
     while True:
         read = {v for value in all_uses(f) for v in used_vars(value)}
-        dead = {b.var for block in all_blocks(f) for b in block.bindings if b.var in steps and b.var not in read}
+        dead = {b.var for b in all_bindings(f) if b.var in steps and b.var not in read}
         if not dead:
             return f
 

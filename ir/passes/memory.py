@@ -10,9 +10,9 @@ from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, const, free_vars, mul
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Function, GVar
+from relax_tune.ir.graph import Function, GVar, all_bindings
 from relax_tune.ir.op.base import env_of, product
-from relax_tune.ir.passes.roots import Roots, Tensor, made_tensors, steps
+from relax_tune.ir.passes.roots import Roots, Tensor, made_tensors
 from relax_tune.ir.passes.storages import Span, pack
 from relax_tune.ir.struct_info import TensorInfo, TupleInfo
 
@@ -100,7 +100,8 @@ def lifetimes(
     roots = Roots()
     last: dict[Tensor, int] = {}
     made: list[tuple[int, GVar, int, TensorInfo]] = []
-    for position, (var, value) in enumerate(steps(func)):
+    for position, b in enumerate(all_bindings(func)):
+        var, value = b.var, b.value
         roots.bind(var, value)
         made += [(position, var, i, t) for i, t in made_tensors(value, var.info)]
         for read in roots.of_all(value):
@@ -108,7 +109,7 @@ def lifetimes(
     kept = roots.of_all(func.ret)
     placed = [m for m in made if (m[1], m[2]) not in kept]
     lives = [Lifetime(v, i, _nbytes(v, t, env), at, last.get((v, i), at)) for at, v, i, t in placed]
-    where = {v: at for at, (v, _) in enumerate(steps(func))}
+    where = {b.var: at for at, b in enumerate(all_bindings(func))}
     for v, sizes in (workspaces or {}).items():
         lives += [Lifetime(v, None, simplify(size, env), where[v], where[v]) for size in sizes]
     return tuple(sorted(lives, key=lambda life: life.first))

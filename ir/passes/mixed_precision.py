@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from relax_tune.ir.deduce import infer_value, info_of
 from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import AnyBinding, Binding, Body, Call, Constant, Function, GVar, If, Value
+from relax_tune.ir.graph import AnyBinding, Binding, Call, Constant, Function, GVar, If, Value, all_bindings
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.elementwise import Binary, Cast, Unary
 from relax_tune.ir.op.shapes import ShapeOperator
@@ -132,7 +131,7 @@ class _Rewrite:
         self.sources: dict[Value, Value] = {}  # of casts that the program makes itself: what they cast up
 
     def run(self) -> Function:
-        bindings = list(_in_order(self.func))
+        bindings = list(all_bindings(self.func))
         for b in bindings:
             args = b.value.args if isinstance(b.value, Call) else ()
             if args and all(isinstance(a, Constant) or a in self.static for a in args):
@@ -255,16 +254,6 @@ class _Rewrite:
         info = info_of(half)
         assert isinstance(info, TensorInfo)
         return out.bind(Call(Cast(f32), (half,)), _as(info, f32), "wide")
-
-
-def _in_order(func: Function | Body) -> Iterator[AnyBinding]:
-    """Every binding, those of the sides of an `if` before it."""
-    for block in func.blocks:
-        for b in block.bindings:
-            if isinstance(b.value, If):
-                yield from _in_order(b.value.then)
-                yield from _in_order(b.value.orelse)
-            yield b
 
 
 def _is(value: Value, dtype: DType) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 from relax_tune.errors import UserError
 from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import CallTIR, Function, FunctionRef, all_blocks, nested_values
+from relax_tune.ir.graph import CallTIR, Function, all_bindings, callees
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.canonical import Canonicalise
 from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
@@ -160,14 +160,10 @@ def _graph(module: IRModule, name: str) -> Function:
     return found
 
 
-def _callees(f: Function) -> set[str]:
-    return {v.name for v in nested_values(f) if isinstance(v, FunctionRef)}
-
-
 def _entries(module: IRModule) -> tuple[str, ...]:
     """The graph functions that no other one calls, and `main`."""
     graphs = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
-    called = {callee for n, f in graphs.items() for callee in _callees(f) if callee != n}
+    called = {callee for n, f in graphs.items() for callee in callees(f) if callee != n}
     return tuple(n for n in graphs if n not in called or n == "main")
 
 
@@ -182,7 +178,7 @@ def _driven(
         name = todo.pop()
         if name not in functions:
             functions[name] = f = _graph(module, name)
-            todo += _callees(f)
+            todo += callees(f)
     functions |= {n: f for n, f in cut.module.functions.items() if not isinstance(f, Function)}
     straight, checks = Inline().run(replace(cut.module, functions=functions))
     drivers = {n: cut.module.functions[n] for n in cut.drivers}
@@ -196,7 +192,7 @@ def _bounded(module: IRModule) -> IRModule:
     params = dict.fromkeys(v for f in functions for p in f.params for v in info_symbols(p.info))
     used = {
         *params,
-        *(v for f in functions for x in all_blocks(f) for b in x.bindings for v in info_symbols(b.var.info)),
+        *(v for f in functions for b in all_bindings(f) for v in info_symbols(b.var.info)),
     }
     known = {b.var for b in module.bounds}
     bounds = [b for b in module.bounds if b.var in used] + [Bound(v) for v in params if v not in known]

@@ -42,7 +42,7 @@ from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, used_vars, with_operands
 from relax_tune.ir.pattern import Operand, Pattern, pattern
 from relax_tune.ir.printer import excerpt
-from relax_tune.ir.relations import call_differences, differences
+from relax_tune.ir.relations import call_differences, differences, is_known
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.verify_graph import verify_function
 
@@ -122,7 +122,7 @@ class Site:
         if isinstance(out, TensorInfo):
             return (out,)
         fields: Sequence[StructInfo] = out or (self.info.fields if isinstance(self.info, TupleInfo) else (self.info,))
-        known = tuple(i for i in fields if isinstance(i, TensorInfo) and i.shape is not None and i.dtype is not None)
+        known = tuple(i for i in fields if is_known(i))
         if len(known) != len(fields):
             raise Unfit
         return known

@@ -25,9 +25,10 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
-    all_blocks,
+    all_bindings,
     operands,
 )
+from relax_tune.ir.names import unused
 from relax_tune.ir.op.movement import VIEWS, Reshape
 from relax_tune.ir.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.structural import workload_key
@@ -181,10 +182,7 @@ class FunctionTable:
         known = self.keys.get(key)
         if known is not None:
             return known
-        name, i = func.name, 0
-        while name in self.functions:
-            i += 1
-            name = f"{func.name}_{i}"
+        name = unused(func.name, self.functions)
         self.functions[name] = func if name == func.name else replace(func, name=name)
         self.keys[key] = name
         return name
@@ -209,7 +207,7 @@ def rewrite_function(
 
 
 def _variables(func: Function) -> Iterator[GVar]:
-    return (b.var for block in all_blocks(func) for b in block.bindings)
+    return (b.var for b in all_bindings(func))
 
 
 def _rewrite_blocks(
@@ -224,8 +222,8 @@ def _rewrite_blocks(
                 binding = binding if value is binding.value else replace(binding, value=value)
             visit(out, binding)
         new = tuple(out.bindings[start:])
-        blocks.append(block if _same(new, block.bindings) else replace(block, bindings=new))
-    return old if _same(blocks, old) else tuple(blocks)
+        blocks.append(block if same_objects(new, block.bindings) else replace(block, bindings=new))
+    return old if same_objects(blocks, old) else tuple(blocks)
 
 
 def _rewrite_sides(value: If, out: Emitter, visit: Callable[[Emitter, AnyBinding], None]) -> If:
@@ -242,10 +240,11 @@ def _rewrite_sides(value: If, out: Emitter, visit: Callable[[Emitter, AnyBinding
         out.depth -= 1
         sides.append(body if blocks is body.blocks and ret is body.ret else Body(blocks, ret))
         out.mapping, out.bindings, out.known, out.env = outer
-    return value if _same((cond, *sides), (value.cond, value.then, value.orelse)) else If(cond, *sides)
+    return value if same_objects((cond, *sides), (value.cond, value.then, value.orelse)) else If(cond, *sides)
 
 
-def _same(a: Sequence[object], b: Sequence[object]) -> bool:
+def same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
+    """The very same objects, in order."""
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 

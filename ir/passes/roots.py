@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from relax_tune.ir.graph import (
-    Body,
     Call,
     CallDPSLibrary,
     CallFunction,
     CallHost,
     CallTIR,
-    Function,
     GVar,
     If,
     TupleItem,
     TupleValue,
     Value,
 )
-from relax_tune.ir.op.movement import VIEWS
-from relax_tune.ir.passes.rewriter import used_vars
+from relax_tune.ir.passes.rewriter import is_view, used_vars
 from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
 
 Tensor = tuple[GVar, int]
 """A tensor that is made: the variable, and which field of it."""
-
-
-def steps(body: Function | Body) -> Iterator[tuple[GVar, Value]]:
-    """Bindings in an order in which everything comes after what it reads, whichever sides of branches are taken: one side of an
-    `if` after the other, then the `if` itself, which reads all of both."""
-    for b in body.bindings:
-        if isinstance(b.value, If):
-            yield from steps(b.value.then)
-            yield from steps(b.value.orelse)
-        yield b.var, b.value
 
 
 @dataclass(slots=True)
@@ -99,7 +86,7 @@ def made_tensors(value: Value, info: StructInfo) -> Sequence[tuple[int, TensorIn
         return [(i, t) for i, (t, at) in enumerate(zip(value.out, value.inplace, strict=True)) if at is None]
     if isinstance(value, (CallTIR, CallDPSLibrary)):
         return list(enumerate(value.out))
-    if isinstance(value, Call) and not isinstance(value.op, VIEWS):
+    if isinstance(value, Call) and not is_view(value):
         fields = info.fields if isinstance(info, TupleInfo) else (info,)
         return [(i, f) for i, f in enumerate(fields) if isinstance(f, TensorInfo)]
     return ()

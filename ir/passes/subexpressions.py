@@ -28,7 +28,7 @@ from relax_tune.ir.graph import (
     TupleItem,
     TupleValue,
     Value,
-    all_blocks,
+    all_bindings,
     is_impure,
     nested_values,
     operands,
@@ -45,7 +45,7 @@ from relax_tune.ir.passes.rewriter import (
     rewrite_function,
     used_vars,
 )
-from relax_tune.ir.relations import differences
+from relax_tune.ir.relations import is_certain
 from relax_tune.ir.struct_info import CallableInfo
 
 Array = NDArray[Any]
@@ -76,7 +76,7 @@ class CommonSubexpressions:
 
         def function(f: Function, table: FunctionTable) -> Function:
             results, fixed = returned(f), pinned(f)
-            values = (b for block in all_blocks(f) for b in block.bindings if b.var in fixed)
+            values = (b for b in all_bindings(f) if b.var in fixed)
             overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before something is
             number: dict[Value | str, Value | str] = dict(first.items())  # the first to hold the same
 
@@ -94,7 +94,11 @@ class CommonSubexpressions:
                 value, ctx = out.value(binding.value), Deduction(out.env)
                 key = _key(value, number, ctx) if isinstance(binding, Binding) else None
                 known = None if key is None else out.known.setdefault(key, binding.var)
-                if isinstance(known, GVar) and known is not binding.var and _says(binding.var, known, ctx):
+                if (
+                    isinstance(known, GVar)
+                    and known is not binding.var
+                    and is_certain(binding.var.info, known.info, ctx.env)
+                ):
                     number[binding.var] = known
                     if binding.var not in results | fixed and known not in overwritten and not repeats(value):
                         out.mapping[binding.var] = known
@@ -107,11 +111,6 @@ class CommonSubexpressions:
             return rewrite_function(f, visit, env, shared)
 
         return map_graphs(module, function)
-
-
-def _says(wanted: GVar, found: GVar, ctx: Deduction) -> bool:
-    """Whether all that is known of one variable is known of the other."""
-    return next(differences(wanted.info, found.info, ctx.env), None) is None
 
 
 def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:

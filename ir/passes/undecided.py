@@ -13,6 +13,7 @@ from relax_tune.ir.deduce import info_of, require_bounds, signature
 from relax_tune.ir.expr import Expr, Var, free_vars
 from relax_tune.ir.function import Bound, IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Constant, Function, GVar, MatchCast, Value
+from relax_tune.ir.names import unused
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.passes.inline_walk import Frame, Walk
 from relax_tune.ir.relations import check_annotation, info_symbols, solve
@@ -51,11 +52,7 @@ class UndecidedWalk(Walk):
 
     def own(self, v: Var, again: bool) -> Var:
         """A symbol under a name that no other symbol of the function has, with the bounds of `v`."""
-        name, i = v.name, 0
-        while name in self.symbols:
-            i += 1
-            name = f"{v.name}_{i}"
-        self.symbols.add(name)
+        self.symbols.add(name := unused(v.name, self.symbols))
         if name == v.name and not again:
             return v
         fresh = Var(name, v.dtype)
