@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ir.arith_worlds import SLOW, conditions, evaluate, worlds
 
@@ -31,7 +31,7 @@ def z3() -> Z3:
 
 
 @pytest.mark.solver
-@SLOW
+@settings(SLOW, max_examples=25)
 @given(data=st.data())
 def test_answers_are_never_wrong(data: st.DataObject, z3: Z3) -> None:
     env, variables, points = data.draw(worlds())

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny_decoders import ADDED, MODELS, PROMPTS, VOCABULARY, ids, write
+from tests.tuner.tuner_models import job_of, opened
 from typer.testing import CliRunner
 
 import relax_tune as rt
+from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.errors import UserError
 from relax_tune.ir.op.elementwise import Relu
 from relax_tune.runtime.generate import generate, greedy
 from relax_tune.tuner.cli import app
+from relax_tune.tuner.task import Choices
 
 pytestmark = [pytest.mark.ccompiler, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
 BOUNDS = {"b": (1, 2)}
@@ -38,15 +41,26 @@ def test_tokens_of_torch(tmp_path: Path, name: str) -> None:
 
 
 def test_a_tuned_decoder_gives_the_same_tokens(tmp_path: Path) -> None:
+    """Whatever was tuned is dispatched: a candidate of one task of every kind, drawn at random."""
     folder, wanted = write(tmp_path, "llama")
-    module, db = rt.load_model(folder, BOUNDS | {"n": (1, 33), "m": (1, 60)}), tmp_path / "records.db"
-    result = rt.tune(module, target="c", db=db, trials=1, effort="quick")
-    assert all(row.trials for row in result.tasks)
-    with rt.build(module, target="c", db=db).open() as model:
-        for b, n in PROMPTS:
-            np.testing.assert_array_equal(generate(model, ids(b, n), ADDED)[:, n:], wanted[f"tokens_{b}_{n}"])
-        ran = {label for e in model.executors.values() for bound in e._bindings.values() for _, label in bound.choices}
-    assert "tuned" in ran
+    module = rt.load_model(folder, BOUNDS | {"n": (1, 33), "m": (1, 60)})
+    kinds: set[str] = set()
+
+    def drawn(choices: Choices) -> list[VariantRecord]:
+        kind = choices.task.name.rstrip("_0123456789")
+        if kind in kinds:
+            return []
+        kinds.add(kind)
+        return [choices.tuned(choices.space.candidates(choices.space.sample(np.random.default_rng(7), 1))[0])]
+
+    with opened("c") as device:
+        job = job_of(device.info, module, drawn)
+        with job.artifact(job.build()).open(device) as model:
+            for b, n in PROMPTS:
+                np.testing.assert_array_equal(generate(model, ids(b, n), ADDED)[:, n:], wanted[f"tokens_{b}_{n}"])
+            bound = [b for e in model.executors.values() for b in e._bindings.values()]
+    tuned = {call for b in bound for call, label in b.choices if label == "tuned"}
+    assert len(kinds) > 8 and len(tuned) >= len(kinds)
 
 
 def test_weights_are_on_the_device_once(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:

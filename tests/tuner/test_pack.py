@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, add_records, feed_forward, ok_record, opened
+from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, feed_forward, job_of, opened
 
+from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import f32, u8
 from relax_tune.ir.expr import Expr, cast, const, load, lt, select
-from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Exp, Mul
@@ -24,42 +24,24 @@ from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.passes.lift import LiftParameters
 from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.job import Job
 from relax_tune.tuner.pack import Packing, pack_weights, packed
 from relax_tune.tuner.task import Choices
 
 
-def packing_variants(choices: Choices, count: int) -> list[Any]:
-    """Tuned variants that pack a weight, of different panels."""
+def packing_variants(choices: Choices) -> list[VariantRecord]:
+    """Two tuned variants that pack a weight, of different panels where there are such."""
     sketches = [k for k, s in enumerate(choices.sketches) if s.name.endswith(".packed")]
     found = choices.space.candidates(choices.space.sample(np.random.default_rng(5), 400))
     first = {(c.sketch, str(c)): c for c in found if c.sketch in sketches}
-    return [choices.tuned(c) for _, c in sorted(first.items())[:count]]
-
-
-def tuned_job(device: DeviceInfo, module: IRModule) -> Job:
-    """A job whose records make packing variants win, two of them in turn."""
-    store = MemoryStore()
-    job = Job(module, device, store, QUICK)
-    store.add_target(job.target)
-    for task in job.tasks:
-        variants = packing_variants(job.choices[task.name], 2)
-        points = task.domain.points
-        records = [
-            ok_record(task, job.target.key, v, p, 1e-6 if (2 * at < len(points)) == (k == 0) else 1.0)
-            for at, p in enumerate(points)
-            for k, v in enumerate(variants)
-        ]
-        add_records(store, task, records)
-    return job
+    return [choices.tuned(c) for _, c in sorted(first.items())[:2]]
 
 
 @pytest.mark.ccompiler
 def test_packed_artifacts_give_the_same_bits(tmp_path: Path) -> None:
     with opened("c") as device:
         module = feed_forward()
-        job = tuned_job(device.info, module)
+        job = job_of(device.info, module, packing_variants)
         built = job.build()
         plain, dense = job.artifact(built), job.artifact(built, pack=True)
         assert sum(len(p.prepare) for p in plain.programs) >= 2
@@ -129,7 +111,7 @@ def test_what_computes_is_left_to_the_device() -> None:
 
 def test_weights_read_unpacked_as_well_stay() -> None:
     """A generic kernel beside a packing one reads the weight as the model has it."""
-    job = tuned_job(PAPER_DEVICE, feed_forward())
+    job = job_of(PAPER_DEVICE, feed_forward(), packing_variants)
     built = job.build()
     program = built.program
     w1 = next(i for i, b in enumerate(program.buffers) if b.name == "w1")
