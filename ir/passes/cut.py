@@ -208,7 +208,7 @@ class _Cutter:
         inside = any(v in line.made for v in uses)
         late = not line.waiting.isdisjoint((*uses, *binding_symbols(b)))
         new = [v for v in info_symbols(b.info) if v not in self.symbols] if isinstance(b, MatchCast) else []
-        if self.is_step(b, line, inside, bool(new)):
+        if self.is_step(b, inside, bool(new)):
             if late:
                 self.flush(line)
             line.region.append(b)
@@ -231,7 +231,7 @@ class _Cutter:
         else:
             line.out.append(b)
 
-    def is_step(self, b: AnyBinding, line: _Line, inside: bool, binds: bool) -> bool:
+    def is_step(self, b: AnyBinding, inside: bool, binds: bool) -> bool:
         """Whether a binding belongs into a part. Raises BuildError for a tensor operation that cannot be lowered."""
         value = b.value
         if isinstance(b, MatchCast):

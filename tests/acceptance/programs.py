@@ -110,17 +110,18 @@ def fields(value: Any, info: StructInfo) -> Iterator[Any]:
         yield value
 
 
-def same(found: Any, wanted: Any, where: str) -> None:
+def same(found: Any, wanted: Any, where: str, tolerance: float = 1e-5) -> None:
+    """The same values, shapes and dtypes; functions by name."""
     if isinstance(wanted, tuple):
         assert isinstance(found, tuple) and len(found) == len(wanted), where
         for a, b in zip(found, wanted, strict=True):
-            same(a, b, where)
+            same(a, b, where, tolerance)
         return
     if not isinstance(wanted, np.ndarray):
         assert getattr(found, "name", found) == getattr(wanted, "name", wanted), where
         return
     assert found.shape == wanted.shape and found.dtype == wanted.dtype, where
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=where)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance, err_msg=where)
 
 
 def refuse(module: IRModule, device: Device, args: Sequence[Any], *words: str) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.acceptance.programs import compiled, fields, opened, run, same
-from tests.ir.random_graphs import Made, graphs
+from tests.ir.random_graphs import SIZES, SLOW, Made, graphs
 
 from relax_tune.errors import BuildError, DeduceError, UserError
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Function, FunctionRef, nested_values
+from relax_tune.ir.graph import Function, callees
 from relax_tune.ir.passes.cleanup import DeadCode
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.pipeline import lower
@@ -23,7 +23,6 @@ from relax_tune.ir.printer import print_text
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
-SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +36,8 @@ def without_uncalled(module: IRModule) -> IRModule:
     graph = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
     kept, stack = {"main"}, ["main"]
     while stack:
-        called = [v.name for v in nested_values(graph[stack.pop()]) if isinstance(v, FunctionRef)]
-        stack += [n for n in dict.fromkeys(called) if n not in kept]
+        called = callees(graph[stack.pop()])
+        stack += [n for n in called if n not in kept]
         kept.update(called)
     return replace(module, functions={n: f for n, f in module.functions.items() if n in kept or n not in graph})
 
@@ -50,9 +49,7 @@ def outcome(call: Any) -> Any:
         return error
 
 
-@settings(
-    max_examples=12, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None
-)
+@settings(SLOW, max_examples=12, database=None)
 @given(graphs(steps=5, rich=False), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
 def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
     device: Device, made: Made, sizes: list[dict[str, int]], seed: int
@@ -79,9 +76,7 @@ def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
                 same(found, wanted[0] if isinstance(wanted, tuple) and len(wanted) == 1 else wanted, where)
 
 
-@settings(
-    max_examples=15, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None
-)
+@settings(SLOW, max_examples=15, database=None)
 @given(graphs(steps=10), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
 def test_so_do_those_that_branch_call_and_depend_on_data(
     device: Device, made: Made, sizes: list[dict[str, int]], seed: int

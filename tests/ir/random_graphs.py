@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from relax_tune.errors import DeduceError
@@ -26,6 +27,18 @@ from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeI
 from relax_tune.ir.tensor_builder import TensorBuilder
 
 Draw = Callable[..., Any]
+SLOW = settings(
+    phases=[Phase.generate],
+    max_examples=25,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+"""Of whole programs: shrinking one takes longer than reading it."""
+ALWAYS_THESE = settings(SLOW, max_examples=20, database=None, derandomize=True)
+"""Where a test counts on how many of them."""
+SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
+"""Values of the symbols of a program."""
 
 
 @dataclass(repr=False)

@@ -7,14 +7,15 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.ir.random_graphs import Made, graphs
+from tests.acceptance.programs import same
+from tests.ir.random_graphs import SIZES, SLOW, Made, graphs
 
 from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.expr import eq
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Call, Function, FunctionRef, If, Value
+from relax_tune.ir.graph import Call, Function, If, Value
 from relax_tune.ir.interp_expr import Tape
 from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.match import Scope, find_matches, same_value
@@ -39,18 +40,10 @@ from relax_tune.ir.printer import print_text
 from relax_tune.ir.structural import first_difference, structural_hash
 from relax_tune.ir.verify import verify
 
-SLOW = settings(
-    phases=[Phase.generate],
-    max_examples=25,
-    deadline=None,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
 PASSES = (
     Inline(), Deduce(), Canonicalise(), FoldConstants(), PushPermutes(), CommonSubexpressions(), DeadCode(), Legalize(), FuseOps(),
     CollapseDims(), CancelViews(), TidyNames(),
 )  # fmt: skip
-SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
 
 
 def outcome(module: IRModule, args: list[Any]) -> Any:
@@ -64,20 +57,6 @@ def outcome(module: IRModule, args: list[Any]) -> Any:
 def refused(error: DeduceError, wanted: Any) -> None:
     """Sharper annotations may show that a function never runs to its end: then `main` did not either, unless it is another."""
     assert isinstance(wanted, UserError) or not str(error).startswith("main: "), f"{error}\n{wanted!r}"
-
-
-def same(a: Any, b: Any, text: str) -> None:
-    if isinstance(a, tuple):
-        assert isinstance(b, tuple) and len(a) == len(b), text
-        for x, y in zip(a, b, strict=True):
-            same(x, y, text)
-    elif isinstance(a, FunctionRef):
-        assert isinstance(b, FunctionRef) and a.name == b.name
-    elif isinstance(a, np.ndarray):
-        assert a.shape == b.shape and a.dtype == b.dtype, text
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=text)
-    else:
-        assert a == b, text
 
 
 @SLOW
@@ -126,7 +105,7 @@ def test_inlining_keeps_meaning_and_checks(made: Made, sizes: dict[str, int], se
         assert isinstance(found, UserError) or fires, text
     else:
         assert not isinstance(found, UserError), f"{text}\n{found}"
-        same(wanted, found, text)
+        same(found, wanted, text, 1e-4)
 
 
 def _symbols(check: Any) -> Any:
@@ -153,7 +132,7 @@ def test_passes_in_any_order_keep_meaning(made: Made, sizes: dict[str, int], ord
         verify(module)
         found = outcome(module, args)
         assert not isinstance(found, UserError), f"{text}\n{found}"
-        same(wanted, found, text)
+        same(found, wanted, text, 1e-4)
 
 
 def again(s: Site) -> Value:
@@ -187,7 +166,7 @@ def test_rewriting_by_patterns_keeps_meaning(made: Made, sizes: dict[str, int], 
             f"{wanted!r}\n{found!r}\n{print_text(module)}"
         )
     else:
-        same(found, wanted, print_text(module))
+        same(found, wanted, print_text(module), 1e-4)
 
 
 def shown(v: Value, made: Mapping[Value, Value], depth: int, leaves: dict[str, Value]) -> Pattern:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.ir.random_graphs import Made, graphs
+from tests.acceptance.programs import same
+from tests.ir.random_graphs import ALWAYS_THESE, SIZES, Made, graphs
 
 from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.dtype import bool_, f32, i64, u8
@@ -429,29 +430,6 @@ def test_attributes_with_symbols_are_not_folded() -> None:
 
 # random programs
 
-SLOW = settings(
-    phases=[Phase.generate],
-    max_examples=20,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
-SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
-
-
-def equal(a: Any, b: Any, text: str) -> None:
-    if isinstance(a, tuple):
-        assert isinstance(b, tuple) and len(a) == len(b), text
-        for x, y in zip(a, b, strict=True):
-            equal(x, y, text)
-    elif isinstance(a, np.ndarray):
-        assert a.shape == b.shape and a.dtype == b.dtype, text
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=text)
-    else:
-        assert type(a) is type(b), text
-
-
 RANDOM: dict[str, tuple[Pass, Sequence[Pass], Sequence[str]]] = {
     "canonicalise": (Canonicalise(), [], ["nothing"]),
     "common subexpressions": (CommonSubexpressions(), [], ["unary", "again"]),
@@ -470,7 +448,7 @@ def test_random_programs_keep_their_meaning(name: str) -> None:
     step, before_it, start = RANDOM[name]
     fired = []
 
-    @SLOW
+    @ALWAYS_THESE
     @given(graphs(steps=5, first=start), SIZES, st.integers(0, 9))
     def check(made: Made, sizes: dict[str, int], seed: int) -> None:
         args = made.arguments(sizes, np.random.default_rng(seed))
@@ -484,7 +462,7 @@ def test_random_programs_keep_their_meaning(name: str) -> None:
         fired.append(after is not module)
         text = f"{print_text(module)}\n{print_text(after)}"
         verify(after)
-        equal(wanted, run_function(after, "main", args), text)
+        same(run_function(after, "main", args), wanted, text, 1e-4)
         settled = step(step(after))
         assert step(settled) is settled, text
 
@@ -526,7 +504,7 @@ def test_unpacking_of_parameters_is_not_lifted() -> None:
 def test_lifted_programs_keep_their_meaning() -> None:
     fired = []
 
-    @SLOW
+    @ALWAYS_THESE
     @given(graphs(steps=5, first=["prepared"]), SIZES, st.integers(0, 9))
     def check(made: Made, sizes: dict[str, int], seed: int) -> None:
         main = made.module.functions["main"]
@@ -548,7 +526,7 @@ def test_lifted_programs_keep_their_meaning() -> None:
             lifted = rest.params[len(rest.params) - len(found) :]
             given_now |= dict(zip((p.name for p in lifted), found, strict=True))
             args = [given_now[p.name] for p in rest.params]
-        equal(wanted, run_function(after, "main", args), print_text(after))
+        same(run_function(after, "main", args), wanted, print_text(after), 1e-4)
 
     check()
     assert sum(fired) >= 2 and sum(fired) * 2 >= len(fired), fired

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ir.random_graphs import Made, graphs
+from tests.ir.random_graphs import ALWAYS_THESE, Made, graphs
 
 from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.dtype import DType, bf16, bool_, f16, f32, i64
@@ -210,19 +210,10 @@ def straight() -> IRModule:
     return g.finish(g.call(Gelu(), g.call(Add(), x, g.call(Matmul(), weights, v))))
 
 
-SLOW = settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-
-
 def test_random_programs_keep_their_meaning() -> None:
     fired = []
 
-    @SLOW
+    @settings(ALWAYS_THESE, max_examples=40)
     @given(
         graphs(steps=5, first=("products",)),
         st.fixed_dictionaries({"n": st.integers(0, 4), "m": st.integers(0, 4)}),
