@@ -156,12 +156,14 @@ class ProgramBuilder:
         return len(self.buffers) - 1
 
     def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf) -> int:
-        """An array in the memory of another: that one itself when it has the same dims."""
+        """An array in the memory of another: that one itself when it has the same dims, and one for all views of equal dims."""
         shape = tuple(self.slot(d, symbols) for d in buffer.shape)
         if shape == self.buffers[base].shape:
             return base
-        self.buffers.append(BufferSpec(name, buffer.dtype.name, shape, "view", base=base))
-        return len(self.buffers) - 1
+        view = BufferSpec(name, buffer.dtype.name, shape, "view", base=base)
+        if view not in self.buffers:
+            self.buffers.append(view)
+        return self.buffers.index(view)
 
     def storage(self, nbytes: Expr, symbols: SlotOf) -> int:
         """A planned piece of memory; returns its index."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from relax_tune.ir.expr import Var, free_vars, substitute
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Function, GVar, MatchCast, callees
+from relax_tune.ir.names import unused
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.inline_walk import OnOneSide, Walk
 from relax_tune.ir.passes.rewriter import same_objects
-from relax_tune.ir.relations import solve
+from relax_tune.ir.relations import info_symbols, solve
 from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, TensorInfo
 
 
@@ -55,14 +57,25 @@ class Inline:
 
 
 def _sharpened(f: Function) -> tuple[GVar, ...]:
-    """The parameters, those of unknown dims or dtype as a match_cast of the function itself says they are."""
+    """The parameters, those of unknown dims or dtype as a match_cast of the function itself says they are. A symbol that comes with a
+    cast gets a name that no other symbol of the parameters has: it may be that of another function."""
+    own = {v: v for p in f.params for v in info_symbols(p.info)}
+    taken = {v.name for v in own}
     casts = {b.value: b.info for b in reversed(f.bindings) if isinstance(b, MatchCast) and isinstance(b.value, GVar)}
     params = []
     for p in f.params:
         info, cast = p.info, casts.get(p)
         if isinstance(info, TensorInfo) and isinstance(cast, TensorInfo) and None in (info.shape, info.dtype):
             ndim = cast.ndim if info.ndim is None else info.ndim
-            info = TensorInfo(cast.shape if info.shape is None else info.shape, info.dtype or cast.dtype, ndim)
+            shape = cast.shape if info.shape is None else info.shape
+            if shape is not None:
+                for v in free_vars(*shape):
+                    if v not in own:
+                        name = unused(v.name, taken)
+                        own[v] = v if name == v.name else Var(name, v.dtype)
+                        taken.add(name)
+                shape = tuple(substitute(d, own) for d in shape)
+            info = TensorInfo(shape, info.dtype or cast.dtype, ndim)
         params.append(p if info == p.info else GVar(p.name, info))
     infos = tuple(p.info for p in params)
     return tuple(params) if None not in solve(CallableInfo(infos, ObjectInfo()), infos).values() else f.params

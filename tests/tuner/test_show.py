@@ -17,7 +17,7 @@ from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.parser import parse_prim_func
-from relax_tune.ir.passes.pipeline import STANDARD, lower
+from relax_tune.ir.passes.pipeline import STANDARD, lower, passes_for
 from relax_tune.ir.printer import print_text
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.schedules.schedule import Schedule
@@ -37,6 +37,25 @@ RUNNER = CliRunner()
 TASK = "fused_matmul_add_gelu"
 BOUNDS = {"b": (1, 4), "n": (1, 32)}
 CANDIDATES = 14
+BRANCHING = """module(version=1)
+
+@function
+def callee(x: Tensor((n,), f32)) -> Tensor((n,), f32):
+    with dataflow():
+        y: Tensor((n,), f32) = op.exp(x)
+    return y
+
+@function
+def main(c: Tensor((), bool), x: Tensor((m,), f32)) -> Tensor((m,), f32):
+    y: Tensor((m,), f32)
+    if c:
+        with dataflow():
+            a: Tensor((m,), f32) = call("callee", x)
+        y = a
+    else:
+        y = x
+    return y
+"""
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +153,24 @@ def test_a_model_s_tasks_and_its_program_after_every_stage() -> None:
     assert "Tasks" not in ok("bert", "--what", "program")
 
 
+def test_tasks_and_stages_of_joined_products_and_of_programs_that_branch() -> None:
+    options = ("bert", "--bound", "b=1:4", "--products", "joined")
+    passes = passes_for("joined")
+    module = load_model("bert", {"b": (1, 4)})
+    lowered = lower(module, passes)
+    assert {t["name"] for t in document(*options)["tasks"]} == set(lowered.prims) != set(lower(module).prims)
+    assert document(*options, "--after", "lowered")["program"] == print_text(lowered.module)
+    counts = [
+        document(*options, "--after", stage)["program"].count("op.matmul")
+        for stage in ("DeadCode", "CombineParallelMatmuls")
+    ]
+    assert counts[1] < counts[0]
+    assert "CombineParallelMatmuls" in refused(*options, "--after", "none")
+    Path("side.relax").write_text(BRANCHING)
+    assert document("side.relax", "--after", "lowered")["program"] == print_text(lower(load_model("side.relax")).module)
+    assert "callee" not in ok("side.relax", "--after", "DeadCode")
+
+
 def test_wrong_stages_sections_and_tasks_name_the_right_ones() -> None:
     assert "FuseOps" in refused("bert", "--after", "Fuse") and "DeadCode.2" in refused("bert", "--after", "Fuse")
     assert "program, tasks" in refused("bert", "--what", "source")
@@ -154,6 +191,7 @@ def test_wrong_stages_sections_and_tasks_name_the_right_ones() -> None:
         ((TASK, "--bound", "n=1:2"), "--bound does not apply"),
         ((TASK, "--task", TASK), "--task does not apply"),
         ((TASK, "--effort", "full"), "--effort does not apply"),
+        ((TASK, "--products", "joined"), "--products does not apply"),
         ((TASK, "--target", "c", "--db", "r.db", "--of", "best", "--what", "text"), "--of does not apply"),
     ],
 )

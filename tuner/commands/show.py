@@ -22,7 +22,17 @@ from relax_tune.ir.passes.pipeline import lower, passes_for
 from relax_tune.ir.printer import print_text
 from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.commands.db import one_workload
-from relax_tune.tuner.commands.options import Bounds, Database, Effort, Json, Precision, Target, among, print_json
+from relax_tune.tuner.commands.options import (
+    Bounds,
+    Database,
+    Effort,
+    JoinedProducts,
+    Json,
+    Precision,
+    Target,
+    among,
+    print_json,
+)
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.job import Job, device_info, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
@@ -82,6 +92,7 @@ def show(
     db: Database = None,
     bound: Bounds = None,
     effort: Effort = None,
+    products: JoinedProducts = None,
     precision: Precision = None,
     json: Json = False,
 ) -> None:
@@ -93,7 +104,14 @@ def show(
     """
     if not is_model(subject):
         _refuse(
-            {"--task": task, "--after": after, "--bound": bound, "--effort": effort, "--precision": precision},
+            {
+                "--task": task,
+                "--after": after,
+                "--bound": bound,
+                "--effort": effort,
+                "--products": products,
+                "--precision": precision,
+            },
             f"{subject!r} is a task on record",
         )
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
@@ -104,12 +122,14 @@ def show(
             {"--target": target, "--db": db, "--of": of}, f"{subject!r} is a whole model; choose a task with --task"
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        settings = load_settings({"effort": effort, "precision": precision})
+        settings = load_settings({"effort": effort, "products": products, "precision": precision})
         _show_model(subject, sections, after, parse_bounds(bound or []), settings, json)
     else:
         _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        settings = load_settings({"target": target, "db": db, "effort": effort, "precision": precision})
+        settings = load_settings(
+            {"target": target, "db": db, "effort": effort, "products": products, "precision": precision}
+        )
         _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings, json)
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.ir.function import IRModule
-from relax_tune.ir.passes.pipeline import STANDARD, Pass, run_passes
+from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower
 from relax_tune.tuner.report.console import make_table
 from relax_tune.tuner.report.table import symbol_labels
 from relax_tune.tuner.task import Task
@@ -18,30 +18,31 @@ from relax_tune.tuner.task import Task
 IMPORTED, LOWERED = "imported", "lowered"
 
 
-def pass_names() -> tuple[str, ...]:
-    """The passes of the pipeline in order; one that runs again has a number: `DeadCode`, `DeadCode.2`."""
+def pass_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
+    """The passes of a pipeline in order; one that runs again has a number: `DeadCode`, `DeadCode.2`."""
     seen: Counter[str] = Counter()
     names = []
-    for step in STANDARD:
+    for step in passes:
         name = type(step).__name__
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
     return tuple(names)
 
 
-def stage_names() -> tuple[str, ...]:
+def stage_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
     """What `program_after` takes: `imported`, every pass, and `lowered` for all of them."""
-    return (IMPORTED, *pass_names(), LOWERED)
+    return (IMPORTED, *pass_names(passes), LOWERED)
 
 
 def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD) -> IRModule:
-    """The module after the passes up to and including `stage` (any case). Raises UserError naming the stages."""
-    known = [name.lower() for name in stage_names()]
+    """The module after the passes up to and including `stage` (any case), with calls of its functions put in place as `lower` does it.
+    Raises UserError naming the stages."""
+    names = stage_names(passes)
+    known = [name.lower() for name in names]
     if stage.lower() not in known:
-        raise UserError(f"--after wants a stage of the pipeline, one of {', '.join(stage_names())}; found {stage!r}")
+        raise UserError(f"--after wants a stage of the pipeline, one of {', '.join(names)}; found {stage!r}")
     count = min(known.index(stage.lower()), len(passes))
-    changed = run_passes(module, tuple(passes[:count]))
-    return changed[-1][1] if changed else module
+    return lower(module, tuple(passes[:count])).module if count else module
 
 
 def task_document(task: Task) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""What is right by itself, together: results that are views, symbols of one name in several functions, options upon options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.acceptance.programs import checked, ones, read, run, same
+
+from relax_tune.errors import UserError
+from relax_tune.ir.dtype import f32
+from relax_tune.ir.graph import GVar
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.elementwise import Relu
+from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.tuner.api import build
+
+pytestmark = pytest.mark.ccompiler
+
+
+def test_equal_views_are_results_more_than_once() -> None:
+    """Of a parameter, of something computed, and of what is itself a result."""
+    module = read("""
+        @function
+        def main(x: Tensor((n, 3), f32)) -> Object():
+            with dataflow():
+                r: Tensor((n, 3), f32) = op.relu(x)
+                a: Tensor((n * 3,), f32) = op.flatten(r)
+                b: Tensor((n * 3,), f32) = op.flatten(r)
+                c: Tensor((n * 3,), f32) = op.flatten(b)
+                d: Tensor((n * 3,), f32) = op.flatten(x)
+                e: Tensor((n * 3,), f32) = op.flatten(x)
+            return (a, b, r, c, d, e)
+    """)
+    x = -ones(2, 3)
+    with build(module, target="c", db="memory://").open() as model:
+        same(tuple(model.run([x])), run(module, x), "views")
+
+
+def test_a_parameter_takes_its_dims_from_a_callee_whose_symbol_has_the_name_of_another() -> None:
+    def began(name: str) -> tuple[GraphBuilder, GVar, GVar]:
+        g = GraphBuilder(name)
+        return g, g.input("x", (g.symbol("n", 0, 6), 3)), g.input("y", (g.symbol("m", 0, 4), 3))
+
+    g, x, y = began("callee")
+    callee = g.finish([g.call(Relu(), y), x])
+    g, x, y = began("main")
+    g.include(callee)
+    z = g.parameter("z", TensorInfo(None, f32))
+    module = checked(g.finish(g.call_function("callee", g.call(Relu(), x), z)))
+    with build(module, target="c", db="memory://").open() as model:
+        for n, m, k in ((1, 2, 3), (2, 2, 0)):
+            args = ones(n, 3), ones(m, 3), -ones(k, 3)
+            same(tuple(model.run(args)), run(module, *args), f"{n}, {m}, {k}")
+        with pytest.raises(UserError, match="wanted 0 <= m <= 4, found m = 5"):
+            model.run([np.zeros((d, 3), np.float32) for d in (1, 2, 5)])
