@@ -31,7 +31,7 @@ from relax_tune.ir.graph import (
     TupleItem,
     Value,
 )
-from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
+from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.passes.rewriter import used_vars
 from relax_tune.ir.pattern import (
     Annotated,

@@ -32,7 +32,7 @@ from relax_tune.ir.expr import Expr
 from relax_tune.ir.graph import Operator
 from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Mul, MulScalar, Sub
 from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.passes.patterns import PatternKind
+from relax_tune.ir.passes.pattern_kinds import PatternKind
 
 if TYPE_CHECKING:
     from relax_tune.ir.match import Match

@@ -15,7 +15,7 @@ from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fuse_tensor import Stage, fuse_stages
 from relax_tune.ir.passes.inplace import pinned
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
-from relax_tune.ir.passes.patterns import Access, PatternKind, is_movement, output_access, pattern_kind, uses_math
+from relax_tune.ir.passes.pattern_kinds import Access, PatternKind, is_movement, output_access, pattern_kind, uses_math
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
 
 NOWHERE = -1

@@ -13,7 +13,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.names import unused
 from relax_tune.ir.passes.nest import block_buffers, block_exprs, block_loads, plain_blocks, with_blocks
-from relax_tune.ir.passes.patterns import is_trivial, store_axes
+from relax_tune.ir.passes.pattern_kinds import is_trivial, store_axes
 from relax_tune.ir.passes.rewriter import tensor_info
 from relax_tune.ir.passes.symbols import Closed, bind_symbols, close_over, outer_symbols
 from relax_tune.ir.stmt import Block

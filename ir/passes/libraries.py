@@ -19,7 +19,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import product
 from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, Sizes, Whole
 from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks, with_blocks
-from relax_tune.ir.passes.patterns import PatternKind, block_kind, operands
+from relax_tune.ir.passes.pattern_kinds import PatternKind, block_kind, operands
 from relax_tune.ir.passes.symbols import close_over, map_function
 from relax_tune.ir.relations import differences, solve
 from relax_tune.ir.stmt import Block, IterVar, Store

@@ -35,7 +35,7 @@ from relax_tune.ir.graph import (
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.erf import erf
 from relax_tune.ir.passes.nest import plain_blocks
-from relax_tune.ir.passes.patterns import accumulated
+from relax_tune.ir.passes.pattern_kinds import accumulated
 from relax_tune.ir.stmt import Block
 from relax_tune.ir.struct_info import TensorInfo
 

@@ -35,7 +35,7 @@ from relax_tune.ir.graph import (
 )
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.passes.inplace import pinned
-from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
+from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.passes.rewriter import (
     Emitter,
     FunctionTable,

@@ -25,7 +25,7 @@ from relax_tune.ir.op.elementwise import Add, Cast, Exp, Relu, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, Concat, Flatten, Permute, Slice, Take
 from relax_tune.ir.op.reduce import Sum
-from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
+from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.tensor_builder import TensorBuilder

@@ -32,7 +32,7 @@ from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
+from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower, run_passes
 from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.ir.tensor_builder import TensorBuilder

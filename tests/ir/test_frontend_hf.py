@@ -17,7 +17,7 @@ from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.graph import Function
 from relax_tune.ir.passes.libraries import library_forms
 from relax_tune.ir.passes.memory import PlanMemory
-from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
+from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.ir.structural import workload_key

@@ -28,7 +28,7 @@ from relax_tune.ir.passes.collapse import CollapseDims
 from relax_tune.ir.passes.constants import FoldConstants
 from relax_tune.ir.passes.fuse import FuseOps
 from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.patterns import PatternKind, pattern_kind
+from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
 from relax_tune.ir.passes.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.printer import print_text

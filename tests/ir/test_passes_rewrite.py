@@ -20,7 +20,7 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
 from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.patterns import PatternKind
+from relax_tune.ir.passes.pattern_kinds import PatternKind
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.rewrite import Rule, Site, rewrite
 from relax_tune.ir.pattern import maybe, op, tir, value

@@ -21,7 +21,7 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute, Split
 from relax_tune.ir.op.reduce import Softmax, Sum
 from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.patterns import PatternKind
+from relax_tune.ir.passes.pattern_kinds import PatternKind
 from relax_tune.ir.passes.rewrite import matches
 from relax_tune.ir.pattern import Pattern, library, maybe, op, tir, value, weight
 from relax_tune.ir.struct_info import TensorInfo

@@ -14,7 +14,7 @@ from tests.tuner.tuner_models import feed_forward, feed_forward_reference, row_s
 import relax_tune as rt
 from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError, VerifyError
 from relax_tune.ir.op.elementwise import MulScalar, Relu
-from relax_tune.ir.passes.patterns import PatternKind
+from relax_tune.ir.passes.pattern_kinds import PatternKind
 from relax_tune.ir.passes.rewrite import Level
 from relax_tune.ir.pattern import op, tir
 from relax_tune.tuner.loop import Progress
