@@ -229,8 +229,7 @@ def drivers_from_json(text: str) -> tuple[Driver, ...]:
             raise ArtifactError(
                 f"drivers[{position}]: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
             )
-    found = tuple(read_value(Driver, item, f"drivers[{position}]") for position, item in enumerate(data))
-    return found
+    return tuple(read_value(Driver, item, f"drivers[{position}]") for position, item in enumerate(data))
 
 
 _REGISTERS = 1 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from tests.acceptance.programs import (
     interpreted_refuses,
     never,
     ones,
-    opened,
     read,
     refuse,
     result,
@@ -55,12 +54,6 @@ PASSES: tuple[Pass, ...] = (
     Inline(), Deduce(), FoldConstants(), DeadCode(), Legalize(), Legalize(), FuseOps(), CollapseDims(), CancelViews(),
     TidyNames(),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 def test_1_reshape(device: Device) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.acceptance.programs import (
     agree,
@@ -12,7 +10,6 @@ from tests.acceptance.programs import (
     interpreted_refuses,
     never,
     ones,
-    opened,
     read,
     refuse,
     run,
@@ -37,12 +34,6 @@ from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
 n, m, k = Var("n"), Var("m"), Var("k")
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 # 9: calls through signatures

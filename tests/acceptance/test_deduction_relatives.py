@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from tests.acceptance.programs import (
     interpreted_refuses,
     never,
     ones,
-    opened,
     read,
     refuse,
     run,
@@ -40,12 +38,6 @@ from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
 n, m, k = Var("n"), Var("m"), Var("k")
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 # 1: views

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from relax_tune.tuner.api import build
 
 pytestmark = pytest.mark.ccompiler
 yes, no = np.array(True), np.array(False)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 SIDES = """

@@ -3,7 +3,7 @@ runs, and every call gives what NumPy gives, interpreted and compiled, or is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from tests.acceptance.programs import (
     interpreted_refuses,
     never,
     ones,
-    opened,
     read,
     run,
     same,
@@ -37,12 +36,6 @@ from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ Programs come from the builder or as text, go through lowering and run in the in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.acceptance.built import RNG, kernels, program_of, rand
-from tests.acceptance.programs import agree, checked, compiled, ones, opened, read, tensor
+from tests.acceptance.programs import agree, checked, compiled, ones, read, tensor
 from tests.tuner.tuner_models import QUICK
 
 from relax_tune.database.store import MemoryStore
@@ -34,12 +34,6 @@ from relax_tune.runtime.vm import Executor
 from relax_tune.tuner.job import Job
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 # -- 14: tensor functions called across levels, with symbolic dims that grow -------------------------------------------

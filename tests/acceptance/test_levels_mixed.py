@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import RNG, kernels, program_of, rand
-from tests.acceptance.programs import agree, checked, compiled, opened, read, same, tensor
+from tests.acceptance.programs import agree, checked, compiled, read, same, tensor
 from tests.tuner.tuner_models import QUICK
 
 from relax_tune import tune
@@ -42,12 +42,6 @@ from relax_tune.runtime.vm import Executor
 from relax_tune.tuner.job import Job
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 # -- 18: a custom decode and the product that reads it -----------------------------------------------------------------

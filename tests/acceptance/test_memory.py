@@ -5,13 +5,12 @@ Plans are looked at as they are and through the programs that are built with the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.acceptance.built import executed, job_of
-from tests.acceptance.programs import checked, compiled, ones, opened, read, refuse, run, same
+from tests.acceptance.programs import checked, compiled, ones, read, refuse, run, same
 
 from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.dtype import f16, f32, u8
@@ -27,12 +26,6 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.vm import Executor
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 def planned_bytes(module: IRModule, plan: MemoryPlan, **sizes: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,12 +48,6 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import BufferSpec, Program
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 def unplanned(program: Program) -> Program:

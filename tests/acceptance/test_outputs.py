@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +34,6 @@ from relax_tune.tuner.job import Job
 from relax_tune.tuner.measure.local import LocalRunner
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 def scaled_rows() -> PrimFunc:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.acceptance.programs import compiled, fields, opened, run, same
+from tests.acceptance.programs import compiled, fields, run, same
 from tests.ir.random_graphs import SIZES, SLOW, Made, graphs
 
 from relax_tune.errors import BuildError, DeduceError, UserError
@@ -23,12 +22,6 @@ from relax_tune.ir.printer import print_text
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 def without_uncalled(module: IRModule) -> IRModule:

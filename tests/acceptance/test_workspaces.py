@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.acceptance.built import executed
-from tests.acceptance.programs import opened
 from tests.acceptance.test_memory import chain
 from tests.acceptance.test_memory_branches import unplanned
 from tests.runtime.whole_models import MODELS, Built, built, inputs_of
@@ -29,12 +27,6 @@ from relax_tune.runtime.vm import Executor
 from relax_tune.tuner.job import Job
 
 pytestmark = pytest.mark.ccompiler
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Device]:
-    with opened("c") as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
