@@ -21,7 +21,7 @@ from tests.acceptance.programs import (
 )
 from tests.acceptance.test_memory import chain
 from tests.runtime.whole_models import chosen
-from tests.tuner.tuner_models import QUICK, add_records, ok_record
+from tests.tuner.tuner_models import QUICK, job_dispatching
 
 import relax_tune as rt
 from relax_tune.database.store import MemoryStore
@@ -402,16 +402,7 @@ def residual() -> IRModule:
 
 
 def test_variants_of_a_product_in_place_of_what_is_added(device: Device) -> None:
-    job = Job(residual(), device.info, MemoryStore(), QUICK)
-    job.store.add_target(job.target)
-    for number, task in enumerate(job.tasks):
-        variants = chosen(job.choices[task.name], 3, number)
-        records = [
-            ok_record(task, job.target.key, v, point, 1e-6 if at % len(variants) == k else 1.0)
-            for at, point in enumerate(task.domain.points)
-            for k, v in enumerate(variants)
-        ]
-        add_records(job.store, task, records)
+    job = job_dispatching(device.info, residual(), lambda choices, number: chosen(choices, 3, number))
     marks = [
         b.value.inplace
         for b in Inplace()(job.lowered.module).functions["main"].bindings

@@ -13,10 +13,9 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 from tests.tuner.cli_model import make_bert
-from tests.tuner.tuner_models import QUICK, add_records, attention, feed_forward, minilm_folder, ok_record, row_scale
+from tests.tuner.tuner_models import attention, feed_forward, job_dispatching, minilm_folder, row_scale
 
 from relax_tune.database.records import Variant as VariantRecord
-from relax_tune.database.store import MemoryStore
 from relax_tune.ir.dtype import f32, i64
 from relax_tune.ir.expr import Var, const, load
 from relax_tune.ir.frontend.hf import load_hf
@@ -33,7 +32,6 @@ from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.program import Program
 from relax_tune.runtime.scalars import evaluate
-from relax_tune.tuner.job import Job
 from relax_tune.tuner.task import Choices
 
 Array = NDArray[Any]
@@ -166,20 +164,10 @@ class Built:
 def built(whole: Whole, device: DeviceInfo, seed: int = 0) -> Built:
     """Records that make every chosen variant the winner at some anchor, and what is built from them."""
     module = whole.make()
-    with MemoryStore() as store:
-        job = Job(module, device, store, QUICK)
-        store.add_target(job.target)
-        for number, task in enumerate(job.tasks):
-            variants = chosen(job.choices[task.name], whole.tuned, seed + number)
-            records = [
-                ok_record(task, job.target.key, v, p, 1e-6 if at % len(variants) == k else 1.0)
-                for at, p in enumerate(task.domain.points)
-                for k, v in enumerate(variants)
-            ]
-            add_records(store, task, records)
-        program = job.build().program
-        names = {b.name for b in program.buffers if b.role == "const"}
-        constants = {k: np.asarray(a, order="C") for k, a in job.lowered.module.constants.items() if k in names}
+    job = job_dispatching(device, module, lambda choices, number: chosen(choices, whole.tuned, seed + number))
+    program = job.build().program
+    names = {b.name for b in program.buffers if b.role == "const"}
+    constants = {k: np.asarray(a, order="C") for k, a in job.lowered.module.constants.items() if k in names}
     return Built(module, program, constants)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny_decoders import ADDED, MODELS, PROMPTS, VOCABULARY, ids, write
-from tests.tuner.tuner_models import job_of, opened
+from tests.tuner.tuner_models import job_dispatching, opened
 from typer.testing import CliRunner
 
 import relax_tune as rt
@@ -46,15 +46,15 @@ def test_a_tuned_decoder_gives_the_same_tokens(tmp_path: Path) -> None:
     module = rt.load_model(folder, BOUNDS | {"n": (1, 33), "m": (1, 60)})
     kinds: set[str] = set()
 
-    def drawn(choices: Choices) -> list[VariantRecord]:
+    def drawn(choices: Choices, number: int) -> list[VariantRecord]:
         kind = choices.task.name.rstrip("_0123456789")
         if kind in kinds:
             return []
         kinds.add(kind)
-        return [choices.tuned(choices.space.candidates(choices.space.sample(np.random.default_rng(7), 1))[0])]
+        return [choices.tuned(choices.space.candidates(choices.space.sample(np.random.default_rng(number), 1))[0])]
 
     with opened("c") as device:
-        job = job_of(device.info, module, drawn)
+        job = job_dispatching(device.info, module, drawn)
         with job.artifact(job.build()).open(device) as model:
             for b, n in PROMPTS:
                 np.testing.assert_array_equal(generate(model, ids(b, n), ADDED)[:, n:], wanted[f"tokens_{b}_{n}"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, feed_forward, job_of, opened
+from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, feed_forward, job_dispatching, opened
 
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore
@@ -29,7 +29,7 @@ from relax_tune.tuner.pack import Packing, pack_weights, packed
 from relax_tune.tuner.task import Choices
 
 
-def packing_variants(choices: Choices) -> list[VariantRecord]:
+def packing_variants(choices: Choices, _: int) -> list[VariantRecord]:
     """Two tuned variants that pack a weight, of different panels where there are such."""
     sketches = [k for k, s in enumerate(choices.sketches) if s.name.endswith(".packed")]
     found = choices.space.candidates(choices.space.sample(np.random.default_rng(5), 400))
@@ -41,7 +41,7 @@ def packing_variants(choices: Choices) -> list[VariantRecord]:
 def test_packed_artifacts_give_the_same_bits(tmp_path: Path) -> None:
     with opened("c") as device:
         module = feed_forward()
-        job = job_of(device.info, module, packing_variants)
+        job = job_dispatching(device.info, module, packing_variants)
         built = job.build()
         plain, dense = job.artifact(built), job.artifact(built, pack=True)
         assert sum(len(p.prepare) for p in plain.programs) >= 2
@@ -111,7 +111,7 @@ def test_what_computes_is_left_to_the_device() -> None:
 
 def test_weights_read_unpacked_as_well_stay() -> None:
     """A generic kernel beside a packing one reads the weight as the model has it."""
-    job = job_of(PAPER_DEVICE, feed_forward(), packing_variants)
+    job = job_dispatching(PAPER_DEVICE, feed_forward(), packing_variants)
     built = job.build()
     program = built.program
     w1 = next(i for i, b in enumerate(program.buffers) if b.name == "w1")

@@ -226,18 +226,21 @@ def add_records(store: Store, task: Task, records: Sequence[Measurement]) -> Non
     store.add_measurements(records)
 
 
-def job_of(device: DeviceInfo, module: IRModule, variants: Callable[[Choices], Sequence[VariantRecord]]) -> Job:
-    """A job whose records make these variants of each task win, each over a part of the anchors; no records where there are none."""
-    store = MemoryStore()
-    job = Job(module, device, store, QUICK)
-    store.add_target(job.target)
-    for task in job.tasks:
-        found, points = variants(job.choices[task.name]), task.domain.points
+def job_dispatching(
+    device: DeviceInfo, module: IRModule, variants: Callable[[Choices, int], Sequence[VariantRecord]]
+) -> Job:
+    """A job whose records make each of the variants of a task win at some anchors; no records of a task that is given none.
+
+    variants: of these choices, of the task with this number."""
+    job = Job(module, device, MemoryStore(), QUICK)
+    job.store.add_target(job.target)
+    for number, task in enumerate(job.tasks):
+        found = variants(job.choices[task.name], number)
         records = [
-            ok_record(task, job.target.key, v, p, 1e-6 if at * len(found) // len(points) == k else 1.0)
-            for at, p in enumerate(points)
+            ok_record(task, job.target.key, v, p, 1e-6 if at % len(found) == k else 1.0)
+            for at, p in enumerate(task.domain.points)
             for k, v in enumerate(found)
         ]
         if records:
-            add_records(store, task, records)
+            add_records(job.store, task, records)
     return job
