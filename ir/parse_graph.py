@@ -59,7 +59,7 @@ class GraphReader(Reader):
     def info(self, node: ast.expr) -> StructInfo:
         kind, args, options = self.call(node, _INFOS)
         allowed = {"Tensor": ("ndim",), "Shape": ("ndim",), "Callable": ("pure",)}
-        self.only(node, options, allowed.get(kind, ()))
+        self.only(options, allowed.get(kind, ()))
         ndim = self.integer(options["ndim"], "a number of dims") if "ndim" in options else None
         if ndim is not None and ndim < 0:
             raise self.error(options["ndim"], f"wanted a number of dims >= 0, found {ndim}")
@@ -117,7 +117,7 @@ class GraphReader(Reader):
         )
         kind, args, options = self.call(node, kinds)
         if kind in ("shape", "prim", "fn", "call"):
-            self.only(node, options, ())
+            self.only(options, ())
         if kind == "prim" and len(args) == 1:
             return PrimValue(self.expr(args[0]))
         if kind == "fn" and len(args) == 1:
@@ -137,7 +137,7 @@ class GraphReader(Reader):
         if kind == "shape":
             return ShapeValue(tuple(self.expr(a) for a in args))
         inplace = kind == "call_tir_inplace"
-        self.only(node, options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
+        self.only(options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
         if len(args) != 2 or "out" not in options:
             raise self.error(node, f'wanted {kind}("callee", (arguments,), out=Tensor(dims, dtype))')
         callee = args[0].id if isinstance(args[0], ast.Name) else self.constant(args[0], str, "the callee's name")
@@ -167,7 +167,7 @@ class GraphReader(Reader):
         return FunctionRef(name, found)
 
     def host(self, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> CallHost:
-        self.only(node, options, ("out", "pure"))
+        self.only(options, ("out", "pure"))
         if len(args) != 2 or "out" not in options:
             raise self.error(node, 'wanted call_host("routine", (arguments,), out=annotation)')
         values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))

@@ -82,7 +82,7 @@ class Reader:
             found[k.arg] = k.value
         return found
 
-    def only(self, node: ast.AST, given: dict[str, ast.expr], known: Sequence[str]) -> None:
+    def only(self, given: dict[str, ast.expr], known: Sequence[str]) -> None:
         for name in given:
             if name not in known:
                 raise self.error(given[name], f"unknown option {name!r}; known: {', '.join(known) or 'none'}")
@@ -261,7 +261,7 @@ class Reader:
         kind, args, options = self.call(node, kinds)
         if len(args) != 2:
             raise self.error(node, f"wanted {kind}(dims, dtype), found {len(args)} arguments")
-        self.only(node, options, ("scope", "row"))
+        self.only(options, ("scope", "row"))
         scope = self.choice(options["scope"], get_args(Scope), "a scope") if "scope" in options else "global"
         row = self.row(options["row"]) if "row" in options else None
         return kind, Buffer(name, self.dims(args[0]), self.dtype(args[1]), cast(Scope, scope), row)
@@ -339,7 +339,7 @@ class Reader:
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
         kind, args, options = self.call(node.iter, get_args(LoopKind))
-        self.only(node.iter, options, ("axis", "tail", "dtype", "intrinsic"))
+        self.only(options, ("axis", "tail", "dtype", "intrinsic"))
         if len(args) != 1:
             raise self.error(node.iter, f"wanted {kind}(extent), found {len(args)} arguments")
         extent = self.expr(args[0])
@@ -353,7 +353,7 @@ class Reader:
 
     def _block(self, node: ast.With, header: ast.expr) -> Block:
         _, args, options = self.call(header, ("block",))
-        self.only(header, options, ("where", "role"))
+        self.only(options, ("where", "role"))
         if len(args) != 1:
             raise self.error(header, 'wanted block("name")')
         name = self.constant(args[0], str, "the block's name in quotes")
@@ -366,7 +366,7 @@ class Reader:
             line = body.pop(0)
             assert isinstance(line, ast.Assign)
             kind, parts, more = self.call(line.value, get_args(IterKind))
-            self.only(line.value, more, ("dtype",))
+            self.only(more, ("dtype",))
             if len(parts) != 2:
                 raise self.error(line.value, f"wanted {kind}(extent, value)")
             dtype = self.dtype(more["dtype"]) if "dtype" in more else i64
@@ -403,7 +403,7 @@ class Reader:
             domain = [self.integer(i, "a positive integer") for i in self.items(args[0], "a list of positive integers")]
             self.names[name] = Tunable(name, domain)
             return None
-        self.only(node.value, options, ("lower", "upper", "dtype"))
+        self.only(options, ("lower", "upper", "dtype"))
         dtype = self.dtype(options["dtype"]) if "dtype" in options else i64
         self.names[name] = Var(self.constant(args[0], str, "the symbol's name in quotes"), dtype)
         if "lower" not in options and "upper" not in options:

@@ -113,7 +113,7 @@ def _module(
 
 
 def _check_version(reader: GraphReader, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> None:
-    reader.only(node, options, ("version",))
+    reader.only(options, ("version",))
     version = reader.integer(options["version"], "a version number") if "version" in options else FORMAT_VERSION
     if version != FORMAT_VERSION or args:
         raise reader.error(
@@ -124,7 +124,7 @@ def _check_version(reader: GraphReader, node: ast.expr, args: list[ast.expr], op
 def _extern(
     reader: GraphReader, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]
 ) -> tuple[str, ExternFunc]:
-    reader.only(node, options, ("key",))
+    reader.only(options, ("key",))
     if len(args) not in (1, 2):
         raise reader.error(node, 'wanted extern("routine", Callable(...))')
     name = reader.constant(args[0], str, "the routine's name in quotes")
@@ -159,7 +159,7 @@ def _heading(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, str, dict
     if isinstance(decorator, ast.Name) and decorator.id == "function":
         return "function", node.name, {}
     kind, args, options = reader.call(decorator, ("prim_func", "function"))
-    reader.only(decorator, options, ("outputs", "name") if kind == "prim_func" else ("pure", "name"))
+    reader.only(options, ("outputs", "name") if kind == "prim_func" else ("pure", "name"))
     if args:
         raise reader.error(decorator, f"{kind} takes options only")
     name = reader.constant(options["name"], str, "a name in quotes") if "name" in options else node.name

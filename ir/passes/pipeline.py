@@ -61,7 +61,7 @@ def passes_for(products: Literal["apart", "joined"] = "apart", precision: DType 
     )
 
 
-STANDARD, JOINED = passes_for(), passes_for("joined")
+STANDARD = passes_for()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

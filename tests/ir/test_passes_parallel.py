@@ -36,12 +36,14 @@ from relax_tune.ir.passes.inline import Inline
 from relax_tune.ir.passes.libraries import library_forms
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
 from relax_tune.ir.passes.parallel import CombineParallelMatmuls
-from relax_tune.ir.passes.pipeline import JOINED, LoweredModule, lower
+from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
 from relax_tune.ir.passes.reference import evaluate_function
 from relax_tune.ir.passes.rewriter import tensor_info
 from relax_tune.ir.passes.symbols import bind_symbols
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.verify import verify
+
+JOINED = passes_for("joined")
 
 
 def encoder_layer(turned: bool = False, bias: tuple[bool, bool, bool] = (True, True, True)) -> IRModule:
