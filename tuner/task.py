@@ -180,10 +180,21 @@ class Choices:
             return self._library_stages(record)
         # a build replays its few winners; a tuning job has the sketches already, which gives the same function sooner
         if record.kind == "tuned" and "sketches" in self.__dict__:
-            sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
-            if sketch is not None:
-                return (KernelStage(instantiate(sketch, record.values)),)
-        return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
+            found = self._of_sketch(record)
+            if found is not None:
+                return (KernelStage(found),)
+        try:
+            return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
+        except ScheduleError:  # what was proved of every tunable may not be seen of its value alone
+            found = self._of_sketch(record) if record.kind == "tuned" else None
+            if found is None:
+                raise
+            return (KernelStage(found),)
+
+    def _of_sketch(self, record: VariantRecord) -> PrimFunc | None:
+        """The function of the sketch that a record was drawn from; None when this version has no such sketch."""
+        sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
+        return None if sketch is None else instantiate(sketch, record.values)
 
     def _library_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         routine = record.sketch.split("+")[0]

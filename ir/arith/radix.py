@@ -15,6 +15,7 @@ from relax_tune.ir.expr import (
     ExprLike,
     Op,
     Var,
+    add,
     and_,
     as_int,
     ceildiv,
@@ -127,10 +128,18 @@ def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env:
 
 
 def _steps(e: Expr, var: Var, inner: Mapping[Var, Expr], env: Env) -> bool:
-    """A step of `var` moves `e` by at least what `e` covers while the inner variables run."""
+    """A step of `var` moves `e` by at least what `e` covers while the inner variables run; digits of these count as any numbers of
+    their range."""
     own = {v: inner[v] for v in free_vars(e) if v in inner and v is not var}
+    if linear(e, (var, *own), env) is None:
+        alone = linear(e, (var,), env)
+        digits = None if alone is None else _stand_ins((alone[1],), own, env)
+        if alone is None or digits is None or var not in alone[0]:
+            return False
+        own = {v: x for v, x in own.items() if v in free_vars(digits.indices[0])} | dict(digits.extents)
+        e = add(mul(alone[0][var], var), digits.indices[0])
     parts = linear(e, (var, *own), env)
-    if parts is None or var not in parts[0]:
+    if parts is None or var not in parts[0] or any(v in inner for v in free_vars(parts[0][var])):
         return False
     try:
         covered = extent_of(e, own, env)

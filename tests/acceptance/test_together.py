@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tests.acceptance.programs import checked, ones, read, run, same
+from tests.tiny_decoders import write
+from tests.tuner.tuner_models import PAPER_DEVICE
 
+from relax_tune.database.store import MemoryStore
 from relax_tune.errors import UserError
 from relax_tune.ir.dtype import f32
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.graph import GVar
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Relu
 from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.structural import structural_equal
 from relax_tune.tuner.api import build
+from relax_tune.tuner.emit import KernelStage
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
 
 pytestmark = pytest.mark.ccompiler
 
@@ -53,3 +63,20 @@ def test_a_parameter_takes_its_dims_from_a_callee_whose_symbol_has_the_name_of_a
             same(tuple(model.run(args)), run(module, *args), f"{n}, {m}, {k}")
         with pytest.raises(UserError, match="wanted 0 <= m <= 4, found m = 5"):
             model.run([np.zeros((d, 3), np.float32) for d in (1, 2, 5)])
+
+
+def test_a_build_makes_of_a_record_what_a_tuning_job_made_of_it(tmp_path: Path) -> None:
+    """A tuning job has the sketches at hand, a build replays traces with their values: of joined products in 16 bits too."""
+    module = load_model(write(tmp_path, "llama")[0], {"b": (1, 2), "n": (1, 16), "m": (1, 20)})
+    settings = Settings(target="c", effort="quick", precision="bf16", products="joined")
+    rng = np.random.default_rng(3)
+    tuning, building = (Job(module, PAPER_DEVICE, MemoryStore(), settings).choices for _ in range(2))
+    compared = 0
+    for name, own in ((n, c) for n, c in tuning.items() if "columns" in n or "permute" in n):
+        for candidate in own.space.candidates(own.space.sample(rng, 4)):
+            record = own.tuned(candidate)
+            (made,), (again,) = own.stages(record), building[name].stages(record)
+            assert isinstance(made, KernelStage) and isinstance(again, KernelStage)
+            assert structural_equal(made.func, again.func), (name, record)
+            compared += 1
+    assert compared > 10

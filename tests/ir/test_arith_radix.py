@@ -54,6 +54,8 @@ BOX = {i: n, j: m, k: T}
         ([k, i, j], BOX),
         ([k * (n * m) + j * n + i], BOX),
         ([(i * m + j) // U, (i * m + j) % U], {i: n, j: m}),
+        ([(i * 4 + j) // 2, (i * 4 + j) % 2], {i: n, j: 4}),
+        ([(i * 4 + j) // 2 * m + k, j % 2], {i: n, j: 4, k: m}),
         ([i // T, j, i % T], {i: n, j: m}),
         ([(i // T * m + j) * T + i % T], {i: n, j: m}),
         ([i // (T * U), i // U % T, i % U], {i: n}),

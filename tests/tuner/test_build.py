@@ -32,7 +32,7 @@ from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.ir.function import IRModule
 from relax_tune.runtime.program import program_from_json
-from relax_tune.schedules.sketch import replay_with
+from relax_tune.schedules.sketch import generate_sketches, replay_with
 from relax_tune.tuner import task as task_module
 from relax_tune.tuner.build import check_policy
 from relax_tune.tuner.job import Job
@@ -256,7 +256,11 @@ def test_a_sketch_that_cannot_be_made_any_more_is_passed_over(monkeypatch: pytes
             raise ScheduleError("this step is gone")
         return replay_with(trace, func, values)
 
+    def fewer(func: Any, machine: Any) -> Any:
+        return tuple(s for s in generate_sketches(func, machine) if s.trace.to_json() != stage.fast.trace)
+
     monkeypatch.setattr(task_module, "replay_with", broken)
+    monkeypatch.setattr(task_module, "generate_sketches", fewer)
     records = [*stage.records(stage.fast, 1e-6), *stage.records(stage.slow, 1e-3)]
     assert plan_task(choices, records).plan.variants == (stage.slow.key,)
 
