@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Union
 
@@ -269,6 +269,13 @@ def all_uses(f: Function) -> Iterator[Value]:
 def callees(f: Function | Body) -> tuple[str, ...]:
     """The names of the graph functions that `f` speaks of, in order, each once."""
     return tuple(dict.fromkeys(v.name for v in nested_values(f) if isinstance(v, FunctionRef)))
+
+
+def entries(functions: Mapping[str, object]) -> dict[str, Function]:
+    """Those of a module's graph functions that no other one calls, and `main`: what a built model offers by name."""
+    graphs = {n: f for n, f in functions.items() if isinstance(f, Function)}
+    called = {callee for n, f in graphs.items() for callee in callees(f) if callee != n}
+    return {n: f for n, f in graphs.items() if n not in called or n == "main"}
 
 
 def nested_values(f: Function | Body) -> Iterator[Value]:

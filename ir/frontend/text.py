@@ -16,7 +16,7 @@ from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
 from relax_tune.ir.examine import examine
 from relax_tune.ir.expr import Var
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import Constant, Function, Value, nested_values
+from relax_tune.ir.graph import Constant, Function, Value, entries, nested_values
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.parser import parse_module
@@ -105,13 +105,13 @@ def _calling(module: IRModule) -> IRModule:
 
 
 def _require_whole(path: Path, module: IRModule) -> None:
-    """Raises ParseError for what has no `main` or lacks weights."""
-    if not isinstance(module.functions.get("main"), Function):
+    """Raises ParseError for what has no graph function or lacks weights."""
+    graphs = [f for f in module.functions.values() if isinstance(f, Function)]
+    if not graphs:
         raise ParseError(
-            "wanted a graph function called main, or one tensor function alone; "
-            f"found {', '.join(module.functions) or 'no function'}; call one of them main"
+            "wanted a graph function, or one tensor function alone; "
+            f"found {', '.join(module.functions) or 'no function'}; add a function that calls them"
         )
-    graphs = (f for f in module.functions.values() if isinstance(f, Function))
     named = dict.fromkeys(v.name for f in graphs for v in nested_values(f) if isinstance(v, Constant))
     missing = [name for name in named if name not in module.constants]
     if missing:
@@ -124,10 +124,8 @@ def _require_whole(path: Path, module: IRModule) -> None:
 
 def _within(module: IRModule, bounds: Mapping[str, tuple[int, int]]) -> IRModule:
     """The module with narrower bounds."""
-    main = module.functions["main"]
-    assert isinstance(main, Function)
     declared: dict[Var, Bound] = {b.var: b for b in module.bounds}
-    symbols = {v.name: v for p in main.params for v in info_symbols(p.info)}
+    symbols = {v.name: v for f in entries(module.functions).values() for p in f.params for v in info_symbols(p.info)}
     for name, (low, high) in bounds.items():
         var = symbols.get(name)
         if var is None:

@@ -9,7 +9,7 @@ from typing import Literal
 from relax_tune.errors import UserError
 from relax_tune.ir.dtype import DType, f32
 from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import CallTIR, Function, all_bindings, callees
+from relax_tune.ir.graph import CallTIR, Function, all_bindings, callees, entries
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.canonical import Canonicalise
 from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
@@ -143,28 +143,21 @@ def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD, rules: Sequence
     first = run_passes(module, (RewriteByPattern(on_operators),) if on_operators else ())
     module = first[-1][1] if first else module
     straight, checks = Inline().run(module)
-    entries = _entries(module)
+    offered = tuple(entries(module.functions))
     drivers: tuple[str, ...] = ()
-    roots = tuple(n for n in entries if not is_straight(_graph(straight, n)))
+    roots = tuple(n for n in offered if not is_straight(_graph(straight, n)))
     if roots and Legalize(strict=True) in passes:
-        straight, checks, drivers = _driven(module, tuple(n for n in entries if n not in roots), roots)
+        straight, checks, drivers = _driven(module, tuple(n for n in offered if n not in roots), roots)
     straight = _bounded(straight)
     first = first if straight is module else (*first, (repr(Cut(roots) if drivers else Inline()), straight))
     stages = (*first, *run_passes(straight, with_rules(passes, rules)))
-    return LoweredModule(stages[-1][1] if stages else module, checks, stages, drivers, entries)
+    return LoweredModule(stages[-1][1] if stages else module, checks, stages, drivers, offered)
 
 
 def _graph(module: IRModule, name: str) -> Function:
     found = module.functions[name]
     assert isinstance(found, Function)
     return found
-
-
-def _entries(module: IRModule) -> tuple[str, ...]:
-    """The graph functions that no other one calls, and `main`."""
-    graphs = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
-    called = {callee for n, f in graphs.items() for callee in callees(f) if callee != n}
-    return tuple(n for n in graphs if n not in called or n == "main")
 
 
 def _driven(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,20 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.errors import UserError
 from relax_tune.ir.dtype import f32
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.frontend.text import save_text
 from relax_tune.ir.graph import GVar
 from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Relu
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.parser import parse_module
+from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.structural import structural_equal
 from relax_tune.tuner.api import build
 from relax_tune.tuner.emit import KernelStage
 from relax_tune.tuner.job import Job
-from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.settings import Precision, Settings
 
 pytestmark = pytest.mark.ccompiler
 
@@ -80,3 +86,50 @@ def test_a_build_makes_of_a_record_what_a_tuning_job_made_of_it(tmp_path: Path) 
             assert structural_equal(made.func, again.func), (name, record)
             compared += 1
     assert compared > 10
+
+
+SHARED = """
+    @function
+    def straight(x: Tensor((n, 8), f32)) -> Tensor((n, 8), f32):
+        with dataflow():
+            y: Tensor((n, 8), f32) = op.matmul(x, const("w", Tensor((8, 8), f32)), transpose_b=True)
+            z: Tensor((n, 8), f32) = op.matmul(x, const("v", Tensor((8, 8), f32)), transpose_b=True)
+            s: Tensor((n, 8), f32) = op.add(y, z)
+        return s
+
+    @function
+    def driven(c: Tensor((), bool), x: Tensor((k, 8), f32)) -> Tensor(None, f32, ndim=2):
+        y: Tensor(None, f32, ndim=2)
+        if c:
+            with dataflow():
+                a: Tensor((k, 8), f32) = op.matmul(x, const("w", Tensor((8, 8), f32)), transpose_b=True)
+                b: Tensor((k, 8), f32) = op.matmul(x, const("v", Tensor((8, 8), f32)), transpose_b=True)
+                d: Tensor((k, 8), f32) = op.mul(a, b)
+            y = d
+        else:
+            y = const("w", Tensor((8, 8), f32))
+        return y
+"""
+
+
+@pytest.mark.parametrize(("bits", "precision"), [(None, "bf16"), (4, "f32")])
+def test_text_of_a_function_and_a_driver_that_share_weights(
+    tmp_path: Path, bits: int | None, precision: Precision
+) -> None:
+    """Neither is called main; weights are read by programs, by parts, and by the driver itself. Every option is on."""
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal((8, 8)).astype(np.float32) for n in ("w", "v")}
+    module = checked(parse_module("module(version=1)\n" + textwrap.dedent(SHARED), OPERATORS, weights))
+    module = module if bits is None else QuantizeWeights(bits)(module)
+    save_text(module, tmp_path / "m.relax")
+    found = [
+        build(m, target="c", db="memory://", precision=precision, products="joined", memory="inplace", pack=True)
+        for m in (module, load_model(tmp_path / "m.relax", {"k": (0, 3)}), load_model(tmp_path / "m.relax"))
+    ]
+    files = [a.save(tmp_path / f"{i}.rta").read_bytes() for i, a in enumerate(found)]
+    assert files[0] == files[2] != files[1]
+    x = rng.standard_normal((3, 8)).astype(np.float32)
+    with found[2].open() as model:
+        for function, args in (("straight", [x]), ("driven", [np.array(True), x]), ("driven", [np.array(False), x])):
+            (y,) = model.run(args, function)
+            np.testing.assert_allclose(y, run_function(module, function, args), rtol=0.05, atol=0.1)

@@ -38,6 +38,8 @@ def main(x: Tensor((n, 6), f32)) -> Tensor((n, 4), f32):
         y: Tensor((n, 4), f32) = call_tir(gated, (h,), out=Tensor((n, 4), f32))
     return y
 """.replace("@prim_func\n", "@prim_func(outputs=1)\n")
+GATED_ALONE = GATED[: GATED.index("@function")]
+TWO = GATED_ALONE + GATED_ALONE[GATED_ALONE.index("@prim") :].replace("gated", "other")
 ALONE = GATED[GATED.index("@prim_func") : GATED.index("@function")]
 W = np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8)
 
@@ -87,7 +89,7 @@ def test_a_tensor_function_alone_is_the_model_that_calls_it(tmp_path: Path) -> N
         (GATED.replace("serial(k)", "serial(q)"), r"line 8, column 25: nothing is called 'q'"),
         (GATED.replace("lower=1", "lower='1'"), r"line 3, column 23: wanted an integer bound"),
         (GATED.replace('"w"', '"v"'), r"wanted a weight called 'v' in model\.safetensors or model\.npz, found w; put"),
-        (GATED.replace("def main", "def other"), r"wanted a graph function called main.* found gated, other; call one"),
+        (TWO, r"wanted a graph function, or one.* found gated, other; add"),
         (GATED.replace("(6, 8)", "(6, 9)"), r"constant 'w' is not what its annotation says"),
         (GATED.replace("-> Tensor((n, 4)", "-> Tensor((n, 5)"), r"model\.relax: main: the result does not fit the declared"),
         ("", r"model\.relax: line 1, column 1: wanted one function"),
