@@ -95,6 +95,12 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
             )
         elif not any(r.variant.kind == "tuned" for r in records):
             found.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
+    if plan.lost:
+        why = next(iter(plan.lost.values()))
+        found.append(
+            f"{callee}: {len(plan.lost)} of the kernels on record, the fastest somewhere, can no longer be made ({why:.200}); "
+            "run `relax-tune tune` to measure others"
+        )
     failures = [r for r in records if r.status == "failed" and r.variant.key in plan.plan.variants]
     if failures and plan.plan.variants[0] not in plan.times:
         why = f"{failures[0].stage}: {failures[0].message.splitlines()[0][:200]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
@@ -16,11 +16,13 @@ from relax_tune.tuner.task import Choices
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What a task dispatches: the plan over variant keys, those variants, and the times it was chosen from."""
+    """What a task dispatches: the plan over variant keys, those variants, and the times it was chosen from. lost: why each variant
+    that would have been dispatched cannot be made any more."""
 
     plan: Plan
     variants: Mapping[str, VariantRecord]
     times: Mapping[str, Sequence[float | None]]
+    lost: Mapping[str, str] = field(default_factory=dict)
 
 
 def times_of(
@@ -57,19 +59,21 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     elif policy == "library":
         of_library = {k for k in allowed if variants[k].kind == "library"}
         allowed = of_library or allowed
+    lost: dict[str, str] = {}
     while True:
         kept = {k: times[k] for k in sorted(allowed)}
         if not kept or not any(None not in row for row in kept.values()):
             asked = choices.library_variants()[:1] if policy == "library" else ()
             (default,) = asked or (choices.generic(),)
-            return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times)
+            return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
         has_library = any(variants[k].kind == "library" for k in kept)
         handicap = {k: 1 + NOISE for k in kept if has_library and variants[k].kind != "library"}
         plan = select(kept, choices.task.domain, handicap)
-        broken = {k for k in plan.variants if not _applies(choices, variants[k])}
+        broken = {k: why for k in plan.variants if (why := _obstacle(choices, variants[k])) is not None}
         if not broken:
-            return TaskPlan(plan, variants, times)
-        allowed -= broken
+            return TaskPlan(plan, variants, times, lost)
+        lost |= broken
+        allowed -= set(broken)
 
 
 def _usable(choices: Choices, variant: VariantRecord) -> bool:
@@ -84,10 +88,10 @@ def _usable(choices: Choices, variant: VariantRecord) -> bool:
         return False
 
 
-def _applies(choices: Choices, variant: VariantRecord) -> bool:
-    """Whether a variant's steps can really be made: records outlive the schedules they were made with."""
+def _obstacle(choices: Choices, variant: VariantRecord) -> str | None:
+    """Why a variant's steps cannot be made, where they cannot: records outlive the schedules they were made with."""
     try:
         choices.stages(variant)
-    except RelaxTuneError:
-        return False
-    return True
+    except RelaxTuneError as error:
+        return str(error).splitlines()[0]
+    return None

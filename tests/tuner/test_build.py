@@ -27,7 +27,7 @@ from tests.tuner.tuner_models import (
     row_scale,
 )
 
-from relax_tune.database.records import Measurement, Target
+from relax_tune.database.records import Measurement, Target, Workload
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.ir.function import IRModule
@@ -263,6 +263,11 @@ def test_a_sketch_that_cannot_be_made_any_more_is_passed_over(monkeypatch: pytes
     monkeypatch.setattr(task_module, "generate_sketches", fewer)
     records = [*stage.records(stage.fast, 1e-6), *stage.records(stage.slow, 1e-3)]
     assert plan_task(choices, records).plan.variants == (stage.slow.key,)
+    job.store.add_target(job.target)
+    job.store.add_workload(Workload(choices.task.key, choices.task.text, 1, choices.task.name))
+    job.store.add_measurements(records)
+    (note,) = job.build().notes
+    assert "1 of the kernels on record" in note and "this step is gone" in note and "relax-tune tune" in note
 
 
 def test_a_kernel_must_beat_the_library_beyond_noise() -> None:
