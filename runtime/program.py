@@ -151,7 +151,8 @@ class Program:
 
 
 # of NumPy's names the last is ml_dtypes', which makes NumPy know it
-DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", np.dtype(ml_dtypes.bfloat16).name)
+FLOATING = ("float16", "float32", "float64", np.dtype(ml_dtypes.bfloat16).name)
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", *FLOATING)
 LANGUAGES = ("c", "opencl", "cuda")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.dtype import is_floating
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.program import BufferSpec, Fill, Program
+from relax_tune.runtime.program import FLOATING, BufferSpec, Fill, Program
 from relax_tune.runtime.vm import Bound, Executor
 from relax_tune.tuner.measure.inputs import buffer_shapes, constant_shapes, random_array
 
@@ -100,7 +99,7 @@ class SharedBuffers:
         """Overwrite outputs and temporaries so that only what the candidate writes can look right."""
         for spec in program.buffers:
             if spec.role == "output":
-                floating = is_floating(np.dtype(spec.dtype))
+                floating = spec.dtype in FLOATING
                 slab = self._slabs[spec.name]
                 self._fill(slab, POISON if floating else INTEGER_POISON, slab.nbytes)
             elif spec.role == "temp":
@@ -115,7 +114,7 @@ class SharedBuffers:
                 continue
             size = buffer_bytes(spec, bound.shapes[spec.name])
             found = self._device.download(self._slabs[spec.name], np.dtype(np.uint8), (size + GUARD_BYTES,))[size:]
-            poison = POISON if is_floating(np.dtype(spec.dtype)) else INTEGER_POISON
+            poison = POISON if spec.dtype in FLOATING else INTEGER_POISON
             if (found != poison).any():
                 first = int(np.argmax(found != poison))
                 return f"output {spec.name}: wanted nothing written behind its {size} bytes, found byte {first} changed"
