@@ -17,7 +17,6 @@ import errno
 import hashlib
 import io
 import json
-import math
 import os
 import stat
 import tempfile
@@ -449,11 +448,6 @@ class Artifact:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""
         return save_artifact(path, self.programs, self.constants, self.manifest["extra"], self.drivers)
-
-    @property
-    def constant_bytes(self) -> int:
-        """Bytes of all constants."""
-        return sum(math.prod(array.shape) * array.dtype.itemsize for array in self.constants.values())
 
     def open(
         self,

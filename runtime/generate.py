@@ -46,8 +46,10 @@ def generate(model: Model, prompt: NDArray[np.int64], tokens: int, stop: Collect
     """`prompt` (b, n) with up to `tokens` more, the likeliest each time: (b, n + added) i64. Ends early when every row has come to
     a token of `stop`, or where the model has no more positions. A row goes on after its stop token until all rows end.
 
-    Raises: as `greedy`.
+    Raises: as `greedy`, and UserError for fewer than no tokens.
     """
+    if tokens < 0:
+        raise UserError(f"wanted how many tokens to add, 0 or more, found {tokens}; give such a number")
     found: list[NDArray[Any]] = [np.asarray(prompt)]
     ended = np.zeros(len(prompt), np.bool_)
     for token in islice(greedy(model, prompt), tokens):

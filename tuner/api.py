@@ -100,18 +100,17 @@ def tune(
     and tasks that fail are records and notes, not errors.
     """
     settings = Settings(
-        target,
-        None,
-        effort,
-        trials,
-        seed,
-        check_strategy(strategy),
-        scheduler,
-        ca,
-        certificate,
-        key,
-        products,
-        precision,
+        target=target,
+        effort=effort,
+        trials=trials,
+        seed=seed,
+        strategy=check_strategy(strategy),
+        scheduler=scheduler,
+        ca=ca,
+        certificate=certificate,
+        key=key,
+        products=products,
+        precision=precision,
     )
     check_needed(scheduler, ca, certificate, key)
     module = _module(model, bounds)
@@ -147,7 +146,7 @@ def build(
 
     Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
-    settings = Settings(target, None, effort, products=products, precision=precision, memory=memory)
+    settings = Settings(target=target, effort=effort, products=products, precision=precision, memory=memory)
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings, rules=rules)

@@ -134,6 +134,7 @@ def test_text_goes_on(llama: tuple[rt.Artifact, dict[str, Any]], tmp_path: Path)
     for extra, says in (
         (["--function", "decode"], "--function goes with --inputs"),
         (["--text", ""], "wants at least one token"),
+        (["--tokens", "-1"], "wanted how many tokens to add, 0 or more, found -1"),
     ):
         done = CliRunner().invoke(app, [*run, *extra])
         assert done.exit_code == 2 and says in done.output
