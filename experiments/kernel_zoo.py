@@ -1,0 +1,291 @@
+"""The kernels of the tables that experiments time: each as a one-operator model, with what torch calls the same.
+
+Sizes are those of the tables. With `symbolic` the dims named in `dims` are symbols from 1 to their size; everything else, and
+everything without it, is constant. Weights are constants of the model, as they are when a model is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.dtype import DType, f32, i64
+from relax_tune.ir.expr import Expr, as_int, const, substitute
+from relax_tune.ir.function import IRModule
+from relax_tune.ir.graph import Constant, Function, GVar
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.decoder import RmsNorm
+from relax_tune.ir.op.elementwise import Add, Gelu, Mul, Relu, Sigmoid
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Permute, Take
+from relax_tune.ir.op.pad import Pad
+from relax_tune.ir.op.reduce import LayerNorm, MeanPool, Softmax, Sum
+from relax_tune.ir.op.window import Conv
+from relax_tune.ir.passes.quantize import QuantizeWeights
+from relax_tune.ir.struct_info import TensorInfo
+
+Array = NDArray[Any]
+Dims = Mapping[str, Expr]
+Torch = Callable[[Any, Mapping[str, Any]], Any]
+
+
+class Model:
+    """What a kernel is built with: inputs, weights drawn once from a fixed seed, and the dims that may be symbols."""
+
+    def __init__(self, dims: Mapping[str, int], symbolic: bool) -> None:
+        self.graph = GraphBuilder()
+        self._rng = np.random.default_rng(0)
+        self.dims = {name: self.graph.symbol(name, 1, size) if symbolic else const(size) for name, size in dims.items()}
+
+    def input(self, name: str, *shape: int | str, element: DType = f32) -> GVar:
+        return self.graph.input(name, [self.dims[d] if isinstance(d, str) else const(d) for d in shape], element)
+
+    def weight(self, name: str, *shape: int) -> Constant:
+        array = self._rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[-1]))
+        return self.graph.constant(name, array)
+
+    def __call__(self, op: Any, *args: Any) -> GVar:
+        return self.graph.call(op, *args)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a table. make: its model; torch: `(torch, arrays by name) -> result`; flops: of one run, 0 where bytes bind;
+    bytes: read and written at least; bar: microseconds of hand-written prototypes as `c`, `opencl` and of `torch` beside them, on
+    two Zen4 cores; index_limit: integer inputs are drawn below it; bits: weights are quantised to so many."""
+
+    name: str
+    dims: Mapping[str, int]
+    make: Callable[[Model], GVar]
+    torch: Torch
+    flops: float = 0.0
+    bytes: float = 0.0
+    bar: Mapping[str, float] = field(default_factory=dict)
+    index_limit: int = 1
+    bits: int = 32
+
+    def module(self, symbolic: bool = False) -> IRModule:
+        model = Model(self.dims, symbolic)
+        made = model.graph.finish(self.make(model))
+        return made if self.bits == 32 else QuantizeWeights(self.bits)(made)
+
+    def arrays(self, sizes: Mapping[str, int] | None = None, seed: int = 1) -> dict[str, Array]:
+        """The inputs by name; `sizes` of dims other than the table's."""
+        model = Model(self.dims, True)
+        function = model.graph.finish(self.make(model)).functions["main"]
+        assert isinstance(function, Function)
+        known = dict(self.dims) | dict(sizes or {})
+        values = {v: const(known[n]) for n, v in model.dims.items() if not isinstance(v, int)}
+        rng = np.random.default_rng(seed)
+        found: dict[str, Array] = {}
+        for p in function.params:
+            assert isinstance(p.info, TensorInfo) and p.info.shape is not None and p.info.dtype is not None
+            shape = tuple(as_int(substitute(d, values)) or 0 for d in p.info.shape)  # type: ignore[arg-type]
+            if p.info.dtype.is_float:
+                found[p.name] = rng.standard_normal(shape, np.float32)
+            else:
+                found[p.name] = rng.integers(0, self.index_limit, shape, dtype=p.info.dtype.numpy)
+        return found
+
+
+def _matmul(
+    name: str, n: int, k: int, m: int, constant: bool = False, bar: Mapping[str, float] | None = None
+) -> Kernel:
+    def make(g: Model) -> GVar:
+        return g(Matmul(), g.input("x", "n", k), g.weight("w", k, m) if constant else g.input("w", k, m))
+
+    return Kernel(
+        name, {"n": n}, make, lambda t, v: v["x"] @ v["w"], 2.0 * n * k * m, 4.0 * (n * k + k * m + n * m), bar or {}
+    )  # fmt: skip
+
+
+def _dense_gelu(n: int, k: int, m: int) -> Kernel:
+    def make(g: Model) -> GVar:
+        y = g(Add(), g(Matmul(), g.input("x", "n", k), g.weight("w", k, m)), g.weight("bias", m))
+        return g(Gelu(), y)
+
+    def torch(t: Any, v: Mapping[str, Any]) -> Any:
+        return t.nn.functional.gelu(t.addmm(v["bias"], v["x"], v["w"]))
+
+    return Kernel(f"dense_gelu_{n}x{k}x{m}", {"n": n}, make, torch, 2.0 * n * k * m, 4.0 * (n * k + k * m + n * m))
+
+
+def _softmax(rows: int, width: int, c: float, opencl: float, torch_us: float) -> Kernel:
+    return Kernel(
+        f"softmax_{rows}x{width}",
+        {"n": rows},
+        lambda g: g(Softmax(), g.input("x", "n", width)),
+        lambda t, v: t.softmax(v["x"], -1),
+        bytes=8.0 * rows * width,
+        bar={"c": c, "opencl": opencl, "torch": torch_us},
+    )
+
+
+def _layer_norm(g: Model, width: int, residual: bool) -> GVar:
+    x = g.input("x", "n", width)
+    x = g(Add(), x, g.input("r", "n", width)) if residual else x
+    return g(LayerNorm(), x, g.weight("gamma", width), g.weight("beta", width))
+
+
+def _layer_norm_torch(t: Any, v: Mapping[str, Any]) -> Any:
+    x = v["x"] + v["r"] if "r" in v else v["x"]
+    return t.nn.functional.layer_norm(x, x.shape[-1:], v["gamma"], v["beta"])
+
+
+def _rms_norm_torch(t: Any, v: Mapping[str, Any]) -> Any:
+    return t.nn.functional.rms_norm(v["x"], v["x"].shape[-1:], v["gamma"], 1e-6)
+
+
+def _unary(name: str, make: Callable[[Model, GVar], GVar], torch: Torch, bar: Mapping[str, float]) -> Kernel:
+    size = 4 << 20
+    return Kernel(f"{name}_4M", {"n": size}, lambda g: make(g, g.input("x", "n")), torch, bytes=8.0 * size, bar=bar)
+
+
+def _silu(g: Model, x: GVar) -> GVar:
+    return g(Mul(), x, g(Sigmoid(), x))
+
+
+def _mean_pool_torch(t: Any, v: Mapping[str, Any]) -> Any:
+    mask = v["mask"].unsqueeze(-1)
+    return (v["x"] * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+
+
+def _gemv(bits: int, bar: Mapping[str, float]) -> Kernel:
+    k, m = 4096, 11008
+
+    def make(g: Model) -> GVar:
+        return g(Matmul(True), g.input("x", "n", k), g.weight("w", m, k))
+
+    name = "gemv_f32" if bits == 32 else f"gemv_int{bits}"
+    return Kernel(name, {"n": 1}, make, lambda t, v: v["x"] @ v["w"].T, 2.0 * k * m, m * k * bits / 8, bar, bits=bits)
+
+
+def _attention(n: int, bar: Mapping[str, float]) -> Kernel:
+    heads, d = 12, 64
+
+    def make(g: Model) -> GVar:
+        q, k, v = (g.input(part, 1, heads, "n", d) for part in "qkv")
+        return g(Attention(d**-0.5), q, k, v)
+
+    def torch(t: Any, v: Mapping[str, Any]) -> Any:
+        return t.nn.functional.scaled_dot_product_attention(v["q"], v["k"], v["v"])
+
+    flops, size = 4.0 * heads * n * n * d, 16.0 * heads * n * d
+    return Kernel(f"attention_{n}", {"n": n}, make, torch, flops, size, bar)
+
+
+def _conv(name: str, c: int, size: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> Kernel:
+    pad = kernel // 2
+
+    def make(g: Model) -> GVar:
+        x = g.input("x", "n", c, size, size)
+        if pad:
+            x = g(Pad((0, 0, pad, pad), (0, 0, pad, pad)), x)
+        return g(Conv((stride, stride), (1, 1), groups), x, g.weight("w", out, c // groups, kernel, kernel))
+
+    def torch(t: Any, v: Mapping[str, Any]) -> Any:
+        return t.nn.functional.conv2d(v["x"], v["w"], stride=stride, padding=pad, groups=groups)
+
+    places = ((size + 2 * pad - kernel) // stride + 1) ** 2
+    flops = 2.0 * places * out * (c // groups) * kernel**2
+    return Kernel(name, {"n": 1}, make, torch, flops, 4.0 * (c * size**2 + out * places))
+
+
+def _conv_relu(c: int, size: int, out: int) -> Kernel:
+    plain = _conv("", c, size, out, 3)
+    return Kernel(
+        f"conv_relu_{c}x{size}",
+        plain.dims,
+        lambda g: g(Relu(), plain.make(g)),
+        lambda t, v: t.relu(plain.torch(t, v)),
+        plain.flops,
+        plain.bytes,
+    )
+
+
+def _batch_matmul(name: str, batch: int, n: int, k: int, m: int, transposed: bool) -> Kernel:
+    def make(g: Model) -> GVar:
+        y = g.input("y", batch, m, k) if transposed else g.input("y", batch, k, m)
+        return g(Matmul(transposed), g.input("x", batch, "n", k), y)
+
+    def torch(t: Any, v: Mapping[str, Any]) -> Any:
+        return v["x"] @ (v["y"].transpose(1, 2) if transposed else v["y"])
+
+    size = 4.0 * batch * (n * k + k * m + n * m)
+    return Kernel(name, {"n": n}, make, torch, 2.0 * batch * n * k * m, size)
+
+
+def _kernels() -> Sequence[Kernel]:
+    return (
+        _matmul("matmul_512", 512, 512, 512),
+        _matmul("matmul_1024", 1024, 1024, 1024),
+        _matmul("matmul_2048", 2048, 2048, 2048),
+        *(_matmul(f"dense_{n}", n, 768, 3072, constant=True) for n in (1, 4, 17, 64, 128, 512)),
+        _dense_gelu(128, 768, 3072),
+        _batch_matmul("batch_matmul_nt", 12, 128, 64, 128, True),
+        _batch_matmul("batch_matmul_nn", 12, 128, 128, 64, False),
+        _softmax(1024, 1024, 122, 215, 297),
+        _softmax(2048, 512, 129, 212, 306),
+        _softmax(256, 4096, 137, 199, 291),
+        _softmax(4096, 16, 12, 52, 43),
+        _softmax(4096, 17, 37, 51, 70),
+        _softmax(4096, 100, 59, 133, 172),
+        Kernel(
+            "layer_norm", {"n": 512}, lambda g: _layer_norm(g, 1024, False), _layer_norm_torch,
+            bytes=8.0 * 512 * 1024, bar={"c": 43, "opencl": 67, "torch": 76},
+        ),
+        Kernel(
+            "rms_norm", {"n": 512}, lambda g: g(RmsNorm(), g.input("x", "n", 1024), g.weight("gamma", 1024)),
+            _rms_norm_torch, bytes=8.0 * 512 * 1024, bar={"c": 34, "opencl": 55, "torch": 101},
+        ),
+        Kernel(
+            "add_layer_norm", {"n": 512}, lambda g: _layer_norm(g, 1024, True), _layer_norm_torch,
+            bytes=12.0 * 512 * 1024, bar={"c": 58, "torch": 112},
+        ),
+        _unary("gelu", lambda g, x: g(Gelu(), x), lambda t, v: t.nn.functional.gelu(v["x"]),
+               {"c": 819, "opencl": 852, "torch": 1077}),
+        _unary("silu", _silu, lambda t, v: t.nn.functional.silu(v["x"]), {"c": 684, "opencl": 597, "torch": 962}),
+        Kernel(
+            "sum_16M", {"n": 16 << 20}, lambda g: g(Sum((0,)), g.input("x", "n")), lambda t, v: v["x"].sum(),
+            bytes=4.0 * (16 << 20), bar={"c": 1104, "opencl": 1472, "torch": 1207},
+        ),
+        Kernel(
+            "transpose", {"n": 512}, lambda g: g(Permute((0, 2, 1, 3)), g.input("x", 8, "n", 12, 64)),
+            lambda t, v: v["x"].permute(0, 2, 1, 3).contiguous(),
+            bytes=8.0 * 8 * 512 * 768, bar={"c": 253, "opencl": 607, "torch": 310},
+        ),
+        Kernel(
+            "transpose_last", {"n": 2048}, lambda g: g(Permute((1, 0)), g.input("x", "n", 1536)),
+            lambda t, v: v["x"].T.contiguous(), bytes=8.0 * 2048 * 1536,
+        ),
+        Kernel(
+            "gather", {"n": 4096},
+            lambda g: g(Take(), g.weight("table", 30522, 384), g.input("i", "n", element=i64)),
+            lambda t, v: t.nn.functional.embedding(v["i"], v["table"]),
+            bytes=8.0 * 4096 * 384, bar={"c": 93, "torch": 116}, index_limit=30522,
+        ),
+        Kernel(
+            "mean_pool", {"n": 128}, lambda g: g(MeanPool(), g.input("x", 32, "n", 384), g.input("mask", 32, "n")),
+            _mean_pool_torch, bytes=4.0 * 32 * 128 * 384, bar={"c": 43, "torch": 77},
+        ),
+        _gemv(32, {"c": 5444, "opencl": 4550, "torch": 7724}),
+        _gemv(8, {"c": 1389, "opencl": 1784}),
+        _gemv(4, {"c": 1067, "opencl": 2512}),
+        _attention(16, {"c": 9.8, "opencl": 24, "torch": 31}),
+        _attention(128, {"c": 264, "opencl": 335, "torch": 438}),
+        _attention(512, {"c": 4005, "opencl": 4532, "torch": 5412}),
+        _conv("conv_64x56", 64, 56, 64, 3),
+        _conv_relu(64, 56, 64),
+        _conv("conv_first", 3, 224, 64, 7, stride=2),
+        _conv("conv_1x1", 256, 28, 128, 1),
+        _conv("conv_depthwise", 96, 56, 96, 3, groups=96),
+    )  # fmt: skip
+
+
+KERNELS: Mapping[str, Kernel] = {k.name: k for k in _kernels()}
