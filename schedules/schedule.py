@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, const, eq, floormod, mul, substitute
+from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, const, eq, floormod, free_vars, mul, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import For, LoopKind, Tail, loops
 from relax_tune.schedules.excerpt import loop_nest, named_in
@@ -22,7 +23,8 @@ from relax_tune.schedules.primitives import partition as on_parts
 from relax_tune.schedules.primitives import pipeline as on_pipeline
 from relax_tune.schedules.primitives import reductions as on_reductions
 from relax_tune.schedules.primitives import tensorize as on_tensorize
-from relax_tune.schedules.trace import Step, Trace
+from relax_tune.schedules.symbols import by_place, of_function, require_name
+from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 
 # Every primitive by the name traces use. A new primitive is added here, and nowhere else.
 PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
@@ -75,7 +77,7 @@ class Schedule:
         """Declare a schedule symbol."""
         if name in self.tunables:
             raise ScheduleError(f"{self.func.name}: tunable {name!r} is declared twice")
-        self.tunables[name] = Tunable(name, domain)
+        self.tunables[name] = Tunable(require_name(name), domain)
         return self.tunables[name]
 
     def require(self, fact: Expr) -> None:
@@ -85,22 +87,22 @@ class Schedule:
             self.constraints.append(fact)
 
     def apply(self, primitive: str, **args: Any) -> None:
-        """Apply a primitive by name and record it. Raises ScheduleError when it refuses, or for arguments it does not take."""
+        """Apply a primitive by name and record it. Numbers may be expressions over tunables and the function's shape symbols, or
+        their places (`relax_tune.schedules.symbols`), which is what is recorded. Raises ScheduleError when the primitive
+        refuses, or for arguments it does not take."""
         known = PRIMITIVES.get(primitive)
         if known is None:
             raise ScheduleError(f"wanted a primitive, one of {', '.join(PRIMITIVES)}; found {primitive!r}")
         _check_arguments(primitive, known, args)
-        found: dict[str, Tunable] = {}
-        for value in args.values():
-            for v in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(v, Tunable):
-                    found[v.name] = v
-                    if self.tunables.get(v.name, v) is not v:
-                        raise ScheduleError(f"{self.func.name}: tunable {v.name!r} is already another one's name")
-        self.func = known(self.func, **args)
-        self.tunables |= found
-        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in args.items())
-        self.steps.append(Step(primitive, frozen))
+        recorded = {k: _mapped(v, lambda e: scalar_value(by_place(e, self.func))) for k, v in args.items()}
+        actual = {k: _mapped(v, lambda e: of_function(e, self.func)) for k, v in recorded.items()}
+        found = dict(self.tunables)
+        for t in (t for v in recorded.values() for e in each(v) if isinstance(e, Expr) for t in free_vars(e)):
+            if isinstance(t, Tunable) and found.setdefault(require_name(t.name), t) is not t:
+                raise ScheduleError(f"{self.func.name}: tunable {t.name!r} is already another one's name")
+        self.func = known(self.func, **actual)
+        self.tunables = found
+        self.steps.append(Step(primitive, tuple(recorded.items())))
 
     # -- the primitives that name new loops return those names -------------------------------------------------------
 
@@ -112,15 +114,14 @@ class Schedule:
 
     def split(self, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> list[str]:
         """See `primitives.loops.split`; with `divides`, the divisibility becomes a constraint. Returns the new loops."""
-        before = self._names()
-        if divides:
-            extent = find_loop(self.func, loop).extent
-            product: Expr = const(1)
-            for f in factors:
-                if f is not None:
-                    product = mul(product, f)
-            self.require(eq(floormod(extent, product), 0))
+        before, extent = self._names(), find_loop(self.func, loop).extent
         self.apply("split", loop=loop, factors=list(factors), divides=divides)
+        if divides:
+            one: Expr = const(1)
+            fact = simplify(eq(floormod(extent, reduce(mul, (f for f in factors if f is not None), one)), 0))
+            # where shapes have a say the primitive has proved it
+            if all(isinstance(v, Tunable) for v in free_vars(fact)):
+                self.require(fact)
         return self._new_loops(before)
 
     def fuse(self, names: Sequence[str]) -> str:
@@ -189,6 +190,12 @@ class Schedule:
         return find_loop(self.func, loop).extent
 
 
+def _mapped(value: Any, change: Callable[[Expr], Expr | int]) -> Any:
+    """The expressions of an argument changed, its lists frozen."""
+    made = tuple(change(v) if isinstance(v, Expr) else v for v in each(value))
+    return made if isinstance(value, (list, tuple)) else made[0]
+
+
 def _is_factor(v: Any) -> bool:
     return isinstance(v, Expr) or type(v) is int
 
@@ -199,6 +206,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "bool": lambda v: isinstance(v, bool),
     "int": lambda v: type(v) is int,
     "ExprLike": _is_factor,
+    "ExprLike | None": lambda v: v is None or _is_factor(v),
     "Sequence[str]": lambda v: isinstance(v, (list, tuple)) and all(isinstance(x, str) for x in v),
     "Sequence[int]": lambda v: isinstance(v, (list, tuple)) and all(type(x) is int for x in v),
     "Sequence[ExprLike]": lambda v: isinstance(v, (list, tuple)) and all(map(_is_factor, v)),
@@ -207,7 +215,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Mapping[str, Any]) -> None:
-    wanted = {n: str(a) for n, a in function.__annotations__.items() if n not in ("func", "return")}
+    wanted = _parameters(function)
     optional = len(function.__defaults__ or ())
     missing = [n for n in list(wanted)[: len(wanted) - optional] if n not in args]
     strange = [n for n in args if n not in wanted]
@@ -216,9 +224,18 @@ def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Ma
             f"{primitive} wants the arguments {', '.join(wanted)}; missing {missing}, not among them {strange}"
         )
     for name, value in args.items():
-        # the other annotations are Literals, whose primitives list what they want
-        if not _FITS.get(wanted[name], _FITS["str"])(value):
+        if not _fits(wanted, name, value):
             raise ScheduleError(f"{primitive} wants {name} to be of kind {wanted[name]}, found {value!r}")
+
+
+def _parameters(function: Callable[..., PrimFunc]) -> dict[str, str]:
+    """The annotation of each parameter after the function."""
+    return {n: str(a) for n, a in function.__annotations__.items() if n not in ("func", "return")}
+
+
+def _fits(wanted: Mapping[str, str], name: str, value: Any) -> bool:
+    # the other annotations are Literals, whose primitives list what they want
+    return name in wanted and _FITS.get(wanted[name], _FITS["str"])(value)
 
 
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
@@ -242,16 +259,25 @@ _WORDS = frozenset({"kind", "tail", "scope", "index_map", "intrinsic"})
 
 
 def _located(step: Step, func: PrimFunc) -> str:
-    line = step.as_python()
-    known = named_in(func)
-    words = {v for k, v in step.args if k in _WORDS and isinstance(v, str)}
-    missing = [n for n in step.names if n not in known and n not in words]
-    under = [" "] * len(line)
-    for name in missing:
-        at = line.find(repr(name))
-        under[at : at + len(repr(name))] = "^" * len(repr(name))
-    carets = ["".join(under).rstrip()] if missing else []
-    return "\n".join([line, *carets, loop_nest(func, step.names)])
+    """The step with carets under what cannot be right in it, and the loop nest with carets where it was to act; carets under
+    all of the step where neither has any."""
+    name, *args = step.parts
+    known = PRIMITIVES.get(step.primitive)
+    line, under = f"s.apply({name}", " " * len("s.apply(") + ("^" if known is None else " ") * len(name)
+    there, wanted = named_in(func), {} if known is None else _parameters(known)
+    for part, (key, value) in zip(args, step.args, strict=True):
+        marks = " " * len(part)
+        if known is not None and not _fits(wanted, key, value):
+            marks = "^" * len(part)
+        elif key not in _WORDS:
+            for missing in (repr(v) for v in each(value) if isinstance(v, str) and v not in there):
+                at = part.find(missing)
+                marks = marks[:at] + "^" * len(missing) + marks[at + len(missing) :]
+        line, under = f"{line}, {part}", f"{under}  {marks}"
+    nest = loop_nest(func, step.names)
+    if "^" not in under and "^" not in nest:
+        under = "^" * len(line)
+    return "\n".join([f"{line})", *([under.rstrip()] if "^" in under else []), nest])
 
 
 def holds(constraint: Expr, values: Mapping[Tunable, int]) -> bool:

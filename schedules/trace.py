@@ -1,7 +1,8 @@
 """Traces: the recorded primitives of a schedule, as data (DESIGN 2 and 6).
 
 A trace is JSON: `{"tunables": {name: domain}, "steps": [[primitive, {argument: value}]]}`. An argument is a name, a number,
-a list of those, None, or `{"tunable": name}`. It replays on any structurally equal function and prints as Python.
+None, `{"tunable": name}`, `{"expr": text}` over tunables and shape symbols by their places (`s0 // 4 + 1`, see
+`relax_tune.schedules.symbols`), or a list of those. It replays on any structurally equal function and prints as Python.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Expr, Tunable, as_int
+from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
+from relax_tune.schedules.symbols import LIMIT, Place, place_called, read_scalars, require_name
+
+# Longer text is no trace of ours.
+MAX_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +29,17 @@ class Step:
 
     def as_python(self) -> str:
         """The step as a line of Python over a `Schedule` called `s`."""
-        args = "".join(f", {k}={_show(v)}" for k, v in self.args)
-        return f"s.apply({self.primitive!r}{args})"
+        return f"s.apply({', '.join(self.parts)})"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What stands between the parentheses of `as_python`: the primitive, then each argument."""
+        return (repr(self.primitive), *(f"{k}={_show(v)}" for k, v in self.args))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names among the arguments, in order; of loops, blocks and buffers, and words such as kinds."""
-        parts = [v for _, value in self.args for v in (value if isinstance(value, (list, tuple)) else (value,))]
-        return tuple(v for v in parts if isinstance(v, str))
+        return tuple(v for _, value in self.args for v in each(value) if isinstance(v, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +61,12 @@ class Trace:
     def from_json(text: str) -> Trace:
         """Raises ScheduleError for text that is no trace."""
         try:
+            if len(text) > MAX_CHARACTERS:
+                raise ValueError(f"{len(text)} characters")
             data = json.loads(text)
-            tunables = {str(n): Tunable(str(n), [int(x) for x in d]) for n, d in data["tunables"].items()}
-            steps = tuple(
-                Step(str(name), tuple((str(k), _decode(v, tunables)) for k, v in args.items()))
-                for name, args in data["steps"]
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            tunables = {n: _tunable(n, domain) for n, domain in data["tunables"].items()}
+            steps = tuple(_step(name, args, tunables) for name, args in data["steps"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ScheduleError) as error:
             raise ScheduleError(
                 f"wanted a schedule trace (JSON with tunables and steps), found text with {error!r}"
             ) from None
@@ -75,14 +82,27 @@ class Trace:
         return Trace(tuple(Step(s.primitive, tuple((k, _put(v, values)) for k, v in s.args)) for s in self.steps))
 
     def as_python(self, values: Mapping[str, int] | None = None) -> str:
-        """The trace as a Python program over a `Schedule` called `s`; its tunables are free, or numbers when `values` are
-        given. Raises ScheduleError for a value that is missing or outside its domain."""
+        """The trace as a Python program over a `Schedule` called `s`, which runs as it is; its tunables are free, or numbers
+        when `values` are given. Raises ScheduleError for a value that is missing or outside its domain."""
         if values is None:
             lines = [f"{t.name} = Tunable({t.name!r}, {list(t.domain)})" for t in self.tunables]
         else:
             self.with_values(values)
             lines = [f"{t.name} = {values[t.name]}  # of {', '.join(map(str, t.domain))}" for t in self.tunables]
-        return "\n".join([*lines, *(step.as_python() for step in self.steps)])
+        found = [e for step in self.steps for _, v in step.args for e in each(v) if isinstance(e, Expr)]
+        nodes = tuple(postorder(found))
+        places = sorted({v.position for v in nodes if isinstance(v, Place)})
+        lines += [f"s{at} = s.func.symbols[{at}]" for at in places]
+        operations = {n.op for n in nodes if isinstance(n, Op)}
+        wanted = ["Tunable"] if values is None and self.tunables else []
+        wanted += [f"{o}imum as {o}" for o in ("max", "min") if o in operations]
+        header = [f"from relax_tune.ir.expr import {', '.join(wanted)}"] if wanted else []
+        return "\n".join([*header, *lines, *(step.as_python() for step in self.steps)])
+
+
+def each(value: Any) -> tuple[Any, ...]:
+    """The elements of an argument that is a list, or the argument."""
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _encode(value: Any) -> Any:
@@ -90,33 +110,59 @@ def _encode(value: Any) -> Any:
         return {"tunable": value.name}
     if isinstance(value, Expr):
         number = as_int(value)
-        if number is None:
-            raise ScheduleError(f"a trace holds names, numbers and tunables; found the expression {value!r}")
-        return number
+        return {"expr": format_expr(value)} if number is None else number
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
     return value
 
 
-def _decode(value: Any, tunables: Mapping[str, Tunable]) -> Any:
+def _tunable(name: str, domain: Any) -> Tunable:
+    if not all(type(x) is int and x < LIMIT for x in domain):
+        raise ScheduleError(f"wanted whole numbers below {LIMIT} as the domain of {name!r}, found {domain!r}")
+    return Tunable(require_name(name), domain)
+
+
+def _step(name: Any, args: Any, tunables: Mapping[str, Tunable]) -> Step:
+    if not isinstance(name, str) or not all(k.isidentifier() for k in args):
+        raise ScheduleError(f"wanted a primitive's name and its arguments by name, found {name!r} and {list(args)}")
+    return Step(name, tuple((k, _decode(v, tunables)) for k, v in args.items()))
+
+
+def _decode(value: Any, tunables: Mapping[str, Tunable], parts: bool = True) -> Any:
+    if isinstance(value, dict) and "expr" in value:
+        found = read_scalars(
+            value["expr"], lambda n: tunables[n] if n in tunables else place_called(n), "the tunables, s0, s1, ..."
+        )
+        if len(found) != 1:
+            raise ScheduleError(f"wanted one expression, found {value['expr']!r}")
+        return found[0]
     if isinstance(value, dict):
         return tunables[value["tunable"]]
-    if isinstance(value, list):
-        return tuple(_decode(v, tunables) for v in value)
-    return value
+    if isinstance(value, list) and parts:
+        return tuple(_decode(v, tunables, parts=False) for v in value)
+    if value is None or isinstance(value, (str, bool)) or (type(value) is int and abs(value) < LIMIT):
+        return value
+    raise ScheduleError(f"wanted a name, a whole number, a tunable, an expression or a list of those, found {value!r}")
 
 
 def _put(value: Any, values: Mapping[str, int]) -> Any:
-    if isinstance(value, Tunable):
-        return values[value.name]
+    if isinstance(value, Expr):
+        numbers: dict[Var, Expr] = {t: const(values[t.name]) for t in free_vars(value) if isinstance(t, Tunable)}
+        return scalar_value(substitute(value, numbers))
     if isinstance(value, tuple):
         return tuple(_put(v, values) for v in value)
     return value
 
 
+def scalar_value(e: Expr) -> Expr | int:
+    """A literal as a number."""
+    number = as_int(e)
+    return e if number is None else number
+
+
 def _show(value: Any) -> str:
-    if isinstance(value, Tunable):
-        return value.name
+    if isinstance(value, Expr):
+        return format_expr(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_show(v) for v in value) + "]"
     return repr(value)

@@ -114,6 +114,8 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local") -> PrimFunc:
 def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
     """Keep an intermediate in `global`, `shared` or `local` memory; lowering shrinks it to what one iteration touches.
 
+    Before: `B = alloc((I, J), f32, scope="global")`
+    After: `B = alloc((I, J), f32, scope="local")`
     Checks: an intermediate; one that is filled once, before any call, stays global, and aligned rows stay off global memory.
     """
     old = find_alloc(func, buffer)
@@ -188,8 +190,10 @@ def _check_ahead(func: PrimFunc, user: Block, last: Block, buffer: Buffer) -> No
 def mark_prepare(func: PrimFunc, block: str) -> PrimFunc:
     """Run a block once, before any call, because everything it reads is constant.
 
+    Before: `for i in range(4): W_cache[i] = W[i]` in every call
+    After: the same in `block(..., role="prepare")`, once
     Checks: the block reads only constant parameters, alone writes a global intermediate, stands in its own nest at the top,
-    and neither its extents nor its values hold a shape symbol.
+    and neither its extents nor its values nor the intermediate's extents hold a shape symbol.
     """
     node = find_block(func, block)
     found = [x.buffer for x in block_loads(node) if x.buffer not in func.consts]
@@ -208,6 +212,6 @@ def mark_prepare(func: PrimFunc, block: str) -> PrimFunc:
         if symbols & set(free_vars(loop.extent)):
             raise ScheduleError(f"{func.name}: {block!r} cannot run once: loop {loop.var.name!r} has a symbolic extent")
     inside = [e for s in (node.body, node.init) if s is not None for e in (s.value, *s.indices)]
-    if symbols & set(free_vars(*inside, node.predicate, *node.bindings)):
+    if symbols & set(free_vars(*inside, node.predicate, *node.bindings, *node.body.buffer.shape)):
         raise ScheduleError(f"{func.name}: {block!r} cannot run once: what it computes depends on a shape symbol")
     return with_body(func, replace_node(func.body, node, replace(node, role="prepare")))

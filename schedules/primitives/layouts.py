@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,23 +18,22 @@ from relax_tune.ir.expr import (
     Tunable,
     Var,
     add,
-    as_int,
     ceildiv,
-    const,
-    expr,
-    floordiv,
-    floormod,
     free_vars,
     le,
     load,
     maximum,
     mul,
+    postorder,
     substitute,
     transform,
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, Stmt, map_exprs, rewrite
+from relax_tune.schedules.independence import writers
 from relax_tune.schedules.nest import find_alloc, swap_alloc
+from relax_tune.schedules.primitives.factors import positive
+from relax_tune.schedules.symbols import LIMIT, MAX_CHARACTERS, read_scalars
 
 
 def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: Sequence[int]) -> PrimFunc:
@@ -46,10 +44,7 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
     Checks: an intermediate; `factor` is positive; `order` is a permutation of the new dimensions.
     """
     old = find_alloc(func, buffer)
-    f = expr(factor)
-    value = as_int(f)
-    if value is not None and value < 1:
-        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a positive factor, found {value}")
+    f = positive(func, f"tile_layout({buffer!r})", factor, *writers(func, old))
     if sorted(order) != list(range(len(old.shape) + 1)) or not 0 <= dim < len(old.shape):
         raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a permutation of the new dims, found {order}")
 
@@ -97,14 +92,6 @@ def relaid(func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[E
     return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
 
 
-_OPERATIONS: Mapping[type[ast.operator], Callable[[Expr, Expr], Expr]] = {
-    ast.Add: add,
-    ast.Mult: mul,
-    ast.FloorDiv: floordiv,
-    ast.Mod: floormod,
-}
-
-
 def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Sequence[ExprLike] = ()) -> PrimFunc:
     """Store an intermediate where an index map says.
 
@@ -113,22 +100,16 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
 
     Before: `B: (I, J)` read at `B[i, j]`
     After, with `i, j -> i * n1 + j`: `B: (I * J,)` read at `B[i * J + j]`
-    Checks: an intermediate; the factors are positive; the map reads as above, divides by numbers and factors alone, and
-    provably puts different elements into different places. `tile_layout` and `permute_layout` are its common cases.
+    Checks: an intermediate; the factors are positive; the map reads as above, divides by nothing that may be zero or depends
+    on the element, and provably puts different elements into different places. `tile_layout` and `permute_layout` are its common cases.
     """
     old = find_alloc(func, buffer)
-    values = [expr(f) for f in factors]
-    if any(number is not None and number < 1 for number in map(as_int, values)):
-        raise ScheduleError(f"{func.name}: transform_layout({buffer!r}) wants positive factors, found {list(factors)}")
-    names, texts = _read_map(func, old, index_map)
-    own = [Var(n) for n in names]
-    known = dict(zip(names, own))
-    scope: dict[str, Expr] = {
-        **{f"f{a}": f for a, f in enumerate(values)},
-        **{f"n{a}": d for a, d in enumerate(old.shape)},
-        **known,
-    }
-    indices = [_index(func, node, scope, index_map) for node in texts]
+    values = [positive(func, "transform_layout", f, *writers(func, old)) for f in factors]
+    own, indices = _read_map(func, old, index_map, values)
+    for n in postorder(indices):
+        by = n.args[1] if isinstance(n, Op) and n.op in ("floordiv", "floormod") else None
+        if by is not None and (set(free_vars(by)) & set(own) or prove(le(1, by)) is not Proof.YES):
+            raise ScheduleError(f"{func.name}: transform_layout divides by numbers and factors, found {n!r}")
     ranges = dict(zip(own, old.shape))
     if not injective(indices, ranges):
         raise ScheduleError(
@@ -140,39 +121,27 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     return relaid(func, old, new, lambda at: tuple(substitute(e, dict(zip(own, at))) for e in indices))
 
 
-def _read_map(func: PrimFunc, old: Buffer, text: str) -> tuple[list[str], list[ast.expr]]:
-    left, arrow, right = text.partition("->")
+def _read_map(func: PrimFunc, old: Buffer, text: str, factors: Sequence[Expr]) -> tuple[list[Var], tuple[Expr, ...]]:
+    """A variable for each dimension, and the new indices over them."""
+    left, _, right = text.partition("->")
     names = [n.strip() for n in left.split(",")] if left.strip() else []
-    try:
-        tree = ast.parse(f"({right},)", mode="eval").body if arrow and right.strip() and len(text) <= 500 else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = None
-    fits = len(names) == len(old.shape) == len(set(names)) and all(n.isidentifier() for n in names)
-    if not isinstance(tree, ast.Tuple) or not fits:
-        raise ScheduleError(
-            f"{func.name}: transform_layout wants a map such as `i, j -> j // f0, i, j % f0` with a name for each of the "
-            f"{len(old.shape)} dimensions of {old.name!r}, found {text!r}"
-        )
-    return names, tree.elts
-
-
-def _index(func: PrimFunc, node: ast.expr, scope: Mapping[str, Expr], text: str) -> Expr:
-    if isinstance(node, ast.Name) and node.id in scope:
-        return scope[node.id]
-    if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= 0:
-        return const(node.value)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        a, b = (_index(func, x, scope, text) for x in (node.left, node.right))
-        fixed = all(isinstance(v, Tunable) for v in free_vars(b)) and prove(le(1, b)) is Proof.YES
-        if fixed or isinstance(node.op, (ast.Add, ast.Mult)):
-            return _OPERATIONS[type(node.op)](a, b)
-        raise ScheduleError(
-            f"{func.name}: transform_layout divides by numbers and factors, found {ast.unparse(node)!r}"
-        )
-    raise ScheduleError(
-        f"{func.name}: wanted one of {', '.join(scope)}, a number, or + * // % of them in the map {text!r}, found "
-        f"{ast.unparse(node)!r}"
+    wanted = (
+        f"{func.name}: transform_layout wants a map such as `i, j -> j // f0, i, j % f0` with a name for each of the "
+        f"{len(old.shape)} dimensions of {old.name!r}, found {text[:MAX_CHARACTERS]!r}"
     )
+    if not len(names) == len(old.shape) == len(set(names)) or not all(n.isidentifier() for n in names):
+        raise ScheduleError(wanted)
+    own = [Var(n) for n in names]
+    scope: dict[str, Expr] = {
+        **{f"f{a}": f for a, f in enumerate(factors)},
+        **{f"n{a}": d for a, d in enumerate(old.shape)},
+        **dict(zip(names, own)),
+    }
+    try:
+        indices = read_scalars(right, scope.get, ", ".join(scope), ("add", "mul", "floordiv", "floormod"))
+    except ScheduleError as error:
+        raise ScheduleError(f"{wanted}: {error}") from None
+    return own, indices
 
 
 def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:
@@ -202,20 +171,24 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
     Before: `B: (I, J)`
     After, with factor 32 and offset 1: `B: (I, ceil(J / 32) * 32 + 1)`; a local or shared one keeps its shape, and its rows
     grow once lowering has shrunk it: `alloc((I, J), f32, scope="shared", row=(32, 1))`
-    Checks: an intermediate of two or more dimensions; `factor` is positive, `offset` is not negative.
+    Checks: an intermediate of two or more dimensions; `factor` is positive, `offset` is not negative; a factor with shape
+    symbols is for global memory.
     """
     old = find_alloc(func, buffer)
-    f = expr(factor)
-    value = as_int(f)
-    if (value is not None and value < 1) or offset < 0:
+    f = positive(func, f"storage_align({buffer!r})", factor, *writers(func, old))
+    if not 0 <= offset < LIMIT:
         raise ScheduleError(
-            f"{func.name}: storage_align({buffer!r}) wants a positive factor and no negative offset, found {factor!r} and {offset}"
+            f"{func.name}: storage_align({buffer!r}) wants no negative offset, and one below {LIMIT}; found {offset}"
         )
     if len(old.shape) < 2:
         raise ScheduleError(f"{func.name}: storage_align wants rows, and {old!r} has {len(old.shape)} dims")
     if old.scope == "global":
         last = simplify(add(mul(ceildiv(old.shape[-1], f), f), offset))
         new = replace(old, shape=(*old.shape[:-1], last))
+    elif not all(isinstance(v, Tunable) for v in free_vars(f)):
+        raise ScheduleError(
+            f"{func.name}: storage_align({buffer!r}) wants a factor without shape symbols for {old.scope} memory, found {f!r}"
+        )
     else:
         new = replace(old, row=(f, offset))
     return swap_alloc(func, old, new)

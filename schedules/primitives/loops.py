@@ -23,7 +23,6 @@ from relax_tune.ir.expr import (
     ceildiv,
     const,
     eq,
-    expr,
     floormod,
     free_vars,
     le,
@@ -46,6 +45,8 @@ from relax_tune.schedules.nest import (
     require_role,
     with_body,
 )
+from relax_tune.schedules.primitives.factors import positive
+from relax_tune.schedules.symbols import LIMIT
 
 
 def require_serial(func: PrimFunc, loop: For, step: str) -> None:
@@ -63,8 +64,9 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
 
     Before: `for i in range(N): S(i)`
     After: `for i_0 in range(ceil(N / f)): for i_1 in range(f): if i_0 * f + i_1 < N: S(i_0 * f + i_1)`
-    Checks: the loop is serial; exactly one factor is None. The guard is left out when provably true, or when `divides`
-    promises that the product of the factors divides the extent (the caller records that as a constraint).
+    Checks: the loop is serial; exactly one factor is None, the others are positive. The guard is left out when provably true,
+    or when `divides` promises that the product of the factors divides the extent: that is proved, or a question of tunables
+    alone (which the caller records as a constraint).
     """
     node = find_loop(func, loop)
     require_serial(func, node, "split")
@@ -72,19 +74,17 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
         raise ScheduleError(
             f"{func.name}: split({loop!r}) wants exactly one None among its factors, found {list(factors)}"
         )
-    for f in factors:
-        value = None if f is None else as_int(f)
-        if value is not None and value < 1:
-            raise ScheduleError(f"{func.name}: split({loop!r}) wants positive factors, found {list(factors)}")
+    given = [None if f is None else positive(func, f"split({loop!r})", f, *blocks(node)) for f in factors]
     inner: Expr = const(1)
-    for f in factors:
-        if f is not None:
-            inner = mul(inner, f)
+    for e in given:
+        inner = inner if e is None else mul(inner, e)
     inner = simplify(inner)
-    if divides and prove(eq(floormod(node.extent, inner), 0)) is Proof.NO:
-        raise ScheduleError(f"{func.name}: split({loop!r}): {inner!r} does not divide the extent {node.extent!r}")
+    if (as_int(inner) or 0) >= LIMIT:
+        raise ScheduleError(f"{func.name}: split({loop!r}) wants a product of factors below {LIMIT}, found {inner!r}")
+    if divides:
+        _require_division(func, node, inner)
     whole = simplify(ceildiv(node.extent, inner))
-    extents = [whole if f is None else expr(f) for f in factors]
+    extents = [whole if e is None else e for e in given]
     names: list[str] = []
     for a in range(len(factors)):
         names.append(fresh(func, f"{loop}_{a}", names))
@@ -104,6 +104,15 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
     for var, extent in reversed(list(zip(parts, extents))):
         body = For(var, extent, body)
     return with_body(func, replace_node(func.body, node, body))
+
+
+def _require_division(func: PrimFunc, node: For, inner: Expr) -> None:
+    """That the number divides the extent is not wrong, and where shapes have a say it is proved."""
+    rest = floormod(node.extent, inner)
+    found = prove(eq(rest, 0), loop_env(enclosing(func, node)))
+    if found is Proof.NO or (found is Proof.UNKNOWN and not all(isinstance(v, Tunable) for v in free_vars(rest))):
+        may = "does not" if found is Proof.NO else "may not"
+        raise ScheduleError(f"{func.name}: split({node.var.name!r}): {inner!r} {may} divide the extent {node.extent!r}")
 
 
 def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
@@ -156,6 +165,8 @@ def _require_initial_values(func: PrimFunc, nest: Sequence[For]) -> None:
 def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     """Put loops of one perfect nest into the given order, outermost first; other loops of the nest keep their places.
 
+    Before: `for i in range(N): for j in range(M): S(i, j)`
+    After, with names [j, i]: `for j in range(M): for i in range(N): S(i, j)`
     Checks: all on one path with a single block under it (iterations of a block commute: spatial points are independent,
     reductions are associative up to rounding), serial, extents independent of each other; a block with an initial value
     has no loop that feeds a spatial and a reduction iterator at once (its first point must stay the first).
@@ -208,6 +219,8 @@ def _require_first_point(func: PrimFunc, block: Block) -> None:
 def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFunc:
     """Mark a loop `parallel`, `vectorized`, `unrolled`, or bind it to a `group`/`item` grid axis.
 
+    Before: `for i in serial(N): S(i)`
+    After: `for i in parallel(N): S(i)`
     Checks: every iteration is independent, i.e. the variable feeds no reduction iterator of a block below (an `unrolled`
     loop may), and iterations provably write different elements of every buffer they share (all but `local` ones; under
     `vectorized` those too); vectorized and unrolled extents hold no shape symbol; a grid axis is bound once on a path; no
@@ -257,7 +270,12 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
 
 
 def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
-    """Choose how the last, incomplete tile of a split's outer loop is lowered; meaning does not change (DESIGN 6)."""
+    """Choose how the last, incomplete tile of a split's outer loop is lowered; meaning does not change (DESIGN 6).
+
+    Before: `for i_0 in serial(ceil(N / T)): for i_1 in serial(T): if i_0 * T + i_1 < N: S(i_0 * T + i_1)`
+    After: `for i_0 in serial(ceil(N / T), tail="peel"): ...`
+    Checks: the tail is one of `relax_tune.ir.stmt.Tail`.
+    """
     node = find_loop(func, loop)
     if tail not in get_args(Tail):
         raise ScheduleError(f"{func.name}: wanted a tail, one of {', '.join(get_args(Tail))}, found {tail!r}")

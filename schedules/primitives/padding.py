@@ -17,10 +17,8 @@ from relax_tune.ir.expr import (
     Op,
     Var,
     and_,
-    as_int,
     ceildiv,
     const,
-    expr,
     free_vars,
     load,
     loads,
@@ -36,6 +34,7 @@ from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, replace_buffers
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
 from relax_tune.schedules.nest import find_block, fresh, replace_node, require_role, trivial_loops
 from relax_tune.schedules.primitives.buffers import copy_nest
+from relax_tune.schedules.primitives.factors import positive
 from relax_tune.schedules.primitives.reductions import combiner
 
 NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
@@ -60,9 +59,10 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     After, with factors [None, 4]: `A_pad[i, p] = A[i, p] if p < K else 0`, `W_pad[p] = ...`, then
     `C[i] = 0; for k in range(ceil(K / 4) * 4): C[i] += A_pad[i, k] * W_pad[k]`; a padded spatial iterator also makes
     `C_pad`, copied to `C` by a new block `C_pad_take`
-    Checks: the block has its own trivial nest and no predicate, alone writes all of its buffer, and does not update in place;
-    padded iterators index what it reads by themselves, and nothing it divides by; along a padded reduction the neutral
-    elements leave the result alone: it adds products of reads at all padded reduction iterators, or combines such reads.
+    Checks: the factors are positive; the block has its own trivial nest and no predicate, alone writes all of its buffer, and
+    does not update in place; padded iterators index what it reads by themselves, and nothing it divides by; along a padded
+    reduction the neutral elements leave the result alone: it adds products of reads at all padded reduction iterators, or
+    combines such reads.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
@@ -72,16 +72,11 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
             f"{func.name}: pad wants a factor or None for each of the {len(node.iters)} iterators of {block!r}, found "
             f"{len(factors)}"
         )
-    if any(f is not None and (as_int(f) or 1) < 1 for f in factors) or 0 in [
-        as_int(f) for f in factors if f is not None
-    ]:
-        raise ScheduleError(f"{func.name}: pad({block!r}) wants positive factors, found {list(factors)}")
+    multiples = [None if f is None else positive(func, f"pad({block!r})", f) for f in factors]
     target = node.body.buffer
     if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
         raise ScheduleError(f"{func.name}: pad wants {block!r} to write all of {target.name!r} by itself")
-    wider = {
-        i.var: simplify(mul(ceildiv(i.extent, expr(f)), expr(f))) for i, f in zip(node.iters, factors) if f is not None
-    }
+    wider = {i.var: simplify(mul(ceildiv(i.extent, f), f)) for i, f in zip(node.iters, multiples) if f is not None}
     if not wider:
         return func
     fill = _neutral(func, node, wider)

@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, ExprLike, Var, as_int, conjuncts, expr, free_vars, mul, substitute
+from relax_tune.ir.expr import Expr, ExprLike, Var, and_, conjuncts, free_vars, le, mul, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterKind, IterVar, Stmt, blocks, loops, replace_buffers, rewrite, seq
 from relax_tune.schedules.nest import (
@@ -23,40 +24,56 @@ from relax_tune.schedules.nest import (
     replace_node,
     require_role,
 )
+from relax_tune.schedules.primitives.factors import positive, scalar
 from relax_tune.schedules.primitives.loops import require_serial, steps_alike, touches
 
 
-def partition(func: PrimFunc, loop: str, factor: ExprLike) -> PrimFunc:
-    """Cut a loop into a main one, a whole number of times `factor` long, and a tail with the rest.
+def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: ExprLike | None = None) -> PrimFunc:
+    """Cut a loop into a main one, a whole number of times `factor` long or as long as `at` says, and a tail with the rest.
 
     Before: `for i in range(N): S(i)`
-    After: `for i in range(N // f * f): S(i)` then `for i_tail in range(N % f): S(N // f * f + i_tail)`
-    Checks: the loop is serial and `factor` positive; no grid axis is below it and no block that runs once; it feeds either
-    spatial or reduction iterators of a block, over rectangular loops. The order of the iterations stays, so every other
-    function keeps its meaning. The tail goes on with the sums of the main loop; a local or shared buffer that iterations do
-    not pass to each other is another one in the tail. Splitting the main loop by the factor needs no predicate.
+    After: `for i in range(N // f * f): S(i)` then `for i_tail in range(N % f): S(N // f * f + i_tail)`; with `at` = p:
+    `for i in range(p): S(i)` then `for i_tail in range(N - p): S(p + i_tail)`
+    Checks: the loop is serial; either `factor` is positive or `at` provably within the loop; no grid axis is below it and no
+    block that runs once; it feeds either spatial or reduction iterators of a block, over rectangular loops. The order of the
+    iterations stays, so every other function keeps its meaning. The tail goes on with the sums of the main loop; a local or
+    shared buffer that iterations do not pass to each other is another one in the tail. Splitting the main loop by the factor
+    needs no predicate.
     """
     node = find_loop(func, loop)
     require_serial(func, node, "partition")
-    f = expr(factor)
-    value = as_int(f)
-    if value is not None and value < 1:
-        raise ScheduleError(f"{func.name}: partition({loop!r}) wants a positive factor, found {value}")
     for below in loops(node.body):
         if below.kind in ("group", "item"):
             raise ScheduleError(f"{func.name}: partition would run the grid axis {below.var.name!r} in two loops")
     require_role(func, "partition", *blocks(node.body))
     outer = enclosing(func, node)
-    length = simplify(mul(node.extent // f, f))
+    length, left = _cut(func, node, factor, at)
     rest = Var(fresh(func, f"{loop}_tail"))
     paths = {b: (*outer, *enclosing(func, b)[len(outer) :]) for b in blocks(node.body)}
     main = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], None, length))
-    tail = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], length, simplify(node.extent % f)))
+    tail = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], length, left))
     tail = copied(func, _shifted(tail, node.var, rest, length), "_tail")
     clones = {b: replace(b, name=fresh(func, f"{b.name}_tail")) for b in _own_buffers(func, node)}
-    after = For(rest, simplify(node.extent % f), replace_buffers(tail, clones))
+    after = For(rest, left, replace_buffers(tail, clones))
     body = replace_node(func.body, node, seq(replace(node, extent=length, body=main), after))
     return replace(func, body=body, allocs=(*func.allocs, *clones.values()))
+
+
+def _cut(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprLike | None) -> tuple[Expr, Expr]:
+    """How long the main loop and the tail are."""
+    name = f"partition({node.var.name!r})"
+    if factor is not None and at is None:
+        f = positive(func, name, factor)
+        return simplify(mul(node.extent // f, f)), simplify(node.extent % f)
+    if at is None or factor is not None:
+        raise ScheduleError(f"{func.name}: {name} wants either a factor or where to cut, found {factor!r} and {at!r}")
+    point = scalar(func, name, at)
+    if prove(and_(le(0, point), le(point, node.extent)), loop_env(enclosing(func, node))) is not Proof.YES:
+        raise ScheduleError(
+            f"{func.name}: {name} cannot prove that {point!r} is from 0 to the extent {node.extent!r}, which "
+            f"min({point!r}, {node.extent!r}) would be"
+        )
+    return simplify(point), simplify(node.extent - point)
 
 
 def _narrowed(func: PrimFunc, block: Block, node: For, path: Sequence[For], start: Expr | None, extent: Expr) -> Block:

@@ -34,6 +34,8 @@ from relax_tune.schedules.nest import (
 from relax_tune.schedules.primitives.layouts import relaid
 from relax_tune.schedules.primitives.loops import require_serial
 
+MOST_STAGES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Span:
@@ -51,16 +53,16 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: int = 2) ->
     Before: `for k in range(N): (for r in range(T): B[k * T + r] = f(k * T + r)); S(B)`
     After, with stages 2: `B` is a ring of 2 * T elements, `for p in range(1): if p < N: B[...] = f(p * T + r)`, then
     `for k in range(N): (if k + 1 < N: for r in range(T): B[((k + 1) * T + r) % (2 * T)] = f((k + 1) * T + r)); S(B)`
-    Checks: the block's nest is one of several statements of a serial loop; it alone makes an intermediate, completely and as
-    a box that moves with the loop along one dimension, where nothing but bounds keeps it from elements that others read; all
-    readers come after it in the loop and read of an iteration only what that iteration makes; nothing in the loop writes
-    what it reads; blocks that run once stay out. Outer loops that move the same dimension run one after the other, unless
-    the buffer is local to their threads.
+    Checks: there are 2 to 16 stages; the block's nest is one of several statements of a serial loop; it alone makes an
+    intermediate, completely and as a box that moves with the loop along one dimension, where nothing but bounds keeps it from
+    elements that others read; all readers come after it in the loop and read of an iteration only what that iteration makes;
+    nothing in the loop writes what it reads; blocks that run once stay out. Outer loops that move the same dimension run one
+    after the other, unless the buffer is local to their threads.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     require_serial(func, target, "software_pipeline")
-    if stages < 2:
-        raise ScheduleError(f"{func.name}: software_pipeline wants two or more stages, found {stages}")
+    if not 2 <= stages <= MOST_STAGES:
+        raise ScheduleError(f"{func.name}: software_pipeline wants from two to {MOST_STAGES} stages, found {stages}")
     stmt = _statement(func, node, target)
     buffer = node.body.buffer
     path = enclosing(func, node)
@@ -68,7 +70,10 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: int = 2) ->
     env = loop_env(path[:at])
     spans = _spans(func, node, path, at, env)
     moving = [d for d, s in enumerate(spans) if s.step is not const(0)]
-    if len(moving) != 1 or prove(le(1, spans[moving[0]].step), env) is not Proof.YES:
+    # one iteration, as a tunable's value may leave of a loop, moves nothing; any dimension does for it
+    still = not moving and bool(spans) and prove(le(target.extent, 1), env) is Proof.YES
+    moving = [0] if still else moving
+    if len(moving) != 1 or (not still and prove(le(1, spans[moving[0]].step), env) is not Proof.YES):
         raise ScheduleError(
             f"{func.name}: software_pipeline wants {loop!r} to move what {block!r} writes along one dimension of "
             f"{buffer.name!r}, found {len(moving)}"

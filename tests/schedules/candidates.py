@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,13 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "scalar parameter": (make.scaled_rows, ({"n": 9, "limit": 4}, {"n": 3, "limit": 50})),
     "one element": (make.dot, ({"n": 37}, {"n": 1})),
 }  # fmt: skip
+
+
+@cache
+def sketches_of(case: str, language: str) -> tuple[PrimFunc, tuple[Sketch, ...]]:
+    """A function of `CASES` and all of its sketches."""
+    func = CASES[case][0]()
+    return func, generate_sketches(func, MACHINES[language])
 
 
 def chosen(func: PrimFunc, language: str, limit: int, seed: str = "") -> list[Sketch]:

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from relax_tune.ir.expr import Tunable
+from relax_tune.ir.expr import Expr, Tunable, const, free_vars, maximum, minimum
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.intrinsics import INTRINSICS
 from relax_tune.ir.stmt import Block, Seq, blocks, loops
-from relax_tune.schedules.nest import enclosing, find_block, readers
+from relax_tune.schedules.nest import enclosing, find_block, find_loop, readers
 from relax_tune.schedules.schedule import PRIMITIVES
 
 Step = tuple[str, dict[str, Any]]
@@ -60,13 +60,35 @@ class _View:
         return self.rng.choice(own) if own and self.rng.random() < 0.8 else self.loop()
 
     def factor(self) -> Any:
-        return self.rng.choice([1, 2, 3, 4, 7, *TUNABLES])
+        """Mostly a number or a tunable; else an expression with shape symbols and tunables, which may be zero."""
+        if self.rng.random() < 0.75:
+            return self.rng.choice([1, 2, 3, 4, 7, *TUNABLES])
+        size: Expr = self.rng.choice([*self.func.symbols, TUNABLES[0]])
+        by = self.rng.choice([2, 3, 4, *TUNABLES])
+        return self.rng.choice(
+            [size // by + 1, maximum(size, 1), size % by + 1, minimum(size, by) + 1, size * by, size + by]
+        )
+
+    def cut(self, loop: str) -> Any:
+        """A place to cut a loop, mostly one inside."""
+        extent = find_loop(self.func, loop).extent if loop in self.loops else const(7)
+        by = self.rng.choice([2, 3, 4, *TUNABLES])
+        known = {*self.func.symbols, *TUNABLES}
+        size = extent if known.issuperset(free_vars(extent)) else self.rng.choice([*self.func.symbols, TUNABLES[0]])
+        return self.rng.choice(
+            [size - size % by, size // 2, minimum(size, by), size - minimum(size, by), size, size // by + 1]
+        )
 
 
 def _split(v: _View) -> dict[str, Any]:
     factors = [v.factor() for _ in range(v.rng.choice([1, 1, 2]))]
     factors.insert(v.rng.randrange(len(factors) + 1), None)
     return {"loop": v.loop(), "factors": factors, "divides": False}
+
+
+def _partition(v: _View) -> dict[str, Any]:
+    loop = v.loop()
+    return {"loop": loop, "factor": v.factor()} if v.rng.random() < 0.5 else {"loop": loop, "at": v.cut(loop)}
 
 
 def _fuse(v: _View) -> dict[str, Any]:
@@ -134,7 +156,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "reorder": _reorder,
     "set_kind": lambda v: {"loop": v.loop(), "kind": v.rng.choice(KINDS), "axis": v.rng.randrange(3)},
     "set_tail": lambda v: {"loop": v.loop(), "tail": v.rng.choice(TAILS)},
-    "partition": lambda v: {"loop": v.loop(), "factor": v.factor()},
+    "partition": _partition,
     "merge_loops": lambda v: {"first": v.loop(), "second": v.loop()},
     "compute_at": _at,
     "reverse_compute_at": _at,

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from tests.schedules import functions as make
-from tests.schedules.candidates import CASES, MACHINES
+from tests.schedules.candidates import CASES, MACHINES, sketches_of
 
 from relax_tune.schedules.features import FeatureFunction
 from relax_tune.schedules.sketch import generate_sketches
@@ -93,24 +93,17 @@ def found() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_all_sketches_speak_of_the_same_features(machine: str) -> None:
-    names = FeatureFunction(generate_sketches(make.chain(), MACHINES[machine])[-1], MACHINES[machine]).names
-    assert len(set(names)) == len(names)
-    for build, _ in CASES.values():
-        for sketch in generate_sketches(build(), MACHINES[machine]):
-            assert FeatureFunction(sketch, MACHINES[machine]).names == names
-
-
-@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", CASES)
-def test_rows_and_arrays_agree_and_are_finite(name: str, machine: str) -> None:
-    build, shapes = CASES[name]
-    func = build()
+def test_sketches_speak_of_the_same_features_rows_and_arrays_agree_and_are_finite(name: str, machine: str) -> None:
+    names = FeatureFunction(sketches_of("pointwise 1", machine)[1][-1], MACHINES[machine]).names
+    assert len(set(names)) == len(names)
+    shapes, (func, sketches) = CASES[name][1], sketches_of(name, machine)
     rng = random.Random(name)
     points = [*shapes, {v.name: 2048 for v in func.symbols}]
     columns = {v.name: np.array([p[v.name] for p in points]) for v in func.symbols}
-    for sketch in generate_sketches(func, MACHINES[machine]):
+    for sketch in sketches:
         features = FeatureFunction(sketch, MACHINES[machine])
+        assert features.names == names
         rows = [{t.name: rng.choice(t.domain) for t in sketch.tunables} for _ in range(3)] if sketch.tunables else [{}]
         together = features({t.name: np.array([r[t.name] for r in rows]) for t in sketch.tunables}, columns)
         assert together.shape == (len(rows), len(points), len(features.names))

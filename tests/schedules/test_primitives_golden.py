@@ -147,6 +147,16 @@ def test_every_primitive_has_a_case() -> None:
     assert all(case.steps[-1][0] == name for name, case in CASES.items())
 
 
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_every_primitive_says_what_it_does(name: str) -> None:
+    text = PRIMITIVES[name].__doc__ or ""
+    where = [text.find(word) for word in ("\n    Before: `", "\n    After", "\n    Checks: ")]
+    assert 0 < where[0] < where[1] < where[2], text
+    # of what it can refuse to take, it speaks
+    wanted = {p: str(a) for p, a in PRIMITIVES[name].__annotations__.items() if "ExprLike" in str(a)}
+    assert all(f"`{p}`" in text or p in text.split("Checks: ")[1] for p in wanted), text
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     before, after = run(name)

@@ -64,7 +64,7 @@ def padded(block: str, *factors: object) -> tuple[str, dict[str, object]]:
 
 REFUSALS = [
     refuse("too few factors", make.chain, padded("inc", 4), message="for each of the 2 iterators of 'inc', found 1"),
-    refuse("by nothing", make.chain, padded("inc", None, 0), message="positive factors"),
+    refuse("by nothing", make.chain, padded("inc", None, 0), message="positive factor"),
     refuse("a split block", make.chain, step("split", loop="inc_i", factors=[None, 2]), padded("inc", 4, None), message="one loop"),
     refuse("a part of a buffer", lambda: zoo.concat_blocks().func, padded("first", 4, None), message="all of 'z'"),
     refuse("where it does not run everywhere", guarded, padded("some", 4), message="run everywhere"),

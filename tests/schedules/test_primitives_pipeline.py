@@ -57,7 +57,7 @@ def window() -> PrimFunc:
 
 
 REFUSALS = [
-    refuse("one stage", make.chain, SPLIT, AT, ahead("inc_i_0", stages=1), message="two or more stages"),
+    refuse("one stage", make.chain, SPLIT, AT, ahead("inc_i_0", stages=1), message="from two to 16 stages"),
     refuse("a marked loop", make.chain, SPLIT, AT, PARALLEL, ahead("inc_i_0"), message="marked parallel"),
     refuse("a loop around nothing else", make.chain, ahead("double_i"), message="one of several statements"),
     refuse("an output", make.chain, SPLIT, AT, ahead("inc_i_0", "inc"), message="make an intermediate by itself"),

@@ -1,0 +1,157 @@
+"""Scalars that steps of a trace are given: expressions over tunables and the shape symbols of the function, as values and as text.
+
+A trace knows no function, so it speaks of shape symbols by their places: `s0` is the first of `PrimFunc.symbols`, as it is in
+the normalised text that workloads are known by. It fits every copy of the function, whatever that calls its symbols.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.dtype import i64
+from relax_tune.ir.expr import (
+    INFIX,
+    Const,
+    Expr,
+    Op,
+    Tunable,
+    Var,
+    add,
+    const,
+    floordiv,
+    floormod,
+    free_vars,
+    maximum,
+    minimum,
+    mul,
+    postorder,
+    sub,
+    substitute,
+)
+from relax_tune.ir.function import PrimFunc
+
+# Whole numbers in traces stay below this, so that sums of a few products of them fit 64 bits.
+LIMIT = 1 << 31
+# Longer text is not given to Python's parser.
+MAX_CHARACTERS = 500
+
+_PLACE = re.compile(r"s(0|[1-9][0-9]?)")
+_TAKEN = frozenset({"s", "Tunable", "min", "max"})
+_INFIX: Mapping[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "floormod",
+}  # fmt: skip
+_OPERATIONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "floormod": floormod, "min": minimum, "max": maximum,
+}  # fmt: skip
+OPERATIONS = tuple(_OPERATIONS)
+
+
+class Place(Var):
+    """The shape symbol at `position` among those of whatever function a trace is replayed on."""
+
+    __slots__ = ("position",)
+    position: int
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"s{position}", i64)
+        self.position = position
+
+
+@cache
+def place(position: int) -> Place:
+    """The one value that stands for a position, from 0 to 99."""
+    return Place(position)
+
+
+def place_called(name: str) -> Place | None:
+    """What `s0`, `s1`, ... stand for; None for other names."""
+    found = _PLACE.fullmatch(name)
+    return None if found is None else place(int(found[1]))
+
+
+def require_name(name: str) -> str:
+    """`name` when a tunable may be called so; else ScheduleError: a trace is printed as Python."""
+    if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or place_called(name) is not None:
+        raise ScheduleError(
+            f"wanted a tunable's name that is an identifier and none of {', '.join(sorted(_TAKEN))}, s0, s1, ...; found {name!r}"
+        )
+    return name
+
+
+def by_place(e: Expr, func: PrimFunc) -> Expr:
+    """An expression of `func` with places for its shape symbols. Raises ScheduleError for one that no trace can hold."""
+    if isinstance(e, (Tunable, Place)):
+        return e
+    known: dict[Var, Expr] = {v: place(at) for at, v in enumerate(func.symbols[:100]) if v.dtype is i64}
+    for n in postorder((e,)):
+        if isinstance(n, Var) and (isinstance(n, (Tunable, Place)) or n in known):
+            continue
+        if (isinstance(n, Const) and n.dtype is i64) or (isinstance(n, Op) and n.op in OPERATIONS):
+            continue
+        shown = ", ".join(v.name for v in known) or "no shape symbol"
+        raise ScheduleError(
+            f"{func.name}: an argument is made of numbers, tunables, shape symbols ({shown}), + - * // %, min and max; "
+            f"found {n!r} in {e!r}"
+        )
+    return substitute(e, known)
+
+
+def of_function(e: Expr, func: PrimFunc) -> Expr:
+    """An expression over places with the shape symbols of `func`. Raises ScheduleError where it has too few."""
+    places = [v for v in free_vars(e) if isinstance(v, Place)]
+    if not places:
+        return e
+    symbols = func.symbols
+    for v in places:
+        if v.position >= len(symbols) or symbols[v.position].dtype is not i64:
+            found = ", ".join(x.name for x in symbols) or "none"
+            raise ScheduleError(f"{func.name}: {e!r} wants {v.position + 1} or more shape symbols, found {found}")
+    return substitute(e, {v: symbols[v.position] for v in places})
+
+
+def read_scalars(
+    text: str, known: Callable[[str], Expr | None], described: str, operations: Collection[str] = OPERATIONS
+) -> tuple[Expr, ...]:
+    """The expressions in `text`, separated by commas: of names that are `known`, whole numbers and `operations` on them.
+
+    The text is untrusted: it is taken apart with Python's `ast` and never executed. described: the names, for the error.
+    Raises ScheduleError.
+    """
+    # a number that runs into a name makes Python's tokenizer warn
+    plain = text.strip() and re.search(r"[^\w ()+*/%,.\-]|(?<!\w)\d+[^\W\d]", text) is None
+    try:
+        tree = ast.parse(f"({text},)", mode="eval").body if plain and len(text) <= MAX_CHARACTERS else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = None
+    if not isinstance(tree, ast.Tuple):
+        raise ScheduleError(
+            f"wanted expressions separated by commas, in {MAX_CHARACTERS} characters at most; found {text[:MAX_CHARACTERS]!r}"
+        )
+
+    def read(node: ast.expr) -> Expr:
+        found = known(node.id) if isinstance(node, ast.Name) else None
+        if found is not None:
+            return found
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return mul(read(node.operand), -1)
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value < LIMIT:
+            return const(node.value)
+        name, args = "", list[ast.expr]()
+        if isinstance(node, ast.BinOp):
+            name, args = _INFIX.get(type(node.op), ""), [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+            name, args = node.func.id if node.func.id in ("min", "max") else "", node.args
+        if name not in operations or len(args) != 2:
+            shown = " ".join(INFIX.get(o, o) for o in operations)
+            raise ScheduleError(
+                f"wanted one of {described}, a number, or {shown} of them (numbers below {LIMIT}), "
+                f"found {ast.unparse(node)!r}"
+            )
+        return _OPERATIONS[name](*map(read, args))
+
+    return tuple(read(node) for node in tree.elts)
