@@ -1,0 +1,147 @@
+"""Contenders of a comparison: each in a process of its own, asked one at a time, in rounds.
+
+Two thread pools in one process slow each other, and figures taken minutes apart compare two states of a machine. So every contender
+lives in its own process, and the parent goes round all of them for every case, a few calls a visit, beginning at another one each
+round. Inside, `serve` answers; OpenBLAS chooses its own kernels: variables that pin them are removed for everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+# Idle thread pools of the contender before spin for a while: nobody is timed beside them.
+PAUSE_SECS = 0.15
+Answer = Callable[[str], tuple[Callable[[], Any], Callable[[], Sequence[float]]]]
+
+
+def serve(answer: Answer) -> None:
+    """Answer lines of JSON `{"case", "repeats"}` with `{"secs", "head"}` until the input ends.
+
+    answer: for a case, a function that runs it once to the end, and one that gives a few numbers of its result."""
+    made: dict[str, tuple[Callable[[], Any], Callable[[], Sequence[float]]]] = {}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        case = asked["case"]
+        try:
+            if case not in made:
+                made[case] = answer(case)
+            run, head = made[case]
+            run()  # warm: caches hold what the call before it left
+            samples = []
+            for _ in range(asked["repeats"]):
+                start = time.perf_counter()
+                run()
+                samples.append(time.perf_counter() - start)
+            print(json.dumps({"secs": samples, "head": [float(x) for x in head()]}), flush=True)
+        except Exception as error:  # a contender that cannot do a case says so and goes on
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+
+
+class Contender:
+    """A contender's process. cases: those it can be asked for, None for all."""
+
+    def __init__(self, name: str, command: Sequence[str], cases: Sequence[str] | None = None) -> None:
+        self.name, self.cases = name, cases
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        while (line := self._line()) != "ready":
+            if not line and self.process.poll() is not None:
+                raise SystemExit(f"contender {name} did not start: {' '.join(command)}")
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def takes(self, case: str) -> bool:
+        return self.cases is None or case in self.cases
+
+    def time(self, case: str, repeats: int) -> dict[str, Any]:
+        """`secs` and `head` of a case, or `error`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"case": case, "repeats": repeats}) + "\n")
+        self.process.stdin.flush()
+        line = self._line()
+        if not line:
+            raise SystemExit(f"contender {self.name} died at {case}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+def in_rounds(
+    contenders: Sequence[Contender], cases: Sequence[str], rounds: int, repeats: int, tolerance: float = 1e-3
+) -> dict[str, dict[str, list[float]]]:
+    """Samples by case and contender. A contender whose numbers stray from the first one's is not timed: its samples are empty.
+    tolerance: relative to the largest of the first one's numbers."""
+    samples: dict[str, dict[str, list[float]]] = {case: {} for case in cases}
+    wanted: dict[str, list[float]] = {}
+    for round_ in range(rounds):
+        for case in cases:
+            turn = round_ % len(contenders)
+            for c in (*contenders[turn:], *contenders[:turn]) if round_ else contenders:
+                if not c.takes(case) or (round_ and not samples[case].get(c.name)):
+                    continue
+                time.sleep(PAUSE_SECS)
+                found = c.time(case, repeats)
+                if "error" in found:
+                    print(f"{c.name} {case}: {found['error']}", file=sys.stderr)
+                    samples[case][c.name] = []
+                    continue
+                first = wanted.setdefault(case, found["head"])
+                scale = max((abs(x) for x in first), default=1.0) or 1.0
+                if (
+                    max((abs(x - y) for x, y in zip(first, found["head"], strict=True)), default=0.0)
+                    > tolerance * scale
+                ):
+                    print(f"{c.name} {case}: wanted {first}, found {found['head']}", file=sys.stderr)
+                    samples[case][c.name] = []
+                    continue
+                samples[case].setdefault(c.name, []).extend(found["secs"])
+    return samples
+
+
+def summary(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Median and least microseconds by case and contender."""
+    return {
+        case: {
+            name: {"median_us": statistics.median(s) * 1e6, "least_us": min(s) * 1e6, "samples": len(s)}
+            for name, s in by.items()
+            if s
+        }
+        for case, by in samples.items()
+    }
+
+
+def environment() -> dict[str, str]:
+    """What the figures depend on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")
+    return {
+        "cpu": f"{model}, {os.cpu_count()} cores",
+        "load": " ".join(f"{x:.2f}" for x in os.getloadavg()),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "date": time.strftime("%Y-%m-%d"),
+    }

@@ -1,0 +1,202 @@
+"""The same kernels by the peers: torch, NumPy (its OpenBLAS), and TVM's MetaSchedule. Runs in a Python that has them.
+
+    python experiments/peer_kernels.py serve torch|numpy          answers `contenders.serve`'s lines
+    python experiments/peer_kernels.py tune KERNEL FOLDER SEED TRIALS BATCH     tunes with MetaSchedule, writes FOLDER/KERNEL.so
+    python experiments/peer_kernels.py serve tvm FOLDER
+
+MetaSchedule gets every weight as an argument and may not pack it outside the call; nothing in its interface does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contenders import serve
+from kernel_zoo import KERNELS, Array, Kernel
+
+HEAD = 64
+# A build may take so long before TVM calls it failed; its own 30 s are too short on a loaded machine.
+TVM_PATIENCE_SECS = 120
+Served = tuple[Callable[[], Any], Callable[[], Sequence[float]]]
+
+
+def head(result: Any) -> list[float]:
+    """A few numbers of a result, the same for all contenders."""
+    flat = np.ravel(np.asarray(result))
+    return [float(x) for x in flat[:: max(1, flat.size // HEAD)][:HEAD]]
+
+
+def case_of(case: str) -> tuple[Kernel, dict[str, Array]]:
+    """The kernel, its inputs and its weights in 32 bits."""
+    name, *given = case.split()
+    kernel = KERNELS[name]
+    sizes = dict(kernel.dims) | {n: int(v) for n, v in (s.split("=") for s in given)}
+    return kernel, kernel.arrays(sizes) | dict(replace(kernel, bits=32).module().constants)
+
+
+def torch_answer(case: str) -> Served:
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    kernel, arrays = case_of(case)
+    tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
+
+    def run() -> Any:
+        with torch.no_grad():
+            return kernel.torch(torch, tensors)
+
+    return run, lambda: head(run())
+
+
+def numpy_answer(case: str) -> Served:
+    _, v = case_of(case)
+    left, right = v["x"], v.get("w", v.get("y"))
+    assert right is not None
+    right = right if left.shape[-1] == right.shape[-2] else np.swapaxes(right, -1, -2)
+    out = np.empty((*left.shape[:-1], right.shape[-1]), np.float32)
+    return lambda: np.matmul(left, right, out=out), lambda: head(out)
+
+
+# -- TVM -----------------------------------------------------------------------------------------------------------------
+
+RELAX: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    "matmul": lambda op, v: op.matmul(v["x"], v["w"]),
+    "dense": lambda op, v: op.matmul(v["x"], v["w"]),
+    "dense_gelu": lambda op, v: op.nn.gelu(op.add(op.matmul(v["x"], v["w"]), v["bias"])),
+    "softmax": lambda op, v: op.nn.softmax(v["x"], -1),
+    "layer_norm": lambda op, v: op.nn.layer_norm(v["x"], v["gamma"], v["beta"], [-1], 1e-5),
+    "rms_norm": lambda op, v: op.nn.rms_norm(v["x"], v["gamma"], [-1], 1e-6),
+    "conv": lambda op, v: op.nn.conv2d(v["x"], v["w"], padding=(1, 1, 1, 1)),
+    "batch_matmul_nt": lambda op, v: op.matmul(v["x"], op.permute_dims(v["y"], [0, 2, 1])),
+    "batch_matmul_nn": lambda op, v: op.matmul(v["x"], v["y"]),
+}
+
+
+def relax_of(name: str) -> Callable[[Any, Mapping[str, Any]], Any]:
+    """How TVM says a kernel: the longest name that begins it. KeyError for one it is not told of."""
+    return RELAX[max((n for n in RELAX if name.startswith(n)), key=len)]
+
+
+def tvm_function(name: str, symbolic: bool = False) -> tuple[Any, list[str]]:
+    """The kernel as one fused tensor function, and the names of its arguments in order. symbolic: leading dims are symbols."""
+    import tvm
+    from tvm import relax
+    from tvm import tirx as tir
+
+    kernel = KERNELS[name]
+    _, arrays = case_of(name)
+    inputs = list(kernel.arrays())
+    n = tir.Var("n", "int64")
+    size = next(iter(kernel.dims.values()))
+    builder = relax.BlockBuilder()
+    values = {}
+    for key, a in arrays.items():
+        shape = [
+            n if symbolic and key in inputs and d == size and p == a.ndim - 2 else d for p, d in enumerate(a.shape)
+        ]
+        values[key] = relax.Var(key, relax.TensorType(shape, str(a.dtype)))
+    with builder.function("main", list(values.values())):
+        with builder.dataflow():
+            out = builder.emit_output(relax_of(name)(relax.op, values))
+        builder.emit_func_output(out)
+    made = builder.get()
+    with tvm.target.Target("llvm"):
+        for step in (
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+        ):
+            made = step(made)
+    calls = [b.value for block in made["main"].body.blocks for b in block.bindings if isinstance(b.value, relax.Call)]
+    if len(calls) != 1:
+        raise SystemExit(f"{name}: wanted one fused function of TVM, found {len(calls)}")
+    order = [a.name for a in calls[0].args[1].fields]
+    return made[calls[0].args[0]].with_attr("global_symbol", "main"), order
+
+
+def tvm_target() -> Any:
+    import tvm
+
+    model = "znver4" if "AMD" in Path("/proc/cpuinfo").read_text() else "sapphirerapids"
+    return tvm.target.Target({"kind": "llvm", "mcpu": model, "num-cores": os.cpu_count() or 1})
+
+
+def tvm_tune(name: str, folder: Path, seed: int, trials: int, batch: int) -> None:
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    function, order = tvm_function(name)
+    target = tvm_target()
+    start = time.perf_counter()
+    database = ms.tune_tir(
+        function, target, str(folder / f"{name}-work"), trials, num_trials_per_iter=batch, seed=seed,
+        num_tuning_cores=os.cpu_count() or 1, builder=ms.builder.LocalBuilder(timeout_sec=TVM_PATIENCE_SECS),
+    )  # fmt: skip
+    wall = time.perf_counter() - start
+    schedule = ms.tir_integration.compile_tir(database, function, target)
+    if schedule is None:
+        raise SystemExit(f"{name}: TVM found no schedule")
+    tvm.compile(schedule.mod, target=target).export_library(str(folder / f"{name}.so"))
+    (folder / f"{name}.json").write_text(json.dumps({"wall_secs": wall, "order": order, "trials": trials}))
+
+
+def tvm_untuned(name: str, folder: Path) -> None:
+    """TVM's default build of the kernel with a symbolic leading dim: what a dynamic model gets."""
+    import tvm
+
+    function, order = tvm_function(name, symbolic=True)
+    tvm.compile(tvm.IRModule({"main": function}), target=tvm_target()).export_library(str(folder / f"{name}.so"))
+    (folder / f"{name}.json").write_text(json.dumps({"wall_secs": 0.0, "order": order, "trials": 0}))
+
+
+def tvm_answer(folder: Path) -> Callable[[str], Served]:
+    import tvm
+
+    def answer(case: str) -> Served:
+        kernel, arrays = case_of(case)
+        name = case.split()[0]
+        order = json.loads((folder / f"{name}.json").read_text())["order"]
+        library = tvm.runtime.load_module(str(folder / f"{name}.so"))
+        function = library["main"]
+        shape = expected_shape(kernel, arrays)
+        args = [tvm.runtime.tensor(np.ascontiguousarray(arrays[n])) for n in order]
+        out = tvm.runtime.tensor(np.zeros(shape, np.float32))
+        return lambda: function(*args, out), lambda: head(out.numpy())
+
+    return answer
+
+
+def expected_shape(kernel: Kernel, arrays: Mapping[str, Array]) -> tuple[int, ...]:
+    import torch
+
+    with torch.no_grad():
+        return tuple(
+            kernel.torch(torch, {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}).shape
+        )
+
+
+def main() -> None:
+    command, *rest = sys.argv[1:]
+    if command == "tune":
+        name, folder, seed, trials, batch = rest
+        tvm_tune(name, Path(folder), int(seed), int(trials), int(batch))
+    elif command == "untuned":
+        tvm_untuned(rest[0], Path(rest[1]))
+    else:
+        kinds = {"torch": torch_answer, "numpy": numpy_answer}
+        serve(tvm_answer(Path(rest[1])) if rest[0] == "tvm" else kinds[rest[0]])
+
+
+if __name__ == "__main__":
+    main()
