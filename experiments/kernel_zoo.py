@@ -75,6 +75,23 @@ class Kernel:
         made = model.graph.finish(self.make(model))
         return made if self.bits == 32 else QuantizeWeights(self.bits)(made)
 
+    def quantized(self) -> dict[str, Array]:
+        """What the quantised weight `w` is made of: `numbers` (N, K) i8 and `scale` (N, K / group) f32."""
+        held = self.module().constants
+        if self.bits == 8:
+            return {"numbers": held["w.int8"], "scale": held["w.scale"].reshape(-1, 1)}
+        packed = held["w.int4"].astype(np.int8)
+        numbers = np.stack([packed << 4 >> 4, packed >> 4], axis=-1).reshape(len(packed), -1)
+        return {"numbers": numbers, "scale": held["w.scale"]}
+
+    def weights(self) -> dict[str, Array]:
+        """The weights in 32 bits: of a quantised model the numbers that it computes with."""
+        if self.bits == 32:
+            return dict(self.module().constants)
+        parts = self.quantized()
+        group = parts["numbers"].shape[1] // parts["scale"].shape[1]
+        return {"w": parts["numbers"] * np.repeat(parts["scale"], group, axis=1)}
+
     def arrays(self, sizes: Mapping[str, int] | None = None, seed: int = 1) -> dict[str, Array]:
         """The inputs by name; `sizes` of dims other than the table's."""
         model = Model(self.dims, True)

@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def case_of(case: str) -> tuple[Kernel, dict[str, Array]]:
     name, *given = case.split()
     kernel = KERNELS[name]
     sizes = dict(kernel.dims) | {n: int(v) for n, v in (s.split("=") for s in given)}
-    return kernel, kernel.arrays(sizes) | dict(replace(kernel, bits=32).module().constants)
+    return kernel, kernel.arrays(sizes) | kernel.weights()
 
 
 def torch_answer(case: str) -> Served:

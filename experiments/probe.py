@@ -16,7 +16,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any thread pool is made
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def torch_secs(kernel: Kernel, sizes: dict[str, int], secs: float) -> float | No
     except ImportError:
         return None
     torch.set_num_threads(1)
-    arrays = kernel.arrays(sizes) | dict(replace(kernel, bits=32).module().constants)
+    arrays = kernel.arrays(sizes) | kernel.weights()
     tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
     with torch.no_grad():
         return least(lambda: kernel.torch(torch, tensors), time.thread_time, secs)

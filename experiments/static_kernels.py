@@ -39,13 +39,15 @@ PEER_RUNS: Sequence[tuple[int, bool]] = ((1, True), (2, False))
 HERE = Path(__file__).parent
 
 
-def tune_ours(work: Path, kernels: Sequence[str], targets: Sequence[str], trials: int) -> dict[str, Any]:
-    """Artifacts of each target, static and symbolic; what tuning took, by contender and kernel."""
+def tune_ours(
+    work: Path, kernels: Sequence[str], targets: Sequence[str], trials: int, kinds: Sequence[bool] = (False, True)
+) -> dict[str, Any]:
+    """Artifacts of each target, of static dims and of symbolic ones; what tuning took, by contender and kernel."""
     took: dict[str, Any] = {}
     with open_store(f"sqlite:///{work / 'ours.db'}") as store:
         for target in targets:
             settings = Settings(target=target, trials=trials)
-            for symbolic in (False, True):
+            for symbolic in kinds:
                 name = f"ours-{target}-{'symbolic' if symbolic else 'static'}"
                 folder = work / name
                 folder.mkdir(parents=True, exist_ok=True)
