@@ -13,6 +13,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import For, LoopKind, Tail, loops
 from relax_tune.schedules.excerpt import loop_nest, named_in
 from relax_tune.schedules.nest import enclosing, find_block, find_loop
+from relax_tune.schedules.primitives import arithmetic as on_arithmetic
 from relax_tune.schedules.primitives import blocks as on_blocks
 from relax_tune.schedules.primitives import buffers as on_buffers
 from relax_tune.schedules.primitives import inline as on_inline
@@ -41,6 +42,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_blocks.reverse_compute_at,
         on_inline.compute_inline,
         on_inline.reverse_compute_inline,
+        on_arithmetic.multiply_by_reciprocal,
         on_reductions.decompose_reduction,
         on_reductions.rfactor,
         on_reductions.tree_reduce,

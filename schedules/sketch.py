@@ -84,8 +84,17 @@ def simplify_func(func: PrimFunc) -> PrimFunc:
     """Extents, bindings and predicates simplified under the bounds of the loops around them; single-trip loops removed."""
     shapes = {a: replace(a, shape=tuple(simplify(d) for d in a.shape)) for a in func.allocs}
     shapes = {a: b for a, b in shapes.items() if a.shape != b.shape}
-    body = replace_buffers(_simplify_stmt(func.body, Env(), {}), shapes)
+    parts = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+    body = replace_buffers(seq(*map(_simplify_part, parts)), shapes)
     return replace(func, body=body, allocs=tuple(shapes.get(a, a) for a in func.allocs))
+
+
+def _simplify_part(s: Stmt) -> Stmt:
+    """A statement of the function's body: it stays one, since between two of them everybody waits."""
+    new = _simplify_stmt(s, Env(), {})
+    if isinstance(s, For) and isinstance(new, Seq) and new.stmts:
+        return For(s.var, const(1), new)
+    return new
 
 
 def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:

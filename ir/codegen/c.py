@@ -18,6 +18,13 @@ from relax_tune.ir.codegen.places import Lane
 from relax_tune.ir.codegen.prelude import HALF, Prelude, stored
 from relax_tune.ir.dtype import DType, f32, i32
 
+# Of the machine's max and min of f32 vectors, by lanes: how builtins are called, what declares them, masks, last argument.
+EXTREMES = {
+    16: ("512", "__AVX512F__", "unsigned short", ", 4"),
+    8: ("256", "__AVX512VL__", "unsigned char", ""),
+    4: ("", "__AVX512VL__", "unsigned char", ""),
+}
+
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
     "u16": "unsigned short", "f32": "float", "f64": "double",
@@ -82,20 +89,37 @@ class CPrelude(Prelude):
             needs, body = math.BODIES["exp"]
             return needs, (f"STATIC $V $N($V x) {{\n#ifdef __AVX512F__{math.EXP_AVX512}\n#else{body}\n#endif\n}}")
         needs, text = super().define(name, dtype, width)
-        if wide and name in ("max", "min", "sqrt"):
-            return needs, self._avx512(name, text)
+        if dtype is f32 and width in EXTREMES and name in ("max", "min"):
+            return needs, self._extreme(name, width, text)
+        if wide and name == "sqrt":
+            fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
+            return needs, f"#ifdef __AVX512F__\n{fast}\n#else\n{text}\n#endif"
         return needs, text
 
-    def _avx512(self, name: str, portable: str) -> str:
-        """One-instruction forms. The machine's max(a, b) is b when either is NaN, so only NaN in `a` is put back."""
-        if name == "sqrt":
-            fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
-        else:
-            fast = (
-                f"STATIC $V $N($V a, $V b) {{ $V m = __builtin_ia32_{name}ps512_mask(a, b, a, (unsigned short)-1, 4);\n"
-                "  return rt_sel_$S(a != a, a, m); }"
-            )
-        return f"#ifdef __AVX512F__\n{fast}\n#else\n{portable}\n#endif"
+    def _extreme(self, name: str, width: int, portable: str) -> str:
+        """Two instructions. The machine's max(b, a) is `a` when either is NaN; only where `b` is NaN is it left out. In a reduction
+        over `b` just one of them waits for the one before."""
+        stem, macro, bits, end = EXTREMES[width]
+        fast = (
+            f"STATIC $V $N($V a, $V b) {{\n"
+            f"  {bits} number = __builtin_ia32_cmpps{stem or '128'}_mask(b, b, 7, ({bits})-1{end});\n"
+            f"  return __builtin_ia32_{name}ps{stem}_mask(b, a, b, number{end}); }}"
+        )
+        return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
+
+    def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """The last four lanes stay in a register of four: there is none of two."""
+        op = name.removeprefix("fold_")
+        if dtype is not f32 or width != 4:
+            return super()._fold(name, dtype, width)
+        high = "($V){a[2], a[3], a[2], a[3]}"
+        if op in ("add", "mul"):
+            sign = "+" if op == "add" else "*"
+            return (), f"STATIC $E $N($V a) {{ a = a {sign} {high}; return a[0] {sign} a[1]; }}"
+        best = f"rt_{op}_$S"
+        return (
+            op,
+        ), f"STATIC $E $N($V a) {{ a = {best}(a, {high}); return {best}(a, ($V){{a[1], a[1], a[1], a[1]}})[0]; }}"
 
     def _masked(self, name: str, dtype: DType, width: int) -> str:
         """The first n lanes only; lanes beyond are 0 and their memory is not touched."""

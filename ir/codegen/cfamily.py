@@ -14,9 +14,9 @@ from relax_tune.ir.codegen.lowered import Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Lane, bracketed
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import Layout
-from relax_tune.ir.codegen.values import Values
+from relax_tune.ir.codegen.values import VECTOR_TYPES, Values
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
-from relax_tune.ir.dtype import DType, f32, f64, i32, i64
+from relax_tune.ir.dtype import DType, i32, i64
 from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts
 from relax_tune.ir.stmt import Store
 
@@ -232,27 +232,46 @@ class Printer(Values):
         mine, source = s.value.args
         assert isinstance(mine, Load) and isinstance(source, Load)
         layout, op, dtype = self.layouts.get(source.buffer), s.value.op, s.buffer.dtype
-        if layout is None or self.lane is not None or source.dtype is not dtype or dtype not in (f32, f64):
+        if layout is None or self.lane is not None or source.dtype is not dtype or dtype not in VECTOR_TYPES:
             return False
-        held: dict[str, int] = {}
+        lanes: dict[str, int] = {}
+        widths: dict[int, list[str]] = {}
         for k in range(size):
             with self.known(f.var, constant(k)):
-                name, at, width = self.register(source.buffer, self.flat(source.buffer, source.indices))
-            if k % width != at:
-                return False
-            held[name] = width
-        width = next(iter(held.values()))
-        if width == 1 or any(w != width for w in held.values()) or sum(held.values()) != size:
+                name, _at, width = self.register(source.buffer, self.flat(source.buffer, source.indices))
+            if name not in lanes:
+                widths.setdefault(width, []).append(name)
+            lanes[name] = lanes.get(name, 0) + 1
+        if max(widths) == 1 or any(lanes[name] != width for width, names in widths.items() for name in names):
             return False
-        parts = list(held)
-        while len(parts) > 1:
-            pairs = [self.combine(op, dtype, width, a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
-            parts = pairs + ([parts[-1]] if len(parts) % 2 else [])
-        total = f"{self.prelude.helper(f'fold_{op}', dtype, width)}({parts[0]})"
         old = self.text(mine)[0]
         assert old is not None
-        self.assign(s.buffer, self.flat(s.buffer, s.indices), self.combine(op, dtype, 1, old, total))
+        total = self.combine(op, dtype, 1, old, self.folded(op, dtype, widths))
+        self.assign(s.buffer, self.flat(s.buffer, s.indices), total)
         return True
+
+    def folded(self, op: str, dtype: DType, widths: dict[int, list[str]]) -> str:
+        """All lanes of registers of these widths in one: wide ones are halved until they meet the next, or (where there is
+        little to share) folded on their own."""
+        singles: list[str] = []
+        wide: list[str] = []
+        width = max(widths)
+        while width > 1:
+            wide += widths.get(width, [])
+            while len(wide) > 1:
+                pairs = [self.combine(op, dtype, width, a, b) for a, b in zip(wide[::2], wide[1::2], strict=False)]
+                wide = pairs + ([wide[-1]] if len(wide) % 2 else [])
+            below = max((w for w in widths if w < width), default=1)
+            if wide and below < 4:
+                singles.append(f"{self.prelude.helper(f'fold_{op}', dtype, width)}({wide.pop()})")
+            elif wide:
+                wide = [f"{self.prelude.helper(f'half_{op}', dtype, width)}({wide[0]})"]
+            width //= 2
+        singles += widths.get(1, [])
+        total = singles[0]
+        for x in singles[1:]:
+            total = self.combine(op, dtype, 1, total, x)
+        return total
 
     def combine(self, op: str, dtype: DType, width: int, a: str, b: str) -> str:
         if op in ("add", "mul"):

@@ -15,6 +15,8 @@ from relax_tune.ir.codegen.affine import ONE, Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lowered import Declare, Let, Loop, Node, children, own_accesses, swap_buffers, with_children
 from relax_tune.ir.expr import Expr, Var, as_int, const
 
+SPARE_LANES = 16
+
 Access = tuple[tuple[Expr, ...], bool, tuple[Node, ...]]
 
 
@@ -92,7 +94,9 @@ def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[t
                 fixed, low, high = part
             else:
                 low, high = min(low, part[1]), max(high, part[2])
-        if fixed is not None and (whole is None or fixed or high - low < whole):
+        # lanes behind the last element are not used, but a vector register has them
+        roomy = whole is not None and buffer.scope == "local" and low >= 0 and high - low < whole + SPARE_LANES
+        if fixed is not None and (whole is None or fixed or roomy or high - low < whole):
             starts.append(algebra.expr(plus(fixed, constant(low))))
             extents.append(high - low + 1)
         elif whole is not None:

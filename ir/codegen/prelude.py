@@ -191,20 +191,25 @@ class Prelude:
             return (), f"STATIC $V $N($V x) {{ return {parts}; }}"
         if name.startswith("fold_"):
             return self._fold(name, dtype, width)
+        if name.startswith("half_"):
+            return self._halved(name, dtype, width)
         raise KeyError(f"no helper {name} for {dtype}x{width}")
 
     def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         """All lanes combined, halving the width step by step."""
-        op, half = name.removeprefix("fold_"), width // 2
+        op = name.removeprefix("fold_")
+        halved = f"{self.helper(f'half_{op}', dtype, width)}(a)"
+        if width > 2:
+            halved = f"{self.helper(name, dtype, width // 2)}({halved})"
+        return (), f"STATIC $E $N($V a) {{ return {halved}; }}"
+
+    def _halved(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """The lower half of the lanes combined with the upper half."""
+        op, half = name.removeprefix("half_"), width // 2
         v = self.vector(dtype, half)
-        one = f"rt_{op}_{suffix(dtype, half)}"
-        joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op, f"{one}(lo, hi)")
-        if op in ("max", "min"):
-            self.helper(op, dtype, half)
-        if half > 1:
-            joined = f"{self.helper(name, dtype, half)}({joined})"
+        joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op) or f"{self.helper(op, dtype, half)}(lo, hi)"
         low, high = self.half(v, half, 0), self.half(v, half, half)
-        return (), f"STATIC $E $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
+        return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
 
     def half(self, vector: str, width: int, start: int) -> str:
         """`width` lanes of the vector `a` from `start`."""

@@ -14,6 +14,7 @@ from relax_tune.ir.expr import Expr, Op, Var, as_int, conjuncts, loads
 from relax_tune.ir.stmt import Store
 
 UNROLL_LIMIT = 64
+FOLD_LIMIT = 256
 CHUNK_LIMIT = 16
 
 
@@ -87,5 +88,5 @@ def is_expanded(f: Loop, lanes: int) -> bool:
     if extent is None:
         return False
     if f.kind == "unrolled":
-        return extent <= UNROLL_LIMIT
+        return extent <= (FOLD_LIMIT if f.fold else UNROLL_LIMIT)
     return f.kind == "vectorized" and len(chunks(extent, loop_lanes(f, lanes))) <= CHUNK_LIMIT

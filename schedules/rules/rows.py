@@ -11,7 +11,7 @@ from typing import Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.expr import Tunable, const, eq, free_vars
+from relax_tune.ir.expr import Tunable, as_int, const, eq, free_vars
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, is_expensive, reductions
@@ -26,24 +26,28 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Every sketch of a row-wise function; nothing when the function is none."""
     if not reductions(func):
         return
+    forms: list[tuple[str, Keep, bool]] = [
+        ("registers", "expensive", True),
+        ("keep_expensive", "expensive", False),
+        ("keep_all", "all", False),
+        ("keep_none", "none", False),
+    ]
     seen: set[str] = set()
-    for parallel in (True, False):
-        if machine.groups and not parallel:
-            continue
-        keeps: tuple[Keep, ...] = ("expensive", "all", "none")
-        for keep in keeps:
+    for order in ("parallel",) if machine.groups else ("parallel", "serial"):
+        for name, keep, in_registers in forms:
             try:
-                schedule = build(func, machine, parallel, keep)
+                schedule = build(func, machine, order == "parallel", keep, in_registers)
             except ScheduleError:
                 continue
             text = schedule.trace.to_json()
             if text not in seen:
                 seen.add(text)
-                yield f"rows.{'parallel' if parallel else 'serial'}.keep_{keep}", schedule
+                yield f"rows.{order}.{name}", schedule
 
 
-def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep) -> Schedule:
-    """Apply one structural choice: which spatial stages are kept rather than computed again where they are read."""
+def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:
+    """Apply one structural choice: which spatial stages are kept rather than computed again where they are read, and whether a
+    row and what is kept of it stay in registers."""
     s = Schedule(func)
     for block in blocks(func.body):
         current = find_block(s.func, block.name)
@@ -51,11 +55,22 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep) -> Sched
             s.compute_inline(block.name)
     for block in reductions(s.func):
         _require_rowwise(block)
+    if in_registers:
+        _require_short(s.func, machine)
+    for block in blocks(s.func.body):
+        _divide_once(s, block.name)
     per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
-    f_0, f_1 = (_under_last if len(func.output_buffers) == 1 else _side_by_side)(s, per_thread)
-    width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
-    stages = [_vectorise(s, block.name, f_1, width, machine) for block in blocks(s.func.body)]
-    _merge(s, [loop for loop in stages if loop is not None])
+    if len(func.output_buffers) == 1:
+        f_0, f_1 = _under_last(s, per_thread, in_registers)
+    else:
+        f_0, f_1 = _side_by_side(s, per_thread)
+    if in_registers:
+        for block in blocks(s.func.body):
+            _vectorise_whole(s, block.name, f_1, machine)
+    else:
+        width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
+        stages = [_vectorise(s, block.name, f_1, width) for block in blocks(s.func.body)]
+        _merge(s, [loop for loop in stages if loop is not None])
     for block in blocks(s.func.body):
         if block.init is not None:
             _decompose(s, block.name, f_1)
@@ -64,6 +79,14 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep) -> Sched
     elif parallel:
         s.set_kind(f_0, "parallel")
     return s
+
+
+def _require_short(func: PrimFunc, machine: Machine) -> None:
+    """Every row is so short that half of the registers hold it."""
+    for block in blocks(func.body):
+        extent = as_int(block.iters[-1].extent) if block.iters else None
+        if extent is None or -(-extent // machine.lanes) > machine.registers // 2:
+            raise ScheduleError(f"{func.name}: the rows of block {block.name!r} do not fit in registers")
 
 
 def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
@@ -80,7 +103,7 @@ def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
     return f_0, f_1
 
 
-def _under_last(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
+def _under_last(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple[str, str]:
     """All stages where the last one needs them, row by row; the loops over chunks and rows."""
     last = final_block(s.func)
     rows = min(len(b.body.indices) for b in reductions(s.func))
@@ -96,7 +119,7 @@ def _under_last(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
         s.compute_at(block.name, f_1)
     for block in others:
         buffer = find_block(s.func, block.name).body.buffer
-        if len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
+        if in_registers or len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
             s.apply("set_scope", buffer=buffer.name, scope="local")
         else:
             _keep_in_output(s, buffer.name, last)
@@ -125,7 +148,7 @@ def _keep_in_output(s: Schedule, buffer: str, last: Block) -> None:
         return  # stays in global scratch memory
 
 
-def _vectorise(s: Schedule, block: str, row: str, width: Tunable, machine: Machine) -> str | None:
+def _vectorise(s: Schedule, block: str, row: str, width: Tunable) -> str | None:
     """Vector loops for one stage; reductions get one accumulator per lane. Returns the stage's loop over vectors."""
     inner = s.inner_loops(block, row)
     if not inner:
@@ -136,10 +159,24 @@ def _vectorise(s: Schedule, block: str, row: str, width: Tunable, machine: Machi
     s.set_tail(c_0, "peel")
     if node.is_reduction:
         _accumulate(s, block, c_1)
-        lanes_loop = s.inner_loops(block, row)[-1]
-        _combine_lanes(s, block, lanes_loop, machine)
     s.set_kind(c_1, "vectorized")
     return c_0
+
+
+def _vectorise_whole(s: Schedule, block: str, row: str, machine: Machine) -> None:
+    """Vectors for all of a row, without a loop around them; of the last one only some lanes may be used."""
+    inner = s.inner_loops(block, row)
+    if not inner:
+        return
+    column = inner[-1]
+    outer = None
+    if not machine.groups:
+        outer, column = s.split(column, [None, machine.lanes])
+    if find_block(s.func, block).is_reduction:
+        _accumulate(s, block, column)
+    if outer is not None:
+        s.set_kind(outer, "unrolled")
+    s.set_kind(column, "vectorized")
 
 
 def _accumulate(s: Schedule, block: str, loop: str) -> None:
@@ -151,13 +188,11 @@ def _accumulate(s: Schedule, block: str, loop: str) -> None:
             s.set_kind(s.loops_of(made.name)[-1], "vectorized")
 
 
-def _combine_lanes(s: Schedule, block: str, lanes: str, machine: Machine) -> None:
-    """Add the accumulators vector by vector, then the lanes of the one that is left as a tree."""
-    r_0, r_1 = s.split(lanes, [None, machine.lanes], divides=True)
-    _accumulate(s, block, r_1)
-    s.set_kind(r_0, "unrolled")
-    s.set_kind(r_1, "vectorized")
-    s.apply("tree_reduce", block=block)
+def _divide_once(s: Schedule, block: str) -> None:
+    try:
+        s.apply("multiply_by_reciprocal", block=block)
+    except ScheduleError:
+        return  # divides by nothing that is the same along a row
 
 
 def _merge(s: Schedule, stages: list[str]) -> None:

@@ -52,6 +52,8 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "layer norm": (_zoo("layer_norm"), ({"n": 5, "m": 37}, {"n": 1, "m": 2}, {"n": 33, "m": 64})),
     "softmax": (_zoo("softmax"), ({"n": 7, "m": 41}, {"n": 1, "m": 1}, {"n": 2, "m": 128})),
     "softmax with mask": (make.softmax_mask, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
+    "softmax of 17": (make.short_softmax, ({"n": 5}, {"n": 1}, {"n": 0})),
+    "row sum of six": (make.row_sum_of_six, ({"n": 5}, {"n": 1}, {"n": 0})),
     "gather, add, norm": (make.embed_norm, ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
     "row sum": (_zoo("row_sum"), ({"n": 5, "m": 70}, {"n": 9, "m": 1}, {"n": 0, "m": 4})),
     "row max": (_zoo("row_max"), ({"n": 5, "m": 70}, {"n": 9, "m": 1})),

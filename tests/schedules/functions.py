@@ -136,6 +136,20 @@ def softmax_mask(heads: int = 3) -> PrimFunc:
     return b.finish()
 
 
+def short_softmax(width: int = 17) -> PrimFunc:
+    """Softmax of rows that fit in registers, with an input scaled on the way."""
+    n = Var("n")
+    b = TensorBuilder("short_softmax")
+    x, y, t = b.input("X", (n, width)), b.output("Y", (n, width)), b.alloc("T", (n, width))
+    top, e, total = b.alloc("M", (n,)), b.alloc("E", (n, width)), b.alloc("S", (n,))
+    b.compute(t, lambda i, j: x[i, j] * 0.5, name="half")
+    b.reduce(top, (width,), const(-math.inf), lambda acc, i, r: maximum(acc, t[i, r]), name="row_max")
+    b.compute(e, lambda i, j: call("exp", t[i, j] - top[i]), name="row_exp")
+    b.reduce(total, (width,), const(0.0), lambda acc, i, r: acc + e[i, r], name="row_sum")
+    b.compute(y, lambda i, j: div(e[i, j], total[i]), name="row_div")
+    return b.finish()
+
+
 def embed_norm(width: int = 24) -> PrimFunc:
     """Gather two tables, add, layer norm over the last axis: (b, n) ids -> (b, n, width)."""
     p, n = Var("b"), Var("n")

@@ -162,6 +162,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "reverse_compute_at": _at,
     "compute_inline": lambda v: {"block": v.block()},
     "reverse_compute_inline": lambda v: {"block": v.block()},
+    "multiply_by_reciprocal": lambda v: {"block": v.block()},
     "decompose_reduction": _reduction,
     "rfactor": lambda v: {**_reduction(v), "scope": v.rng.choice(["local", "global"])},
     "tree_reduce": lambda v: {"block": v.block()},

@@ -76,6 +76,7 @@ CASES: dict[str, Case] = {
             ("reverse_compute_inline", {"block": "inc"}),
         ],
     ),
+    "multiply_by_reciprocal": Case(softmax, [("multiply_by_reciprocal", {"block": "div"})]),
     "decompose_reduction": Case(
         row_sum,
         [
