@@ -233,7 +233,9 @@ class Values(Places):
         if name == "select":
             a, b = (self.splat(*x, e.dtype) for x in args[1:])
             if not args[0][1]:
-                return f"({args[0][0]} ? {a} : {b})", True
+                # both of one type: what is read from memory may differ from it in alignment
+                kind = self.prelude.vector(e.dtype, w)
+                return f"({args[0][0]} ? ({kind}){a} : ({kind}){b})", True
             mask = self.widened(args[0][0], e.dtype)
             return f"{helper('sel', e.dtype, w)}({mask}, {a}, {b})", True
         if name == "pow":
