@@ -1,9 +1,12 @@
-"""Whether index maps keep things apart: mixed-radix sums and their digits, with symbolic factors."""
+"""Whether index maps keep things apart: mixed-radix sums and their digits, with symbolic factors.
+
+Splits make sums (`i_0 * T + i_1`), fused loops make digits (`f // m`, `f % m`), guards bound both. What indices tell is found in
+rounds: a sum whose parts do not run into each other tells its parts, and all digits of a number tell the number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
@@ -11,6 +14,7 @@ from relax_tune.ir.arith.linear import extent_of, linear
 from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import (
+    TRUE,
     Expr,
     ExprLike,
     Op,
@@ -19,184 +23,228 @@ from relax_tune.ir.expr import (
     and_,
     as_int,
     ceildiv,
+    conjuncts,
     const,
+    eq,
     expr,
+    floordiv,
     floormod,
     free_vars,
     le,
     lt,
     mul,
-    postorder,
     rebuild,
     sub,
-    transform,
 )
 
 
 def injective(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:
-    """Whether `indices` provably differ wherever the variables do, each v running over range(ranges[v]).
-
-    Either as they stand, or because they determine digits of the variables (`i // T`, `i % T`), which determine these."""
+    """Whether `indices` provably differ wherever the variables do, each v running over range(ranges[v])."""
     env, extents = env or Env(), {v: expr(extent) for v, extent in ranges.items()}
     for v, extent in extents.items():
         env = env.with_loop(v, extent)
-    if _in_turn(indices, extents, env):
+    return _Reader(extents, env).tells(indices, tuple(extents))
+
+
+def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: Env, guard: Expr = TRUE) -> bool:
+    """Whether different values of `var` provably give different indices, whatever the `inner` variables (with their extents) do.
+
+    `env` bounds `var`; `guard` holds at every point that counts (a block's predicate).
+    """
+    bound = env.bounds.get(var, (const(0), None))[1]
+    extents = dict(inner) if bound is None else {**inner, var: simplify(add(bound, 1))}
+    return _Reader({**{var: None}, **extents}, env, guard).tells(indices, (var,))
+
+
+class _Reader:
+    """What can be read off indices: variables, quotients and remainders with variables in them, and numbers with a guard.
+
+    extents: of the variables whose values are asked for; None is one that is not known. Everything else is fixed.
+    """
+
+    def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
+        self.env, self.extents = env, extents
+        self.stand_ins: dict[Op, Var] = {}
+        self.stands_for: dict[Var, Op] = {}
+        self.sizes: dict[Var, Expr | None] = dict(extents)
+        self.known: set[Var] = set()
+        self.guards: dict[Expr, Expr] = {}
+        for f in conjuncts(guard):
+            if isinstance(f, Op) and f.op == "lt" and self._varies(f.args[0]) and not self._varies(f.args[1]):
+                self.guards[f.args[0]] = f.args[1]
+
+    def tells(self, indices: Sequence[Expr], wanted: Sequence[Var]) -> bool:
+        """Whether the values of the indices tell those of the variables."""
+        left = [v for v in wanted if prove(le(v, 0), self.env) is not Proof.YES]  # the others have one value
+        numbers: dict[Expr, None] = dict.fromkeys(indices)
+        plain: set[Expr] = set()
+        while not self.known.issuperset(left):
+            before = len(numbers), len(self.known)
+            for e in tuple(numbers):
+                self._read_sum(self._outermost(e, ()))
+                if self.guards:
+                    self._read_sum(self._outermost(e, self.guards))
+            numbers |= dict.fromkeys(self._joined())
+            if before == (len(numbers), len(self.known)):
+                # simplifying is dear, and of no use to most
+                again = [e for e in numbers if e not in plain]
+                plain.update(again)
+                numbers |= dict.fromkeys(simplify(e, self.env) for e in again)
+                if before[0] == len(numbers):
+                    return False
         return True
-    digits = _stand_ins(indices, extents, env)
-    if digits is None:
-        return False
-    free = {v: e for v, e in extents.items() if any(v in free_vars(x) for x in digits.indices)}
-    wider = env
-    for v, extent in digits.extents.items():
-        wider = wider.with_loop(v, extent)
-    return _in_turn(digits.indices, {**free, **digits.extents}, wider) and _in_turn(
-        [*digits.nodes, *free], extents, env
-    )
 
+    def _varies(self, x: Expr) -> bool:
+        return any(v in self.extents for v in free_vars(x))
 
-def _in_turn(indices: Sequence[Expr], ranges: Mapping[Var, Expr], env: Env) -> bool:
-    """Some order of the variables separates one after the other, those before it being known from the indices."""
-    left = dict(ranges)
-    while left:
-        found = next((v for v in left if separates(indices, v, {w: left[w] for w in left if w is not v}, env)), None)
-        if found is None:
+    # sums
+
+    def _read_sum(self, e: Expr) -> None:
+        """Take what the sum `e` of multiples of variables tells into `known`."""
+        parts = linear(e, [v for v in free_vars(e) if v in self.sizes], self.env)
+        if parts is None:
+            return
+        left: dict[Var, Expr] = {}
+        for v, step in parts[0].items():
+            if not self._is_known(v):
+                size = self._absolute(step)
+                if size is None:
+                    return
+                left[v] = size
+        while left:
+            found = next((v for v in left if self._tops(v, left) or self._ends(v, left)), None)
+            if found is None:
+                return
+            self.known.add(found)
+            del left[found]
+
+    def _is_known(self, v: Var) -> bool:
+        """Numbers made of what is known are, too."""
+        node = self.stands_for.get(v)
+        if node is not None and all(x in self.known for x in free_vars(node) if x in self.extents):
+            self.known.add(v)
+        return v in self.known
+
+    def _absolute(self, step: Expr) -> Expr | None:
+        if prove(le(0, step), self.env) is Proof.YES:
+            return step
+        return simplify(mul(step, -1)) if prove(le(step, 0), self.env) is Proof.YES else None
+
+    def _tops(self, v: Var, steps: Mapping[Var, Expr]) -> bool:
+        """A step of `v` is more than all the others come to."""
+        rest: Expr = const(0)
+        for w, step in steps.items():
+            size = None if w is v else self._size(w)
+            if size is not None:
+                rest = add(rest, mul(step, sub(size, 1)))
+            elif w is not v:
+                return False
+        return prove(lt(rest, steps[v]), self.env) is Proof.YES
+
+    def _ends(self, v: Var, steps: Mapping[Var, Expr]) -> bool:
+        """The others are multiples of what `v` comes to, so that a remainder tells it."""
+        size = self._size(v)
+        if size is None or len(steps) == 1:
             return False
-        del left[found]
-    return True
+        whole = simplify(mul(steps[v], size))
+        return prove(le(1, whole), self.env) is Proof.YES and all(
+            prove(eq(floormod(step, whole), 0), self.env) is Proof.YES for w, step in steps.items() if w is not v
+        )
 
+    # digits and guarded numbers
 
-@dataclass(frozen=True, slots=True)
-class _Digits:
-    """Indices in which a variable stands for each outermost quotient or remainder, those, and how many values each may take."""
-
-    indices: tuple[Expr, ...]
-    nodes: tuple[Op, ...]
-    extents: Mapping[Var, Expr]
-
-
-def _stand_ins(indices: Sequence[Expr], ranges: Mapping[Var, Expr], env: Env) -> _Digits | None:
-    """None where there are none, or one may be negative or has no bound that is known."""
-    made: dict[Op, Var] = {}
-
-    def outer(n: Expr) -> Expr:
+    def _outermost(self, e: Expr, others: Container[Expr]) -> Expr:
+        """`e` with stand-ins for its outermost quotients, remainders and, below itself, `others` that vary."""
         done: dict[Expr, Expr] = {}
-        stack = [n]
+        stack = [e]
         while stack:
             x = stack[-1]
             if x in done:
                 stack.pop()
-                continue
-            if isinstance(x, Op) and x.op in ("floordiv", "floormod") and not ranges.keys().isdisjoint(free_vars(x)):
-                done[x] = made.setdefault(x, Var(f"digit{len(made)}"))
-                continue
-            waiting = [c for c in x.children if c not in done]
-            if waiting:
+            elif isinstance(x, Op) and (_is_digit(x) or (x in others and x is not e)) and self._varies(x):
+                done[x] = self._stand_in(x)
+            elif waiting := [c for c in x.children if c not in done]:
                 stack.extend(waiting)
-                continue
-            done[x] = rebuild(x, tuple(done[c] for c in x.children)) if x.children else x
-        return done[n]
+            else:
+                done[x] = rebuild(x, tuple(done[c] for c in x.children)) if x.children else x
+        return done[e]
 
-    replaced = tuple(outer(e) for e in indices)
-    extents: dict[Var, Expr] = {}
-    for node, stand_in in made.items():
-        x, c = node.args
-        if not ranges.keys().isdisjoint(free_vars(c)) or prove(le(1, c), env) is not Proof.YES:
-            return None
-        if node.op == "floormod":
-            extents[stand_in] = c
-            continue
+    def _stand_in(self, node: Op) -> Var:
+        found = self.stand_ins.get(node)
+        if found is None:
+            found = self.stand_ins[node] = Var(f"digit{len(self.stand_ins)}")
+            self.stands_for[found], self.sizes[found] = node, None
+        return found
+
+    def _size(self, v: Var) -> Expr | None:
+        """How many values a variable or number takes, from 0 on; None when that is not known."""
+        if self.sizes[v] is None and v in self.stands_for:
+            self.sizes[v] = self._limit(self.stands_for[v])
+        return self.sizes[v]
+
+    def _limit(self, x: Expr) -> Expr | None:
+        """What a number that is never negative stays below."""
+        if x in self.guards and prove(le(0, x), self.env) is Proof.YES:
+            return self.guards[x]
+        if isinstance(x, Op) and _is_digit(x):
+            number, c = x.args
+            if self._varies(c) or prove(le(1, c), self.env) is not Proof.YES:
+                return None
+            limit = c if x.op == "floormod" else self._limit(number)
+            return limit if limit is None or x.op == "floormod" else simplify(ceildiv(limit, c), self.env)
+        ranges = {v: size for v in free_vars(x) if (size := self.extents.get(v)) is not None}
         try:
-            size = extent_of(x, {v: ranges[v] for v in free_vars(x) if v in ranges}, env)
+            limit = extent_of(x, ranges, self.env)
         except ScheduleError:
             return None
-        if prove(and_(le(0, x), lt(x, size)), env) is not Proof.YES:
-            return None
-        extents[stand_in] = simplify(ceildiv(size, c), env)
-    return _Digits(replaced, tuple(made), extents) if made else None
+        return limit if prove(and_(le(0, x), lt(x, limit)), self.env) is Proof.YES else None
 
+    def _joined(self) -> list[Expr]:
+        """Numbers that are known; each guarded one, and each of whose digits all are: from the last on, up to the first or to
+        what the number comes to."""
+        known = [node for node, v in self.stand_ins.items() if v in self.known]
+        found: list[Expr] = [node for node in known if node in self.guards]
+        places = [p for node in known for p in self._places(node)]
+        for u in dict.fromkeys(number for number, _, _ in places):
+            left = [(d, m) for number, d, m in places if number is u or self._congruent(number, d, m, u)]
+            scale: Expr = const(1)
+            while here := next((p for p in left if prove_equal(p[0], scale, self.env) is Proof.YES), None):
+                left.remove(here)
+                if here[1] is None:
+                    found.append(u)
+                    break
+                scale = mul(scale, here[1])
+            else:
+                limit = self._limit(u)
+                if limit is not None and prove(le(limit, scale), self.env) is Proof.YES:
+                    found.append(u)
+        return found
 
-def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: Env) -> bool:
-    """Whether different values of `var` provably give different indices, whatever the `inner` variables (with their extents) do.
+    def _places(self, digit: Op) -> Iterator[tuple[Expr, Expr, Expr | None]]:
+        """The digit as (u, d, m), `u // d % m`, or (u, d, None), `u // d`, for each number u that it is one of."""
+        number: Expr = digit
+        divisor: Expr = const(1)
+        modulus: Expr | None = None
+        while isinstance(number, Op) and _is_digit(number):
+            inside, by = number.args
+            if number.op == "floordiv":
+                divisor = mul(divisor, by)
+            elif number is digit:
+                modulus = by
+            else:
+                whole = divisor if modulus is None else mul(divisor, modulus)
+                if prove(eq(floormod(by, whole), 0), self.env) is not Proof.YES:
+                    return
+                modulus = simplify(floordiv(by, divisor), self.env) if modulus is None else modulus
+            number = inside
+            yield number, divisor, modulus
 
-    It looks at each index alone, and at the numbers whose digits (`u // E`, `u % E`, as fused loops make them) can all be
-    read off the indices.
-    """
-    if prove(le(var, 0), env) is Proof.YES:
-        return True  # it has one value
-    flat = [simplify(e, env) for e in indices]
-    return any(_steps(e, var, inner, env) for e in (*flat, *_joined(flat, var, inner, env)))
-
-
-def _steps(e: Expr, var: Var, inner: Mapping[Var, Expr], env: Env) -> bool:
-    """A step of `var` moves `e` by at least what `e` covers while the inner variables run; digits of these count as any numbers of
-    their range."""
-    own = {v: inner[v] for v in free_vars(e) if v in inner and v is not var}
-    if linear(e, (var, *own), env) is None:
-        alone = linear(e, (var,), env)
-        digits = None if alone is None else _stand_ins((alone[1],), own, env)
-        if alone is None or digits is None or var not in alone[0]:
+    def _congruent(self, number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
+        """`number % modulus` is `u % modulus` (simplifying takes multiples of the modulus out)."""
+        if modulus is None or as_int(divisor) != 1:
             return False
-        own = {v: x for v, x in own.items() if v in free_vars(digits.indices[0])} | dict(digits.extents)
-        e = add(mul(alone[0][var], var), digits.indices[0])
-    parts = linear(e, (var, *own), env)
-    if parts is None or var not in parts[0] or any(v in inner for v in free_vars(parts[0][var])):
-        return False
-    try:
-        covered = extent_of(e, own, env)
-    except ScheduleError:
-        return False
-    step = parts[0][var]
-    return any(prove(le(covered, s), env) is Proof.YES for s in (step, simplify(mul(step, -1))))
+        return as_int(simplify(floormod(sub(number, u), modulus))) == 0
 
 
-def _joined(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: Env) -> list[Expr]:
-    """Expressions that the indices determine together, because each of their digits can be read off one index."""
-    digits = [_place_of(d) for e in indices for d in _digits(e, var, inner, env)]
-    found = []
-    for u in dict.fromkeys(number for number, _, _ in digits):
-        left = [(d, m) for number, d, m in digits if number is u or _congruent(number, d, m, u)]
-        scale: Expr = const(1)
-        while left:
-            here = [d for d in left if prove_equal(d[0], scale) is Proof.YES]
-            if any(modulus is None for _, modulus in here):
-                found.append(u)
-            if not here or u in found:
-                break
-            left.remove(here[0])
-            assert here[0][1] is not None
-            scale = mul(scale, here[0][1])
-    return found
-
-
-def _congruent(number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
-    """`number % modulus` is `u % modulus` (simplifying takes multiples of the modulus out)."""
-    if modulus is None or as_int(divisor) != 1:
-        return False
-    return as_int(simplify(floormod(sub(number, u), modulus))) == 0
-
-
-def _place_of(digit: Op) -> tuple[Expr, Expr, Expr | None]:
-    """`u // d` as (u, d, None) and `u // d % m` as (u, d, m)."""
-    modulus = digit.args[1] if digit.op == "floormod" else None
-    number: Expr = digit if modulus is None else digit.args[0]
-    divisor: Expr = const(1)
-    while isinstance(number, Op) and number.op == "floordiv":
-        divisor = mul(divisor, number.args[1])
-        number = number.args[0]
-    return number, divisor, modulus
-
-
-def _digits(e: Expr, var: Var, inner: Mapping[Var, Expr], env: Env) -> list[Op]:
-    """Quotients and remainders of something with `var` in it that `e` determines: outermost ones that `e` steps through."""
-    nodes = [n for n in postorder((e,)) if isinstance(n, Op) and n.op in ("floordiv", "floormod")]
-    outermost: dict[Op, Var] = {}
-    plain: Expr = e
-    for n in reversed(nodes):
-        if var in free_vars(n.args[0]) and any(x is n for x in postorder((plain,))):
-            stand_in = outermost.setdefault(n, Var(f"digit{len(outermost)}"))
-            plain = _swap(plain, n, stand_in)
-    return [n for n, stand_in in outermost.items() if _steps(plain, stand_in, inner, env)]
-
-
-def _swap(e: Expr, old: Expr, new: Expr) -> Expr:
-    return transform(e, lambda n: new if n is old else None)
+def _is_digit(x: Op) -> bool:
+    return x.op in ("floordiv", "floormod")

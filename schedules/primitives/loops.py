@@ -251,7 +251,8 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             path = enclosing(func, block)
             inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
             shared = target.scope != "local" or kind == "vectorized"
-            if shared and not separates(where, node.var, inner, loop_env(path)):
+            # points that a guard leaves out write nothing
+            if shared and not separates(where, node.var, inner, loop_env(path), block.predicate):
                 raise ScheduleError(
                     f"{func.name}: {kind} wants iterations that write different elements, but iterations of {loop!r} may "
                     f"write the same element of {target.name!r} in block {block.name!r}"
