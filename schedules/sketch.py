@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Expr, Tunable, Var, const, substitute
+from relax_tune.ir.expr import Expr, Tunable, Var, const, free_vars, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
 from relax_tune.schedules.rules import fallback, injective, matmul, rows
@@ -102,7 +102,10 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         return simplify(substitute(e, known), env)
 
     if isinstance(s, For):
-        extent = fix(s.extent)
+        extent = substitute(s.extent, known)
+        # what is true where an outer loop runs must not become a division by what is zero where it does not: extents are also
+        # asked for at once, for a grid
+        extent = simplify(extent, env if any(v in env.bounds for v in free_vars(extent)) else None)
         if extent is const(1):
             return _simplify_stmt(s.body, env, {**known, s.var: const(0)})
         return replace(s, extent=extent, body=_simplify_stmt(s.body, env.with_loop(s.var, extent), known))

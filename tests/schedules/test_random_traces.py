@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from tests.ir import zoo
 from tests.schedules import functions as make
 from tests.schedules.meaning import assert_same_meaning
 from tests.schedules.random_steps import TUNABLES, random_step
+from tests.schedules.test_primitives_golden import CASES, Case, T
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.function import PrimFunc
@@ -34,7 +36,10 @@ def functions() -> tuple[PrimFunc, ...]:
 
 def random_schedule(func: PrimFunc, rng: random.Random, steps: int) -> Schedule:
     """A function after those of `steps` random steps that it does not refuse."""
-    s = Schedule(func)
+    return further(Schedule(func), rng, steps)
+
+
+def further(s: Schedule, rng: random.Random, steps: int) -> Schedule:
     for _ in range(steps):
         primitive, args = random_step(s.func, rng)
         try:
@@ -44,7 +49,53 @@ def random_schedule(func: PrimFunc, rng: random.Random, steps: int) -> Schedule:
     return s
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TILES: list[tuple[str, dict[str, Any]]] = [
+    ("split", {"loop": "inc_i", "factors": [None, 4]}),
+    ("split", {"loop": "inc_j", "factors": [None, T]}),
+    ("reorder", {"names": ["inc_j_0", "inc_i_1"]}),
+    ("compute_at", {"block": "double", "loop": "inc_j_0"}),
+    ("set_scope", {"buffer": "B", "scope": "local"}),
+]
+# what makes each primitive apply, for those whose golden case no language has code for: a local buffer of any size
+STARTS: dict[str, Case] = {
+    **CASES,
+    "set_scope": Case(make.chain, TILES),
+    "storage_align": Case(make.chain, [*TILES, ("storage_align", {"buffer": "B", "factor": 8, "offset": 1})]),
+    "software_pipeline": Case(
+        CASES["software_pipeline"].func,
+        [
+            ("cache_read", {"block": "mm", "buffer": "W", "scope": "local"}),
+            ("split", {"loop": "mm_k", "factors": [None, T]}),
+            ("reorder", {"names": ["mm_j", "mm_k_0", "mm_i", "mm_k_1"]}),
+            ("compute_at", {"block": "W_cache_copy", "loop": "mm_k_0"}),
+            ("software_pipeline", {"block": "W_cache_copy", "loop": "mm_k_0", "stages": 3}),
+        ],
+    ),
+    "cache_write": Case(CASES["cache_write"].func, [("cache_write", {"block": "mm", "scope": "global"})]),
+}
+
+
+def started(primitive: str, rng: random.Random, steps: int) -> tuple[PrimFunc, Schedule]:
+    """A function, and its schedule by a primitive (after what that needs) and random steps that it does not refuse."""
+    func = STARTS[primitive].func()
+    s = Schedule(func)
+    for name, args in STARTS[primitive].steps:
+        s.apply(name, **args)
+    return func, further(s, rng, steps)
+
+
+@pytest.mark.parametrize("primitive", PRIMITIVES)
+def test_every_primitive_keeps_the_meaning_among_others(primitive: str) -> None:
+    rng = random.Random(f"among others: {primitive}")
+    for steps in (3, 9):
+        func, s = started(primitive, rng, steps)
+        assert any(step.primitive == primitive for step in s.trace.steps)
+        for size in (0, 1, rng.choice(SIZES), rng.choice(SIZES)):
+            dims = {v.name: rng.choice((size, rng.choice(SIZES))) for v in func.symbols}
+            assert_same_meaning(func, s.func, dims, tunables={t: rng.choice(t.domain) for t in (T, *TUNABLES)})
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False), st.integers(0, 16), st.integers(1, 14))
 def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: int) -> None:
     func = functions()[number % len(functions())]
@@ -70,7 +121,6 @@ def test_traces_replay_from_json(rng: random.Random, number: int) -> None:
 
 @pytest.mark.parametrize("primitive", PRIMITIVES)
 def test_random_steps_reach_every_primitive(primitive: str) -> None:
-    # mark_prepare and tree_reduce want a special shape; what random traces cannot reach has tests of its own
     rng = random.Random(5)
     func = make.matmul(4, 6)
     for _ in range(4000):

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from tests.ir.codegen_runner import Compiled, kernels_of, opened
 from tests.schedules.meaning import make_inputs, outputs_of, size_of
-from tests.schedules.test_random_traces import SIZES, functions, random_schedule
+from tests.schedules.test_random_traces import SIZES, functions, random_schedule, started
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.function import PrimFunc
+from relax_tune.schedules.schedule import PRIMITIVES
 from relax_tune.schedules.sketch import Sketch, instantiate, replay_with
 from relax_tune.schedules.trace import Trace
 
 DEVICES = [
-    pytest.param("c", 30, marks=pytest.mark.ccompiler),
-    pytest.param("opencl", 10, marks=pytest.mark.opencl),
+    pytest.param("c", 20, marks=pytest.mark.ccompiler),
+    pytest.param("opencl", 4, marks=pytest.mark.opencl),
 ]
 
 
@@ -33,23 +35,26 @@ class Sample:
 
 
 def samples(language: str, count: int) -> list[Sample]:
-    """The first `count` of a fixed sequence of random traces that the language has code for: not every schedule of local
-    buffers, work-items and their like can be lowered, which is said by BuildError."""
+    """A trace with every primitive, and `count` others, of a fixed sequence of random traces: the first that the language has
+    code for. Not every schedule of local buffers, work-items and their like can be lowered, which is said by BuildError."""
     rng = random.Random(f"traces on {language}")
     found: list[Sample] = []
-    for number in range(3 * count):
-        func = functions()[number % len(functions())]
-        s = random_schedule(func, rng, 12)
-        values = {t.name: rng.choice(t.domain) for t in s.trace.tunables}
-        instance = instantiate(Sketch("random", s.func, s.trace, ()), values)
-        try:
-            kernels_of(instance, language)
-        except BuildError:
-            continue
-        found.append(Sample(func, s.trace, instance, replay_with(s.trace, func, values)))
-        if len(found) == count:
-            return found
-    raise AssertionError(f"only {len(found)} of {3 * count} traces have code for {language}")
+    for number, primitive in enumerate([*PRIMITIVES, *[None] * count]):
+        for attempt in range(8):
+            if primitive is None:
+                func = functions()[(number + attempt) % len(functions())]
+                s = random_schedule(func, rng, 12)
+            else:
+                func, s = started(primitive, rng, 7 - attempt)
+            values = {t.name: rng.choice(t.domain) for t in s.trace.tunables}
+            instance = instantiate(Sketch("random", s.func, s.trace, ()), values)
+            with suppress(BuildError):
+                kernels_of(instance, language)
+                found.append(Sample(func, s.trace, instance, replay_with(s.trace, func, values)))
+                break
+        else:
+            raise AssertionError(f"no trace with {primitive or 'any primitives'} has code for {language}")
+    return found
 
 
 @pytest.mark.parametrize(("language", "count"), DEVICES)
