@@ -23,6 +23,11 @@ def reductions(func: PrimFunc) -> tuple[Block, ...]:
     return tuple(b for b in blocks(func.body) if b.is_reduction)
 
 
+def multiplies(block: Block) -> bool:
+    """Whether the block combines what it reads in several places: a reduction of single elements is no product."""
+    return len(block_loads(block)) > 1
+
+
 def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
     """Whether `block` reads, directly or through intermediates, what `source` writes."""
     seen: set[Block] = set()

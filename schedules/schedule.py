@@ -38,6 +38,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_loops.set_tail,
         on_loops.merge_loops,
         on_parts.partition,
+        on_parts.fission,
         on_blocks.compute_at,
         on_blocks.reverse_compute_at,
         on_inline.compute_inline,

@@ -70,7 +70,7 @@ def _home(buffer: Buffer, use: _Uses, algebra: Algebra, threads: frozenset[str])
     stores = [i for i, written, _p in use.found if written]
     for d in range(first, depth):
         m = above[d]
-        if not isinstance(m, Loop) or m.kind in threads:
+        if not isinstance(m, Loop) or m.kind in threads or as_int(m.extent) == 1:
             continue
         if not all(any(m.var in algebra.free(e) for e in indices) for indices in stores):
             return d

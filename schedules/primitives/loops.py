@@ -305,7 +305,7 @@ def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     body_b = rebind(b.body, {b.var: a.var})
     require_role(func, "merge_loops", *blocks(a.body), *blocks(b.body))
     _check_passes(func, a, between)
-    _check_same_iteration(func, a, body_b)
+    check_same_iteration(func, "merge_loops", a, a.body, body_b)
     tail: Tail = a.tail if a.tail == b.tail else "predicate"
     merged = replace(a, body=seq(a.body, body_b), tail=tail)
     rest = [s for s in parent.stmts if s is not b and s not in between]
@@ -324,10 +324,9 @@ def _check_passes(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
             )
 
 
-def _check_same_iteration(func: PrimFunc, a: For, body_b: Stmt) -> None:
-    """Every buffer shared between the two bodies (with a write on one side) has a dimension that all accesses step through
-    alike with the merged variable, by at least what they cover within one iteration."""
-    bodies = (a.body, body_b)
+def check_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> None:
+    """Every buffer shared between two bodies of the loop (with a write on one side) has a dimension that all accesses step through
+    alike with its variable, by at least what they cover within one iteration."""
     written = [{b.body.buffer for b in blocks(s)} for s in bodies]
     touched = [{x.buffer for b in blocks(s) for x in block_loads(b)} | w for s, w in zip(bodies, written)]
     shared = (written[0] & touched[1]) | (written[1] & touched[0])
@@ -343,7 +342,7 @@ def _check_same_iteration(func: PrimFunc, a: For, body_b: Stmt) -> None:
         ]
         if not any(steps_alike([where[d] for where in accesses], a.var, ranges, env) for d in range(len(buffer.shape))):
             raise ScheduleError(
-                f"{func.name}: merge_loops would let an iteration of {a.var.name!r} see elements of {buffer.name!r} "
+                f"{func.name}: {step} would let an iteration of {a.var.name!r} see elements of {buffer.name!r} "
                 "that another iteration writes"
             )
 

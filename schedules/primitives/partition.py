@@ -1,4 +1,4 @@
-"""The primitive that cuts a loop in two: partition."""
+"""Primitives that cut a loop in two: partition, by its iterations, and fission, by its statements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Expr, ExprLike, Var, and_, conjuncts, free_vars, le, mul, substitute
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterKind, IterVar, Stmt, blocks, loops, replace_buffers, rewrite, seq
+from relax_tune.ir.stmt import Block, For, IterKind, IterVar, Seq, Stmt, blocks, loops, replace_buffers, rewrite, seq
 from relax_tune.schedules.nest import (
     block_value,
     copied,
@@ -21,11 +21,13 @@ from relax_tune.schedules.nest import (
     loop_env,
     map_blocks,
     over_other_iters,
+    rebind,
     replace_node,
     require_role,
+    with_body,
 )
 from relax_tune.schedules.primitives.factors import positive, scalar
-from relax_tune.schedules.primitives.loops import require_serial, steps_alike, touches
+from relax_tune.schedules.primitives.loops import check_same_iteration, require_serial, steps_alike, touches
 
 
 def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: ExprLike | None = None) -> PrimFunc:
@@ -57,6 +59,31 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
     after = For(rest, left, replace_buffers(tail, clones))
     body = replace_node(func.body, node, seq(replace(node, extent=length, body=main), after))
     return replace(func, body=body, allocs=(*func.allocs, *clones.values()))
+
+
+def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
+    """Cut the body of a loop behind the statement that holds a block; what follows gets a loop of its own. Undoes `merge_loops`.
+
+    Before: `for i in range(N): P(i); Q(i)`
+    After: `for i in range(N): P(i)` then `for i_after in range(N): Q(i_after)`
+    Checks: the loop is serial and its body more than the statement with the block; no block that runs once; whatever Q reads of
+    P's writes (or writes of P's reads) it touches only at the same iteration.
+    """
+    node = find_loop(func, loop)
+    require_serial(func, node, "fission")
+    parts = node.body.stmts if isinstance(node.body, Seq) else (node.body,)
+    at = next((k for k, p in enumerate(parts) if any(b.name == block for b in blocks(p))), None)
+    if at is None or at + 1 == len(parts):
+        found = ", ".join(b.name for b in blocks(node.body))
+        raise ScheduleError(
+            f"{func.name}: fission wants statements of {loop!r} behind the one with {block!r}; in it are {found}"
+        )
+    require_role(func, "fission", *blocks(node.body))
+    first, second = replace(node, body=seq(*parts[: at + 1])), seq(*parts[at + 1 :])
+    check_same_iteration(func, "fission", node, first.body, second)
+    var = Var(fresh(func, f"{loop}_after"))
+    after = replace(node, var=var, body=rebind(second, {node.var: var}))
+    return with_body(func, replace_node(func.body, node, seq(first, after)))
 
 
 def _cut(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprLike | None) -> tuple[Expr, Expr]:

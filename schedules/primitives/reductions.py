@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.dtype import DType
 from relax_tune.ir.expr import (
     Const,
     Expr,
@@ -29,9 +32,10 @@ from relax_tune.ir.expr import (
     substitute,
 )
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, seq
+from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, seq
 from relax_tune.schedules.nest import (
     EMPTY,
+    block_loads,
     block_value,
     enclosing,
     find_block,
@@ -142,17 +146,19 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
     Before: `for i: for k0: for k1: B[i] += A[i, k0 * F + k1]`
     After: `for i: (for k0: for k1: R[i, k1] += A[i, k0 * F + k1]); (for r: B[i] += R[i, r])`
     Checks: `loop` feeds exactly one reduction iterator, linearly; the block combines with an associative operation, from an
-    initial value that may be combined more than once; the reduction loops are innermost.
-    The final combination is placed after the outermost reduction loop of the block. Initial values are stored separately, as
-    by `decompose_reduction`: a condition may keep an accumulator from its first point.
+    initial value that may be combined more than once (where that is stored separately already, accumulators start from the
+    neutral element); nothing else in its outermost reduction loop touches what it writes.
+    The final combination is placed after the outermost reduction loop of the block; loops over elements inside that one get
+    copies around it. Initial values are stored separately, as by `decompose_reduction`: a condition may keep an accumulator
+    from its first point. They are stored inside `loop` where that is the outermost one.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     operation, term = combiner(node)
-    if node.init is None:
-        raise ScheduleError(f"{func.name}: rfactor wants block {block!r} with its initial value (before decomposition)")
-    if operation in ("add", "mul") and not _is_neutral(operation, node.init.value):
+    old = node.body.buffer
+    first = const(_neutral(operation, old.dtype), old.dtype) if node.init is None else node.init.value
+    if node.init is not None and not starts_neutral(node):
         raise ScheduleError(
-            f"{func.name}: rfactor would combine the initial value {node.init.value!r} of {block!r} once per accumulator"
+            f"{func.name}: rfactor would combine the initial value {first!r} of {block!r} once per accumulator"
         )
     path = enclosing(func, node)
     fed = [(i, b) for i, b in zip(node.iters, node.bindings) if target.var in free_vars(b)]
@@ -165,7 +171,8 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
     others = [p for p in reduce_loops if p is not target and p.var in free_vars(bound)]
     if linear(bound, tuple(p.var for p in (*others, target))) is None:
         raise ScheduleError(f"{func.name}: rfactor wants {it.var.name!r} linear in its loops, found {bound!r}")
-    old = node.body.buffer
+    top = reduce_loops[0]
+    _require_alone(func, node, top)
     partial = Buffer(
         fresh(func, f"{old.name}_rf"), (*old.shape, target.extent), old.dtype, "local" if scope == "local" else "global"
     )
@@ -176,46 +183,69 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
     where = (*node.body.indices, lane)
     kept = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
     alone = not rest and all(i.kind == "spatial" for i, _ in kept)
-    start = node.init.value if alone else load(partial, where)
+    start = first if alone else load(partial, where)
     factored = Block(
         fresh(func, f"{block}_rf"),
         (*(i for i, _ in kept), IterVar(lane, target.extent), *(i for i, _ in rest)),
         (*(b for _, b in kept), target.var, *(v for _, v in rest)),
         Store(partial, where, _combine(operation, start, substitute(term, {it.var: index}))),
-        None if alone else Store(partial, where, node.init.value),
+        None if alone else Store(partial, where, first),
         node.predicate,
     )
-    r = Var(fresh(func, f"{block}_r", (factored.name,)))
+    names = [factored.name]
+    names.append(fresh(func, f"{block}_r", names))
+    r = Var(names[-1])
+    copies: dict[Var, Expr] = {}
+    reduce_vars = {p.var for p in reduce_loops}
+    between = [p for p in path[path.index(top) :] if p not in reduce_loops]
+    for p in between:
+        if reduce_vars & set(free_vars(p.extent)):
+            raise ScheduleError(
+                f"{func.name}: rfactor wants loops over elements inside the reduction that do not depend on it, found "
+                f"{p.extent!r} for {p.var.name!r}"
+            )
+        names.append(fresh(func, f"{p.var.name}_r", names))
+        copies[p.var] = Var(names[-1])
     fresh_vars = {i.var: Var(i.var.name) for i, _ in kept}
     as_expr: dict[Var, Expr] = dict(fresh_vars)
     v_r = Var("vr")
     spot = tuple(substitute(e, as_expr) for e in node.body.indices)
-    spatial = [(replace(i, var=fresh_vars[i.var]), b) for i, b in kept if i.kind == "spatial"]
-    reduce_vars = {p.var for p in reduce_loops}
+    spatial = [(replace(i, var=fresh_vars[i.var]), substitute(b, copies)) for i, b in kept if i.kind == "spatial"]
     guard = and_(*(c for c in conjuncts(node.predicate) if not reduce_vars & set(free_vars(c))))
-    final = Block(
+    final: Stmt = Block(
         block,
         (*(i for i, _ in spatial), IterVar(v_r, target.extent, "reduce")),
         (*(b for _, b in spatial), r),
         Store(old, spot, _combine(operation, load(old, spot), load(partial, (*spot, v_r)))),
-        Store(old, spot, substitute(node.init.value, as_expr)),
-        guard,
+        None if node.init is None else Store(old, spot, substitute(node.init.value, as_expr)),
+        substitute(guard, copies),
     )
-    top = reduce_loops[0]
-    between = [p for p in path[path.index(top) :] if p not in reduce_loops]
-    if between:
-        raise ScheduleError(
-            f"{func.name}: rfactor wants the reduction loops innermost; {between[0].var.name!r} is among them"
-        )
+    for p in reversed(between):
+        var = copies[p.var]
+        assert isinstance(var, Var)
+        kind = p.kind if p.kind in ("vectorized", "unrolled") else "serial"
+        final = For(var, p.extent, final, kind)
     body = seq(replace_node(top, node, factored), For(r, target.extent, final))
     made = replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
     if not alone:
-        return decompose_reduction(made, factored.name, top.var.name)
+        inner = reduce_loops[1] if target is top and len(reduce_loops) > 1 else top
+        return decompose_reduction(made, factored.name, inner.var.name)
     if any(target.var in free_vars(c) for c in conjuncts(node.predicate)):
         raise ScheduleError(
             f"{func.name}: some iterations of {loop!r} are skipped, whose accumulators nothing would set"
         )
     return made
+
+
+def _require_alone(func: PrimFunc, node: Block, top: For) -> None:
+    """Inside its outermost reduction loop no other block touches what the block writes."""
+    for other in blocks(top):
+        buffer = node.body.buffer
+        if other is not node and (other.body.buffer is buffer or buffer in (x.buffer for x in block_loads(other))):
+            raise ScheduleError(
+                f"{func.name}: rfactor wants {node.name!r} alone with {buffer.name!r} inside {top.var.name!r}, which "
+                f"{other.name!r} touches"
+            )
 
 
 def _combine(operation: str, a: Expr, b: Expr) -> Expr:
@@ -261,6 +291,22 @@ def tree_reduce(func: PrimFunc, block: str) -> PrimFunc:
         init=None,
     )
     return with_body(func, replace_node(func.body, loop, combined))
+
+
+def starts_neutral(block: Block) -> bool:
+    """Whether a reduction's initial value may be combined more than once."""
+    operation, _ = combiner(block)
+    return block.init is not None and (operation in ("max", "min") or _is_neutral(operation, block.init.value))
+
+
+def _neutral(operation: str, dtype: DType) -> float:
+    """What leaves every other value alone."""
+    if operation in ("add", "mul"):
+        return 0 if operation == "add" else 1
+    if dtype.is_float:
+        return -math.inf if operation == "max" else math.inf
+    limits = np.iinfo(dtype.numpy)
+    return int(limits.min if operation == "max" else limits.max)
 
 
 def _is_neutral(operation: str, value: Expr) -> bool:

@@ -15,7 +15,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Tunable, Var, as_int, ceildiv, free_vars, le
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, Tail, blocks
-from relax_tune.schedules.analysis import contraction, depends_on, final_block, inlinable, reductions
+from relax_tune.schedules.analysis import contraction, depends_on, final_block, inlinable, multiplies, reductions
 from relax_tune.schedules.nest import block_loads, find_block, find_loop
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -39,7 +39,7 @@ class Choice:
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a matmul-like function; nothing when the function is none."""
     found = reductions(func)
-    if len(found) != 1 or found[0].init is None:
+    if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
         return
     orders: tuple[Order, ...] = ("panels", "blocks", "serial")
     tails: tuple[Tail, ...] = ("pow2", "predicate")

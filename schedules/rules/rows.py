@@ -16,6 +16,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, is_expensive, reductions
 from relax_tune.schedules.nest import block_loads, find_block, find_loop, loop_env
+from relax_tune.schedules.rules.lanes import accumulate, decompose, divide_once, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -58,7 +59,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_regis
     if in_registers:
         _require_short(s.func, machine)
     for block in blocks(s.func.body):
-        _divide_once(s, block.name)
+        divide_once(s, block.name)
     per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
     if len(func.output_buffers) == 1:
         f_0, f_1 = _under_last(s, per_thread, in_registers)
@@ -72,8 +73,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_regis
         stages = [_vectorise(s, block.name, f_1, width) for block in blocks(s.func.body)]
         _merge(s, [loop for loop in stages if loop is not None])
     for block in blocks(s.func.body):
-        if block.init is not None:
-            _decompose(s, block.name, f_1)
+        decompose(s, block.name, s.inner_loops(block.name, f_1))
     if machine.groups:
         s.set_kind(f_0, "group", axis=0)
     elif parallel:
@@ -127,13 +127,17 @@ def _under_last(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple[s
 
 
 def _require_rowwise(block: Block) -> None:
-    """Reduction steps must walk along memory (vectors along another dimension would gather), over one row at a time."""
-    steps = {i.var for i in block.iters if i.kind == "reduce"}
-    rows = [set(free_vars(*x.indices)) - steps for x in block_loads(block) if steps & set(free_vars(*x.indices))]
+    """The innermost reduction steps must walk along memory (vectors along another dimension would gather), over one row at a
+    time; windows that overlap are no rows."""
+    steps = [i.var for i in block.iters if i.kind == "reduce"]
+    reads = [x for x in block_loads(block) if set(steps) & set(free_vars(*x.indices))]
+    rows = [set(free_vars(*x.indices)) - set(steps) for x in reads]
     if any(not (a <= b or b <= a) for a in rows for b in rows):
         raise ScheduleError(f"block {block.name!r} combines different rows: a contraction")
-    for access in block_loads(block):
-        if steps & set(free_vars(*access.indices[:-1])):
+    for access in reads:
+        if steps[-1] in free_vars(*access.indices[:-1]) or any(
+            set(steps) & set(free_vars(e)) and e not in steps for e in access.indices
+        ):
             raise ScheduleError(f"block {block.name!r} does not reduce along the rows of {access.buffer.name!r}")
 
 
@@ -149,18 +153,9 @@ def _keep_in_output(s: Schedule, buffer: str, last: Block) -> None:
 
 
 def _vectorise(s: Schedule, block: str, row: str, width: Tunable) -> str | None:
-    """Vector loops for one stage; reductions get one accumulator per lane. Returns the stage's loop over vectors."""
+    """Vector loops for one stage. Returns the stage's loop over vectors."""
     inner = s.inner_loops(block, row)
-    if not inner:
-        return None
-    node = find_block(s.func, block)
-    column = inner[-1]
-    c_0, c_1 = s.split(column, [None, width])
-    s.set_tail(c_0, "peel")
-    if node.is_reduction:
-        _accumulate(s, block, c_1)
-    s.set_kind(c_1, "vectorized")
-    return c_0
+    return in_vectors(s, block, inner[-1], width) if inner else None
 
 
 def _vectorise_whole(s: Schedule, block: str, row: str, machine: Machine) -> None:
@@ -173,26 +168,10 @@ def _vectorise_whole(s: Schedule, block: str, row: str, machine: Machine) -> Non
     if not machine.groups:
         outer, column = s.split(column, [None, machine.lanes])
     if find_block(s.func, block).is_reduction:
-        _accumulate(s, block, column)
+        accumulate(s, block, column)
     if outer is not None:
         s.set_kind(outer, "unrolled")
     s.set_kind(column, "vectorized")
-
-
-def _accumulate(s: Schedule, block: str, loop: str) -> None:
-    """One accumulator per iteration of `loop`, their initial values in vectors too."""
-    before = {b.name for b in blocks(s.func.body)}
-    s.apply("rfactor", block=block, loop=loop)
-    for made in blocks(s.func.body):
-        if made.name not in before and made.name.endswith("_init"):
-            s.set_kind(s.loops_of(made.name)[-1], "vectorized")
-
-
-def _divide_once(s: Schedule, block: str) -> None:
-    try:
-        s.apply("multiply_by_reciprocal", block=block)
-    except ScheduleError:
-        return  # divides by nothing that is the same along a row
 
 
 def _merge(s: Schedule, stages: list[str]) -> None:
@@ -208,11 +187,3 @@ def _merge(s: Schedule, stages: list[str]) -> None:
         except ScheduleError:
             pass
         current = following
-
-
-def _decompose(s: Schedule, block: str, row: str) -> None:
-    node = find_block(s.func, block)
-    fed = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
-    first = next((n for n in s.inner_loops(block, row) if n in fed), None)
-    if first is not None:
-        s.apply("decompose_reduction", block=block, loop=first)

@@ -204,3 +204,46 @@ def scaled_rows() -> PrimFunc:
     b.scalar(limit)
     b.compute(y, lambda i, j: select(lt(i, limit), div(x[i, j], cast(limit + 1, x.buffer.dtype)), const(0.0)))
     return b.finish()
+
+
+def sum_of_all() -> PrimFunc:
+    """One number: the sum over (n,)."""
+    n = Var("n")
+    b = TensorBuilder("sum_of_all")
+    x, y = b.input("X", (n,)), b.output("y", ())
+    b.reduce(y, (n,), const(0.0), lambda acc, k: acc + x[k], name="sum")
+    return b.finish()
+
+
+def column_extremes() -> PrimFunc:
+    """(n, m) -> the largest element of each column, at least 0."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("column_extremes")
+    x, y, t = b.input("X", (n, m)), b.output("Y", (m,)), b.alloc("T", (m,))
+    b.reduce(t, (n,), const(-math.inf), lambda acc, j, k: maximum(acc, x[k, j] * 2.0), name="top")
+    b.compute(y, lambda j: maximum(t[j], const(0.0)), name="at_least")
+    return b.finish()
+
+
+def standardise() -> PrimFunc:
+    """(n,) minus its mean over its standard deviation: reductions that wait for one another, and a vector from them; and the mean."""
+    n = Var("n")
+    b = TensorBuilder("standardise")
+    x, total, square = b.input("X", (n,)), b.alloc("total", ()), b.alloc("square", ())
+    y, mean = b.output("Y", (n,)), b.output("mean", ())
+    size = cast(n, x.buffer.dtype)
+    b.reduce(total, (n,), const(0.0), lambda acc, k: acc + x[k], name="sum")
+    centred = lambda k: x[k] - div(total[()], size)
+    b.reduce(square, (n,), const(0.0), lambda acc, k: acc + centred(k) * centred(k), name="squares")
+    b.compute(y, lambda k: div(centred(k), call("sqrt", div(square[()], size) + 1e-5)), name="scale")
+    b.compute(mean, lambda: div(total[()], size), name="mean")
+    return b.finish()
+
+
+def ends(width: int = 12) -> PrimFunc:
+    """(n, m, width) -> (m,): sums over the first and the last dimension."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("ends")
+    x, y = b.input("X", (n, m, width)), b.output("Y", (m,))
+    b.reduce(y, (n, const(width)), const(0.0), lambda acc, j, i, k: acc + x[i, j, k], name="sum")
+    return b.finish()

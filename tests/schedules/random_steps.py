@@ -157,6 +157,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "set_kind": lambda v: {"loop": v.loop(), "kind": v.rng.choice(KINDS), "axis": v.rng.randrange(3)},
     "set_tail": lambda v: {"loop": v.loop(), "tail": v.rng.choice(TAILS)},
     "partition": _partition,
+    "fission": _beside,
     "merge_loops": lambda v: {"first": v.loop(), "second": v.loop()},
     "compute_at": _at,
     "reverse_compute_at": _at,

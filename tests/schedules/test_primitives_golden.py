@@ -56,6 +56,14 @@ CASES: dict[str, Case] = {
         row_sum,
         [("partition", {"loop": "row_sum_i", "factor": T}), ("partition", {"loop": "row_sum_k", "factor": 4})],
     ),
+    "fission": Case(
+        row_sum,
+        [
+            ("split", {"loop": "row_sum_k", "factors": [None, T]}),
+            ("rfactor", {"block": "row_sum", "loop": "row_sum_k_0", "scope": "global"}),
+            ("fission", {"loop": "row_sum_i", "block": "row_sum_rf"}),
+        ],
+    ),
     "compute_at": Case(
         make.stencil,
         [("split", {"loop": "pair_i", "factors": [None, 4]}), ("compute_at", {"block": "square", "loop": "pair_i_0"})],

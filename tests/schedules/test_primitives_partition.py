@@ -1,4 +1,4 @@
-"""What partition refuses, what it makes of split, reduced and local things, and that its main loop splits without a predicate."""
+"""What partition and fission refuse, what partition makes of split, reduced and local things; its main loop has no predicate."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ REFUSALS = [
         step("fuse", names=["mm_j", "mm_k"]),
         step_of("mm_j_mm_k_fused"),
         message="either spatial or reduction iterators of 'mm'",
+    ),
+    refuse("fission of one statement", make.chain, step("fission", loop="inc_i", block="inc"), message="behind the one with 'inc'"),
+    refuse("fission elsewhere", make.chain, step("fission", loop="inc_i", block="double"), message="in it are inc"),
+    refuse(
+        "fission of what overlaps",
+        make.stencil,
+        step("split", loop="pair_i", factors=[None, 4]),
+        step("compute_at", block="square", loop="pair_i_0"),
+        step("fission", loop="pair_i_0", block="square"),
+        message="fission would let an iteration of 'pair_i_0' see elements of 'B' that another",
     ),
 ]  # fmt: skip
 

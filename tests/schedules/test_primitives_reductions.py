@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.ir import zoo
@@ -12,7 +14,9 @@ from tests.schedules.refusals import Refusal, check, refuse, step
 
 from relax_tune.ir.expr import Tunable, Var, const, maximum
 from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import blocks, loops, seq
 from relax_tune.ir.tensor_builder import TensorBuilder
+from relax_tune.schedules.nest import rebind
 from relax_tune.schedules.schedule import Schedule
 
 
@@ -55,6 +59,19 @@ def difference() -> PrimFunc:
     return b.finish()
 
 
+def running() -> PrimFunc:
+    """Row sums, and what they are at each step: a block that no primitive would put there reads them on the way."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("running")
+    x, y, z = b.input("A", (n, m)), b.output("B", (n,)), b.output("C", (n, m))
+    b.reduce(y, (m,), const(0.0), lambda acc, i, k: acc + x[i, k], name="sum")
+    b.compute(z, lambda i, j: y[i] + 0.0, name="seen")
+    func = b.finish()
+    rows, steps, _, columns = loops(func.body)
+    seen = rebind(columns.body, dict(zip([p.var for p in loops(func.body)[2:]], [rows.var, steps.var])))
+    return replace(func, body=replace(rows, body=replace(steps, body=seq(steps.body, seen))))
+
+
 DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_i")
 
 REFUSALS = [
@@ -81,7 +98,12 @@ REFUSALS = [
         step("rfactor", block="sub", loop="sub_k"),
         message="op one of",
     ),
-    refuse("rfactor after decomposition", matmul, DECOMPOSED, step("rfactor", block="mm", loop="mm_k"), message="before decomposition"),
+    refuse(
+        "rfactor a sum that is read on the way",
+        running,
+        step("rfactor", block="sum", loop="sum_k"),
+        message="which 'seen' touches",
+    ),
     refuse("rfactor an initial value twice", make.dot, step("rfactor", block="dot", loop="dot_k"), message="once per accumulator"),
     refuse("rfactor a row", matmul, step("rfactor", block="mm", loop="mm_i"), message="feed one reduction"),
     refuse("rfactor a stranger", matmul, step("rfactor", block="mm", loop="relu_i"), message="feed one reduction"),
@@ -91,13 +113,6 @@ REFUSALS = [
         step("fuse", names=["sum_k", "sum_k1"]),
         step("rfactor", block="sum", loop="sum_k_sum_k1_fused"),
         message="feed one reduction",
-    ),
-    refuse(
-        "rfactor with a row inside",
-        matmul,
-        step("reorder", names=["mm_k", "mm_j"]),
-        step("rfactor", block="mm", loop="mm_k"),
-        message="reduction loops innermost",
     ),
     refuse("tree of a spatial block", matmul, step("tree_reduce", block="relu"), message="wanted `C = op"),
     refuse("tree of two axes", two_axes, step("tree_reduce", block="sum"), message="one reduction iterator"),
@@ -175,8 +190,38 @@ def test_one_of_two_reduction_axes() -> None:
             assert_same_meaning(two_axes(), s.func, dims)
 
 
+@pytest.mark.parametrize("func", [row_sum, row_max, clipped, lambda: biased(7)])
+@pytest.mark.parametrize("which", [0, 1])
+def test_accumulators_after_decomposition(func: Callable[[], PrimFunc], which: int) -> None:
+    # the initial value is stored already, and combined once: the accumulators start from what changes nothing
+    s = Schedule(func())
+    name = blocks(s.func.body)[0].name
+    s.apply("decompose_reduction", block=name, loop=f"{name}_k")
+    s.apply("rfactor", block=name, loop=s.split(f"{name}_k", [None, 4])[which])
+    for dims in ROWS:
+        assert_same_meaning(func(), s.func, dims)
+
+
+def test_accumulators_around_loops_over_elements() -> None:
+    # chunks of steps outermost, strips of columns and several steps inside, as the rule for long reductions has it
+    factor, strip = Tunable("T", (2, 3)), Tunable("W", (2, 4))
+    start = make.column_extremes()
+    s = Schedule(start)
+    chunk, inside = s.split("top_k", [None, 4])
+    several, row = s.split(inside, [None, factor])
+    outer, lanes = s.split("top_i", [None, strip])
+    s.reorder([chunk, outer, several, row, lanes])
+    s.apply("rfactor", block="top", loop=chunk, scope="global")
+    s.apply("rfactor", block="top_rf", loop=row)
+    assert loops(s.func.body)[0].var.name == chunk, "accumulators of chunks are set inside these"
+    for dims in ({"n": 13, "m": 5}, {"n": 4, "m": 4}, {"n": 1, "m": 3}, {"n": 0, "m": 2}, {"n": 3, "m": 0}):
+        for f in factor.domain:
+            for w in strip.domain:
+                assert_same_meaning(start, s.func, dims, tunables={factor: f, strip: w})
+
+
 def test_accumulators_of_accumulators_end_in_a_tree() -> None:
-    # as the rule for rows does: vectors of accumulators, then the lanes of one vector
+    # vectors of accumulators, then the lanes of one vector
     lanes = Tunable("T", (4, 8))
     s = Schedule(row_sum())
     _, c_1 = s.split("row_sum_k", [None, lanes])
