@@ -75,13 +75,14 @@ class _Reader:
 
     def tells(self, indices: Sequence[Expr], wanted: Sequence[Var]) -> bool:
         """Whether the values of the indices tell those of the variables."""
-        left = [v for v in wanted if prove(le(v, 0), self.env) is not Proof.YES]  # the others have one value
         numbers: dict[Expr, None] = dict.fromkeys(indices)
         plain: set[Expr] = set()
-        while not self.known.issuperset(left):
+        while True:
             before = len(numbers), len(self.known)
             for e in tuple(numbers):
                 self._read_sum(self._outermost(e, ()))
+                if self.known.issuperset(wanted):
+                    return True
                 if self.guards:
                     self._read_sum(self._outermost(e, self.guards))
             numbers |= dict.fromkeys(self._joined())
@@ -91,8 +92,9 @@ class _Reader:
                 plain.update(again)
                 numbers |= dict.fromkeys(simplify(e, self.env) for e in again)
                 if before[0] == len(numbers):
-                    return False
-        return True
+                    break
+        # the others may have one value
+        return all(v in self.known or prove(le(v, 0), self.env) is Proof.YES for v in wanted)
 
     def _varies(self, x: Expr) -> bool:
         return any(v in self.extents for v in free_vars(x))
