@@ -21,6 +21,7 @@ from relax_tune.errors import BuildError, DatabaseError, RelaxTuneError, UserErr
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.c import cache_folder, find_compiler
+from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program import KernelSource
@@ -140,18 +141,21 @@ def _devices(devices: list[DeviceInfo | DeviceFailure]) -> Iterator[Finding]:
         problem = probe(entry.kind if entry.kind == "c" else f"{entry.kind}:{driver} {entry.name}", entry.kind)
         if problem is None:
             yield Finding("device", entry.kind, "ok", f"{entry.name} ({driver}), ran a kernel")
+            for quirk in quirks_of(entry.kind, entry.fingerprint):
+                yield Finding("quirk", f"{entry.kind}: {quirk.name}", "ok", f"{quirk.changes} ({quirk.seen})")
         else:
             text = f"{entry.name} ({driver}) does not run a kernel"
             yield Finding("device", entry.kind, "missing", text, problem)
-    pocl = [e for e in devices if isinstance(e, DeviceInfo) and "PoCL 3.0" in dict(e.fingerprint).get("platform", "")]
-    others = [e for e in devices if isinstance(e, DeviceInfo) and e.kind == "opencl" and e not in pocl]
+    opened = [e for e in devices if isinstance(e, DeviceInfo) and e.kind == "opencl"]
+    pocl = [e for e in opened if any("max_vector_lanes" in q.caps for q in quirks_of(e.kind, e.fingerprint))]
+    others = [e for e in opened if e not in pocl]
     faster = [e for e in others if "oclgrind" not in dict(e.fingerprint).get("platform", "").lower()]
     if pocl and not faster and host.vector_bits() > 256:
         yield Finding(
             "device",
             "opencl speed",
             "advice",
-            "only the PoCL 3.0 wheel, whose vectors are kept to 8 floats",
+            "only an old PoCL, whose vectors are kept to 8 floats",
             "this processor has wider vectors: target `c` uses them, and so does a newer OpenCL driver "
             "(Debian, Ubuntu: apt-get install pocl-opencl-icd), chosen with --target opencl:PART of its name",
         )

@@ -105,7 +105,9 @@ class Job:
 
     @cached_property
     def code_target(self) -> CodeTarget:
-        return CodeTarget("opencl" if self.machine.groups else "c", self.machine.lanes)
+        if self.machine.groups:
+            return CodeTarget("opencl", self.machine.lanes, self.machine.local_bytes)
+        return CodeTarget("c", self.machine.lanes)
 
     @cached_property
     def lowered(self) -> LoweredModule:

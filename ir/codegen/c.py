@@ -91,10 +91,21 @@ class CPrelude(Prelude):
         needs, text = super().define(name, dtype, width)
         if dtype is f32 and width in EXTREMES and name in ("max", "min"):
             return needs, self._extreme(name, width, text)
-        if wide and name == "sqrt":
-            fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
-            return needs, f"#ifdef __AVX512F__\n{fast}\n#else\n{text}\n#endif"
+        if wide and name in ("least", "most", "sqrt"):
+            return needs, self._avx512(name, text)
         return needs, text
+
+    def _avx512(self, name: str, portable: str) -> str:
+        """One-instruction forms. The machine's max(a, b) is b when either is NaN."""
+        if name == "sqrt":
+            fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
+        else:
+            stem = "min" if name == "least" else "max"
+            fast = (
+                "STATIC $V $N($V x, $E l) { return "
+                f"__builtin_ia32_{stem}ps512_mask(rt_splat_$S(l), x, x, (unsigned short)-1, 4); }}"
+            )
+        return f"#ifdef __AVX512F__\n{fast}\n#else\n{portable}\n#endif"
 
     def _extreme(self, name: str, width: int, portable: str) -> str:
         """Two instructions. The machine's max(b, a) is `a` when either is NaN; only where `b` is NaN is it left out. In a reduction

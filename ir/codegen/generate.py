@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 from relax_tune.errors import BuildError
@@ -12,6 +13,7 @@ from relax_tune.ir.codegen.c import CPrelude, CPrinter
 from relax_tune.ir.codegen.cfamily import Printer
 from relax_tune.ir.codegen.compact import compact
 from relax_tune.ir.codegen.lowered import (
+    Declare,
     Loop,
     Node,
     accesses,
@@ -27,7 +29,7 @@ from relax_tune.ir.codegen.registers import register_layouts
 from relax_tune.ir.codegen.tails import lower_tails
 from relax_tune.ir.codegen.vectors import choose_vectors
 from relax_tune.ir.empty_reductions import complete_empty_reductions
-from relax_tune.ir.expr import Expr, Tunable, Var, free_vars
+from relax_tune.ir.expr import Expr, Tunable, Var, as_int, free_vars
 from relax_tune.ir.function import Param, PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, seq
 from relax_tune.ir.stmt import walk as walk_stmt
@@ -37,10 +39,12 @@ THREAD_KINDS = {"c": frozenset({"parallel", "group"}), "opencl": frozenset({"gro
 
 @dataclass(frozen=True, slots=True)
 class CodeTarget:
-    """What the text is for. lanes: f32 elements a vector holds (C: AVX-512 16, AVX2 8; PoCL's wheel 8)."""
+    """What the text is for. lanes: f32 elements a vector holds (C: AVX-512 16, AVX2 8; PoCL's wheel 8); local_bytes: memory that a
+    work-group may share (drivers do not always refuse more)."""
 
     language: Literal["c", "opencl"]
     lanes: int
+    local_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 
     Raises:
         BuildError: free tunables, local buffers without constant extents, float scalar parameters, work-item loops of
-            symbolic extent, an operation the target cannot express.
+            symbolic extent, more shared memory than a work-group has, an operation the target cannot express.
     """
     _check(func, target)
     algebra = Algebra()
@@ -76,6 +80,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     note_ranges(algebra, body)
     body = choose_vectors(body, algebra)
     body = compact(body, algebra, THREAD_KINDS[target.language])
+    _check_shared(func, target, body)
     layouts = register_layouts(body, algebra, target.lanes)
     printer: Printer
     if target.language == "c":
@@ -111,6 +116,17 @@ def _check(func: PrimFunc, target: CodeTarget) -> None:
                 f"wanted loops a CPU can run in {func.name}, found work-item loop {s.var.name}; bind it to `parallel`, "
                 "or generate OpenCL"
             )
+
+
+def _check_shared(func: PrimFunc, target: CodeTarget, body: Node) -> None:
+    shared = {b for m in walk(body) if isinstance(m, Declare) for b in m.buffers if b.scope == "shared"}
+    wanted = sum(b.dtype.bytes * prod(as_int(d) or 0 for d in b.shape) for b in shared)
+    if target.local_bytes is not None and wanted > target.local_bytes:
+        names = ", ".join(sorted(b.name for b in shared))
+        raise BuildError(
+            f"wanted at most {target.local_bytes} bytes of memory shared by a work-group in {func.name}, found {wanted} of {names}; "
+            "use smaller tiles"
+        )
 
 
 def _expressions(s: Stmt) -> tuple[Expr, ...]:

@@ -47,8 +47,7 @@ def horner(variable: str, coefficients: Sequence[float]) -> str:
 
 def _odd_rational(limit: float, p: Sequence[float], q: Sequence[float]) -> str:
     return f"""
-  $V c = rt_sel_$S(x > {limit}f, rt_splat_$S({limit}f), x);
-  c = rt_sel_$S(c < -{limit}f, rt_splat_$S(-{limit}f), c);
+  $V c = rt_least_$S(rt_most_$S(x, -{limit}f), {limit}f);
   $V z = c * c;
   $V p = {horner("z", p)};
   $V q = {horner("z", q)};
@@ -57,14 +56,12 @@ def _odd_rational(limit: float, p: Sequence[float], q: Sequence[float]) -> str:
 
 _EXP_TAIL = f"""
   r = r - n * -2.12194440e-4f;
-  $V p = {horner("r", EXP)};
-  p = p * (r * r) + r + 1.0f;"""
+  $V p = {horner("r", (1.0, 1.0, *EXP))};"""
 
 # n = round(x / ln 2), r = x - n ln 2 in two steps, exp(r) by polynomial, scaled by 2^n in two steps so that the
 # results near overflow and in the denormal range round once more at most.
 EXP_PORTABLE = f"""
-  $V c = rt_sel_$S(x < -105.0f, rt_splat_$S(-105.0f), x);
-  c = rt_sel_$S(c > 89.0f, rt_splat_$S(89.0f), c);
+  $V c = rt_least_$S(rt_most_$S(x, -105.0f), 89.0f);
   $V t = c * 1.4426950408889634f + 12582912.0f;
   $V n = t - 12582912.0f;
   $V r = c - n * 0.693359375f;{_EXP_TAIL}
@@ -73,10 +70,10 @@ EXP_PORTABLE = f"""
   p = p * rt_unbits_$S((h + 127) << 23);
   return p * rt_unbits_$S((k - h + 127) << 23);"""
 
-# The same with the rounding and scaling instructions of AVX-512.
+# The same with the scaling instruction of AVX-512.
 EXP_AVX512 = f"""
-  $V c = rt_sel_$S(x < -200.0f, rt_splat_$S(-200.0f), x);
-  $V n = __builtin_ia32_rndscaleps_mask(c * 1.4426950408889634f, 8, c, (unsigned short)-1, 4);
+  $V c = rt_least_$S(rt_most_$S(x, -105.0f), 89.0f);
+  $V n = c * 1.4426950408889634f + 12582912.0f - 12582912.0f;
   $V r = c - n * 0.693359375f;{_EXP_TAIL}
   return __builtin_ia32_scalefps512_mask(p, n, p, (unsigned short)-1, 4);"""
 
@@ -99,10 +96,10 @@ TANH_BODY = _odd_rational(9.1, TANH_P, TANH_Q)
 
 # name -> (helpers it calls, body)
 BODIES: dict[str, tuple[tuple[str, ...], str]] = {
-    "exp": (("sel", "splat", "bits", "unbits"), EXP_PORTABLE),
+    "exp": (("least", "most", "bits", "unbits"), EXP_PORTABLE),
     "log": (("sel", "splat", "bits", "unbits", "tofloat"), LOG_BODY),
-    "erf": (("sel", "splat"), ERF_BODY),
-    "tanh": (("sel", "splat"), TANH_BODY),
+    "erf": (("least", "most"), ERF_BODY),
+    "tanh": (("least", "most"), TANH_BODY),
 }
 
 # Conversions between 16-bit floats and f32, on bits alone: to nearest, ties to even, whatever the compiler has for them, and

@@ -124,6 +124,9 @@ class Prelude:
         if dtype is f32 and name in math.BODIES:
             needs, body = math.BODIES[name]
             return needs, f"STATIC $V $N($V x) {{{body}\n}}"
+        if name in ("least", "most"):  # of x and a limit; NaN stays
+            sign = ">" if name == "least" else "<"
+            return ("sel", "splat"), f"STATIC $V $N($V x, $E l) {{ return rt_sel_$S(x {sign} l, rt_splat_$S(l), x); }}"
         if width == 1:
             return self._scalar_helper(name, dtype)
         return self._vector_helper(name, dtype, width)

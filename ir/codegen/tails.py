@@ -147,8 +147,8 @@ class _Splitter:
             return replace(f, body=body if known is not None else Let(limit, full, body), tail="predicate")
         main: Node = NOTHING if known == 0 else replace(f, extent=end, body=fast, tail="predicate")
         left = plus(extent, algebra.static(end), -1)
-        if (as_constant(left) or 1) <= 0 or not left:
-            return main
+        if (as_constant(left) or 1) <= 0 or not left or (single and guards[0].reach == 1):
+            return main if known is not None else Let(limit, full, main)
         if rest is not None or single:
             tail = when(lt(end, f.extent), Let(f.var, end, slow))
         else:
@@ -159,7 +159,7 @@ class _Splitter:
         return both if known is not None else Let(limit, full, both)
 
     def _full(self, f: Loop, guards: tuple[Guard, ...]) -> tuple[Expr, bool]:
-        """The number of full iterations, and whether at most one iteration remains."""
+        """The number of full iterations, and whether at most the one after them has anything to do."""
         algebra = self.algebra
         full: Expr | None = None
         bounded = False
@@ -178,7 +178,8 @@ class _Splitter:
         assert full is not None
         if not bounded:
             full = minimum(full, f.extent)
-        return full, bounded and len(seen) == 1 and seen[0][1] <= seen[0][0]
+        alone = len(seen) == 1 and seen[0][1] <= seen[0][0]
+        return full, alone and (bounded or not any(_unguarded(f.body, {g.cond for g in guards})))
 
     def _private(self, f: Loop) -> frozenset[Buffer]:
         """Local buffers whose values live inside one iteration: all accesses are below, the first one writes."""

@@ -18,7 +18,8 @@ Launch = Callable[[], None]
 class DeviceInfo:
     """What is known of a device. `fingerprint` (text to text, sorted) identifies device, driver and compiler well
     enough to reuse a timing; `limits` (text to int) holds what rules and constraints read: `workers`, `vector_bits`,
-    `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`."""
+    `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`; what the
+    device does not tell of itself comes from `runtime/device/quirks`."""
 
     kind: str
     name: str

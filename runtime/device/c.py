@@ -27,6 +27,7 @@ from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
+from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program import KernelSource
 
@@ -86,29 +87,27 @@ class CDevice:
         self._compiler = find_compiler()
         self._version, self._isa = _identity(self._compiler)
         workers = _openmp_threads()
+        fingerprint = {
+            "compiler": self._version,
+            "cpu": host.cpu_model(),
+            "isa": self._isa,
+            "kind": "c",
+            "threads": str(workers),
+        }
+        limits = {
+            "workers": workers,
+            "vector_bits": host.vector_bits(),
+            "max_vector_lanes": host.vector_bits() // 32,
+            "registers": host.vector_registers(),
+            "max_local_bytes": 0,
+            "max_group_size": 1,
+            **host.cache_bytes(),
+        }
         self.info = DeviceInfo(
             kind="c",
             name=host.cpu_model(),
-            fingerprint=(
-                ("compiler", self._version),
-                ("cpu", host.cpu_model()),
-                ("isa", self._isa),
-                ("kind", "c"),
-                ("threads", str(workers)),
-            ),
-            limits=tuple(
-                sorted(
-                    {
-                        "workers": workers,
-                        "vector_bits": host.vector_bits(),
-                        "max_vector_lanes": host.vector_bits() // 32,
-                        "registers": host.vector_registers(),
-                        "max_local_bytes": 0,
-                        "max_group_size": 1,
-                        **host.cache_bytes(),
-                    }.items()
-                )
-            ),
+            fingerprint=tuple(sorted(fingerprint.items())),
+            limits=tuple(sorted(with_quirks("c", fingerprint, limits).items())),
         )
         self._libraries: list[ctypes.CDLL] = []
         self._try_compiler()
@@ -135,6 +134,11 @@ class CDevice:
         for kernel in kernels:
             if kernel.language != "c":
                 raise BuildError(f"C device: wanted kernels in c, found {kernel.name} in {kernel.language}")
+            refused = refused_option("c", dict(self.info.fingerprint), kernel.flags)
+            if refused is not None:
+                raise BuildError(
+                    f"C device: wanted other options for kernel {kernel.name} than {refused[0]}: {refused[1].seen}"
+                )
         units: list[tuple[list[KernelSource], tuple[str, ...]]] = []
         for flags, group in group_by_flags(kernels).items():
             units += [(group[at : at + _UNIT_KERNELS], flags) for at in range(0, len(group), _UNIT_KERNELS)]
@@ -269,21 +273,25 @@ def cache_folder() -> Path:
 
 
 def find_compiler() -> str:
-    """The C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or `$CC` is clang (whose binaries
-    silently run one thread with gcc's libgomp)."""
+    """The C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
     wanted = os.environ.get("CC")
-    others = []
+    others: list[tuple[str, str, str]] = []
     for name in (wanted,) if wanted else ("gcc", "cc"):
         path = shutil.which(name)
         if path is None:
             continue
-        if "clang" not in _ask([path, "--version"]):
+        asked = {"compiler": _ask([path, "--version"])}
+        refused = refusal("c", asked)
+        if refused is None:
             return path
-        others.append(path)
+        others.append((refused.matched(asked), refused.seen, path))
     if wanted:
-        found = "clang" if others else "no such program (it must be one name or path, without options)"
-        raise BuildError(f"C device: wanted gcc with libgomp, found {found} in CC={wanted}; set CC=gcc or unset it")
-    found = f"only clang ({others[0]})" if others else "no gcc or cc"
+        found = others[0][0] if others else "no such program (it must be one name or path, without options)"
+        why = f" ({others[0][1]})" if others else ""
+        raise BuildError(
+            f"C device: wanted gcc with libgomp, found {found} in CC={wanted}{why}; set CC=gcc or unset it"
+        )
+    found = f"only {others[0][0]} ({others[0][2]}: {others[0][1]})" if others else "no gcc or cc"
     raise BuildError(
         f"C device: wanted gcc, found {found} on PATH; "
         "install it (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc)"

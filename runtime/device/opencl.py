@@ -6,7 +6,6 @@ copies. The queue is in order. A kernel object per binding holds that binding's 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
 from relax_tune.runtime.device.pocl import repair_target
+from relax_tune.runtime.device.quirks import with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program import KernelSource
 
@@ -309,10 +309,7 @@ def _nothing() -> None:
 
 def _describe(device: Any, is_cpu: bool, target: str) -> DeviceInfo:
     platform = device.platform
-    pocl = re.search(r"PoCL (\d+)\.(\d+)", platform.version)
     lanes = max(1, int(device.native_vector_width_float))
-    if pocl and (int(pocl[1]), int(pocl[2])) <= (3, 0):
-        lanes = min(lanes, 8)  # wider vectors make this version's compiler abort or loop
     limits = {
         "workers": int(device.max_compute_units),
         "vector_bits": host.vector_bits() if is_cpu else lanes * 32,
@@ -336,4 +333,5 @@ def _describe(device: Any, is_cpu: bool, target: str) -> DeviceInfo:
         "target": target,
         "units": str(device.max_compute_units),
     }
+    limits = with_quirks("opencl", fingerprint, limits)
     return DeviceInfo("opencl", device.name, tuple(sorted(fingerprint.items())), tuple(sorted(limits.items())))

@@ -7,6 +7,14 @@ import pytest
 from tests.ir import zoo
 from tests.ir.codegen_runner import Compiled, opened
 
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.generate import CodeTarget, generate
+from relax_tune.ir.dtype import f32
+from relax_tune.ir.expr import Var, const, load
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, IterVar, Store, seq
+
 LANGUAGES = ("c", "opencl")
 
 
@@ -41,3 +49,15 @@ def test_tiled_matmul_of_the_zoo(language: str) -> None:
         (c,) = run([a, b, np.empty((n, m), np.float32)])
         agree(c, a @ b, f"{n} {m}")
     device.close()
+
+
+def test_shared_memory_beyond_the_limit_is_refused_before_anything_is_compiled() -> None:
+    tile, out = Buffer("tile", (const(64),), f32, "shared"), Buffer("y", (const(64),), f32)
+    i, j, vi, vj = Var("i"), Var("j"), Var("vi"), Var("vj")
+    fill = Block("fill", (IterVar(vi, const(64)),), (i,), Store(tile, (vi,), const(1.0)))
+    copy = Block("copy", (IterVar(vj, const(64)),), (j,), Store(out, (vj,), load(tile, (vj,))))
+    body = For(Var("g"), const(1), seq(For(i, const(64), fill), For(j, const(64), copy)), "group")
+    func = PrimFunc("shares", (out,), 1, body, (tile,))
+    generate(func, CodeTarget("opencl", 8, 256))
+    with pytest.raises(BuildError, match=r"wanted at most 255 bytes .* found 256 of tile"):
+        generate(func, CodeTarget("opencl", 8, 255))

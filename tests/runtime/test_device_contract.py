@@ -19,7 +19,7 @@ from relax_tune.runtime.program import KernelSource
 
 LIMITS = {
     *("workers", "vector_bits", "max_vector_lanes", "registers", "l1_bytes", "l2_bytes", "l3_bytes"),
-    *("max_local_bytes", "max_group_size"),
+    *("max_local_bytes", "max_group_size", "launch_ns"),
 }
 F32 = np.dtype(np.float32)
 ADD = {

@@ -140,7 +140,7 @@ def test_instances_have_no_tunables_and_verify(name: str, machine: str) -> None:
         ("scaled_rows", {"injective"}),
         ("reshape", {"injective"}),
         ("two_outputs", {"rows"}),
-        ("concat_blocks", set()),
+        ("concat_blocks", {"injective"}),
         ("dot", set()),
     ],
 )

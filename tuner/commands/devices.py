@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices
 from relax_tune.tuner.commands.options import Database, Json, print_json
 from relax_tune.tuner.doctor import examine
@@ -20,7 +22,7 @@ def devices(json: Json = False) -> None:
             if isinstance(entry, DeviceFailure):
                 document.append({"target": entry.spec, "usable": False, "reason": entry.reason})
                 continue
-            details = {"fingerprint": dict(entry.fingerprint), "limits": dict(entry.limits)}
+            details = {"fingerprint": dict(entry.fingerprint), "limits": dict(entry.limits), "quirks": _quirks(entry)}
             document.append({"target": entry.kind, "usable": True, "name": entry.name, **details})
         print_json(document)
         return
@@ -35,10 +37,16 @@ def devices(json: Json = False) -> None:
         table.add_row(entry.kind, entry.name, driver, *(str(limits.get(limit, "-")) for limit in _LIMITS))
     console = make_console()
     console.print(table)
+    for line in dict.fromkeys(f"{e.kind}: {q}" for e in found if isinstance(e, DeviceInfo) for q in _quirks(e)):
+        say(console, line)
     for failure in failures:
         say(console, f"{failure.spec}: {failure.reason}")
     if sum(e.kind == "opencl" for e in found if not isinstance(e, DeviceFailure)) > 1:
         console.print("choose among OpenCL devices with --target opencl:PART of a platform's or device's name")
+
+
+def _quirks(info: DeviceInfo) -> list[str]:
+    return [f"{q.name}: {q.changes}" for q in quirks_of(info.kind, info.fingerprint) if not q.refused]
 
 
 def doctor(db: Database = None, json: Json = False) -> None:

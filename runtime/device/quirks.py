@@ -1,0 +1,168 @@
+"""What is known of devices and their compilers that neither says of itself: one table, read when a device is opened.
+
+An entry applies where its patterns are found in the device's fingerprint. What it changes is either a limit, which rules and
+constraints then read from `DeviceInfo.limits` like any other (`schedules/target.Machine`), a compiler or an option that is
+refused, or something a printer or a device does in every case, which its text names. `relax-tune devices` and `doctor` show the
+entries that apply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Quirk:
+    """One thing seen of a device.
+
+    kind: the device kind; where: (field of the fingerprint, regular expression) that must all be found. changes: what is done
+    because of it; seen: how it showed. caps: limits that are at most this; facts: limits that nothing tells.
+    refused: the compiler cannot be used; options: compiler options that are refused.
+    """
+
+    name: str
+    kind: str
+    where: tuple[tuple[str, str], ...]
+    changes: str
+    seen: str
+    caps: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    facts: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    refused: bool = False
+    options: tuple[str, ...] = ()
+
+    def applies(self, kind: str, fingerprint: Mapping[str, str]) -> bool:
+        """Whether a device of this kind and fingerprint has it."""
+        return kind == self.kind and all(re.search(p, fingerprint.get(key, "")) for key, p in self.where)
+
+    def matched(self, fingerprint: Mapping[str, str]) -> str:
+        """What its first pattern finds in a fingerprint it applies to."""
+        key, pattern = self.where[0]
+        found = re.search(pattern, fingerprint.get(key, ""))
+        return found[0] if found else ""
+
+
+_POCL = (("platform", r"PoCL"),)
+_OTHERS = (("platform", r"^(?!.*PoCL)"),)
+_OLD_POCL = (("platform", r"PoCL ([012]\.|3\.0)"),)
+
+# Every quirk. A new one is added here, and nowhere else.
+QUIRKS: tuple[Quirk, ...] = (
+    Quirk(
+        "wide vectors",
+        "opencl",
+        _OLD_POCL,
+        "vectors are at most 8 floats wide",
+        "16 floats made the compiler of the 3.0 wheel abort, or loop for more than 90 s",
+        caps={"max_vector_lanes": 8},
+    ),
+    Quirk(
+        "builtin calls",
+        "opencl",
+        _POCL,
+        "kernels use operators, pointer loads and our own polynomials where OpenCL has builtin functions",
+        "vload, min, rsqrt, convert and mad are calls that are not inlined: softmax took 644 us with them, 221 without",
+    ),
+    Quirk(
+        "local memory",
+        "opencl",
+        _POCL,
+        "local memory is counted when a kernel is generated, and again when it is compiled",
+        "a kernel with more local memory than the device has is built and run without an error by 3.0",
+    ),
+    Quirk(
+        "slow launches",
+        "opencl",
+        _POCL,
+        "groups are few and large; kernels are queued together and waited for once",
+        "31 to 54 us from one launch to its end, 1.5 to 5 us each when many are queued",
+        facts={"launch_ns": 31_000},
+    ),
+    Quirk(
+        "launches",
+        "opencl",
+        _OTHERS,
+        "groups are few and large",
+        "3 to 5 us for a launch",
+        facts={"launch_ns": 4_000},
+    ),
+    Quirk(
+        "regions",
+        "c",
+        (),
+        "small work is also tried on one thread, in a function without a parallel region",
+        "libgomp: 1.1 us for a region when its threads still spin, 19 us after a pause; 0.9 us when `if()` says no",
+        facts={"launch_ns": 1_100},
+    ),
+    Quirk(
+        "stores past the caches",
+        "c",
+        (),
+        "they are tried where a call may write more than the cores' own caches hold, and measured like any candidate",
+        "above the last cache they write 1.4 times as fast, inside the caches 2 to 10 times slower",
+    ),
+    Quirk(
+        "one thread",
+        "c",
+        (("compiler", r"clang"),),
+        "clang is refused",
+        "its binaries run one thread with gcc's libgomp, without a word",
+        refused=True,
+    ),
+    Quirk(
+        "wrong vectors",
+        "c",
+        (("compiler", r"\btcc\b"),),
+        "tcc is refused",
+        "it compiles vector extensions to wrong code",
+        refused=True,
+    ),
+    Quirk(
+        "slow widening",
+        "c",
+        (("compiler", r"\b12\.\d"),),
+        "bytes become integers by the machine's own instruction",
+        "`__builtin_convertvector` of 8-bit integers takes 8 to 13 times as long with gcc 12",
+    ),
+    Quirk(
+        "fast math",
+        "c",
+        (),
+        "-ffast-math and what implies it are refused",
+        "a library linked with it flushes denormals to zero in the whole process, and breaks rounding by magic numbers",
+        options=("-ffast-math", "-Ofast", "-funsafe-math-optimizations"),
+    ),
+)
+
+
+def quirks_of(kind: str, fingerprint: Mapping[str, str] | Sequence[tuple[str, str]]) -> tuple[Quirk, ...]:
+    """The quirks of a device, in the order of the table."""
+    found = dict(fingerprint)
+    return tuple(q for q in QUIRKS if q.applies(kind, found))
+
+
+def with_quirks(kind: str, fingerprint: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, int]:
+    """The limits a device tells, with what its quirks cap and add."""
+    result = dict(limits)
+    for quirk in quirks_of(kind, fingerprint):
+        result |= {key: min(result.get(key, most), most) for key, most in quirk.caps.items()}
+        result |= {key: value for key, value in quirk.facts.items() if key not in result}
+    return result
+
+
+def refusal(kind: str, fingerprint: Mapping[str, str]) -> Quirk | None:
+    """The quirk that forbids a device or compiler, if one does."""
+    return next((q for q in quirks_of(kind, fingerprint) if q.refused), None)
+
+
+def refused_option(kind: str, fingerprint: Mapping[str, str], options: Sequence[str]) -> tuple[str, Quirk] | None:
+    """The first option that a quirk forbids, with it."""
+    for quirk in quirks_of(kind, fingerprint):
+        for option in options:
+            if option in quirk.options:
+                return option, quirk
+    return None

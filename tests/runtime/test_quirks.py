@@ -1,0 +1,87 @@
+"""The table of quirks: where its entries apply, and what follows from them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from relax_tune.errors import BuildError
+from relax_tune.runtime.device.c import CDevice, find_compiler
+from relax_tune.runtime.device.opencl import OpenCLDevice
+from relax_tune.runtime.device.quirks import QUIRKS, Quirk, quirks_of, refusal, with_quirks
+from relax_tune.runtime.program import KernelSource
+
+WHEEL = {"platform": "Portable Computing Language OpenCL 3.0 PoCL 3.0-rc2  Linux, LLVM 14.0.6"}
+GCC = {"compiler": "gcc (Debian 12.2.0-14+deb12u1) 12.2.0"}
+FOUND = [
+    *(("opencl", {"platform": f"PoCL {v}"}) for v in ("1.8", "2.0", "3.0", "3.1", "5.0", "6.0")),
+    *(("c", {"compiler": f"gcc {v}.2.0"}) for v in (11, 12, 13)),
+    ("opencl", WHEEL), ("c", GCC), ("opencl", {"platform": "Oclgrind 21.10"}), ("opencl", {}), ("c", {}),
+]  # fmt: skip
+
+
+def names(kind: str, fingerprint: dict[str, str]) -> set[str]:
+    return {q.name for q in quirks_of(kind, fingerprint)}
+
+
+def test_entries_are_told_apart_and_say_what_and_how() -> None:
+    assert len({(q.kind, q.name) for q in QUIRKS}) == len(QUIRKS)
+    for q in QUIRKS:
+        assert q.kind in ("c", "opencl") and q.changes and q.seen
+        assert all(re.compile(pattern) for _, pattern in q.where)
+        assert q.where or not q.refused, "a kind of device cannot be refused altogether"
+
+
+@pytest.mark.parametrize(("kind", "fingerprint"), FOUND)
+def test_caps_lower_and_facts_add(kind: str, fingerprint: dict[str, str]) -> None:
+    told = {"max_vector_lanes": 16, "workers": 2}
+    limits = with_quirks(kind, fingerprint, told)
+    assert limits["workers"] == 2 and limits["max_vector_lanes"] <= 16 and limits["launch_ns"] > 0
+    assert with_quirks(kind, fingerprint, {"max_vector_lanes": 4})["max_vector_lanes"] == 4
+    assert with_quirks(kind, fingerprint, {"launch_ns": 7})["launch_ns"] == 7, "what a device tells is right"
+    facts = [key for q in quirks_of(kind, fingerprint) for key in q.facts]
+    assert len(set(facts)) == len(facts), "two entries tell the same"
+
+
+def test_wide_vectors_are_those_of_old_pocl_alone() -> None:
+    assert "wide vectors" in names("opencl", WHEEL) & names("opencl", {"platform": "PoCL 1.8"})
+    assert "wide vectors" not in names("opencl", {"platform": "PoCL 3.1"}) | names("opencl", {"platform": "Intel 3.0"})
+    assert with_quirks("opencl", WHEEL, {"max_vector_lanes": 16})["max_vector_lanes"] == 8
+    assert "slow widening" in names("c", GCC) and "slow widening" not in names("c", {"compiler": "gcc 13.2.0"})
+
+
+@pytest.mark.parametrize(
+    ("version", "word"), [("clang version 17.0.6", "clang"), ("tcc version 0.9.27 (x86_64)", "tcc")]
+)
+def test_compilers_that_go_wrong_are_refused(
+    version: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "cc"
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("CC", str(program))
+    found = refusal("c", {"compiler": version})
+    assert isinstance(found, Quirk)
+    with pytest.raises(BuildError, match=f"found {word} in CC=") as error:
+        find_compiler()
+    assert found.seen in str(error.value)
+    assert refusal("c", GCC) is None
+
+
+@pytest.mark.ccompiler
+def test_options_that_change_the_process_are_refused() -> None:
+    device = CDevice()
+    with pytest.raises(BuildError, match=r"other options for kernel f than -ffast-math: .*denormals"):
+        device.compile([KernelSource("f", "c", "void f(void) {}", ("-O2", "-ffast-math"))])
+    device.close()
+
+
+@pytest.mark.opencl
+def test_an_opened_device_has_them() -> None:
+    info = OpenCLDevice().info
+    limits = dict(info.limits)
+    for quirk in quirks_of(info.kind, info.fingerprint):
+        assert all(limits[key] <= most for key, most in quirk.caps.items())
+        assert all(limits[key] == value for key, value in quirk.facts.items())
