@@ -30,8 +30,8 @@ class Intrinsic:
 
     dense: the operands whose elements lie side by side along their last index. body: the C twin, in the subset of C that
     OpenCL shares. It sees a pointer to the first element of each operand under its name in lower case, and the stride of loop
-    variable `i` in operand A as `a_i`, but for the last index of a dense one. fast: per language a condition of the
-    preprocessor and the body to use where it holds.
+    variable `i` in operand A as `a_i`, but for the last index of a dense one; `@A` stands for the address space of A. fast: per
+    language a condition of the preprocessor and the body to use where it holds.
     """
 
     text: str
@@ -179,6 +179,44 @@ def outer_f32_4x16(A: Buffer((4,), f32), B: Buffer((16,), f32), C: Buffer((4, 16
                 C[vi, vj] = C[vi, vj] + A[vi] * B[vj]
 """
 
+
+def _transpose(size: int) -> Intrinsic:
+    """A square tile of f32 turned over in registers: rows swap halves, quarters, ... with their partners."""
+    text = f"""
+@prim_func(outputs=1)
+def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({size}, {size}), f32)):
+    for j in serial({size}):
+        for i in serial({size}):
+            with block("turn"):
+                vj = spatial({size}, j); vi = spatial({size}, i)
+                C[vi, vj] = A[vj, vi]
+"""
+    plain = f"  for (int j = 0; j < {size}; j++)\n    for (int i = 0; i < {size}; i++) c[i * c_i + j] = a[j * a_j + i];"
+    lines = [f"  const row r0_{k} = *(const @A urow *)(a + {k} * a_j);" for k in range(size)]
+    stage, apart = 0, 1
+    while apart < size:
+        for k in range(size):
+            low, high = k & ~apart, k | apart
+            shift = apart if k & apart else 0
+            lanes = [n + shift if not n & apart else size + n + shift - apart for n in range(size)]
+            chosen = ", ".join(map(str, lanes))
+            lines.append(
+                f"  const row r{stage + 1}_{k} = __builtin_shufflevector(r{stage}_{low}, r{stage}_{high}, {chosen});"
+            )
+        stage, apart = stage + 1, apart * 2
+    lines += [f"  *(@C urow *)(c + {k} * c_i) = r{stage}_{k};" for k in range(size)]
+
+    def body(kind: str, more: str) -> str:
+        types = f"  typedef float row __attribute__(({kind}));\n  typedef float urow __attribute__(({kind}, aligned(4){more}));"
+        return "\n".join([types, *lines])
+
+    fast = {
+        "c": ("defined(__clang__) || __GNUC__ >= 12", body(f"vector_size({4 * size})", ", may_alias")),
+        "opencl": ("__has_builtin(__builtin_shufflevector)", body(f"ext_vector_type({size})", "")),
+    }
+    return Intrinsic(text, frozenset({"A", "C"}), plain, MappingProxyType(fast))
+
+
 # Every intrinsic by its name. A new one is added here, and nowhere else.
 INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
     # sums of four products of bytes for sixteen columns (AVX-512 VNNI: one instruction)
@@ -204,6 +242,9 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
             ),
         }),
     ),
+    # a tile turned over
+    "transpose_f32_8x8": _transpose(8),
+    "transpose_f32_16x16": _transpose(16),
     # a tile of a product grows by one step of its reduction
     "outer_f32_4x16": Intrinsic(
         _OUTER,

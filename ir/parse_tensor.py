@@ -339,17 +339,18 @@ class Reader:
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
         kind, args, options = self.call(node.iter, get_args(LoopKind))
-        self.only(options, ("axis", "tail", "dtype", "intrinsic"))
+        self.only(options, ("axis", "tail", "dtype", "intrinsic", "stream"))
         if len(args) != 1:
             raise self.error(node.iter, f"wanted {kind}(extent), found {len(args)} arguments")
         extent = self.expr(args[0])
         axis = self.integer(options["axis"], "an axis number") if "axis" in options else 0
         tail = self.choice(options["tail"], get_args(Tail), "a tail mode") if "tail" in options else "predicate"
         mark = self.constant(options["intrinsic"], str, "the name of an intrinsic") if "intrinsic" in options else ""
+        stream = "stream" in options and self.constant(options["stream"], bool, "True or False")
         var = Var(name, self.dtype(options["dtype"]) if "dtype" in options else i64)
         with self.scope():
             self.names[name] = var
-            return For(var, extent, self.body(node.body), cast(LoopKind, kind), axis, cast(Tail, tail), mark)
+            return For(var, extent, self.body(node.body), cast(LoopKind, kind), axis, cast(Tail, tail), mark, stream)
 
     def _block(self, node: ast.With, header: ast.expr) -> Block:
         _, args, options = self.call(header, ("block",))

@@ -21,7 +21,8 @@ Tail = Literal["predicate", "peel", "pow2"]
 class For:
     """`for var in range(extent)`. kind: `parallel` CPU threads, `group`/`item` work-group and work-item axes (OpenCL, CUDA),
     `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop. `intrinsic` names the operation of
-    `relax_tune.ir.intrinsics` that the nest this loop is in computes; code generation calls it where the nest still matches."""
+    `relax_tune.ir.intrinsics` that the nest this loop is in computes; code generation calls it where the nest still matches.
+    `stream`: vectors stored below go to memory past the caches, where the target can do that."""
 
     var: Var
     extent: Expr
@@ -30,6 +31,7 @@ class For:
     axis: int = 0
     tail: Tail = "predicate"
     intrinsic: str = ""
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -247,6 +247,8 @@ class _Encoder:
             self.emit(path, "for", s.kind, s.axis, s.tail, s.var.dtype.short)
             if s.intrinsic:
                 self.emit(path, "intrinsic", s.intrinsic)
+            if s.stream:
+                self.emit(path, "stream")
             self.expr(s.extent, path + ".extent")
             with self.scope():
                 self.bind(s.var)

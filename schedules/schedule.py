@@ -36,6 +36,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_loops.reorder,
         on_loops.set_kind,
         on_loops.set_tail,
+        on_loops.stream_stores,
         on_loops.merge_loops,
         on_parts.partition,
         on_parts.fission,

@@ -30,6 +30,8 @@ from relax_tune.tuner.domain import Domain
 from relax_tune.tuner.emit import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
 
+# Sketches that the epilogue of a library call is tried with.
+EPILOGUES = ("injective.parallel", "injective.serial")
 # Rows of a sketch looked at to seed a search.
 SEED_ROWS = 4096
 
@@ -153,8 +155,10 @@ class Choices:
             return (VariantRecord("library", form.routine, "[]", "{}"),)
         found = []
         for name, schedule in injective.sketches(form.after.func, self.machine):
+            if name not in EPILOGUES:
+                continue
             trace = schedule.trace
-            sizes = [(d.domain[len(d.domain) // 2] if d.name == "RB" else d.domain[-1]) for d in trace.tunables]
+            sizes = [(d.domain[-1] if d.name == "VL" else d.domain[len(d.domain) // 2]) for d in trace.tunables]
             values = dict(zip((t.name for t in trace.tunables), sizes))
             found.append(VariantRecord("library", f"{form.routine}+{name}", trace.to_json(), json.dumps(values)))
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)

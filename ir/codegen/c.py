@@ -77,6 +77,8 @@ class CPrelude(Prelude):
             return (), f"STATIC $V $N($E a) {{ return {parts}; }}"
         if name in ("loadm", "storem"):
             return (), self._masked(name, dtype, width)
+        if name == "stream":
+            return (), self._stream(dtype.bytes * width)
         wide = dtype is f32 and width == 16
         if name == "widen":
             return (), self._widen(dtype, width)
@@ -94,6 +96,17 @@ class CPrelude(Prelude):
         if wide and name in ("least", "most", "sqrt"):
             return needs, self._avx512(name, text)
         return needs, text
+
+    def _stream(self, size: int) -> str:
+        """A store past the caches; the instruction wants whole vectors in their places, others are stored as ever."""
+        known = {64: ("__AVX512F__", "512"), 32: ("__AVX__", "256"), 16: ("__SSE__", "")}
+        plain = "*(${V}u *)p = v;"
+        if size not in known:
+            return f"STATIC void $N($E *p, $V v) {{ {plain} }}"
+        macro, suffix = known[size]
+        fast = f"if (((__UINTPTR_TYPE__)p & {size - 1}) == 0) "
+        fast += f"{{ __builtin_ia32_movntps{suffix}((float *)p, ({self.vector(f32, size // 4)})v); return; }}"
+        return f"STATIC void $N($E *p, $V v) {{\n#ifdef {macro}\n  {fast}\n#endif\n  {plain} }}"
 
     def _avx512(self, name: str, portable: str) -> str:
         """One-instruction forms. The machine's max(a, b) is b when either is NaN."""
@@ -211,6 +224,8 @@ class CPrelude(Prelude):
 class CPrinter(Printer):
     """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
 
+    streamed = False
+
     def space(self, buffer: Buffer) -> str:
         return ""
 
@@ -230,6 +245,10 @@ class CPrinter(Printer):
         if lane.count is not None:
             return f"{self.prelude.helper('storem', dtype, lane.width)}({address}, {value}, {lane.count});"
         return f"*({name}u *)({address}) = {value};"
+
+    def stream_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+        self.streamed = True
+        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({address}, {value});"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
         self.line(f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")
@@ -266,7 +285,16 @@ class CPrinter(Printer):
                 self.buffers[b] = self.fresh(b.name)
                 self.line(f"{self.pointer(b)}{self.buffers[b]} = {outer[b]};")
         self.statement(body)
+        self.fence()
         self.buffers.update(outer)
+
+    def fence(self) -> None:
+        """What went past the caches is there before anything that follows."""
+        if self.streamed:
+            text = "void rt_fence(void) {\n#ifdef __SSE__\n  __builtin_ia32_sfence();\n#endif\n}"
+            self.prelude.add("rt_fence", f"{self.prelude.inline} {text}")
+            self.line("rt_fence();")
+            self.streamed = False
 
     def kernel(
         self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
@@ -276,6 +304,7 @@ class CPrinter(Printer):
             self.buffers[b] = self.fresh(b.name)
         parameters = [self.pointer(b) + self.buffers[b] for b in buffers]
         self.statement(body)
+        self.fence()
         parameters += [f"i64 {self.names[v]}" for v in self.symbols]
         return self.finish(f"void {name}({', '.join(parameters) or 'void'})"), Grid()
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.codegen.affine import Algebra, Poly, plus
-from relax_tune.ir.codegen.lowered import Loop, Node
-from relax_tune.ir.expr import Expr, Var
+from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lowered import Cond, Loop, Node
+from relax_tune.ir.expr import Expr, Op, Var, as_int, conjuncts
 from relax_tune.ir.intrinsics import INTRINSICS, Intrinsic, match
 from relax_tune.ir.stmt import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters."""
+    """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters. rooms: what must be
+    positive for the nest to run everywhere, which is when the intrinsic does the same."""
 
     intrinsic: Intrinsic
     operands: tuple[tuple[Buffer, Poly], ...]
     strides: tuple[Poly, ...]
+    rooms: tuple[Poly, ...] = ()
 
 
 def call_of(f: Loop, algebra: Algebra) -> Call | None:
@@ -30,6 +32,13 @@ def call_of(f: Loop, algebra: Algebra) -> Call | None:
     while isinstance(body, Loop) and body.intrinsic == f.intrinsic and body.kind == "serial":
         loops.append((body.var, body.extent))
         body = body.body
+    rooms: list[Poly] = []
+    if isinstance(body, Cond) and body.orelse is None:
+        least = [_least_room(c, loops, algebra) for c in conjuncts(body.cond)]
+        rooms = [r for r in least if r is not None]
+        if len(rooms) != len(least):
+            return None
+        body = body.then
     found = match(intrinsic, loops, body) if intrinsic is not None and isinstance(body, Store) else None
     if intrinsic is None or found is None:
         return None
@@ -50,7 +59,22 @@ def call_of(f: Loop, algebra: Algebra) -> Call | None:
                 return None
             steps[b.name, name] = step
         operands.append((buffer, {m: c for m, c in flat.items() if not algebra.depends({m: c}, own)}))
-    return Call(intrinsic, tuple(operands), tuple(steps[key] for key in intrinsic.strides()))
+    return Call(intrinsic, tuple(operands), tuple(steps[key] for key in intrinsic.strides()), tuple(rooms))
+
+
+def _least_room(c: Expr, loops: Sequence[tuple[Var, Expr]], algebra: Algebra) -> Poly | None:
+    """The least that `b - a` of a condition `a < b` (`b - a + 1` of `a <= b`) is while the loops run; None when it is not linear."""
+    if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
+        return None
+    room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
+    if c.op == "le":
+        room = plus(room, constant(1))
+    for v, extent in loops:
+        step, size = room.get((v,), 0), as_int(extent)
+        if size is None:
+            return None
+        room = plus({m: k for m, k in room.items() if m != (v,)}, constant(min(step, 0) * (size - 1)))
+    return None if algebra.depends(room, [v for v, _ in loops]) else room
 
 
 def _stride(p: Poly, var: Var, own: Collection[Var], algebra: Algebra) -> Poly | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
@@ -162,7 +162,7 @@ class Printer(Values):
                 splat = self.prelude.helper("splat", i32, lane.width)
                 kind = self.prelude.vector(i32, lane.width)
                 self.line(f"const {kind} {mask} = {iota}() < {splat}((int){name});")
-                with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask)):
+                with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.stream)):
                     self.statement(body)
 
     def declare(self, n: Declare) -> None:
@@ -222,7 +222,18 @@ class Printer(Values):
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
         names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides]
         name = self.prelude.intrinsic(found.intrinsic, [(self.space(b), b.dtype) for b, _ in found.operands])
-        self.line(f"{name}({', '.join(names)});")
+        rooms = [self.algebra.resolve(r) for r in found.rooms]
+        bounds = [self.algebra.bounds(r) for r in rooms]
+        if any(high is not None and high <= 0 for _, high in bounds):
+            return False
+        open_ = [self.poly_text(r) for r, (low, _) in zip(rooms, bounds, strict=True) if low is None or low <= 0]
+        if not open_:
+            self.line(f"{name}({', '.join(names)});")
+            return True
+        with self.indented(f"if ({' && '.join(f'{r} > 0' for r in dict.fromkeys(open_))}) {{"):
+            self.line(f"{name}({', '.join(names)});")
+        with self.indented("else {"):
+            self.loop(replace(f, intrinsic=""))
         return True
 
     def fold(self, f: Loop, size: int) -> bool:
@@ -318,7 +329,7 @@ class Printer(Values):
         self.algebra.ranges[symbol] = (0, width - 1)
         with (
             self.known(f.var, plus(start, {(symbol,): 1})),
-            self.lanes_of(Lane(f.var, start, width, symbol, None, None)),
+            self.lanes_of(Lane(f.var, start, width, symbol, None, None, f.stream)),
         ):
             self.statement(f.body)
 

@@ -28,7 +28,7 @@ from relax_tune.ir.stmt import Block, For, If, LoopKind, Seq, Stmt, Store, Tail,
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
     """`for var in range(extent)`, as `relax_tune.ir.stmt.For`. fold: the iterations combine the elements of a local buffer into
-    one place and may do so in any order. intrinsic: as there."""
+    one place and may do so in any order. intrinsic, stream: as there."""
 
     var: Var
     extent: Expr
@@ -38,6 +38,7 @@ class Loop:
     tail: Tail = "predicate"
     fold: bool = False
     intrinsic: str = ""
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +86,8 @@ def lower_blocks(s: Stmt) -> Node:
     if isinstance(s, For):
         if is_fold(s):
             return Loop(s.var, s.extent, lower_blocks(s.body), "unrolled", fold=True)
-        return Loop(s.var, s.extent, lower_blocks(s.body), s.kind, s.axis, s.tail, intrinsic=s.intrinsic)
+        body = lower_blocks(s.body)
+        return Loop(s.var, s.extent, body, s.kind, s.axis, s.tail, intrinsic=s.intrinsic, stream=s.stream)
     if isinstance(s, Seq):
         return block(*(lower_blocks(c) for c in s.stmts))
     if isinstance(s, If):

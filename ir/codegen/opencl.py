@@ -72,6 +72,10 @@ class OpenCLPrelude(Prelude):
             return (), f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
         if name == "narrow":
             return (), f"STATIC $V $N({self.vector(i32, width)} a) {{ return __builtin_convertvector(a, $V); }}"
+        if name == "stream":  # past the caches, where the compiler has that
+            fast = f"if (((size_t)p & {dtype.bytes * width - 1}) == 0) {{ __builtin_nontemporal_store(v, (global $V *)p); return; }}"
+            head = "STATIC void $N(global $E *p, $V v) {\n#if __has_builtin(__builtin_nontemporal_store)"
+            return (), f"{head}\n  {fast}\n#endif\n  *(global ${{V}}u *)p = v; }}"
         if name == "sqrt":
             return (), "STATIC $V $N($V x) { return sqrt(x); }"
         if name.startswith(("loadm", "storem")):
@@ -121,6 +125,9 @@ class OpenCLPrinter(Printer):
         if lane.count is not None:
             return f"{self.prelude.helper(f'storem_{space.strip()}', dtype, lane.width)}({address}, {value}, {lane.count});"
         return f"*({space}{name}u *)({address}) = {value};"
+
+    def stream_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({address}, {value});"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
         text = f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));"

@@ -18,7 +18,8 @@ C_INFIX = {k: {"and": "&&", "or": "||", "floordiv": "/", "floormod": "%"}.get(k,
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The vector being printed: lanes start .. start + width - 1 of `var`; with a count only the first `count` are active."""
+    """The vector being printed: lanes start .. start + width - 1 of `var`; with a count only the first `count` are active.
+    stream: whole vectors are stored past the caches."""
 
     var: Var
     start: Poly
@@ -26,6 +27,7 @@ class Lane:
     symbol: Var
     count: str | None
     mask: str | None
+    stream: bool = False
 
 
 def bracketed(text: str) -> str:

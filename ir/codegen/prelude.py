@@ -68,12 +68,18 @@ class Prelude:
             for b, (space, dtype) in zip(meaning.buffers, operands, strict=True)
         ]
         parameters += [f"{self.storage(i64)} {b.lower()}_{v}" for b, v in found.strides()]
-        head, body = f"{self.inline} void {name}({', '.join(parameters)})", found.body
-        text = f"{head} {{\n{body}\n}}"
+        head = f"{self.inline} void {name}({', '.join(parameters)})"
+
+        def placed(body: str) -> str:
+            for b, (space, _) in zip(meaning.buffers, operands, strict=True):
+                body = body.replace(f"@{b.name} ", space)
+            return body
+
+        text = f"{head} {{\n{found.body}\n}}"
         if self.language in found.fast:
             condition, fast = found.fast[self.language]
             text = f"#if {condition}\n{head} {{\n{fast}\n}}\n#else\n{text}\n#endif"
-        self.add(name, text)
+        self.add(name, placed(text))
         return name
 
     def storage(self, dtype: DType) -> str:

@@ -380,6 +380,10 @@ class Values(Places):
     def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
         raise NotImplementedError
 
+    def stream_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+        """A store of a whole vector past the caches."""
+        raise NotImplementedError
+
     def store_one(self, b: Buffer, offset: str, value: str) -> str:
         return f"{self.buffers[b]}[{offset}] = {self.packed(value, b.dtype, 1)};"
 
@@ -409,7 +413,15 @@ class Values(Places):
             offset = self.poly_text(rest)
             address = f"{self.buffers[b]} + {offset}" if offset != "0" else self.buffers[b]
             new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
-            self.line(self.store_vector(b, address, new, lane))
+            if not lane.stream or b.scope != "global":
+                self.line(self.store_vector(b, address, new, lane))
+            elif lane.count is None:
+                self.line(self.stream_vector(b, address, new, lane))
+            else:
+                name = self.fresh("t")
+                self.line(f"const {self.prelude.vector(stored(b.dtype), lane.width)} {name} = {new};")
+                whole, part = (f(b, address, name, lane) for f in (self.stream_vector, self.store_vector))
+                self.line(f"if ({lane.count} == {lane.width}) {whole} else {part}")
             return
         self._scatter(s, text, moving, lane)
 

@@ -1,4 +1,4 @@
-"""Primitives that reshape loop nests: split, fuse, reorder, merge_loops, set_kind, set_tail."""
+"""Primitives that reshape loop nests: split, fuse, reorder, merge_loops, set_kind, set_tail, stream_stores."""
 
 from __future__ import annotations
 
@@ -281,6 +281,27 @@ def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
     if tail not in get_args(Tail):
         raise ScheduleError(f"{func.name}: wanted a tail, one of {', '.join(get_args(Tail))}, found {tail!r}")
     return with_body(func, replace_node(func.body, node, replace(node, tail=tail)))
+
+
+def stream_stores(func: PrimFunc, loop: str) -> PrimFunc:
+    """Let the vectors that a loop stores go to memory past the caches; meaning does not change.
+
+    Before: `for i in vectorized(16): B[i] = A[i]`
+    After: `for i in vectorized(16, stream=True): B[i] = A[i]`
+    Checks: the loop is vectorized; what is stored below is global, and not read there.
+    """
+    node = find_loop(func, loop)
+    if node.kind != "vectorized":
+        raise ScheduleError(f"{func.name}: stream_stores wants a vectorized loop, found {loop!r}, which is {node.kind}")
+    read = {x.buffer for b in blocks(node.body) for x in block_loads(b)}
+    for block in blocks(node.body):
+        target = block.body.buffer
+        if target.scope != "global" or target in read or block.init is not None:
+            raise ScheduleError(
+                f"{func.name}: stream_stores wants stores to global memory that nothing below {loop!r} reads, found "
+                f"those of {block.name!r} to {target.name!r}"
+            )
+    return with_body(func, replace_node(func.body, node, replace(node, stream=True)))
 
 
 def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:

@@ -3,42 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.dtype import f32
+from relax_tune.ir.expr import Expr, Load, Var, as_int, const, free_vars, mul
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import blocks
+from relax_tune.ir.intrinsics import INTRINSICS
+from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
-from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.nest import block_loads, find_block, find_loop
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
+# Stores past the caches are of whole lines.
+LINE_BYTES = 64
+
+# On several workers; on one thread, in a function without a parallel region; on several, with stores past the caches.
+Form = Literal["parallel", "serial", "stream"]
+# Which loop over tiles stays on a worker: along the rows of the output, or of the inputs.
+Inside = Literal["column", "row"]
+TURNED: tuple[tuple[Form, Inside], ...] = (
+    ("parallel", "column"), ("parallel", "row"), ("stream", "row"), ("serial", "column"),
+)  # fmt: skip
+
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
-    """On several workers, and on one thread, in a function without a parallel region."""
+    """A sketch of each form that can be the best one at some shape."""
     if reductions(func):
         return
-    for parallel in (True, False):
-        if machine.groups and not parallel:
+    forms: list[Form] = ["parallel", "stream"] if machine.groups else ["parallel", "serial", "stream"]
+    for form in forms:
+        if form == "stream" and not _may_leave_the_caches(func, machine):
             continue
         try:
-            schedule = build(func, machine, parallel)
+            schedule = build(func, machine, form)
         except ScheduleError:
             continue
-        yield f"injective.{'parallel' if parallel else 'serial'}", schedule
+        yield f"injective.{form}", schedule
+    for form, inside in TURNED:
+        if (form == "serial" and machine.groups) or (form == "stream" and machine.lanes * 4 < LINE_BYTES):
+            continue
+        try:
+            schedule = _turned(func, machine, form, inside)
+        except ScheduleError:
+            break
+        yield f"injective.turned.{form}.{inside}", schedule
 
 
-def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
+def _may_leave_the_caches(func: PrimFunc, machine: Machine) -> bool:
+    """Whether the outputs can be larger than the caches that the workers have to themselves."""
+    found = 0
+    for b in func.output_buffers:
+        total: Expr = const(b.dtype.bytes)
+        for d in b.shape:
+            total = mul(total, d)
+        size = as_int(total)
+        if size is None:
+            return True
+        found += size
+    return found > machine.workers * machine.l2_bytes
+
+
+def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:
     """Everything inlined into the outputs; of each the last dimension in vectors, and on several workers all of it cut into runs
     of vectors, of which each of GP parts gets as many as the others."""
     s = Schedule(func)
-    for block in blocks(func.body):
-        if inlinable(s.func, find_block(s.func, block.name)):
-            s.compute_inline(block.name)
-    left = blocks(s.func.body)
-    if not all(b.body.buffer in func.output_buffers and s.loops_of(b.name) for b in left):
-        raise ScheduleError(f"{func.name}: does not reduce to spatial blocks that write outputs")
+    left = _inlined(s)
     width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
-    if not parallel:
+    if form == "serial":
         for block in left:
             c_0, c_1 = s.split(s.loops_of(block.name)[-1], [None, width])
             s.set_tail(c_0, "peel")
@@ -56,8 +89,79 @@ def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
         s.set_tail(rest, "peel")
         s.set_tail(c_1, "peel")
         s.set_kind(c_2, "vectorized")
+        if form == "stream":
+            s.apply("stream_stores", loop=c_2)
         if machine.groups:
             s.set_kind(top, "group", axis=0)
         else:
             s.set_kind(top, "parallel")
     return s
+
+
+def _inlined(s: Schedule) -> tuple[Block, ...]:
+    """The blocks that are left when everything is inlined into the outputs."""
+    for block in blocks(s.func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    left = blocks(s.func.body)
+    if not all(b.body.buffer in s.func.output_buffers and s.loops_of(b.name) for b in left):
+        raise ScheduleError(f"{s.func.name}: does not reduce to spatial blocks that write outputs")
+    return left
+
+
+def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Schedule:
+    """A function that reads arrays along another dimension than it writes: square tiles of these are turned over in registers into
+    a local one."""
+    s = Schedule(func)
+    block = _inlined(s)
+    if len(block) != 1:
+        raise ScheduleError(f"{func.name}: wanted one block, found {len(block)}")
+    name = block[0].name
+    node, loops = find_block(s.func, name), s.loops_of(name)
+    column = node.iters[-1].var
+    if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
+        raise ScheduleError(f"{func.name}: {name!r} does not write along its last iterator")
+    reads = _across(node, column)
+    tile = machine.lanes
+    at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
+    copies = []
+    for access in reads:
+        before = {b.name for b in blocks(s.func.body)}
+        s.apply("cache_read", block=name, buffer=access.buffer.name, scope="local")
+        copies.append(next(b for b in blocks(s.func.body) if b.name not in before))
+    others = [n for k, n in enumerate(loops[:-1]) if k != at]
+    r_0, r_1 = s.split(loops[at], [None, tile])
+    c_0, c_1 = s.split(loops[-1], [None, tile])
+    spread, inner = ([*others, r_0], c_0) if inside == "column" else ([*others, c_0], r_0)
+    s.reorder([*spread, inner, r_1, c_1])
+    for copy, access in zip(copies, reads, strict=True):
+        nest = s.compute_at(copy.name, inner)
+        wide = next(d for d, e in enumerate(access.indices) if column in free_vars(e))
+        order = [d for d in range(len(access.indices)) if d != wide]
+        s.apply("permute_layout", buffer=copy.body.buffer.name, order=[*order, wide])
+        intrinsic = f"transpose_f32_{tile}x{tile}"
+        if len(nest) == 2 and access.buffer.dtype is f32 and intrinsic in INTRINSICS:
+            s.apply("tensorize", loop=nest[0], intrinsic=intrinsic)
+    s.set_tail(inner, "peel")
+    s.set_kind(c_1, "vectorized")
+    if form == "stream":
+        s.apply("stream_stores", loop=c_1)
+    if form != "serial":
+        parts = s.tunable("GP", [machine.workers * k for k in (1, 2, 4, 8)])
+        top, rest = s.split(s.fuse(spread), [parts, None])
+        s.set_tail(rest, "peel")
+        s.set_kind(top, "group" if machine.groups else "parallel")
+    return s
+
+
+def _across(block: Block, column: Var) -> tuple[Load, ...]:
+    """The reads of a block along another iterator than it writes along; ScheduleError when there are none, or of several kinds."""
+    found = []
+    for access in block_loads(block):
+        *front, last = access.indices
+        if isinstance(last, Var) and last is not column and sum(column is e for e in front) == 1:
+            found.append(access)
+    own = [x.buffer for x in block_loads(block)]
+    if not found or len({x.indices[-1] for x in found}) != 1 or any(own.count(x.buffer) != 1 for x in found):
+        raise ScheduleError(f"block {block.name!r} does not read arrays along one other iterator")
+    return tuple(found)

@@ -62,6 +62,8 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "row sum": (_zoo("row_sum"), ({"n": 5, "m": 70}, {"n": 9, "m": 1}, {"n": 0, "m": 4})),
     "row max": (_zoo("row_max"), ({"n": 5, "m": 70}, {"n": 9, "m": 1})),
     "transpose": (_zoo("transpose_0213"), ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
+    "turned": (make.turned, ({"b": 2, "n": 17, "m": 35}, {"b": 1, "n": 16, "m": 8}, {"b": 1, "n": 1, "m": 1})),
+    "turned, bf16": (lambda: make.turned(bf16), ({"b": 2, "n": 17, "m": 9}, {"b": 1, "n": 32, "m": 16})),
     "reshape": (_zoo("reshape"), ({"n": 13}, {"n": 1})),
     "gather": (_zoo("gather"), ({"s": 13}, {"s": 1})),
     "concat": (_zoo("concat_select"), ({"n": 5, "m": 8}, {"n": 1, "m": 1})),

@@ -51,6 +51,15 @@ def reverse() -> PrimFunc:
     return b.finish()
 
 
+def turned(stored: DType = f32) -> PrimFunc:
+    """Y[b, j, i] = X[b, i, j] * s[i] over (b, n, m)."""
+    p, n, m = Var("b"), Var("n"), Var("m")
+    b = TensorBuilder("turned")
+    x, s, y = b.input("X", (p, n, m), stored), b.input("s", (n,)), b.output("Y", (p, m, n), stored)
+    b.compute(y, lambda z, j, i: cast(cast(x[z, i, j], f32) * s[i], stored), name="turn")
+    return b.finish()
+
+
 def two_outputs() -> PrimFunc:
     """Row sums and row maxima."""
     n, m = Var("n"), Var("m")

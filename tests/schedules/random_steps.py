@@ -156,6 +156,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "reorder": _reorder,
     "set_kind": lambda v: {"loop": v.loop(), "kind": v.rng.choice(KINDS), "axis": v.rng.randrange(3)},
     "set_tail": lambda v: {"loop": v.loop(), "tail": v.rng.choice(TAILS)},
+    "stream_stores": lambda v: {"loop": v.loop()},
     "partition": _partition,
     "fission": _beside,
     "merge_loops": lambda v: {"first": v.loop(), "second": v.loop()},

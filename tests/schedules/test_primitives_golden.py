@@ -51,6 +51,14 @@ CASES: dict[str, Case] = {
             ("set_tail", {"loop": "inc_j_0", "tail": "peel"}),
         ],
     ),
+    "stream_stores": Case(
+        make.chain,
+        [
+            ("split", {"loop": "inc_j", "factors": [None, 4]}),
+            ("set_kind", {"loop": "inc_j_1", "kind": "vectorized"}),
+            ("stream_stores", {"loop": "inc_j_1"}),
+        ],
+    ),
     "merge_loops": Case(make.chain, [("merge_loops", {"first": "double_i", "second": "inc_i"})]),
     "partition": Case(
         row_sum,
