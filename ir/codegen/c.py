@@ -93,7 +93,7 @@ class CPrelude(Prelude):
         needs, text = super().define(name, dtype, width)
         if dtype is f32 and width in EXTREMES and name in ("max", "min"):
             return needs, self._extreme(name, width, text)
-        if wide and name in ("least", "most", "sqrt"):
+        if wide and name in ("least", "most", "sqrt", "floor", "rint"):
             return needs, self._avx512(name, text)
         return needs, text
 
@@ -112,6 +112,11 @@ class CPrelude(Prelude):
         """One-instruction forms. The machine's max(a, b) is b when either is NaN."""
         if name == "sqrt":
             fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
+        elif name in ("floor", "rint"):
+            mode = 9 if name == "floor" else 8
+            fast = (
+                f"STATIC $V $N($V x) {{ return __builtin_ia32_rndscaleps_mask(x, {mode}, x, (unsigned short)-1, 4); }}"
+            )
         else:
             stem = "min" if name == "least" else "max"
             fast = (

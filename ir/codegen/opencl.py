@@ -22,6 +22,10 @@ SCALARS = {
 }  # fmt: skip
 
 
+# Functions that are an instruction, of vectors too when every lane calls clang's own name for it; OpenCL's names are calls.
+INSTRUCTIONS = frozenset({"sqrt", "floor", "rint", "abs"})
+
+
 class OpenCLPrelude(Prelude):
     inline = "static inline __attribute__((always_inline))"
     language = "opencl"
@@ -53,7 +57,11 @@ class OpenCLPrelude(Prelude):
         if name in ("pow", "fmod"):
             return (), f"STATIC $V $N($V a, $V b) {{ return {name}(a, b); }}"
         c = {"abs": "fabs"}.get(name, name)
-        return (), f"STATIC $V $N($V a) {{ return {c}(a); }}"
+        plain = f"STATIC $V $N($V a) {{ return {c}(a); }}"
+        if name not in INSTRUCTIONS:
+            return (), plain
+        own = f"__builtin_{c}{'f' if dtype is f32 else ''}"
+        return (), f"#ifdef __clang__\nSTATIC $V $N($V a) {{ return {own}(a); }}\n#else\n{plain}\n#endif"
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         if width == 1:
@@ -76,8 +84,6 @@ class OpenCLPrelude(Prelude):
             fast = f"if (((size_t)p & {dtype.bytes * width - 1}) == 0) {{ __builtin_nontemporal_store(v, (global $V *)p); return; }}"
             head = "STATIC void $N(global $E *p, $V v) {\n#if __has_builtin(__builtin_nontemporal_store)"
             return (), f"{head}\n  {fast}\n#endif\n  *(global ${{V}}u *)p = v; }}"
-        if name == "sqrt":
-            return (), "STATIC $V $N($V x) { return sqrt(x); }"
         if name.startswith(("loadm", "storem")):
             return (), self._masked(name, width)
         return super().define(name, dtype, width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import TRUE, Op, as_int, conjuncts
+from relax_tune.ir.expr import TRUE, as_int
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.intrinsics import INTRINSICS, match, nest_of
 from relax_tune.ir.printer import print_text
@@ -20,8 +20,7 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     Before: `for i in range(4): for j in range(16): C[y + i, x + j] = C[y + i, x + j] + A[y + i, k] * B[k, x + j]`
     After: `for i in serial(4, intrinsic="outer_f32_4x16"): for j in serial(16, intrinsic=...): ...` with the same meaning
     Checks: the nest that starts at `loop` is serial and perfect, with the constant extents of the intrinsic's meaning; its one
-    block has no initial value of its own, and a predicate made of `<` and `<=`; its value is the intrinsic's, of buffers of the
-    same types, of which the written one is read as the accumulator alone; each operand moves with the loops that the meaning says,
+    block has no initial value of its own; its value is the intrinsic's, of buffers of the same types, of which the written one is read as the accumulator alone; each operand moves with the loops that the meaning says,
     the dense ones along adjacent elements.
     """
     wanted = INTRINSICS.get(intrinsic)
@@ -50,13 +49,6 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
         raise ScheduleError(
             f"{func.name}: {intrinsic} adds to what is there, and {body.name!r} stores an initial value; use "
             "decompose_reduction first"
-        )
-    if body.predicate is not TRUE and not all(
-        isinstance(c, Op) and c.op in ("lt", "le") for c in conjuncts(body.predicate)
-    ):
-        raise ScheduleError(
-            f"{func.name}: {intrinsic} works on whole tiles, and {body.name!r} runs where {body.predicate!r}; use pad or "
-            "partition first"
         )
     found = nest_of(replace_node(node, body, replace(body, predicate=TRUE)))
     if found is None or match(wanted, [(f.var, f.extent) for f in nest], found[1]) is None:
