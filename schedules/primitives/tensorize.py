@@ -20,8 +20,8 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     Before: `for i in range(4): for j in range(16): C[y + i, x + j] = C[y + i, x + j] + A[y + i, k] * B[k, x + j]`
     After: `for i in serial(4, intrinsic="outer_f32_4x16"): for j in serial(16, intrinsic=...): ...` with the same meaning
     Checks: the nest that starts at `loop` is serial and perfect, with the constant extents of the intrinsic's meaning; its one
-    block has no initial value of its own; its value is the intrinsic's, of buffers of the same types, of which the written one is read as the accumulator alone; each operand moves with the loops that the meaning says,
-    the dense ones along adjacent elements.
+    block has no initial value of its own; its value is the intrinsic's, of buffers of the same types, of which the written one is
+    read as the accumulator alone; each operand moves with the loops that the meaning says, the dense ones along adjacent elements.
     """
     wanted = INTRINSICS.get(intrinsic)
     if wanted is None:

@@ -14,8 +14,23 @@ from tests.ir.codegen_runner import TARGETS, Compiled, opened
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import generate, split_kernels
-from relax_tune.ir.dtype import f32
-from relax_tune.ir.expr import Tunable, Var, ceildiv, const, eq, free_vars, load
+from relax_tune.ir.dtype import bf16, f16, f32, i8, i32, u8
+from relax_tune.ir.expr import (
+    Tunable,
+    Var,
+    call,
+    cast,
+    ceildiv,
+    const,
+    eq,
+    free_vars,
+    load,
+    lt,
+    maximum,
+    minimum,
+    select,
+    substitute,
+)
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, IterVar, Store, blocks, loops, seq
 from relax_tune.ir.tensor_builder import TensorBuilder
@@ -136,3 +151,28 @@ def test_plain_if_with_else() -> None:
     for language in ("c", "opencl"):
         (found,) = Compiled(opened(language), language, func)([np.empty(7, np.float32)])
         np.testing.assert_array_equal(found, [1, 2, 1, 2, 1, 2, 1])
+
+
+# What OpenCL text may call by name: indices, barriers, and what is no call at all (casts of bits, clang's own).
+FREE = re.compile(
+    r"get_(group|local)_id|barrier|as_\w+|__builtin_\w+|__has_builtin|__attribute__|aligned|ext_vector_type|rt_\w+"
+)
+WORDS = frozenset({"if", "for", "return", "while", "defined", "always_inline", "sizeof"})
+
+
+def test_opencl_calls_no_builtin_of_its_own() -> None:
+    """With PoCL they are calls that stay calls."""
+    x = Var("x", f32)
+    operations = [call(name, x) for name in ("exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor", "rint")]
+    operations += [minimum(x, x * 2.0), maximum(x, x * 2.0), select(lt(x, 0.0), x, x * 2.0)]
+    operations += [cast(cast(x, d), f32) for d in (i8, u8, i32, bf16, f16)]
+    for value in operations:
+        for width in (8, 1):
+            kinds = ("serial", "vectorized" if width > 1 else "serial")
+            func = make.pointwise(
+                "opencl", (1, width), kinds, ("peel", "peel"), lambda e, v=value: substitute(v, {x: e})
+            )
+            source = generate(func, TARGETS["opencl"]).source
+            source = re.sub(r"#else\n.*?#endif", "#endif", source, flags=re.DOTALL)  # for compilers other than clang
+            found = set(re.findall(r"\b([a-z_]\w*)\s*\(", source, re.IGNORECASE)) - WORDS - {func.name}
+            assert not [name for name in found if not FREE.fullmatch(name)], value

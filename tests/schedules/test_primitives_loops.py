@@ -1,4 +1,4 @@
-"""What split, fuse, reorder, set_kind, set_tail and merge_loops refuse, and a few things they must not refuse."""
+"""What split, fuse, reorder, set_kind, set_tail, stream_stores and merge_loops refuse, and a few things they must not refuse."""
 
 from __future__ import annotations
 
@@ -119,6 +119,16 @@ REFUSALS = [
     refuse("merge backwards", make.chain, step("merge_loops", first="inc_i", second="double_i"), message="to follow"),
     refuse("merge other depths", make.chain, step("merge_loops", first="double_i", second="inc_j"), message="to follow"),
     refuse("merge other extents", make.chain, SPLIT_J, step("merge_loops", first="double_j", second="inc_j_0"), message="follow"),
+    refuse("stream of a serial loop", make.chain, step("stream_stores", loop="inc_j"), message="vectorized loop, found 'inc_j'"),
+    refuse(
+        "stream into registers",
+        make.chain,
+        step("set_scope", buffer="B", scope="local"),
+        step("split", loop="double_j", factors=[None, 4]),
+        step("set_kind", loop="double_j_1", kind="vectorized"),
+        step("stream_stores", loop="double_j_1"),
+        message="found those of 'double' to 'B'",
+    ),
     refuse("merge other sizes", make.stencil, step("merge_loops", first="square_i", second="pair_i"), message="equal extents"),
     refuse("merge with the past", make.reverse, step("merge_loops", first="inc_i", second="flip_i"), message="another iteration"),
     refuse(

@@ -17,6 +17,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.stmt import For, blocks, loops, walk
 from relax_tune.ir.structural import first_difference
+from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.ir.verify import verify
 from relax_tune.schedules.constraints import ConstraintFunction
 from relax_tune.schedules.schedule import holds
@@ -233,3 +234,33 @@ def test_simplify_removes_single_trip_loops_and_keeps_the_meaning() -> None:
     again = simplify_func(made)
     assert first_difference(again, made) is None
     assert_same_meaning(func, again, {"m": 5})
+
+
+def forms(func: PrimFunc, machine: str) -> list[str]:
+    return [s.name for s in generate_sketches(func, MACHINES[machine], {"injective": RULES["injective"]})]
+
+
+def copied(size: int) -> PrimFunc:
+    b = TensorBuilder("copied")
+    x, y = b.input("A", (size,)), b.output("C", (size,))
+    b.compute(y, lambda i: x[i], name="copy")
+    return b.finish()
+
+
+def test_stores_past_the_caches_are_tried_where_those_may_be_too_small() -> None:
+    held = MACHINES["c"].workers * MACHINES["c"].l2_bytes // 4
+    assert "injective.stream" not in forms(copied(held), "c")
+    assert "injective.stream" in forms(copied(held + 1), "c")
+    assert "injective.stream" in forms(make.pointwise(1), "c")
+
+
+def test_one_thread_is_tried_where_threads_are_loops() -> None:
+    assert "injective.serial" in forms(make.pointwise(2), "c")
+    assert not [n for n in (*forms(make.pointwise(2), "opencl"), *forms(make.turned(), "opencl")) if "serial" in n]
+
+
+@both
+def test_tiles_are_turned_over_where_arrays_are_read_across(machine: str) -> None:
+    assert [n for n in forms(make.turned(), machine) if "turned" in n]
+    for func in (make.pointwise(4), zoo.transpose_0213().func, zoo.gather().func):
+        assert not [n for n in forms(func, machine) if "turned" in n]
