@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -140,7 +141,7 @@ def combiner(block: Block) -> tuple[str, Expr]:
     )
 
 
-def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> PrimFunc:
+def rfactor(func: PrimFunc, block: str, loop: str, scope: Literal["local", "global"] = "local") -> PrimFunc:
     """Give every iteration of a reduction loop its own accumulator, and combine those afterwards.
 
     Before: `for i: for k0: for k1: B[i] += A[i, k0 * F + k1]`
@@ -152,6 +153,8 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
     copies around it. Initial values are stored separately, as by `decompose_reduction`: a condition may keep an accumulator
     from its first point. They are stored inside `loop` where that is the outermost one.
     """
+    if scope not in ("local", "global"):
+        raise ScheduleError(f"{func.name}: rfactor wants accumulators in local or global memory, found {scope!r}")
     node, target = find_block(func, block), find_loop(func, loop)
     operation, term = combiner(node)
     old = node.body.buffer
@@ -173,9 +176,7 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: str = "local") -> Prim
         raise ScheduleError(f"{func.name}: rfactor wants {it.var.name!r} linear in its loops, found {bound!r}")
     top = reduce_loops[0]
     _require_alone(func, node, top)
-    partial = Buffer(
-        fresh(func, f"{old.name}_rf"), (*old.shape, target.extent), old.dtype, "local" if scope == "local" else "global"
-    )
+    partial = Buffer(fresh(func, f"{old.name}_rf"), (*old.shape, target.extent), old.dtype, scope)
     lane = Var(f"v{target.var.name}")
     rest = [(IterVar(Var(f"v{p.var.name}"), p.extent, "reduce"), p.var) for p in others]
     inside: dict[Var, Expr] = {target.var: lane, **{v: i.var for i, v in rest}}
