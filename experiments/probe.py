@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--symbolic", action="store_true", help="the table's dims are symbols")
     parser.add_argument("--size", action="append", default=[], help="another size of a dim, as n=64 (with --symbolic)")
     parser.add_argument("--per-sketch", type=int, default=12)
+    parser.add_argument("--sketch", default="", help="of sketches whose names start so")
     parser.add_argument("--secs", type=float, default=0.1, help="of calls for each candidate")
     parser.add_argument("--source", type=Path, help="write the best candidate's source here")
     args = parser.parse_args()
@@ -101,6 +102,8 @@ def main() -> None:
         drawn = choices.space.sample(np.random.default_rng(0), 4000)
         seeds = choices.seeds(len(choices.sketches))
         for number, sketch in enumerate(choices.sketches):
+            if not sketch.name.startswith(args.sketch):
+                continue
             rows = choices.space.candidates(drawn[drawn[:, 0] == number][: args.per_sketch])
             rows = [*(c for c in seeds if c.sketch == number), *rows]
             times = []

@@ -16,6 +16,7 @@ from relax_tune.schedules.nest import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives import arithmetic as on_arithmetic
 from relax_tune.schedules.primitives import blocks as on_blocks
 from relax_tune.schedules.primitives import buffers as on_buffers
+from relax_tune.schedules.primitives import hoist as on_products
 from relax_tune.schedules.primitives import inline as on_inline
 from relax_tune.schedules.primitives import layouts as on_layouts
 from relax_tune.schedules.primitives import loops as on_loops
@@ -48,6 +49,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_reductions.decompose_reduction,
         on_reductions.rfactor,
         on_reductions.tree_reduce,
+        on_products.hoist_factors,
         on_buffers.cache_read,
         on_buffers.cache_write,
         on_buffers.set_scope,

@@ -14,6 +14,7 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
+from relax_tune.ir.dtype import i8, u8
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, ne, postorder, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.passes.inplace import in_one_memory, obstacle, reads_of
@@ -348,7 +349,7 @@ def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
 
 
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
-    """Random contents that keep an integer input inside the dimension it indexes."""
+    """Random contents that keep an integer input inside the dimension it indexes; of bytes that index nothing, all there are."""
     if not buffer.dtype.is_int:
         return Fill()
     limit = None
@@ -361,6 +362,8 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
                     ):
                         size = int(dim.value)
                         limit = size if limit is None else min(limit, size)
+    if limit is None and buffer.dtype in (i8, u8):  # numbers that stand for floats, or two in a byte: every bit counts
+        return Fill("integers", -128, 128) if buffer.dtype is i8 else Fill("integers", 0, 256)
     return Fill("integers", 0, limit if limit is not None else 2)
 
 

@@ -5,6 +5,7 @@ Meant for `gcc -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trappin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isinf, isnan
 
 import numpy as np
@@ -124,6 +125,14 @@ class CPrelude(Prelude):
                 f"__builtin_ia32_{stem}ps512_mask(rt_splat_$S(l), x, x, (unsigned short)-1, 4); }}"
             )
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{portable}\n#endif"
+
+    def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
+        """A permutation of the sixteen, which looks at no other bits."""
+        if width != 16:
+            return super().lookup(values, width, plain)
+        table = self.literal(self.vector(f32, 16), [f"{x}.0f" for x in values])
+        fast = f"return __builtin_ia32_permvarsf512_mask({table}, n, {table}, (unsigned short)-1);"
+        return f"\n#ifdef __AVX512F__\n  {fast}\n#else\n  {plain}\n#endif\n"
 
     def _extreme(self, name: str, width: int, portable: str) -> str:
         """Two instructions. The machine's max(b, a) is `a` when either is NaN; only where `b` is NaN is it left out. In a reduction

@@ -255,8 +255,7 @@ class Printer(Values):
             lanes[name] = lanes.get(name, 0) + 1
         if max(widths) == 1 or any(lanes[name] != width for width, names in widths.items() for name in names):
             return False
-        old = self.text(mine)[0]
-        assert old is not None
+        old = self.one(mine)
         total = self.combine(op, dtype, 1, old, self.folded(op, dtype, widths))
         self.assign(s.buffer, self.flat(s.buffer, s.indices), total)
         return True

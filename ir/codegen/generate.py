@@ -158,7 +158,8 @@ def _one_index_per_axis(n: Node) -> Node:
 
 
 def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
-    """One function per top-level statement, `prepare` ones first: between them lies a device-wide barrier.
+    """One function per top-level statement, `prepare` ones first: between them lies a device-wide barrier. Statements of one thread
+    that share local memory stay together.
 
     Each keeps the parameters it uses; global intermediates that more than one of them uses become parameters (workspaces),
     read-only ones among the inputs and written ones among the outputs. Buffers keep their identity.
@@ -166,7 +167,7 @@ def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
     Raises:
         BuildError: a local or shared buffer used by two statements, or a statement that mixes roles.
     """
-    parts = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+    parts = _together(func)
     users: dict[Buffer, int] = {}
     uses: list[dict[Buffer, bool]] = []
     for p in parts:
@@ -192,6 +193,22 @@ def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
             name = func.name if label == "part" and len(group) == 1 else f"{func.name}_{label}{at}"
             made.append(_part(func, name, parts[k], uses[k], users))
     return tuple(made)
+
+
+def _together(func: PrimFunc) -> tuple[Stmt, ...]:
+    """The top-level statements, neighbours that no thread loop is in and that share a local buffer as one: they are the body of
+    a loop that ran once."""
+    done: list[Stmt] = []
+    held: list[set[Buffer] | None] = []
+    for part in func.body.stmts if isinstance(func.body, Seq) else (func.body,):
+        spread = any(isinstance(x, For) and x.kind in ("parallel", "group", "item") for x in walk_stmt(part))
+        mine = None if spread else {b for b, _i, _w in accesses(lower_blocks(part)) if b.scope == "local"}
+        first = next((k for k, other in enumerate(held) if mine and other and mine & other), len(held))
+        if None in held[first:]:
+            first = len(held)
+        done[first:] = [seq(*done[first:], part)]
+        held[first:] = [None if mine is None else mine.union(*(x for x in held[first:] if x))]
+    return tuple(done)
 
 
 def _role(func: PrimFunc, part: Stmt) -> str:

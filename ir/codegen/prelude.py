@@ -137,6 +137,28 @@ class Prelude:
             return self._scalar_helper(name, dtype)
         return self._vector_helper(name, dtype, width)
 
+    def sixteen(self, values: Sequence[int], width: int) -> str:
+        """The name of a function from int32 vectors to the one of sixteen floats that each one's lowest four bits number."""
+        v, i = self.vector(f32, width), self.vector(i32, width)
+        signed, first = [k - 16 * (k > 7) for k in range(16)], values[0]
+        if list(values) == signed:
+            name, plain = "signed", f"return __builtin_convertvector((n << 28) >> 28, {v});"
+        elif list(values) == [first + k for k in range(16)]:
+            name = f"from_{first}" if first >= 0 else f"from_minus_{-first}"
+            plain = f"return __builtin_convertvector((n & 15) + ({first}), {v});"
+        else:
+            name = "_".join(["of", *(f"{x}" if x >= 0 else f"m{-x}" for x in values)])
+            picks = ", ".join(str(x) for x in values)
+            lanes = self.literal(v, [f"t[n[{k}] & 15]" for k in range(width)])
+            plain = f"const float t[16] = {{{picks}}};\n  return {lanes};"
+        full = f"rt_four_bits_{name}_{suffix(f32, width)}"
+        self.add(full, f"{self.inline} {v} {full}({i} n) {{{self.lookup(values, width, plain)}}}")
+        return full
+
+    def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
+        """The body of such a function, `plain` where the machine has no better way."""
+        return f" {plain} "
+
     def _half(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
         """A conversion between the bits of 16-bit floats and f32."""
         needs, body = math.HALVES[name]

@@ -1,8 +1,9 @@
-"""Full tiles without their bound checks: the `peel` and `pow2` tails of loops.
+"""Full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops.
 
 A loop `o` with conditions `base + o*T + r < bound` below it (r from inner loops, at most R - 1) runs F full iterations,
 F = clamp((bound - base - R + T) // T, 0, extent), in which those conditions hold. The rest keeps them (`peel`) or, when one
-tile loop of extent T remains, is done in pieces of descending powers of two chosen by the bits of the remainder (`pow2`).
+tile loop of extent T remains, is done in pieces of descending powers of two chosen by the bits of the remainder (`pow2`), or as
+the one tile of its own height among those of all heights (`exact`).
 The meaning is that of keeping every condition.
 """
 
@@ -60,7 +61,7 @@ class Guard:
 
 
 def lower_tails(n: Node, algebra: Algebra) -> Node:
-    """Split every loop with a `peel` or `pow2` tail, outermost first."""
+    """Split every loop with a tail of its own, outermost first."""
     return _Splitter(algebra, home_loops(n)).run(n)
 
 
@@ -136,7 +137,7 @@ class _Splitter:
         full, single = self._full(f, guards)
         dropped = {g.cond for g in guards}
         fast = _drop(f.body, dropped)
-        rest = self._pieces(f, guards, dropped) if f.tail == "pow2" else None
+        rest = self._pieces(f, guards, dropped) if f.tail in ("pow2", "exact") else None
         slow = self._clone(f.body, self._private(f)) if rest is None else rest
         known = as_constant(algebra.static(full))
         limit = Var(f"{f.var.name}_full")
@@ -201,7 +202,8 @@ class _Splitter:
         return swap_buffers(n, lambda b, i: (fresh[b], i) if b in fresh else None) if fresh else n
 
     def _pieces(self, f: Loop, guards: tuple[Guard, ...], conds: set[Expr]) -> Node | None:
-        """The last tile as pieces of h = T/2 .. 1 rows, chosen by the bits of the remainder; None where that does not apply.
+        """The last tile as pieces of h = T/2 .. 1 rows, chosen by the bits of the remainder, or for `exact` as one of h = T-1 .. 1
+        rows; None where that does not apply.
 
         It applies when all conditions agree on one bound, each has one tile loop of extent T, and every statement is under
         the condition or stores to memory private to the iteration.
@@ -221,6 +223,10 @@ class _Splitter:
         amount = algebra.expr(plus(g.rest, {(f.var,): -g.tile}))
         body = _drop(f.body, conds)
         parts: list[Node] = []
+        if f.tail == "exact":
+            for h in range(g.tile - 1, 0, -1):
+                parts.append(when(eq(left, const(h)), self._clone(_shrink(body, tiles, h), private)))
+            return Let(left, maximum(minimum(amount, g.tile - 1), 0), block(*parts))
         h = 1 << (g.tile - 1).bit_length() - 1
         while h >= 1:
             shrunk = _shrink(body, tiles, h)

@@ -16,6 +16,7 @@ from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.places import C_INFIX, Lane, Places, bracketed
 from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, computed, stored
 from relax_tune.ir.codegen.registers import Layout
+from relax_tune.ir.codegen.small_ints import fits, four_bits, power_of_two
 from relax_tune.ir.dtype import DType, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, const
 from relax_tune.ir.stmt import Store
@@ -116,12 +117,35 @@ class Values(Places):
         assert isinstance(e, Op)
         if e.op in ("lt", "le", "eq", "ne"):
             return self._compare(e)
+        taken = self._taken_branch(e)
+        if taken is not None:
+            return self.text(taken)
+        few = self._four_bits(e)
+        if few is not None:
+            return few, True
         args = [self.text(a) for a in e.args]
         if not any(v for _t, v in args):
             return self._scalar(e, [t or "" for t, _v in args]), False
         if any(t is None for t, _v in args):
             return self._by_lane(e), True
         return self._vector(e, [(t or "", v) for t, v in args])
+
+    def _taken_branch(self, e: Op) -> Expr | None:
+        """The branch of a select whose condition on indices is settled here."""
+        if e.op != "select" or not isinstance(e.args[0], Op) or any(a.dtype is not i64 for a in e.args[0].args):
+            return None
+        known = self.algebra.decide(e.args[0])
+        return None if known is None else e.args[1 if known else 2]
+
+    def _four_bits(self, e: Op) -> str | None:
+        """A vector of floats that four bits of each int32 choose."""
+        if e.op != "cast" or e.dtype is not f32 or not e.args[0].dtype.is_int or not self.moves(e):
+            return None
+        found = four_bits(e.args[0], self._taken_branch)
+        text, moving = (None, False) if found is None else self.text(found.source)
+        if found is None or text is None or not moving:
+            return None
+        return f"{self.prelude.sixteen(found.values, self.width)}({text}{f' >> {found.shift}' if found.shift else ''})"
 
     def _bracket(self, p: Poly) -> str:
         return bracketed(self.poly_text(p))
@@ -228,6 +252,10 @@ class Values(Places):
             if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
                 args = args[::-1]
             return f"({args[0][0]} {C_INFIX[name]} {args[1][0]})", True
+        if name in ("floordiv", "floormod") and e.dtype is i32 and args[0][1]:
+            shift = power_of_two(e.args[1])
+            if shift is not None:
+                return f"({args[0][0]} {f'>> {shift}' if name == 'floordiv' else f'& {(1 << shift) - 1}'})", True
         if name in ("min", "max"):
             return self._extreme(e, [self.splat(*x, e.dtype) for x in args], w), True
         if name == "select":
@@ -253,6 +281,11 @@ class Values(Places):
         source, target = computed(e.args[0].dtype), computed(e.dtype)
         if target is i64:
             return None, True
+        inner = e.args[0]
+        if source in (i8, u8) and target in VECTOR_TYPES and isinstance(inner, Op) and inner.op == "cast":
+            wide, moving = self.text(inner.args[0])
+            if inner.args[0].dtype is i32 and wide is not None and moving and fits(inner.args[0], source):
+                source, text = i32, wide  # there and back again
         found = None if e.dtype.is_half and source is f64 else self._converted(source, target, text)
         if found is None:
             return self._by_lane(e), True

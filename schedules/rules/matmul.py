@@ -58,13 +58,13 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
-    _inline_around(s, main)
+    inline_around(s, main)
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="local")
     else:
         s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     epilogue = final_block(s.func)
-    roles = contraction(find_block(s.func, main), _column(s, main, epilogue))
+    roles = contraction(find_block(s.func, main), output_column(s, main, epilogue))
     copy = _pack(s, main, roles.operand.buffer.name, roles.column, choice.packed)
 
     nest = dict(zip((i.var for i in find_block(s.func, main).iters), s.loops_of(main), strict=True))
@@ -110,7 +110,7 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     return s
 
 
-def _inline_around(s: Schedule, main: str) -> None:
+def inline_around(s: Schedule, main: str) -> None:
     """Fold spatial producers into the contraction and the chain after it into its last block."""
     for b in blocks(s.func.body):
         if b.name != main and inlinable(s.func, b):
@@ -121,7 +121,7 @@ def _inline_around(s: Schedule, main: str) -> None:
         raise ScheduleError(f"{s.func.name}: more than a contraction and its epilogue")
 
 
-def _column(s: Schedule, main: str, epilogue: Block) -> Var:
+def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
     """The contraction's iterator that is contiguous in the output."""
     block = find_block(s.func, main)
     access = next(x for x in block_loads(epilogue) if x.buffer is block.body.buffer)

@@ -20,7 +20,7 @@ from relax_tune.ir.interp import run_prim
 from relax_tune.runtime.device.base import Device
 
 LANGUAGES = ("c", "opencl")
-TAILS = ("predicate", "peel", "pow2")
+TAILS = ("predicate", "peel", "pow2", "exact")
 
 
 @pytest.fixture(scope="module", params=LANGUAGES)
@@ -36,7 +36,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 TILES: tuple[tuple[int, int, Any], ...] = (
     (4, 16, "pow2"), (4, 16, "peel"), (6, 8, "pow2"), (3, 5, "pow2"), (3, 24, "peel"), (1, 8, "predicate"),
-    (4, 12, "predicate"), (2, 20, "pow2"),
+    (4, 12, "predicate"), (2, 20, "pow2"), (5, 16, "exact"), (2, 24, "exact"),
 )  # fmt: skip
 
 

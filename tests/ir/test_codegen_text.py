@@ -134,7 +134,8 @@ def test_refusals_say_what_to_do() -> None:
     with pytest.raises(BuildError, match="constant extent"):
         generate(PrimFunc("f", (y,), 1, seq(first, loop), (x,)), TARGETS["c"])
     with pytest.raises(BuildError, match="inside one kernel"):
-        split_kernels(PrimFunc("f", (y,), 1, seq(first, loop), (x,)))
+        split_kernels(PrimFunc("f", (y,), 1, seq(replace(first, kind="parallel"), loop), (x,)))
+    assert len(split_kernels(PrimFunc("f", (y,), 1, seq(first, loop), (x,)))) == 1  # one thread does both
     with pytest.raises(BuildError, match="global memory"):
         generate(PrimFunc("f", (x, y), 1, loop), TARGETS["c"])
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from relax_tune.ir.dtype import DType, f32, i64
 from relax_tune.ir.expr import Var, call, cast, const, div, lt, maximum, select
 from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.elementwise import Add, Relu
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.ir.tensor_builder import TensorBuilder
 
 
@@ -107,6 +114,43 @@ def matmul(
     )
     b.reduce(c, (depth,), const(0.0), lambda acc, i, j, r: acc + cast(x[i, r], f32) * cast(w[r, j], f32), name="mm")
     b.compute(out, lambda i, j: cast(maximum(c[i, j] + bias[j], const(0.0)), stored), name="relu")
+    return b.finish()
+
+
+def dense(n: int, k: int, rows: int | None = None, stored: DType = f32) -> PrimFunc:
+    """max(x @ w.T + bias, 0) with a constant w of (n, k)."""
+    m = Var("m") if rows is None else const(rows)
+    b = TensorBuilder("dense")
+    x, w, bias = (
+        b.input("x", (m, k), stored),
+        b.input("w", (n, k), stored, const=True),
+        b.input("bias", (n,), const=True),
+    )
+    c, d = b.alloc("C", (m, n)), b.output("D", (m, n))
+    b.reduce(c, (k,), const(0.0), lambda acc, i, j, r: acc + cast(x[i, r], f32) * cast(w[j, r], f32), name="mm")
+    b.compute(d, lambda i, j: maximum(c[i, j] + bias[j], const(0.0)), name="relu")
+    return b.finish()
+
+
+def quantised(
+    n: int, k: int, bits: int, group: int | None = None, transposed: bool = True, rows: int | None = None
+) -> PrimFunc:
+    """max(x @ w + bias, 0) of an (m, k) and a weight kept in so many bits, as `QuantizeWeights` and lowering make it."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("m") if rows is None else rows, k))
+    w = g.constant("w", np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32))
+    y = g.call(Add(), g.call(Matmul(transposed), x, w), g.constant("bias", np.ones(n, np.float32)))
+    lowered = lower(QuantizeWeights(bits, group)(g.finish(g.call(Relu(), y))))
+    (func,) = lowered.prims.values()
+    return func
+
+
+def rows_by_vector(k: int | None = None, stored: DType = f32) -> PrimFunc:
+    """y = A @ x of an (m, k) and a vector, as a product with one column."""
+    m, depth = Var("m"), Var("k") if k is None else const(k)
+    b = TensorBuilder("rows_by_vector")
+    a, x, y = b.input("A", (m, depth), stored), b.input("x", (depth, const(1)), stored), b.output("y", (m, const(1)))
+    b.reduce(y, (depth,), const(0.0), lambda acc, i, j, r: acc + cast(a[i, r], f32) * cast(x[r, j], f32), name="mv")
     return b.finish()
 
 

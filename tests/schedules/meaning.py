@@ -31,7 +31,7 @@ def make_inputs(func: PrimFunc, dims: Mapping[str, int], seed: int = 0) -> list[
         shape = tuple(size_of(d, dims, func) for d in b.shape)
         if b.dtype.is_int:
             fill = input_fill(func, b)
-            made.append(rng.integers(0, int(fill.high), shape).astype(b.dtype.numpy))
+            made.append(rng.integers(int(fill.low), int(fill.high), shape).astype(b.dtype.numpy))
         else:
             made.append(rng.standard_normal(shape).astype(b.dtype.numpy))
     return made

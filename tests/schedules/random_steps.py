@@ -16,7 +16,7 @@ from relax_tune.schedules.schedule import PRIMITIVES
 Step = tuple[str, dict[str, Any]]
 TUNABLES = (Tunable("T0", (1, 2, 3, 5)), Tunable("T1", (2, 4)))
 KINDS = ("serial", "parallel", "vectorized", "unrolled", "group", "item")
-TAILS = ("predicate", "peel", "pow2")
+TAILS = ("predicate", "peel", "pow2", "exact")
 # a step that changes the nest gets more turns than one that only marks it
 WEIGHTS = {"split": 4, "fuse": 3, "reorder": 3, "compute_at": 4, "reverse_compute_at": 4, "set_tail": 0.5, "rfactor": 3}
 
@@ -167,6 +167,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "multiply_by_reciprocal": lambda v: {"block": v.block()},
     "decompose_reduction": _reduction,
     "rfactor": lambda v: {**_reduction(v), "scope": v.rng.choice(["local", "global"])},
+    "hoist_factors": lambda v: {"block": v.block()},
     "tree_reduce": lambda v: {"block": v.block()},
     "cache_read": lambda v: {
         "block": v.block(),

@@ -107,6 +107,7 @@ CASES: dict[str, Case] = {
             ("rfactor", {"block": "row_sum", "loop": "row_sum_k_1"}),
         ],
     ),
+    "hoist_factors": Case(lambda: make.quantised(3, 5, 8), [("hoist_factors", {"block": "matmul"})]),
     "tree_reduce": Case(lambda: make.matmul(3, 5, epilogue=False), [("tree_reduce", {"block": "mm"})]),
     "cache_read": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_read", {"block": "mm", "buffer": "W"})]),
     "cache_write": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_write", {"block": "mm"})]),
