@@ -10,7 +10,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, const, eq, floormod, free_vars, mul, substitute
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import For, LoopKind, Tail, loops
+from relax_tune.ir.stmt import For, LoopKind, Tail, loops, walk
 from relax_tune.schedules.excerpt import loop_nest, named_in
 from relax_tune.schedules.nest import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives import arithmetic as on_arithmetic
@@ -244,6 +244,10 @@ def _fits(wanted: Mapping[str, str], name: str, value: Any) -> bool:
     return name in wanted and _FITS.get(wanted[name], _FITS["str"])(value)
 
 
+# Of a function that a trace makes: steps can double it, and traces may come from anywhere.
+MOST_STATEMENTS = 1000
+
+
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
     """Apply a trace to a function. Raises ScheduleError for a step that does not apply: its number, why, the step as Python with
     carets under names the function does not have, and the loop nest it was to act on with carets where it was to."""
@@ -252,7 +256,13 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
         schedule.tunables[t.name] = t
     for number, step in enumerate(trace.steps, 1):
         try:
+            before = schedule.func
             schedule.apply(step.primitive, **dict(step.args))
+            if sum(1 for _ in walk(schedule.func.body)) > MOST_STATEMENTS:
+                schedule.func = before
+                raise ScheduleError(
+                    f"{func.name}: wanted at most {MOST_STATEMENTS} loops and blocks after a step, found more"
+                )
         except ScheduleError as error:
             raise ScheduleError(
                 f"step {number} of the trace does not apply: {error}\n{_located(step, schedule.func)}"

@@ -19,10 +19,11 @@ from tests.schedules.test_symbolic_factors import padded, sliced
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.function import PrimFunc
+from relax_tune.schedules import schedule
 from relax_tune.schedules.schedule import Schedule, replay
 from relax_tune.schedules.sketch import simplify_func
 from relax_tune.schedules.symbols import place
-from relax_tune.schedules.trace import Trace
+from relax_tune.schedules.trace import Step, Trace
 
 NOWHERE = "nothing_called_so"
 # by kind of argument, what is never right there
@@ -83,6 +84,17 @@ def test_a_step_with_a_wrong_argument_is_shown_where_it_was_to_act(name: str) ->
         assert nest and carets, str(error.value)
         tried += 1
     assert tried >= 5 * len(trace.steps)
+
+
+def test_steps_that_double_the_loops_again_and_again_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MOST_STATEMENTS", 100)
+    steps, names = list[Step](), ["inc_i"]
+    for _ in range(8):
+        steps.append(Step("split", (("loop", names[-1]), ("factors", (None, 2)))))
+        names.append(f"{names[-1]}_1")
+    steps += [Step("partition", (("loop", f"{n}_0"), ("factor", 2))) for n in reversed(names[:-1])]
+    with pytest.raises(ScheduleError, match="wanted at most 100 loops and blocks"):
+        replay(Trace(tuple(steps)), make.chain())
 
 
 _ATOMS = st.one_of(
