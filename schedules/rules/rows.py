@@ -34,12 +34,16 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         ("keep_none", "none", False),
     ]
     seen: set[str] = set()
+    short = False
     for order in ("parallel",) if machine.groups else ("parallel", "serial"):
         for name, keep, in_registers in forms:
+            if short and keep != "expensive":
+                continue  # of a row in registers nothing is stored or computed again
             try:
                 schedule = build(func, machine, order == "parallel", keep, in_registers)
             except ScheduleError:
                 continue
+            short = short or in_registers
             text = schedule.trace.to_json()
             if text not in seen:
                 seen.add(text)
@@ -69,7 +73,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_regis
         for block in blocks(s.func.body):
             _vectorise_whole(s, block.name, f_1, machine)
     else:
-        width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
+        width = s.tunable("VL", _widths(s.func, machine))
         stages = [_vectorise(s, block.name, f_1, width) for block in blocks(s.func.body)]
         _merge(s, [loop for loop in stages if loop is not None])
     for block in blocks(s.func.body):
@@ -79,6 +83,15 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_regis
     elif parallel:
         s.set_kind(f_0, "parallel")
     return s
+
+
+def _widths(func: PrimFunc, machine: Machine) -> list[int]:
+    """One, two or four vectors; no more than constant rows fill."""
+    extents = [as_int(b.iters[-1].extent) for b in blocks(func.body) if b.iters]
+    known = [e for e in extents if e is not None]
+    longest = max(known) if known and len(known) == len(extents) else None
+    options = [machine.lanes * u for u in (1, 2, 4)]
+    return [w for w in options if longest is None or w < longest + machine.lanes] or options[:1]
 
 
 def _require_short(func: PrimFunc, machine: Machine) -> None:
