@@ -121,10 +121,11 @@ class MemoryStore:
         kinds: Sequence[VariantKind] | None = None,
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
+        limit: int | None = None,
     ) -> list[Measurement]:
         with self._lock:
             found = sorted(self._matching(target, workload, status, kinds, symbols, regime), key=lambda m: m.id)
-        return [_copy(measurement) for measurement in found]
+        return [_copy(measurement) for measurement in found[:limit]]
 
     def _matching(
         self,

@@ -260,12 +260,20 @@ class SqlStore:
         kinds: Sequence[VariantKind] | None = None,
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
+        limit: int | None = None,
     ) -> list[Measurement]:
         point = None if symbols is None else symbols_text(symbols)
         conditions = MeasurementRow.matching(
             target, workload=workload, symbols=point, status=status, kinds=kinds, regime=regime
         )
-        return self._select("read measurements", conditions)
+        if limit is None:
+            return self._select("read measurements", conditions)
+        with self._read("read ids") as connection:  # sorted here: engines disagree on how text sorts
+            ids = sorted(connection.execute(select(MeasurementRow.id).where(*conditions)).scalars())
+        found: list[Measurement] = []
+        for chunk in _chunks(ids[:limit]):
+            found += self._select("read measurements", [MeasurementRow.id.in_(chunk)])
+        return found
 
     @patient
     def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:

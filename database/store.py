@@ -107,8 +107,12 @@ class Store(Protocol):
         kinds: Sequence[VariantKind] | None = None,
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
+        limit: int | None = None,
     ) -> list[Measurement]:
-        """Measurements of a target, by id; each further argument that is given narrows."""
+        """Measurements of a target, by id; each further argument that is given narrows, `limit` to the first so many.
+
+        Tuning jobs make ids by hashing, so the first few are a fair sample, and the same one in whatever order records came.
+        """
         ...
 
     def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:

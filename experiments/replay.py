@@ -1,52 +1,96 @@
-"""Search quality on recorded GPU spaces: what fraction of the optimum is reached after so many evaluations.
+"""Search quality where every answer is known: what fraction of the optimum is reached after so many evaluations.
 
-    python experiments/replay.py [--seeds 25] [--strategies evolution,random]
+    python experiments/replay.py [--seeds 25] [--strategies evolution,random,optuna] [--peer-python KT/bin/python]
 
-Plays every strategy against the spaces of tests/data/replay with many seeds and writes experiments/results/replay.json (every curve's
-summary, the settings and the environment) and replay.md (the table). Nothing is timed: the machine and its load do not change the
-numbers.
+Plays strategies against the recorded GPU spaces of tests/data/replay, and against the formulas of `synthetic_spaces.py` (labels
+without order, narrow constraints, several basins, noise), whose structure is another one. With `--peer-python`, an interpreter that
+has the package kernel_tuner, Kernel Tuner's own strategies play the recorded spaces in its simulation mode, each once for every
+budget, since some of them plan by it.
 
-How the settings were found: kernel, coordinates, shares and design were compared on seeds from 100 up, 12 to 60 of them, so seeds
-0-24 say something new. On those, a design of 20 points was run once beside the default of 16 and is no better (GEMM median@50 .911,
-worst@110 .898, worst@200 1.000). Medians at 50 on GEMM vary a lot between sets of 25 seeds: .918 on 0-24, 1.000 on 1000-1024.
+Writes experiments/results/replay.json (summaries, settings, environment) and replay.md (the table) after every strategy, and goes
+on from there when it is run again: what was played by the same code, versions and seeds is not played twice. Nothing is timed, so
+the machine and its load do not change the numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import synthetic_spaces
 
+import relax_tune.tuner.search
 from relax_tune.tuner.cost_model import BoosterSettings
 from relax_tune.tuner.search.base import SearchProblem
 from relax_tune.tuner.search.evolution import EvolutionSettings
 from relax_tune.tuner.search.registry import make_strategy
-from relax_tune.tuner.search.replay import RECORDED, load_recorded, replay
+from relax_tune.tuner.search.replay import RecordedSpace, recorded_spaces, replay
 
 ROOT = Path(__file__).resolve().parent
 DATA = ROOT.parent / "tests" / "data" / "replay"
 CHECKPOINTS = (50, 110, 200)
 GOALS = {("worst", 200): 0.95, ("worst", 110): 0.92, ("median", 50): 0.92}
+# Kernel Tuner's names of its strategies, all with their default options.
+PEERS = (
+    "random_sample", "genetic_algorithm", "pso", "simulated_annealing", "dual_annealing", "basinhopping", "greedy_ils",
+    "greedy_mls", "mls", "diff_evo", "firefly_algorithm", "hybrid_vndx", "adaptive_tabu_greywolf", "bayes_opt",
+)  # fmt: skip
+
+Curves = np.ndarray[Any, np.dtype[np.float64]]
+Entry = dict[str, Any]
 
 
-def summary(curves: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, dict[str, float]]:
-    """Median, tenth percentile and worst of the curves (seeds, evaluations) at each checkpoint."""
+def summary(reached: Mapping[int, Curves]) -> dict[str, dict[str, float]]:
+    """Median, tenth percentile and worst of the fractions (seeds,) reached at each checkpoint."""
     out = {}
-    for at in CHECKPOINTS:
-        reached = curves[:, at - 1]
-        values = {"median": np.median(reached), "p10": np.quantile(reached, 0.1), "worst": reached.min()}
+    for at, of in reached.items():
+        values = {"median": np.median(of), "p10": np.quantile(of, 0.1), "worst": of.min()}
         out[str(at)] = {name: round(float(value), 4) for name, value in values.items()}
     return out
 
 
-def environment() -> dict[str, str]:
+def ours(name: str, recorded: RecordedSpace, seeds: Sequence[int], batch: int) -> dict[str, dict[str, float]]:
+    """One of our strategies; a single run serves all budgets, of which it knows nothing."""
+    curves = []
+    for seed in seeds:
+        strategy = make_strategy(name, SearchProblem(recorded.space), np.random.default_rng(seed))
+        curves.append(replay(strategy, recorded, CHECKPOINTS[-1], batch))
+    stacked = np.stack(curves)
+    return summary({at: stacked[:, at - 1] for at in CHECKPOINTS})
+
+
+def peers(python: str, name: str, recorded: RecordedSpace, seeds: Sequence[int]) -> dict[str, dict[str, float]]:
+    """One of Kernel Tuner's strategies."""
+    budgets = ",".join(map(str, CHECKPOINTS))
+    command = [
+        python,
+        str(ROOT / "replay_peer.py"),
+        str(DATA),
+        recorded.name,
+        name,
+        str(seeds[0]),
+        str(len(seeds)),
+        budgets,
+    ]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    reached: dict[int, list[float]] = {at: [] for at in CHECKPOINTS}
+    for line in answer.stdout.splitlines():
+        run = json.loads(line)
+        worked = [t for t in run["times"][: run["budget"]] if t is not None]
+        reached[run["budget"]].append(recorded.optimum * 1e3 / min(worked) if worked else 0.0)
+    return summary({at: np.asarray(values) for at, values in reached.items()})
+
+
+def environment(peer_python: str | None) -> dict[str, str]:
     """Versions that can change the numbers."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
     for package in ("numpy", "xgboost", "optuna"):
@@ -54,67 +98,117 @@ def environment() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "absent"
+    if peer_python is not None:
+        ask = "import importlib.metadata as m, json; print(json.dumps({p: m.version(p) for p in ('kernel_tuner', 'numpy', 'scipy')}))"
+        answer = subprocess.run([peer_python, "-c", ask], capture_output=True, text=True, check=True)
+        found |= {f"peer {package}": number for package, number in json.loads(answer.stdout).items()}
     return found
 
 
-def table(results: dict[str, dict[str, dict[str, dict[str, float]]]], seeds: dict[str, int]) -> str:
+def code_digest() -> str:
+    """Changes when anything of the search does."""
+    folder = Path(relax_tune.tuner.search.__file__).parent
+    files = sorted([*folder.glob("*.py"), folder.parent / "cost_model.py", Path(synthetic_spaces.__file__)])
+    state = hashlib.blake2b(digest_size=8)
+    for file in files:
+        state.update(file.read_bytes())
+    return state.hexdigest()
+
+
+def table(entries: Mapping[str, Entry]) -> str:
     """The results as Markdown; a goal that is missed is marked."""
     lines = [
-        "# Recorded spaces: fraction of the optimum reached",
+        "# Fraction of the optimum reached after so many evaluations",
         "",
-        "Written by `experiments/replay.py`. Goals for the default strategy: worst@200 >= .95, worst@110 >= .92, median@50 >= .92.",
-        "How the settings were found, and what else was tried, is told at the top of that file.",
-        "",
-        "| space | strategy | seeds | "
-        + " | ".join(f"{kind}@{at}" for at in CHECKPOINTS for kind in ("median", "worst"))
-        + " | goals |",
-        "|---|---|---|" + "---|" * (2 * len(CHECKPOINTS) + 1),
+        "Written by `experiments/replay.py`, which says what is played. Goals for the default strategy on recorded spaces:",
+        "worst@200 >= .95, worst@110 >= .92, median@50 >= .92. `kt:` are Kernel Tuner's own strategies with default options,",
+        "in its simulation mode.",
     ]
-    for space, by_strategy in results.items():
-        for strategy, at in by_strategy.items():
-            met = all(at[str(n)][kind] >= goal for (kind, n), goal in GOALS.items())
-            cells = [f"{at[str(n)][kind]:.3f}" for n in CHECKPOINTS for kind in ("median", "worst")]
+    for kind, title in (("recorded", "Recorded GPU spaces"), ("synthetic", "Formulas")):
+        lines += ["", f"## {title}", ""]
+        lines.append(
+            "| space | strategy | seeds | "
+            + " | ".join(f"{k}@{at}" for at in CHECKPOINTS for k in ("median", "worst"))
+            + " | goals |"
+        )
+        lines.append("|---|---|---|" + "---|" * (2 * len(CHECKPOINTS) + 1))
+        for entry in sorted((e for e in entries.values() if e["kind"] == kind), key=_place):
+            at = entry["reached"]
+            met = all(at[str(n)][of] >= goal for (of, n), goal in GOALS.items())
+            cells = [f"{at[str(n)][of]:.3f}" for n in CHECKPOINTS for of in ("median", "worst")]
+            name = f"**{entry['strategy']}**" if entry["strategy"] == "evolution" else entry["strategy"]
             lines.append(
-                f"| {space} | {strategy} | {seeds[strategy]} | "
+                f"| {entry['space']} | {name} | {entry['seeds']} | "
                 + " | ".join(cells)
                 + f" | {'met' if met else 'missed'} |"
             )
     return "\n".join(lines) + "\n"
 
 
+def _place(entry: Entry) -> tuple[Any, ...]:
+    return (
+        entry["space"],
+        entry["strategy"] != "evolution",
+        -entry["reached"][str(CHECKPOINTS[1])]["median"],
+        entry["strategy"],
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=25, help="runs of each strategy on each space")
-    parser.add_argument("--optuna-seeds", type=int, default=5, help="runs of the optuna strategy, which is much slower")
+    parser.add_argument(
+        "--optuna-seeds", type=int, default=5, help="runs of the optuna strategies, which are much slower"
+    )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=8, help="candidates in a synchronous batch")
     parser.add_argument("--strategies", default="evolution,random,optuna")
+    parser.add_argument("--peer-python", help="interpreter of an environment with the package kernel_tuner")
+    parser.add_argument("--peers", default=",".join(PEERS), help="Kernel Tuner's strategies")
+    parser.add_argument("--spaces", help="names of spaces; all by default")
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder for replay.json and replay.md")
     chosen = parser.parse_args(arguments)
-    strategies = chosen.strategies.split(",")
-    seeds = {name: chosen.optuna_seeds if name == "optuna" else chosen.seeds for name in strategies}
-    results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    for space, constraint in RECORDED.items():
-        recorded = load_recorded(DATA / f"{space}.csv.gz", constraint)
-        results[space] = {}
-        for name in strategies:
-            curves = []
-            for seed in range(chosen.first_seed, chosen.first_seed + seeds[name]):
-                strategy = make_strategy(name, SearchProblem(recorded.space), np.random.default_rng(seed))
-                curves.append(replay(strategy, recorded, CHECKPOINTS[-1], chosen.batch))
-            results[space][name] = summary(np.stack(curves))
-            print(space, name, results[space][name], flush=True)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    document = {
-        "environment": environment(),
-        "batch": chosen.batch,
-        "first_seed": chosen.first_seed,
-        "seeds": seeds,
-        "settings": {"evolution": asdict(EvolutionSettings()), "xgboost": asdict(BoosterSettings())},
-        "results": results,
-    }
-    (chosen.out / "replay.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-    (chosen.out / "replay.md").write_text(table(results, seeds))
+    file = chosen.out / "replay.json"
+    entries: dict[str, Entry] = json.loads(file.read_text()).get("entries", {}) if file.exists() else {}
+    about, digest = environment(chosen.peer_python), code_digest()
+    makers = {n: ("recorded", lambda r=r: r) for n, r in recorded_spaces(DATA).items()}
+    makers |= {n: ("synthetic", make) for n, make in synthetic_spaces.SPACES.items()}
+    for space, (kind, make) in makers.items():
+        if chosen.spaces and space not in chosen.spaces.split(","):
+            continue
+        recorded: RecordedSpace | None = None
+        names = chosen.strategies.split(",") if chosen.strategies else []
+        if chosen.peer_python is not None and kind == "recorded":
+            names += [f"kt:{peer}" for peer in chosen.peers.split(",")]
+        for name in names:
+            count = chosen.optuna_seeds if name.startswith("optuna") else chosen.seeds
+            seeds = range(chosen.first_seed, chosen.first_seed + count)
+            peer = name.removeprefix("kt:") if name.startswith("kt:") else None
+            made_with = {"first_seed": chosen.first_seed, "seeds": count, "python": about["python"]}
+            made_with |= (
+                {"kernel_tuner": about["peer kernel_tuner"]} if peer else {"batch": chosen.batch, "code": digest}
+            )
+            if entries.get(f"{space} {name}", {}).get("made_with") == made_with:
+                continue
+            recorded = recorded or make()
+            reached = (
+                peers(chosen.peer_python, peer, recorded, seeds) if peer else ours(name, recorded, seeds, chosen.batch)
+            )
+            entry = {
+                "space": space,
+                "kind": kind,
+                "strategy": name,
+                "seeds": count,
+                "made_with": made_with,
+                "reached": reached,
+            }
+            entries[f"{space} {name}"] = entry
+            print(space, name, reached, flush=True)
+            chosen.out.mkdir(parents=True, exist_ok=True)
+            settings = {"evolution": asdict(EvolutionSettings()), "xgboost": asdict(BoosterSettings())}
+            document = {"environment": about, "settings": settings, "entries": entries}
+            file.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+            (chosen.out / "replay.md").write_text(table(entries))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class FeatureFunction:
     """The features of one sketch as a vectorised function."""
 
     def __init__(self, sketch: Sketch, machine: Machine) -> None:
+        self.tunables = sketch.tunables
         self.features = sketch_features(sketch.func, machine)
         exprs = [e for f in self.features for e in (f.numerator, f.denominator)]
         self._run, self.variables = compile_numpy(exprs)

@@ -21,6 +21,7 @@ CASES = {
     ),
     "onnx_model": (["--trials", "1"], r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, found 65", ["ccompiler"]),
     "query_database": ([], r"softmax at s0=64: [\d.]+ us .*\b(tuned|generic)\b", ["ccompiler"]),
+    "search_any_space": ([], r"^ 48 evaluations: best [\d.]+ ms with \{'tile_x': \d+", []),
     "sentence_search": (
         ["How does a compiler work?", "--db", "memory://"],
         r"^0\.\d+  Source code is turned into instructions",

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -25,11 +26,13 @@ from relax_tune.tuner.holder import lives
 from relax_tune.tuner.interrupts import shielded
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
-from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
+from relax_tune.tuner.scheduling import WORTHWHILE
+from relax_tune.tuner.search.base import SearchProblem, SearchStrategy, TrainingRows
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import Choices, Task, points_array
 from relax_tune.tuner.task_state import TaskState
+from relax_tune.tuner.warm_start import History, roofline
 
 FORMAT_VERSION = 1
 # A lease is renewed while its batch is measured; it outlives its job by no more than this.
@@ -38,6 +41,10 @@ LEASE_SECS = 60.0
 LEASE_POLL_SECS = 0.5
 # Contenders get this many times the time a trial gets.
 FINAL_BUDGETS = 3
+# Samples of a shape in a trial, at least and at most; and of a contender, more than twice as many: of the samples of both, the
+# median is then one of the second timing's, and luck in the first, which is what made a contender, does not decide.
+ROUNDS = (3, 20)
+FINAL_ROUNDS = (7, 60)
 # The longest a single step of a measurement may take before its process is killed.
 DEADLINE_SECS = 30.0
 
@@ -100,6 +107,7 @@ class Tuner:
         self._references: dict[tuple[str, int], CheckCase] = {}
         self._lease: Lease | None = None
         self._renewed = 0.0
+        self._history = History(store, target_key, {c.task.key for c in choices})
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
 
     def _open(self, choices: Choices, position: int) -> TaskState:
@@ -118,8 +126,15 @@ class Tuner:
 
     def _strategy(self, state: TaskState) -> SearchStrategy:
         choices, domain = state.choices, state.task.domain
-        problem = SearchProblem(choices.space, points_array(domain.points), list(domain.weights))
+        points = points_array(domain.points)
+        scale = roofline(choices.space, points, choices.machine)
+        known = partial(self._known_elsewhere, choices)
+        problem = SearchProblem(choices.space, points, list(domain.weights), scale, history=known)
         return make_strategy(self.settings.strategy, problem, state.rng)
+
+    def _known_elsewhere(self, choices: Choices) -> TrainingRows | None:
+        with shielded():
+            return self._history.rows(choices)
 
     def _reseed(self, state: TaskState) -> None:
         """Make the next draw depend on the seed and on how much is on record, not on how often the job was interrupted."""
@@ -153,8 +168,8 @@ class Tuner:
         return self.result
 
     def _next(self, but: set[int]) -> TaskState | None:
-        """The task to work on: first those without baselines, then those without a first batch, then the most promising,
-        then those whose contenders were timed only once."""
+        """The task to work on: first those without baselines, then those without a first batch, then the most promising while
+        one promises anything, then those whose contenders were timed only once."""
         able = [s for s in self.states if s.position not in but and not s.given_up]
         for wanted in (self._missing, self._wants_first):
             for state in able:
@@ -186,7 +201,9 @@ class Tuner:
         return not state.exhausted and len(state.tuned) < self._first
 
     def _wants_more(self, state: TaskState) -> bool:
-        return self._left > 0 and not state.exhausted and len(state.tuned) < 3 * self.settings.candidates
+        if self._left <= 0 or state.exhausted or len(state.tuned) >= 3 * self.settings.candidates:
+            return False
+        return self._worth(state)[0] >= WORTHWHILE * sum(s.seconds() for s in self.states)
 
     @property
     def _first(self) -> int:
@@ -202,17 +219,11 @@ class Tuner:
         return [v for v in state.baselines if not state.settled(v.key)]
 
     def _worth(self, state: TaskState) -> tuple[float, str]:
-        """Expected end-to-end seconds gained by another batch: calls x time x recent relative gain."""
-        best = state.best()
-        calls = max(1, len(state.task.sites))
-        seconds = 1.0 if best is None else best
-        return calls * seconds * max(state.last_gain, 0.01) / (
-            1 + len(state.tuned) / self.settings.candidates
-        ), state.task.key
+        """Seconds of the whole model that another batch is expected to save."""
+        return state.saving(min(self.settings.batch, self._left)), state.task.key
 
     def _round(self, state: TaskState, count: int) -> None:
         assert state.strategy is not None
-        before = state.best()
         again = state.incomplete()[:count]
         asked = []
         if len(again) < count:
@@ -226,8 +237,6 @@ class Tuner:
             state.exhausted = True
             return
         self._measure(state, list(variants.values()))
-        after = state.best()
-        state.last_gain = 1.0 if before is None or after is None else max(0.0, math.log(before / after))
 
     # -- several jobs, and tasks that cannot be tuned ----------------------------------------------------------------
 
@@ -305,7 +314,8 @@ class Tuner:
         by_id: dict[str, VariantRecord] = {}
         bindings = task.bindings()
         checks = tuple(self._check(state, n) for n in range(2))
-        policy = TimingPolicy(3, 20, budget_secs or self.settings.timing_secs, 0.1, self._stops(state))
+        least, most = ROUNDS if part == "trial" else FINAL_ROUNDS
+        policy = TimingPolicy(least, most, budget_secs or self.settings.timing_secs, 0.1, self._stops(state))
         for variant in variants:
             self._renew()
             identity = self._id(task, variant, part)

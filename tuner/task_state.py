@@ -11,6 +11,7 @@ import numpy as np
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.tuner.scheduling import expected_saving
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
 from relax_tune.tuner.task import Choices, Task
 
@@ -45,7 +46,6 @@ class TaskState:
     samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     visits: dict[tuple[str, int], int] = field(default_factory=dict)
     finals: int = 0
-    last_gain: float = 1.0
     exhausted: bool = False
     given_up: bool = False
 
@@ -75,6 +75,20 @@ class TaskState:
     def best_at(self, anchor: int) -> float | None:
         """The smallest time at one anchor."""
         return min((t for row in self.times.values() if (t := row[anchor]) is not None), default=None)
+
+    def saving(self, batch: int) -> float:
+        """Seconds of the model that a batch of more candidates is expected to save: over the anchors by weight, at every call."""
+        total = 0.0
+        rows = [row for key, row in self.times.items() if self.variants[key].kind == "tuned"]
+        for a, weight in enumerate(self.task.domain.weights):
+            best = self.best_at(a)
+            times = [t for row in rows if (t := row[a]) is not None]
+            total += weight * expected_saving(times, len(self.tuned), batch, 1.0 if best is None else best)
+        return total * max(1, len(self.task.sites))
+
+    def seconds(self) -> float:
+        """Seconds of the model that this task takes by now; 0 while some anchor has no time."""
+        return (self.best() or 0.0) * max(1, len(self.task.sites))
 
     def incomplete(self) -> list[VariantRecord]:
         """Candidates measured over another range: with no time at some anchor. Best first where they have one."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from relax_tune.runtime.signature import TensorSpec
     from relax_tune.tuner.api import TuneResult, build, tune
     from relax_tune.tuner.loop import Progress
+    from relax_tune.tuner.search.named import Search, SearchSpace
 
 # Name -> (module, name there, the extra to install for it).
 _PUBLIC = {
@@ -48,6 +49,8 @@ _PUBLIC = {
     "tune": ("relax_tune.tuner.api", "tune", "tune"),
     "TuneResult": ("relax_tune.tuner.api", "TuneResult", "tune"),
     "Progress": ("relax_tune.tuner.loop", "Progress", "tune"),
+    "SearchSpace": ("relax_tune.tuner.search.named", "SearchSpace", "tune"),
+    "Search": ("relax_tune.tuner.search.named", "Search", "tune"),
     "build": ("relax_tune.tuner.api", "build", "tune"),
     "Artifact": ("relax_tune.runtime.artifact", "Artifact", "opencl"),
     "load_artifact": ("relax_tune.runtime.artifact", "load_artifact", "opencl"),
@@ -74,6 +77,8 @@ __all__ = [
     "tune",
     "TuneResult",
     "Progress",
+    "SearchSpace",
+    "Search",
     "build",
     "Artifact",
     "load_artifact",

@@ -166,6 +166,9 @@ def test_questions_narrow(store: Store) -> None:
     assert ids(kinds=["library", "generic"]) == "ab" and ids(kinds=[]) == ""
     assert ids(symbols={"n": 9}) == "b" and ids(symbols={}) == "d"
     assert ids(regime="flushed") == "c"
+    assert (
+        ids(limit=2) == "ab" and ids(limit=2, status="failed") == "d" and ids(limit=0) == "" and ids(limit=9) == "abcd"
+    )
     assert [m.id for m in store.query(ZEN.key)] == ["a", "b", "c", "d"]
     assert [m.id for m in store.query(ZEN.key, status="failed")] == ["d"] and store.query("0" * 64) == []
     assert store.count(ZEN.key, MATMUL.key) == 4 and store.count(ZEN.key, SOFTMAX.key) == 0

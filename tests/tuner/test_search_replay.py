@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.search.base import Failure, Result, SearchProblem
-from relax_tune.tuner.search.evolution import EvolutionarySearch, EvolutionSettings, TrainingRows
+from relax_tune.tuner.search.base import Failure, Result, SearchProblem, TrainingRows
+from relax_tune.tuner.search.evolution import EvolutionarySearch, EvolutionSettings
 from relax_tune.tuner.search.registry import make_strategy
-from relax_tune.tuner.search.replay import RECORDED, RecordedRunner, RecordedSpace, load_recorded, replay
+from relax_tune.tuner.search.replay import RecordedRunner, RecordedSpace, load_recorded, recorded_spaces, replay
 from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, Sketch
 
 from .search_fixtures import PROBLEMS, bowl, play
@@ -21,9 +21,13 @@ DATA = Path(__file__).parents[1] / "data" / "replay"
 
 
 @pytest.fixture(scope="module")
-def convolution() -> RecordedSpace:
-    name = "convolution-rtx_2080_ti"
-    return load_recorded(DATA / f"{name}.csv.gz", RECORDED[name])
+def spaces() -> dict[str, RecordedSpace]:
+    return recorded_spaces(DATA)
+
+
+@pytest.fixture(scope="module")
+def convolution(spaces: dict[str, RecordedSpace]) -> RecordedSpace:
+    return spaces["convolution-rtx_2080_ti"]
 
 
 def reached(name: str, recorded: RecordedSpace, seed: int, evaluations: int = 110) -> np.ndarray:
@@ -40,8 +44,10 @@ def reached(name: str, recorded: RecordedSpace, seed: int, evaluations: int = 11
         ("convolution-rtx_3090", 6_768, 5_220, 0.523),
     ],
 )
-def test_constraints_allow_exactly_the_recorded_rows(name: str, rows: int, ran: int, best_ms: float) -> None:
-    recorded = load_recorded(DATA / f"{name}.csv.gz", RECORDED[name])
+def test_constraints_allow_exactly_the_recorded_rows(
+    spaces: dict[str, RecordedSpace], name: str, rows: int, ran: int, best_ms: float
+) -> None:
+    recorded = spaces[name]
     listed = recorded.space.listed()
     assert listed is not None
     assert set(recorded.space.candidates(listed)) == set(recorded.outcomes) and len(listed) == rows
@@ -115,9 +121,9 @@ def test_every_shape_gets_a_fast_candidate() -> None:
         assert min(times[c] for c in asked if c in times) <= sorted(times.values())[2]
 
 
-def test_history_of_other_tasks_warms_the_search_up(convolution: RecordedSpace) -> None:
+def test_history_of_other_tasks_warms_the_search_up(spaces: dict[str, RecordedSpace]) -> None:
     """Rows of the same space on another device, told as history, beat a cold start in the first modelled batch."""
-    other = load_recorded(DATA / "convolution-rtx_3090.csv.gz", RECORDED["convolution-rtx_3090"])
+    convolution, other = spaces["convolution-rtx_2080_ti"], spaces["convolution-rtx_3090"]
     codes = other.space.sample(np.random.default_rng(0), 600)
     answers = [other.outcomes[c] for c in other.space.candidates(codes)]
     log_time = np.array([np.log(a) if isinstance(a, float) else np.nan for a in answers])
@@ -126,8 +132,8 @@ def test_history_of_other_tasks_warms_the_search_up(convolution: RecordedSpace) 
     history = TrainingRows(features, log_time, np.zeros(600, dtype=np.int64))
 
     def after(rows: TrainingRows | None, seed: int) -> float:
-        strategy = EvolutionarySearch(problem, np.random.default_rng(seed), EvolutionSettings(trees=0.5), history=rows)
-        return float(replay(strategy, convolution, 24, 8)[-1])
+        told = SearchProblem(convolution.space, history=lambda: rows)
+        return float(replay(EvolutionarySearch(told, np.random.default_rng(seed)), convolution, 24, 8)[-1])
 
     warm = [after(history, seed) for seed in range(5)]
     cold = [after(None, seed) for seed in range(5)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ from relax_tune.tuner.search.space import (
     BoolArray,
     Candidate,
     CodeArray,
+    FeatureArray,
     FloatArray,
     IntArray,
     KeyArray,
@@ -46,13 +47,25 @@ class Result:
 
 
 @dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """What other tasks and devices taught, for a cost model: `features: (N, F) f32` as the space's own, NaN where a row has
+    none; `log_time: (N,)` log(seconds / roofline), NaN for failures; `groups: (N,)` one id a (task, shape), all >= 0.
+    """
+
+    features: FeatureArray
+    log_time: FloatArray
+    groups: IntArray
+
+
+@dataclass(frozen=True, eq=False)
 class SearchProblem:
     """What is to be searched.
 
     `shapes: (S, D) int64` are the anchors, `weights: (S,)` their importance (positive, summing to 1). `roofline: (S,)
     seconds` is a lower bound or any other positive scale of the time at each shape, by which times of different shapes
     become comparable (default 1). `baseline: (S,) seconds` is what can be dispatched before anything is measured, such
-    as the library (default: nothing, inf).
+    as the library (default: nothing, inf). `history` is what is known from elsewhere; strategies that cannot use it
+    ignore it, and those that can call it once, when they first need it.
 
     Raises:
         UserError: sizes that do not match, weights that are no distribution, or times that are not positive.
@@ -63,6 +76,7 @@ class SearchProblem:
     weights: FloatArray
     roofline: FloatArray
     baseline: FloatArray
+    history: Callable[[], TrainingRows | None]
 
     def __init__(
         self,
@@ -71,6 +85,7 @@ class SearchProblem:
         weights: Sequence[float] | FloatArray | None = None,
         roofline: Sequence[float] | FloatArray | None = None,
         baseline: Sequence[float] | FloatArray | None = None,
+        history: Callable[[], TrainingRows | None] = lambda: None,
     ) -> None:
         points = np.asarray(shapes, dtype=np.int64)
         if points.ndim != 2 or not len(points):
@@ -79,6 +94,7 @@ class SearchProblem:
             )
         count = len(points)
         object.__setattr__(self, "space", space)
+        object.__setattr__(self, "history", history)
         object.__setattr__(self, "shapes", points)
         for name, given, default in (
             ("weights", weights, 1.0 / count),

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_tune.tuner.cost_model import CostModel, FeatureArray, GradientBoostedModel, IntArray
+from relax_tune.tuner.cost_model import CostModel, GradientBoostedModel
 from relax_tune.tuner.search.acquisition import choose_batch, marginal_gain
-from relax_tune.tuner.search.base import History, Observations, Result, SearchProblem, isin
+from relax_tune.tuner.search.base import History, Observations, Result, SearchProblem, TrainingRows, isin
 from relax_tune.tuner.search.baselines import fresh_sample
 from relax_tune.tuner.search.breeding import crossover, mutate
+from relax_tune.tuner.search.coupling import Embedding
 from relax_tune.tuner.search.scoring import rank_population
 from relax_tune.tuner.search.space import Candidate, CodeArray, FloatArray
 from relax_tune.tuner.search.surrogate import Surrogate
@@ -25,17 +26,10 @@ from relax_tune.tuner.search.trust import Forecasts
 
 REFIT_GROWTH = 1.1
 TREES_MOST = 0.6
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingRows:
-    """What other tasks and devices taught: `features: (N, F) f32`, `log_time: (N,)` log(seconds / roofline) with NaN
-    for failures,
-    `groups: (N,)` one id a (task, shape), all >= 0."""
-
-    features: FeatureArray
-    log_time: FloatArray
-    groups: IntArray
+ENOUGH = 32
+"""Timed rows from which a history is worth listening to."""
+ALIKE = 6
+"""Of so many times the points wanted, all of which the history likes, those most unlike one another are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class EvolutionSettings:
 
 
 class EvolutionarySearch:
-    """See the module. `make_model` builds the cost model of each round; `history` warms it up."""
+    """See the module. `make_model` builds the cost model of each round; the problem's history warms it up."""
 
     def __init__(
         self,
@@ -68,14 +62,15 @@ class EvolutionarySearch:
         rng: np.random.Generator,
         settings: EvolutionSettings = EvolutionSettings(),
         make_model: Callable[[], CostModel] = GradientBoostedModel,
-        history: TrainingRows | None = None,
     ) -> None:
         self.problem = problem
         self.settings = settings
         self._history = History(problem)
         self._rng = rng
         self._make_model = make_model
-        self._prior = history
+        self._embedded: Embedding | None = None
+        self._asked_prior = False
+        self._found_prior: TrainingRows | None = None
         self._model: CostModel | None = None
         self._model_rows = 0
         self._forecasts = Forecasts()
@@ -93,36 +88,56 @@ class EvolutionarySearch:
         design = min(n, max(0, self.settings.design - len(self._history)))
         if (times.sum(axis=0).max(initial=0)) < 4:
             design = n
-        codes = self._spread(design)
+        known = self._transferred(design // 2, seen)
+        codes = np.concatenate([known, self._spread(design - len(known), known)])
         if design < n:
             codes = np.concatenate([codes, self._propose(n - design, seen, codes)])
         return self._history.ask(codes)
 
+    @property
+    def _prior(self) -> TrainingRows | None:
+        if not self._asked_prior:
+            found = self.problem.history()
+            self._asked_prior = True
+            self._found_prior = found if found is not None and np.isfinite(found.log_time).sum() >= ENOUGH else None
+        return self._found_prior
+
+    def _transferred(self, count: int, seen: Observations) -> CodeArray:
+        """What a model taught by the history alone, or almost, finds best, each unlike the others."""
+        space = self.problem.space
+        if count <= 0 or self._prior is None:
+            return np.zeros((0, 1 + space.width), dtype=np.int32)
+        listed = space.listed()
+        small = listed is not None and len(listed) <= self.settings.exhaustive
+        pool = (
+            self._history.fresh(listed)
+            if small and listed is not None
+            else fresh_sample(self._history, self._rng, self.settings.screened)
+        )
+        model = self._fitted(seen)
+        order = rank_population(model, space, pool, self.problem.shapes, self.problem.weights)
+        front = pool[np.argsort(-order, kind="stable")[: ALIKE * count]]
+        return front[_farthest(space.coordinates(front), count)]
+
     # -- without a model -----------------------------------------------------------------------------------------------
 
-    def _spread(self, count: int) -> CodeArray:
-        """Points far from one another and from all that was asked: the farthest of a random pool, again and again."""
+    def _spread(self, count: int, taken: CodeArray) -> CodeArray:
+        """Points far from one another, from those taken and from all that was asked: the farthest of a random pool, again
+        and again."""
         if count <= 0:
             return np.zeros((0, 1 + self.problem.space.width), dtype=np.int32)
         space = self.problem.space
         pool = fresh_sample(self._history, self._rng, max(512, 4 * count))
-        points = space.coordinates(pool)
-        distance = np.full(len(pool), np.inf)
-        for reference in space.coordinates(self._history.seen()):
-            distance = np.minimum(distance, np.square(points - reference).sum(axis=1))
-        chosen: list[int] = []
-        for _ in range(min(count, len(pool))):
-            pick = int(np.argmax(distance))
-            chosen.append(pick)
-            distance = np.minimum(distance, np.square(points - points[pick]).sum(axis=1))
-            distance[chosen] = -1.0
-        return pool[chosen]
+        pool = pool[~isin(space.keys(pool), space.keys(taken))] if len(taken) and len(pool) else pool
+        references = space.coordinates(np.concatenate([self._history.seen(), taken]))
+        return pool[_farthest(space.coordinates(pool), count, references)]
 
     # -- with models ---------------------------------------------------------------------------------------------------
 
     def _propose(self, count: int, seen: Observations, taken: CodeArray) -> CodeArray:
         space, settings = self.problem.space, self.settings
-        judge = _Judge(self.problem, seen, self._fitted(seen), settings.finalists)
+        self._embedded = self._embedded or Embedding(space)
+        judge = _Judge(self.problem, self._embedded, seen, self._fitted(seen), settings.finalists)
         pool = self._pool(judge, seen)
         pool = pool[~isin(space.keys(pool), space.keys(taken))] if len(taken) and len(pool) else pool
         if not len(pool):
@@ -136,7 +151,7 @@ class EvolutionarySearch:
         finalists = left[np.argsort(-gain[left], kind="stable")[: settings.finalists]]
         picks = choose_batch(
             judge.surrogate,
-            space.coordinates(pool[finalists]),
+            self._embedded(pool[finalists]),
             judge.best,
             self.problem.weights,
             count - at_random - len(chosen),
@@ -216,13 +231,16 @@ class EvolutionarySearch:
 class _Judge:
     """The two models of a round and what can be dispatched by now."""
 
-    def __init__(self, problem: SearchProblem, seen: Observations, model: CostModel, finalists: int) -> None:
+    def __init__(
+        self, problem: SearchProblem, embedded: Embedding, seen: Observations, model: CostModel, finalists: int
+    ) -> None:
         self._problem = problem
+        self._embedded = embedded
         self._seen = seen
         self._model = model
         self._finalists = finalists
         self.best = seen.best(problem)
-        self.surrogate = Surrogate(problem.space.coordinates(seen.codes), compressed(seen.log_time), seen.failed)
+        self.surrogate = Surrogate(embedded(seen.codes), compressed(seen.log_time), seen.failed)
         self.has_trees = model.ready
 
     def elites(self, count: int) -> CodeArray:
@@ -234,7 +252,7 @@ class _Judge:
 
     def gain(self, codes: CodeArray) -> FloatArray:
         """Log expected marginal gain (R,) under the process, discounted by the chance to work."""
-        belief = self.surrogate.posterior(self._problem.space.coordinates(codes))
+        belief = self.surrogate.posterior(self._embedded(codes))
         known = self.surrogate.shapes
         return marginal_gain(
             belief.mean[:, known], belief.std[:, known], self.best[known], self._problem.weights[known]
@@ -245,7 +263,7 @@ class _Judge:
         space, shapes = self._problem.space, self._problem.shapes
         features = space.features(codes, shapes)
         trees = self._model.predict(features.reshape(-1, features.shape[2]))[0].reshape(len(codes), len(shapes))
-        return self.surrogate.posterior(space.coordinates(codes)).mean, trees + np.log(self._problem.roofline)
+        return self.surrogate.posterior(self._embedded(codes)).mean, trees + np.log(self._problem.roofline)
 
     def rank(self, codes: CodeArray) -> FloatArray:
         """Order (R,) under the trees: the ranking head on all rows, the time heads' marginal gain on its best few."""
@@ -258,6 +276,21 @@ class _Judge:
         gain = marginal_gain(mean.reshape(len(front), -1), std.reshape(len(front), -1), best, self._problem.weights)
         total[front] = total.max(initial=0.0) + 1.0 + np.argsort(np.argsort(gain, kind="stable"), kind="stable")
         return total
+
+
+def _farthest(points: FloatArray, count: int, references: FloatArray | None = None) -> list[int]:
+    """Up to `count` positions among points (R, A), each the farthest from the references and those before it; without
+    references the first point comes first."""
+    distance = np.full(len(points), np.inf)
+    for reference in () if references is None else references:
+        distance = np.minimum(distance, np.square(points - reference).sum(axis=1))
+    chosen: list[int] = []
+    for _ in range(min(count, len(points))):
+        pick = int(np.argmax(distance))
+        chosen.append(pick)
+        distance = np.minimum(distance, np.square(points - points[pick]).sum(axis=1))
+        distance[chosen] = -1.0
+    return chosen
 
 
 def compressed(log_time: FloatArray) -> FloatArray:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,16 +14,8 @@ import numpy as np
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
-from relax_tune.tuner.search.space import (
-    BoolArray,
-    Candidate,
-    Constraint,
-    FloatArray,
-    IntArray,
-    Parameter,
-    ParameterSpace,
-    Sketch,
-)
+from relax_tune.tuner.search.named import SearchSpace
+from relax_tune.tuner.search.space import Candidate, FloatArray, ParameterSpace
 
 _ANSWER_COLUMNS = ("time_ms", "failure")
 
@@ -32,9 +25,14 @@ class RecordedSpace:
     """A space with the answer to every one of its points. `optimum` is the fastest time in seconds."""
 
     name: str
-    space: ParameterSpace
+    named: SearchSpace
     outcomes: Mapping[Candidate, Outcome]
     optimum: float
+
+    @property
+    def space(self) -> ParameterSpace:
+        """The space as strategies see it."""
+        return self.named.space
 
 
 class RecordedRunner:
@@ -62,11 +60,9 @@ class RecordedRunner:
         return out
 
 
-def load_recorded(path: Path, constraint: Callable[[Mapping[str, IntArray]], BoolArray] | None = None) -> RecordedSpace:
-    """Read a recorded space from a gzipped CSV: a column a parameter, then `time_ms` (empty for failures) and
-    `failure`.
-
-    `constraint(columns)` tells from the values of each column, (R,) int64, which rows are legal.
+def load_recorded(path: Path, constraints: Sequence[str] = ()) -> RecordedSpace:
+    """Read a recorded space from a gzipped CSV: a column a parameter (whole numbers), then `time_ms` (empty for failures)
+    and `failure`. `constraints` are those of `tuner.search.named.SearchSpace` and must allow exactly the recorded rows.
 
     Raises:
         UserError: a file without those columns or without a successful row.
@@ -81,21 +77,20 @@ def load_recorded(path: Path, constraint: Callable[[Mapping[str, IntArray]], Boo
             f"and {len(rows)} rows; see tests/data/replay/README.md for the format"
         )
     columns = {name: [int(row[name]) for row in rows] for name in names}
-    parameters = tuple(Parameter(name, tuple(sorted(set(values)))) for name, values in columns.items())
-    valid: Constraint | None = None
-    if constraint is not None:
-        check = constraint
-
-        def valid(values: IntArray) -> BoolArray:
-            return check({name: values[:, j] for j, name in enumerate(names)})
-
     outcomes: dict[Candidate, Outcome] = {}
     for row, values in zip(rows, zip(*columns.values())):
         answer = float(row["time_ms"]) * 1e-3 if row["time_ms"] else Failure(row["failure"] or "runtime")
         outcomes[Candidate(0, values)] = answer
     name = path.name.removesuffix(".csv.gz")
+    named = SearchSpace({n: sorted(set(v)) for n, v in columns.items()}, constraints, name)
     optimum = min(o for o in outcomes.values() if isinstance(o, float))
-    return RecordedSpace(name, ParameterSpace([Sketch(name, parameters, valid)]), MappingProxyType(outcomes), optimum)
+    return RecordedSpace(name, named, MappingProxyType(outcomes), optimum)
+
+
+def recorded_spaces(folder: Path) -> dict[str, RecordedSpace]:
+    """The recorded spaces of a folder by name: a CSV each, and `spaces.json` with the constraints of every one."""
+    found = json.loads((folder / "spaces.json").read_text())
+    return {n: load_recorded(folder / f"{n}.csv.gz", about["constraints"]) for n, about in sorted(found.items())}
 
 
 def replay(strategy: SearchStrategy, recorded: RecordedSpace, evaluations: int, batch: int) -> FloatArray:
@@ -119,33 +114,3 @@ def replay(strategy: SearchStrategy, recorded: RecordedSpace, evaluations: int, 
             reached[done] = recorded.optimum / best
             done += 1
     return reached
-
-
-def gemm_constraint(c: Mapping[str, IntArray]) -> BoolArray:
-    """The recorded GEMM's rules: tiles divide into threads and vectors on every side."""
-    rules = (
-        c["KWG"] % c["KWI"],
-        c["MWG"] % (c["MDIMC"] * c["VWM"]),
-        c["NWG"] % (c["NDIMC"] * c["VWN"]),
-        c["MWG"] % (c["MDIMA"] * c["VWM"]),
-        c["NWG"] % (c["NDIMB"] * c["VWN"]),
-        c["KWG"] % np.maximum(c["MDIMC"] * c["NDIMC"] // c["MDIMA"], 1),
-        c["KWG"] % np.maximum(c["MDIMC"] * c["NDIMC"] // c["NDIMB"], 1),
-    )
-    return np.asarray(np.logical_and.reduce([rule == 0 for rule in rules]))
-
-
-def convolution_constraint(c: Mapping[str, IntArray]) -> BoolArray:
-    """The recorded convolution's rules: a work-group of 64 to 1024 items, a tile below 30 points."""
-    items = c["block_size_x"] * c["block_size_y"]
-    return np.asarray((items >= 64) & (items <= 1024) & (c["tile_size_x"] * c["tile_size_y"] < 30))
-
-
-RECORDED: Mapping[str, Callable[[Mapping[str, IntArray]], BoolArray]] = MappingProxyType(
-    {
-        "gemm-rtx_2080_ti": gemm_constraint,
-        "convolution-rtx_2080_ti": convolution_constraint,
-        "convolution-rtx_3090": convolution_constraint,
-    }
-)
-"""The recorded spaces that come with the tests, and the constraint of each."""

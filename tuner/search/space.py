@@ -312,7 +312,7 @@ class ParameterSpace:
             ScheduleError: no sketch yields a legal point.
         """
         order = [int(i) for i in rng.permutation(len(self.sketches))]
-        pools = {i: self._draw(rng, i, count) for i in order}
+        pools = {i: self.draw(rng, i, count) for i in order}
         if not any(len(p) for p in pools.values()):
             raise ScheduleError(self._nothing_valid())
         taken = dict.fromkeys(order, 0)
@@ -326,7 +326,8 @@ class ParameterSpace:
                 left -= step
         return np.concatenate([pools[i][: taken[i]] for i in order])
 
-    def _draw(self, rng: np.random.Generator, index: int, count: int) -> CodeArray:
+    def draw(self, rng: np.random.Generator, index: int, count: int) -> CodeArray:
+        """Up to `count` distinct legal points (R, 1 + P) of one sketch; see `sample`."""
         listed = self._list(index)
         if listed is not None:
             return listed[rng.permutation(len(listed))[:count]]

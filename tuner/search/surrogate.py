@@ -19,7 +19,7 @@ MAX_ROWS = 320
 """Rows kept for the (cubic) fit: the fastest half and an even spread of the rest."""
 LENGTH_BOUNDS = (0.15, 10.0)
 NOISE_BOUNDS = (1e-6, 0.3)
-LENGTH_PRIOR = (0.3, 0.15)  # centre of log length, and the strength with which it pulls
+LENGTH_PRIOR = (0.3, 0.5)  # centre of log length, and the strength with which it pulls
 FEASIBILITY_NOISE = 0.05
 FEASIBILITY_FLOOR = 0.02
 

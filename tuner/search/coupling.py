@@ -1,0 +1,98 @@
+"""Axes that constraints suggest. Parameters that a constraint ties together mean something together: a tile and the threads that
+share it by their ratio, the two sides of a work-group by their product. Which pairs are tied is read off the legal points,
+whatever the constraints are written in: among them the two are not independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from relax_tune.tuner.search.space import CodeArray, FloatArray, ParameterSpace, scaled
+
+SAMPLE = 4096
+"""Legal points of a sketch that are looked at; of more, a random choice."""
+DEPENDENT = 0.006
+"""Mutual information (nats) from which two parameters count as tied: several times what a sample of independent ones shows."""
+MOST = 12
+"""Pairs kept, the most dependent first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The sum (sign 1) or the difference (-1) of two parameters on their scales, moved to 0..1."""
+
+    columns: tuple[tuple[int, int] | None, ...]  # of each sketch, None where it lacks one of the two
+    sign: int
+    low: float
+    span: float
+
+
+class Embedding:
+    """Points of a space for a model of distances: its coordinates, then an axis for each pair of tied parameters.
+
+    On a log scale a sum is a product and a difference a ratio. Parameters that grow together (one divides the other) get
+    their difference, those that limit one another their sum.
+    """
+
+    def __init__(self, space: ParameterSpace) -> None:
+        self._space = space
+        self._axes = _axes(space)
+
+    def __call__(self, codes: CodeArray) -> FloatArray:
+        """Points (R, A) float64; 0.5 on the axes a sketch does not have."""
+        out = np.full((len(codes), len(self._axes)), 0.5)
+        for sketch in np.unique(codes[:, 0]).tolist():
+            where = np.flatnonzero(codes[:, 0] == sketch)
+            rows = self._space.sketches[sketch].values(codes[where, 1:])
+            parameters = self._space.sketches[sketch].parameters
+            for number, axis in enumerate(self._axes):
+                pair = axis.columns[sketch]
+                if pair is not None:
+                    a, b = (scaled(parameters[c].domain, rows[:, c]) for c in pair)
+                    out[where, number] = (a + axis.sign * b - axis.low) / axis.span
+        return np.concatenate([self._space.coordinates(codes), out], axis=1)
+
+
+def _axes(space: ParameterSpace) -> tuple[_Axis, ...]:
+    rng = np.random.default_rng(0)
+    found: dict[tuple[str, str, int], tuple[float, float, float]] = {}
+    for number, sketch in enumerate(space.sketches):
+        codes = space.draw(rng, number, SAMPLE)
+        rows = sketch.values(codes[:, 1:])
+        wide = [c for c, p in enumerate(sketch.parameters) if p.ordered and len(p.domain) > 2]
+        for i, a in enumerate(wide):
+            for b in wide[:i]:
+                shared, together = _dependence(codes[:, 1 + a], codes[:, 1 + b])
+                if shared < DEPENDENT:
+                    continue
+                sign = -1 if together > 0 else 1
+                one, other = (scaled(sketch.parameters[c].domain, rows[:, c]) for c in (a, b))
+                values = one + sign * other
+                key = (sketch.parameters[a].name, sketch.parameters[b].name, sign)
+                before = found.get(key, (0.0, np.inf, -np.inf))
+                found[key] = max(before[0], shared), min(before[1], values.min()), max(before[2], values.max())
+    strongest = sorted(found, key=lambda k: (-found[k][0], k))[:MOST]
+    axes = []
+    for key in strongest:
+        _, low, high = found[key]
+        columns = []
+        for sketch in space.sketches:
+            names = [p.name for p in sketch.parameters]
+            columns.append((names.index(key[0]), names.index(key[1])) if {key[0], key[1]} <= set(names) else None)
+        if high > low:
+            axes.append(_Axis(tuple(columns), key[2], float(low), float(high - low)))
+    return tuple(axes)
+
+
+def _dependence(a: CodeArray, b: CodeArray) -> tuple[float, float]:
+    """Mutual information in nats of two columns (R,) of positions, and whether they grow together (covariance)."""
+    if len(a) < 2:
+        return 0.0, 0.0
+    table = np.zeros((int(a.max()) + 1, int(b.max()) + 1))
+    np.add.at(table, (a, b), 1.0 / len(a))
+    apart = table.sum(axis=1, keepdims=True) * table.sum(axis=0, keepdims=True)
+    some = table > 0
+    shared = float((table[some] * np.log(table[some] / apart[some])).sum())
+    return shared, float(np.mean((a - a.mean()) * (b - b.mean())))
