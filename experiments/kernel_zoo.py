@@ -173,14 +173,16 @@ def _mean_pool_torch(t: Any, v: Mapping[str, Any]) -> Any:
     return (v["x"] * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
 
 
-def _gemv(bits: int, bar: Mapping[str, float]) -> Kernel:
+def _gemv(bits: int, bar: Mapping[str, float], rows: int = 1) -> Kernel:
     k, m = 4096, 11008
 
     def make(g: Model) -> GVar:
         return g(Matmul(True), g.input("x", "n", k), g.weight("w", m, k))
 
-    name = "gemv_f32" if bits == 32 else f"gemv_int{bits}"
-    return Kernel(name, {"n": 1}, make, lambda t, v: v["x"] @ v["w"].T, 2.0 * k * m, m * k * bits / 8, bar, bits=bits)
+    name = ("gemv" if rows == 1 else f"batch{rows}") + ("_f32" if bits == 32 else f"_int{bits}")
+    return Kernel(
+        name, {"n": rows}, make, lambda t, v: v["x"] @ v["w"].T, 2.0 * rows * k * m, m * k * bits / 8, bar, bits=bits
+    )
 
 
 def _attention(n: int, bar: Mapping[str, float]) -> Kernel:
@@ -294,6 +296,7 @@ def _kernels() -> Sequence[Kernel]:
         _gemv(32, {"c": 5444, "opencl": 4550, "torch": 7724}),
         _gemv(8, {"c": 1389, "opencl": 1784}),
         _gemv(4, {"c": 1067, "opencl": 2512}),
+        *(_gemv(bits, {}, rows=8) for bits in (32, 8, 4)),
         _attention(16, {"c": 9.8, "opencl": 24, "torch": 31}),
         _attention(128, {"c": 264, "opencl": 335, "torch": 438}),
         _attention(512, {"c": 4005, "opencl": 4532, "torch": 5412}),

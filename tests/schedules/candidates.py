@@ -154,7 +154,7 @@ def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -
         values = drawn(sketch, rng)
         near = [x for v in values.values() for x in (v - 1, v, v + 1) if 1 < x <= largest]
         sizes = [0, 1, 2, *(p for p in (3, 7, 13, 31) if p <= largest), *near]
-        own = [d for d in CASES[case][1] if max(d.values()) <= max(largest, 41)]
+        own = [d for d in CASES[case][1] if max(d.values(), default=0) <= max(largest, 41)]
         names = [v.name for v in functions[case].symbols]
         random_shapes = [{n: rng.choice(sizes) for n in names} for _ in range(2)]
         shapes = tuple(own[:1] + random_shapes)
