@@ -11,7 +11,7 @@ from dataclasses import replace
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import TRUE, Expr, Load, Var, free_vars, loads, substitute
+from relax_tune.ir.expr import TRUE, Expr, Load, Op, Var, free_vars, loads, op, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import (
     Block,
@@ -191,8 +191,10 @@ def writer(func: PrimFunc, buffer: Buffer) -> Block | None:
     return next((b for b in blocks(func.body) if b.body.buffer is buffer), None)
 
 
-def trivial_loops(func: PrimFunc, block: Block) -> tuple[For, ...]:
-    """The block's own nest when every iterator is bound to its own loop and the nest holds nothing else; else ScheduleError."""
+def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False) -> tuple[For, ...]:
+    """The block's own nest when every iterator is bound to its own loop and the nest holds nothing else; else ScheduleError.
+
+    conditional: the caller knows what to do with a condition of the block."""
     path = enclosing(func, block)
     if tuple(block.bindings) != tuple(loop.var for loop in path):
         shown = ", ".join(f"{i.var.name}={b!r}" for i, b in zip(block.iters, block.bindings))
@@ -200,7 +202,7 @@ def trivial_loops(func: PrimFunc, block: Block) -> tuple[For, ...]:
             f"{func.name}: block {block.name!r} must still have one loop per iterator; found {shown} "
             f"under loops {', '.join(loop.var.name for loop in path)}. Move the block before splitting its loops."
         )
-    if block.predicate is not TRUE:
+    if block.predicate is not TRUE and not conditional:
         raise ScheduleError(
             f"{func.name}: block {block.name!r} must run everywhere, found it where {block.predicate!r}"
         )
@@ -222,11 +224,19 @@ def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
             extent = substitute(n.extent, mapping)
             return n if extent is n.extent else replace(n, extent=extent)
         if isinstance(n, Block):
-            bindings = tuple(substitute(e, mapping) for e in n.bindings)
+            bindings = tuple(_in_turn(substitute(e, mapping)) for e in n.bindings)
             return replace(n, bindings=bindings, predicate=substitute(n.predicate, mapping))
         return None
 
     return rewrite(s, fix)
+
+
+def _in_turn(e: Expr) -> Expr:
+    """`a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
+    while isinstance(e, Op) and e.op == "add" and isinstance(e.args[1], Op) and e.args[1].op == "add":
+        left, (first, last) = e.args[0], e.args[1].args
+        e = op("add", (_in_turn(op("add", (left, first), e.dtype)), last), e.dtype)
+    return e
 
 
 def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:

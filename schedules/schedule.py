@@ -20,6 +20,7 @@ from relax_tune.schedules.primitives import hoist as on_products
 from relax_tune.schedules.primitives import inline as on_inline
 from relax_tune.schedules.primitives import layouts as on_layouts
 from relax_tune.schedules.primitives import loops as on_loops
+from relax_tune.schedules.primitives import online as on_online
 from relax_tune.schedules.primitives import padding as on_padding
 from relax_tune.schedules.primitives import partition as on_parts
 from relax_tune.schedules.primitives import pipeline as on_pipeline
@@ -50,6 +51,8 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_reductions.rfactor,
         on_reductions.tree_reduce,
         on_products.hoist_factors,
+        on_online.split_k_update,
+        on_online.rolling_update,
         on_buffers.cache_read,
         on_buffers.cache_write,
         on_buffers.set_scope,
@@ -58,6 +61,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_layouts.transform_layout,
         on_layouts.storage_align,
         on_padding.pad,
+        on_padding.pad_spatial,
         on_pipeline.software_pipeline,
         on_tensorize.tensorize,
         on_buffers.reuse_output,

@@ -11,7 +11,16 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, Tunable, Var, const, free_vars, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
-from relax_tune.schedules.rules import fallback, injective, matmul, matvec, reductions, reductions_split, rows
+from relax_tune.schedules.rules import (
+    attention,
+    fallback,
+    injective,
+    matmul,
+    matvec,
+    reductions,
+    reductions_split,
+    rows,
+)
 from relax_tune.schedules.schedule import Schedule, replay
 from relax_tune.schedules.target import Machine
 from relax_tune.schedules.trace import Trace
@@ -22,6 +31,7 @@ Rule = Callable[[PrimFunc, Machine], Iterator[tuple[str, Schedule]]]
 RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
     "matvec": matvec.sketches,
+    "attention": attention.sketches,
     "rows": rows.sketches,
     "reductions": reductions.sketches,
     "reductions_split": reductions_split.sketches,

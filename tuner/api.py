@@ -26,7 +26,7 @@ from relax_tune.tuner.loop import Progress, Work
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import Effort, Memory, Policy, Precision, Products, Settings
+from relax_tune.tuner.settings import AttentionForm, Effort, Memory, Policy, Precision, Products, Settings
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
@@ -79,6 +79,7 @@ def tune(
     key: str | None = None,
     precision: Precision = "f32",
     products: Products = "apart",
+    attention: AttentionForm = "whole",
     rules: Sequence[Rule] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
@@ -91,7 +92,8 @@ def tune(
     workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
     sides trust, our certificate, its key.
     precision: `f16` or `bf16` stores weights and what products read in 16 bits and computes in float32; parameters and results
-    keep their types. products: of one value with several weights, `apart` or `joined` into one; build with what was tuned.
+    keep their types. products: of one value with several weights, `apart` or `joined` into one. attention: one kernel each (`whole`, in
+    f32), or two products and a softmax (`apart`), which libraries can take. Build with what was tuned.
     rules: your own rewriting (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
 
@@ -111,6 +113,7 @@ def tune(
         key=key,
         products=products,
         precision=precision,
+        attention=attention,
     )
     check_needed(scheduler, ca, certificate, key)
     module = _module(model, bounds)
@@ -131,6 +134,7 @@ def build(
     effort: Effort = "normal",
     precision: Precision = "f32",
     products: Products = "apart",
+    attention: AttentionForm = "whole",
     memory: Memory = "symbolic",
     rules: Sequence[Rule] = (),
     pack: bool = False,
@@ -146,7 +150,9 @@ def build(
 
     Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
-    settings = Settings(target=target, effort=effort, products=products, precision=precision, memory=memory)
+    settings = Settings(
+        target=target, effort=effort, products=products, precision=precision, attention=attention, memory=memory
+    )
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:
         job = Job(module, device_info(settings.target), store, settings, rules=rules)

@@ -14,6 +14,7 @@ from relax_tune.errors import UserError
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "library", "generic"]
 Products = Literal["apart", "joined"]
+AttentionForm = Literal["whole", "apart"]
 Precision = Literal["f32", "f16", "bf16"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
@@ -31,6 +32,7 @@ OPTIONAL_TEXTS = ("db", "scheduler", "ca", "certificate", "key")
 class Settings:
     """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. products: of one value with
     several weights, each by itself or joined. precision: what a float32 model stores weights and the arguments of its products in.
+    attention: one kernel each, or its products and softmax.
     memory: of intermediate values, sized by each call's shapes or once for the largest that the declared bounds allow; inplace:
     results written over arguments that nobody reads later. ca, certificate, key: PEM files for a scheduler beyond loopback."""
 
@@ -46,6 +48,7 @@ class Settings:
     key: str | None = None
     products: Products = "apart"
     precision: Precision = "f32"
+    attention: AttentionForm = "whole"
     memory: Memory = "symbolic"
 
     def __post_init__(self) -> None:
@@ -59,6 +62,8 @@ class Settings:
             raise UserError(f"--effort wants one of {', '.join(EFFORTS)}; found {self.effort!r}")
         if self.products not in get_args(Products):
             raise UserError(f"--products wants one of {', '.join(get_args(Products))}; found {self.products!r}")
+        if self.attention not in get_args(AttentionForm):
+            raise UserError(f"--attention wants one of {', '.join(get_args(AttentionForm))}; found {self.attention!r}")
         if not isinstance(self.precision, str) or self.precision not in get_args(Precision):
             raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
         if not isinstance(self.memory, str) or self.memory not in get_args(Memory):

@@ -248,5 +248,5 @@ def note_ranges(algebra: Algebra, n: Node) -> None:
             extent = as_int(m.extent)
             high = extent if extent is not None else algebra.bounds(algebra.static(m.extent))[1]
             note(m.var, (0, None if high is None else max(high - 1, 0)))
-        elif isinstance(m, Let):
+        elif isinstance(m, Let) and m.var not in algebra.ranges:  # a loop that was cut up takes no other values
             note(m.var, algebra.bounds(algebra.static(m.value)))

@@ -132,9 +132,16 @@ class Attention(OperatorSpec):
                     ctx.require_equal(d, whole[-p], f"attention: dim {len(found[3].shape) - p} of the mask")
         return TensorInfo((*lead, *q[len(lead) : -1], v[-1]), dtype)
 
-    def _everything(self, columns: Expr, ctx: Deduction) -> bool:
-        """Whether causality hides nothing: the first row stands at the last column or after it."""
-        return not self.causal or (self.window is None and ctx.proves(le(columns, add(self.offset, 1))) is Proof.YES)
+    def _needed(self, rows: Expr, columns: Expr, ctx: Deduction) -> Attention:
+        """Without a window that no position outgrows, nor causality that hides nothing: the first row stands at the last column or
+        after it."""
+        last = add(self.offset, ceildiv(rows, self.group))
+        window = self.window
+        if window is not None and ctx.proves(le(last, window)) is Proof.YES:
+            window = None
+        if window is None and ctx.proves(le(columns, add(self.offset, 1))) is Proof.YES:
+            return replace(self, causal=False, offset=_NOTHING_BEFORE, group=1, window=None)
+        return replace(self, window=window)
 
     # lowering
 
@@ -160,11 +167,8 @@ class Attention(OperatorSpec):
         if self.softcap is not None:
             scores = g.call(MulScalar(self.softcap), g.call(Tanh(), g.call(MulScalar(1 / self.softcap), scores)))
         softmax: OperatorSpec = Softmax()
-        # a window that no position outgrows hides nothing
-        last = add(self.offset, ceildiv(dims[-2], self.group))
-        narrow = self.window is not None and g.deduction.proves(le(last, self.window)) is not Proof.YES
-        seen = self if narrow else replace(self, window=None)
-        if not seen._everything(keys[-2], g.deduction):
+        seen = self._needed(dims[-2], keys[-2], g.deduction)
+        if seen.causal:
             softmax = CausalSoftmax(seen.offset, seen.group, seen.window)
         if len(args) == 4:
             weights = self._masked(scores, args[3], softmax, dtype_of(infos[0]), infos[3].dtype is bool_, g)
@@ -204,6 +208,7 @@ class Attention(OperatorSpec):
             mask = b.input("mask", shape_of(infos[3]), dtype_of(infos[3]), is_const(consts, 3))
         lead = _lead(dims, keys, values, ctx) or ()
         shared, columns = _shared(dims, keys, ctx), keys[-2]
+        seen = self._needed(dims[-2], columns, ctx)
         rows = (*lead, *dims[len(lead) : -1])
         y = b.output("y", (*rows, values[-1]), dtype)
         product, score, power = (b.alloc(what, (*rows, columns), dtype) for what in ("product", "score", "power"))
@@ -223,13 +228,13 @@ class Attention(OperatorSpec):
             if self.softcap is not None:
                 cap = const(self.softcap, dtype)
                 value = mul(call("tanh", div(value, cap)), cap)
-            row, column = add(self.offset, floordiv(i[-2], const(self.group))), i[-1]
+            row, column = add(seen.offset, floordiv(i[-2], const(seen.group))), i[-1]
             if mask is not None:
-                seen = broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
-                value = select(seen, value, hidden) if mask.buffer.dtype is bool_ else add(value, seen)
-            if self.causal:
+                shown = broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
+                value = select(shown, value, hidden) if mask.buffer.dtype is bool_ else add(value, shown)
+            if seen.causal:
                 near = le(column, row)
-                near = near if self.window is None else and_(near, lt(sub(row, self.window), column))
+                near = near if seen.window is None else and_(near, lt(sub(row, seen.window), column))
                 value = select(near, value, hidden)
             return value
 

@@ -21,7 +21,10 @@ from relax_tune.ir.relations import is_known
 @dataclass(frozen=True, slots=True)
 class Decompose:
     """Every call of an operator that says what it is made of (`OperatorSpec.decompose`) becomes those calls: attention two
-    products around a softmax, an einsum one product. Calls whose dims are not known stay."""
+    products around a softmax, an einsum one product. Calls whose dims are not known stay, and those of the operators named in
+    `whole`."""
+
+    whole: tuple[str, ...] = ()
 
     def __call__(self, module: IRModule) -> IRModule:
         constants: dict[str, NDArray[Any]] = dict(module.constants)
@@ -34,7 +37,7 @@ class Decompose:
                 out.keep(binding)
                 return
             infos = [i for i in map(info_of, value.args) if is_known(i)]
-            if len(infos) != len(value.args) or not isinstance(value.op, OperatorSpec):
+            if len(infos) != len(value.args) or not isinstance(value.op, OperatorSpec) or value.op.name in self.whole:
                 out.keep(binding)
                 return
             start = len(out.bindings)

@@ -38,7 +38,8 @@ class FuseOps:
 
     A matmul-like or reducing function takes along what follows elementwise (its tile order kept or permuted); elementwise,
     broadcasting and injective functions join each other and the reductions that read them; a producer joins a matmul-like
-    function when it only moves values or reads fewer bytes than it writes (unpacking), so that nothing is computed twice.
+    function when it only moves values or reads fewer bytes than it writes (unpacking), so that nothing is computed twice. Several
+    products in one function (attention) take such producers, and a permute of their result.
     Chains end at views, at values with readers outside, and at opaque functions. `max_stages` bounds a group.
 
     through_columns: a producer of a matmul-like function may also take part of a value, at indices known without reading."""
@@ -132,6 +133,8 @@ class FuseOps:
         groups: _Groups, nodes: Sequence[Node], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
         """A product or reduction, and elementwise work on its result."""
+        if groups.kind(i) is PatternKind.CHAIN:
+            return len(path) == 1 and nodes[end].kind is PatternKind.INJECTIVE and _moves(nodes[end], table)
         if groups.kind(i) not in (PatternKind.OUT_FUSIBLE, PatternKind.REDUCTION):
             return False
         tile = {Access.IDENTITY, Access.PERMUTATION}
@@ -160,7 +163,7 @@ class FuseOps:
         if any(groups.kind(p) > PatternKind.INJECTIVE for p in path[:-1]):
             return False
         kind = nodes[end].kind
-        if kind is PatternKind.OUT_FUSIBLE:
+        if kind in (PatternKind.OUT_FUSIBLE, PatternKind.CHAIN):
             return len(path) == 1 and self._all_cheap(groups, nodes, i, table)
         if kind is PatternKind.REDUCTION:
             return True

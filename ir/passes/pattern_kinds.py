@@ -24,6 +24,8 @@ class PatternKind(IntEnum):
     """sums and maxima over axes, and row functions made of them"""
     OUT_FUSIBLE = 4
     """matmul-like: both operands are reused, elementwise work may follow"""
+    CHAIN = 5
+    """several products with work on rows between them (attention); their operands may be moved, and the result"""
     OPAQUE = 8
     """anything else"""
 
@@ -122,6 +124,8 @@ def pattern_kind(func: PrimFunc) -> PatternKind:
     products = kinds.count(PatternKind.OUT_FUSIBLE)
     if products == 0 or len(kinds) == 1:
         return max(kinds)
+    if products > 1 and PatternKind.REDUCTION in kinds:
+        return PatternKind.CHAIN
     at = kinds.index(PatternKind.OUT_FUSIBLE)
     after = zip(blocks[at + 1 :], kinds[at + 1 :], strict=True)
     if products > 1 or PatternKind.REDUCTION in kinds or not all(_keeps_tile(b, k, blocks[at]) for b, k in after):

@@ -31,16 +31,22 @@ from relax_tune.ir.relations import info_symbols
 Pass = Callable[[IRModule], IRModule]
 
 
-def passes_for(products: Literal["apart", "joined"] = "apart", precision: DType = f32) -> tuple[Pass, ...]:
+def passes_for(
+    products: Literal["apart", "joined"] = "apart",
+    precision: DType = f32,
+    attention: Literal["whole", "apart"] = "whole",
+) -> tuple[Pass, ...]:
     """The standard passes.
 
     products: of one value with several weights; joined there are fewer calls, and tasks that are wider: whether that is faster
-    depends on the device. precision: what float32 models store weights and the arguments of products in."""
-    joined = products == "joined"
+    depends on the device. precision: what float32 models store weights and the arguments of products in. attention: one
+    tensor function, or its two products and the softmax between them, each of which is then tuned or left to a library by itself;
+    with less precision always these, whose arguments it is about."""
+    joined, whole = products == "joined", attention == "whole" and precision is f32
     return (
         Deduce(),
         ComputeWide(),
-        Decompose(),
+        Decompose(("attention",) if whole else ()),
         Canonicalise(),
         FoldConstants(),
         PushPermutes(),

@@ -24,6 +24,7 @@ from relax_tune.ir.expr import (
     loads,
     lt,
     maximum,
+    substitute,
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, Stmt, blocks, seq
@@ -49,7 +50,7 @@ from relax_tune.schedules.nest import (
 Span = tuple[Expr, Expr | None]
 
 
-def _covered(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[Span]:
+def covered(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[Span]:
     """Per dimension what `indices` cover while the loops inside `loop` run: at least that for indices that are not affine.
 
     The answer's form depends on which loops an index mentions, never on the value of a tunable, so that a trace with numbers
@@ -59,9 +60,13 @@ def _covered(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Bu
     outer, inner = {p.var for p in path[:at]}, {p.var: p.extent for p in path[at:]}
     box: list[Span] = []
     for e, dim in zip(indices, buffer.shape):
-        used = set(free_vars(e))
         relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
         parts = linear(e, tuple(relaxed), env)
+        if parts is None and not loads(e):  # digits of sums: what the loops inside leave alone
+            e = simplify(e, loop_env(path, env))
+            relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
+            parts = linear(e, tuple(relaxed), env)
+        used = set(free_vars(e))
         if loads(e) or parts is None or (relaxed and not used & outer):
             box.append((const(0), dim))
             continue
@@ -153,6 +158,8 @@ def _place(
     for fact in inherited:
         inner_env = inner_env.with_fact(fact)
     needed = [*inherited, *(g for g in guards if prove(g, inner_env) is not Proof.YES)]
+    moved = {v: b for v, b in zip(block.bindings, bindings) if isinstance(v, Var)}
+    needed += [c for c in conjuncts(substitute(block.predicate, moved)) if prove(c, inner_env) is not Proof.YES]
     body: Stmt = replace(block, bindings=tuple(bindings), predicate=and_(*needed))
     for var, extent in reversed(made):
         body = For(var, extent, body)
@@ -166,13 +173,13 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     After: `for i: B[i] = f(i); for j: C[i, j] = g(B[i])`
     Checks: every reader of the block's output is inside `loop`; the block still has its own trivial nest and no predicate;
     its output is an intermediate that it alone writes, from its own initial value if it is a reduction; what it reads is
-    not written again later; it is no block that runs once.
+    not written again later; it is no block that runs once. A reduction may have a condition that holds at its first point.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     buffer = node.body.buffer
     if buffer not in func.allocs:
         raise ScheduleError(f"{func.name}: compute_at moves producers of intermediates; {buffer.name!r} is an output")
-    old = trivial_loops(func, node)
+    old = trivial_loops(func, node, conditional=_starts_everywhere(node))
     require_role(func, "compute_at", node, *blocks(target.body))
     require_repeatable(func, "compute_at", node)
     inside = set(blocks(target.body))
@@ -191,7 +198,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         for access in block_loads(reader):
             if access.buffer is buffer:
                 where = tuple(block_value(reader, i) for i in access.indices)
-                boxes.append(_covered(where, full_path, target, buffer, env))
+                boxes.append(covered(where, full_path, target, buffer, env))
     box = _union(boxes, buffer)
     inherited = _outer_guards(consumers, path)
     alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
@@ -199,6 +206,18 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     moved = replace(target, body=seq(nest, target.body))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
+
+
+def _starts_everywhere(node: Block) -> bool:
+    """Whether the condition of a reduction keeps no element from its first point, where it gets its initial value."""
+    if node.init is None:
+        return False
+    first = {b: const(0) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" and isinstance(b, Var)}
+    env = Env()
+    for i, b in zip(node.iters, node.bindings):
+        if i.kind == "spatial" and isinstance(b, Var):
+            env = env.with_loop(b, i.extent)
+    return prove(substitute(node.predicate, first), env) is Proof.YES
 
 
 def require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
@@ -256,7 +275,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
             raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
-    box = _covered(written, full_path, target, producer.body.buffer, env)
+    box = covered(written, full_path, target, producer.body.buffer, env)
     own: dict[Var, Span] = {}
     for e, span in zip(access.indices, box):
         if not isinstance(e, Var) or e in own:

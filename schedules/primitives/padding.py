@@ -1,4 +1,4 @@
-"""The primitive that computes a block over more than its elements: pad."""
+"""Primitives that compute blocks over more than their elements: pad, pad_spatial."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from relax_tune.ir.expr import (
     mul,
     postorder,
     select,
+    substitute,
     transform,
 )
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, replace_buffers, seq
+from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
-from relax_tune.schedules.nest import find_block, fresh, replace_node, require_role, trivial_loops
+from relax_tune.schedules.nest import block_loads, find_block, fresh, readers, replace_node, require_role, trivial_loops
 from relax_tune.schedules.primitives.buffers import copy_nest
 from relax_tune.schedules.primitives.factors import positive
 from relax_tune.schedules.primitives.reductions import combiner
@@ -185,3 +186,98 @@ def _fill_nest(func: PrimFunc, o: _Operand, fill: Const, names: list[str]) -> St
     for var, dim in reversed(list(zip(vars_, o.copy.shape))):
         s = For(var, dim, s)
     return s
+
+
+def pad_spatial(func: PrimFunc, block: str, dim: int, factor: ExprLike) -> PrimFunc:
+    """Compute intermediates along one dimension up to a multiple of a factor: what lies behind repeats the last element, and
+    nobody reads it, so that tiles of `factor` need no conditions.
+
+    The dimension is `dim` of what the block makes, with that of every intermediate which is made from it or for it, index
+    by index; other blocks read the elements there were.
+
+    Before: `B[i] = f(A[i])`, `C[i] = g(B[i])`, `Y[i] = C[i]`
+    After, with factor 16: `B[p] = f(A[min(p, n - 1)]); C[p] = g(B[p])` for p below `ceil(n / 16) * 16`, then `Y[i] = C[i]`
+    Checks: the blocks have their own trivial nests and no predicate, and alone make their intermediates; all of them run through
+    the same extent, by a spatial iterator of their own; the factor is positive.
+    """
+    f, first = positive(func, f"pad_spatial({block!r})", factor), find_block(func, block)
+    if first.body.buffer not in func.allocs or not 0 <= dim < len(first.body.indices):
+        raise ScheduleError(
+            f"{func.name}: pad_spatial wants a dimension of an intermediate, found {dim} of {first.body.buffer!r}"
+        )
+    dims = _connected(func, first, dim)
+    along: dict[Block, Var] = {}
+    for b in blocks(func.body):
+        if b.body.buffer in dims:
+            where = b.body.indices[dims[b.body.buffer]]
+            own = next((i for i in b.iters if i.var is where and i.kind == "spatial"), None)
+            trivial_loops(func, b)
+            require_role(func, "pad_spatial", b)
+            lone = len(writers(func, b.body.buffer)) == 1 and not updates_in_place(b)
+            if own is None or not lone or sum(i is own.var for i in b.body.indices) != 1:
+                raise ScheduleError(
+                    f"{func.name}: pad_spatial wants {b.name!r} alone to make {b.body.buffer.name!r}, dimension "
+                    f"{dims[b.body.buffer]} by an iterator of its own"
+                )
+            along[b] = own.var
+    extents = {i.extent for b, v in along.items() for i in b.iters if i.var is v}
+    extents |= {b.shape[d] for b, d in dims.items()}
+    if len(extents) != 1:
+        raise ScheduleError(f"{func.name}: pad_spatial wants one extent, found {sorted(map(repr, extents))}")
+    (extent,) = extents
+    wider = simplify(mul(ceildiv(extent, f), f))
+    grown = {b: replace(b, shape=(*b.shape[:d], wider, *b.shape[d + 1 :])) for b, d in dims.items()}
+
+    def widened(b: Block) -> Block:
+        v = along.get(b)
+        if v is None:
+            return b
+
+        def read(e: Expr) -> Expr | None:
+            if not isinstance(e, Load) or e.buffer in dims or v not in free_vars(e):
+                return None
+            return load(e.buffer, (substitute(i, {v: minimum(v, extent - 1)}) for i in e.indices))
+
+        body = replace(b.body, value=transform(b.body.value, read))
+        return replace(b, iters=tuple(replace(i, extent=wider) if i.var is v else i for i in b.iters), body=body)
+
+    body = func.body
+    for b in along:
+        path = trivial_loops(func, b)
+        changed: Stmt = widened(b)
+        for p, i in reversed(list(zip(path, b.iters))):
+            changed = replace(p, extent=wider if i.var is along[b] else p.extent, body=changed)
+        body = replace_node(body, path[0], changed)
+    return replace(func, body=replace_buffers(body, grown), allocs=tuple(grown.get(a, a) for a in func.allocs))
+
+
+def _connected(func: PrimFunc, first: Block, dim: int) -> dict[Buffer, int]:
+    """The dimension of each intermediate that goes with `dim` of what `first` makes."""
+    found, todo = {first.body.buffer: dim}, [first.body.buffer]
+    made = {b.body.buffer: b for b in blocks(func.body) if b.body.buffer in func.allocs}
+
+    def note(b: Buffer, d: int) -> None:
+        if found.setdefault(b, d) != d:
+            raise ScheduleError(f"{func.name}: pad_spatial wants one dimension of {b.name!r}, found {found[b]} and {d}")
+        if b not in todo:
+            todo.append(b)
+
+    for buffer in todo:
+        d = found[buffer]
+        own = made[buffer]
+        for x in block_loads(own):
+            at = [k for k, e in enumerate(x.indices) if own.body.indices[d] in free_vars(e)]
+            if x.buffer in made and at:
+                if len(at) != 1 or x.indices[at[0]] is not own.body.indices[d]:
+                    raise ScheduleError(f"{func.name}: pad_spatial wants {own.name!r} to read {x!r} index by index")
+                note(x.buffer, at[0])
+        for reader in readers(func, buffer):
+            for x in block_loads(reader):
+                if x.buffer is not buffer or reader.body.buffer not in made:
+                    continue
+                v = x.indices[d]
+                places = [k for k, e in enumerate(reader.body.indices) if e is v]
+                if len(places) == 1 and isinstance(v, Var):
+                    note(reader.body.buffer, places[0])
+                # anything else reads the elements there were
+    return found

@@ -6,14 +6,17 @@ import math
 
 import numpy as np
 
-from relax_tune.ir.dtype import DType, f32, i64
-from relax_tune.ir.expr import Var, call, cast, const, div, lt, maximum, select
+from relax_tune.ir.dtype import DType, bool_, f32, i64
+from relax_tune.ir.expr import Expr, Var, call, cast, const, div, eq, lt, maximum, select
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.elementwise import Add, Relu
 from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.quantize import QuantizeWeights
+from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.tensor_builder import TensorBuilder
 
 
@@ -300,3 +303,53 @@ def ends(width: int = 12) -> PrimFunc:
     x, y = b.input("X", (n, m, width)), b.output("Y", (m,))
     b.reduce(y, (n, const(width)), const(0.0), lambda acc, j, i, k: acc + x[i, j, k], name="sum")
     return b.finish()
+
+
+def weighted(guarded: bool = True) -> PrimFunc:
+    """Y[i, c] = sum_k softmax(s)[i, k] V[k, c] of scores A[i, k] that a mask lets through, 0 in rows without any; the scores that
+    are hidden weigh nothing because they are minus infinity, or (guarded) because the weights say so."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("weighted")
+    x, seen, v = b.input("A", (n, m)), b.input("seen", (n, m), bool_), b.input("V", (m, 3))
+    y = b.output("Y", (n, 3))
+    s, w = b.alloc("S", (n, m)), b.alloc("W", (n, m))
+    top, total, context = b.alloc("M", (n,)), b.alloc("L", (n,)), b.alloc("C", (n, 3))
+    hidden, zero = const(-math.inf), const(0.0)
+    b.compute(s, lambda i, k: select(seen[i, k], x[i, k], hidden), name="score")
+    b.reduce(top, (m,), hidden, lambda acc, i, k: maximum(acc, s[i, k]), name="top")
+
+    def weight(i: Expr, k: Expr) -> Expr:
+        power = call("exp", s[i, k] - top[i])
+        return select(eq(s[i, k], hidden), zero, power) if guarded else power
+
+    b.compute(w, weight, name="weight")
+    b.reduce(total, (m,), zero, lambda acc, i, k: acc + w[i, k], name="total")
+    b.reduce(context, (m,), zero, lambda acc, i, c, k: acc + w[i, k] * v[k, c], name="context")
+    b.compute(y, lambda i, c: select(eq(total[i], zero), zero, div(context[i, c], total[i])), name="divide")
+    return b.finish()
+
+
+def attention(heads: int = 2, depth: int = 16, width: int = 16) -> PrimFunc:
+    """Queries (h, n, d) over keys (h, m, d) and values (h, m, e)."""
+    n, m = Var("n"), Var("m")
+    infos = [TensorInfo((const(heads), r, const(w)), f32) for r, w in ((n, depth), (m, depth), (m, width))]
+    return Attention(depth**-0.5).legalize("attention", infos)
+
+
+def attention_of_positions() -> PrimFunc:
+    """Queries, keys and values as products leave them, (b, n, h, d), under a mask of truth values of positions."""
+    g = GraphBuilder()
+    b, n = g.symbol("b"), g.symbol("n")
+    q, k, v = (g.input(x, (b, n, const(3), const(32))) for x in "qkv")
+    mask = g.input("mask", (b, const(1), const(1), n), bool_)
+    turned = (g.call(Permute((0, 2, 1, 3)), x) for x in (q, k, v))
+    y = g.call(Attention(0.2, softcap=5.0), *turned, mask)
+    (func,) = lower(g.finish(g.call(Permute((0, 2, 1, 3)), y))).prims.values()
+    return func
+
+
+def attention_over_cache() -> PrimFunc:
+    """The last n of m positions, of four heads of which two share keys, see those up to their own, at most nine."""
+    n, m = Var("n"), Var("m")
+    infos = [TensorInfo((const(h), r, const(24)), f32) for h, r in ((4, n), (2, m), (2, m))]
+    return Attention(0.3, causal=True, offset=m - n, window=9).legalize("attention", infos)

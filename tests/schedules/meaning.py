@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.ir.dtype import bool_
 from relax_tune.ir.expr import Expr, Tunable, as_int, const, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.interp import run_prim
@@ -29,7 +30,9 @@ def make_inputs(func: PrimFunc, dims: Mapping[str, int], seed: int = 0) -> list[
     made: list[Array] = []
     for b in func.input_buffers:
         shape = tuple(size_of(d, dims, func) for d in b.shape)
-        if b.dtype.is_int:
+        if b.dtype is bool_:
+            made.append(rng.random(shape) < 0.6)
+        elif b.dtype.is_int:
             fill = input_fill(func, b)
             made.append(rng.integers(int(fill.low), int(fill.high), shape).astype(b.dtype.numpy))
         else:

@@ -150,6 +150,10 @@ def _pad(v: _View) -> dict[str, Any]:
     return {"block": name, "factors": [v.rng.choice([None, None, v.factor()]) for _ in node.iters]}
 
 
+def _pad_spatial(v: _View) -> dict[str, Any]:
+    return {"block": v.block(), "dim": v.rng.randrange(3), "factor": v.factor()}
+
+
 _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "split": _split,
     "fuse": _fuse,
@@ -181,6 +185,9 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "transform_layout": lambda v: {"buffer": v.alloc(), "index_map": v.rng.choice(MAPS), "factors": [v.factor()]},
     "storage_align": lambda v: {"buffer": v.alloc(), "factor": v.factor(), "offset": v.rng.choice([0, 0, 1])},
     "pad": _pad,
+    "pad_spatial": _pad_spatial,
+    "split_k_update": lambda v: {"block": v.block(), "factor": v.factor()},
+    "rolling_update": lambda v: {"block": v.block()},
     "tensorize": lambda v: {"loop": v.loop(), "intrinsic": v.rng.choice(sorted(INTRINSICS))},
     "software_pipeline": lambda v: {**_beside(v), "stages": v.rng.choice([2, 2, 3])},
     "reuse_output": lambda v: {"buffer": v.alloc(), "output": v.rng.choice(v.buffers)},

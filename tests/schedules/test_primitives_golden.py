@@ -109,6 +109,17 @@ CASES: dict[str, Case] = {
     ),
     "hoist_factors": Case(lambda: make.quantised(3, 5, 8), [("hoist_factors", {"block": "matmul"})]),
     "tree_reduce": Case(lambda: make.matmul(3, 5, epilogue=False), [("tree_reduce", {"block": "mm"})]),
+    "split_k_update": Case(make.weighted, [("split_k_update", {"block": "top", "factor": T})]),
+    "rolling_update": Case(
+        make.weighted,
+        [
+            ("reorder", {"names": ["top_k", "top_i"]}),
+            ("reorder", {"names": ["weight_j", "weight_i"]}),
+            ("reorder", {"names": ["total_k", "total_i"]}),
+            ("reorder", {"names": ["context_k", "context_i"]}),
+            ("rolling_update", {"block": "top"}),
+        ],
+    ),
     "cache_read": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_read", {"block": "mm", "buffer": "W"})]),
     "cache_write": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_write", {"block": "mm"})]),
     "set_scope": Case(make.chain, [("set_scope", {"buffer": "B", "scope": "local"})]),
@@ -120,6 +131,7 @@ CASES: dict[str, Case] = {
     ),
     "storage_align": Case(make.chain, [("storage_align", {"buffer": "B", "factor": T, "offset": 1})]),
     "pad": Case(lambda: make.matmul(3, 5, epilogue=False), [("pad", {"block": "mm", "factors": [T, None, 4]})]),
+    "pad_spatial": Case(make.chain, [("pad_spatial", {"block": "double", "dim": 1, "factor": T})]),
     "software_pipeline": Case(
         lambda: make.matmul(3, 7, epilogue=False),
         [

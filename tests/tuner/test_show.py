@@ -274,11 +274,11 @@ def test_without_records_it_says_what_is_missing_and_how_to_get_it() -> None:
     assert found["dispatch"] == [{"where": "always", "variant": "generic"}]
     assert "found 0" in found["model"]["lacks"]
     assert not Path("none.db").exists()
-    empty = document("bert", "--task", "softmax", "--target", "c", "--db", "r.db")
+    empty = document("bert", "--task", "layer_norm", "--target", "c", "--db", "r.db")
     assert "nothing is on record for c" in empty["notes"][0]
-    assert "--of best" in refused("bert", "--task", "softmax", "--target", "c", "--db", "r.db", "--of", "best")
+    assert "--of best" in refused("bert", "--task", "layer_norm", "--target", "c", "--db", "r.db", "--of", "best")
     assert "no such file" in refused(TASK, "--target", "c", "--db", "none.db")
-    assert TASK in refused("softmax", "--target", "c", "--db", "r.db")
+    assert TASK in refused("layer_norm", "--target", "c", "--db", "r.db")
 
 
 def test_records_of_another_device_are_mentioned_not_used() -> None:
@@ -299,7 +299,7 @@ def test_records_of_another_device_are_mentioned_not_used() -> None:
 
 def test_an_altered_workload_is_not_shown_as_something_else(place: Path) -> None:
     job = Job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
-    task, other = job.choices[TASK].task, job.choices["softmax"].task
+    task, other = job.choices[TASK].task, job.choices["layer_norm"].task
     with pytest.raises(UserError, match="altered"):
         recorded_task(Workload(task.key, other.text, 1, task.name), [])
     with pytest.raises(UserError, match="version"):

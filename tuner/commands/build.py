@@ -14,6 +14,7 @@ from relax_tune.tuner.commands.options import (
     Bounds,
     Database,
     Effort,
+    FormOfAttention,
     JoinedProducts,
     Json,
     Model,
@@ -45,6 +46,7 @@ def build(
     ] = "measured",
     effort: Effort = None,
     products: JoinedProducts = None,
+    attention: FormOfAttention = None,
     precision: Precision = None,
     memory: PlannedMemory = None,
     pack: Annotated[
@@ -68,6 +70,7 @@ def build(
         "db": db,
         "effort": effort,
         "products": products,
+        "attention": attention,
         "precision": precision,
         "memory": memory,
     }

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from relax_tune.tuner.settings import EFFORTS, Memory, Products
+from relax_tune.tuner.settings import EFFORTS, AttentionForm, Memory, Products
 from relax_tune.tuner.settings import Precision as PrecisionName
 
 
@@ -115,6 +115,15 @@ JoinedProducts = Annotated[
         autocompletion=among(*get_args(Products)),
         help="Products of one value with several weights (query, key, value): each by itself, or joined into one wide product, "
         "which makes fewer calls of other tasks. [default: apart]",
+    ),
+]
+FormOfAttention = Annotated[
+    str | None,
+    typer.Option(
+        "--attention",
+        metavar="|".join(get_args(AttentionForm)),
+        autocompletion=among(*get_args(AttentionForm)),
+        help="Attention as one kernel (in f32), or as two products and a softmax, which libraries can take. [default: whole]",
     ),
 ]
 Precision = Annotated[

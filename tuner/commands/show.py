@@ -26,6 +26,7 @@ from relax_tune.tuner.commands.options import (
     Bounds,
     Database,
     Effort,
+    FormOfAttention,
     JoinedProducts,
     Json,
     Precision,
@@ -93,6 +94,7 @@ def show(
     bound: Bounds = None,
     effort: Effort = None,
     products: JoinedProducts = None,
+    attention: FormOfAttention = None,
     precision: Precision = None,
     json: Json = False,
 ) -> None:
@@ -110,6 +112,7 @@ def show(
                 "--bound": bound,
                 "--effort": effort,
                 "--products": products,
+                "--attention": attention,
                 "--precision": precision,
             },
             f"{subject!r} is a task on record",
@@ -122,13 +125,22 @@ def show(
             {"--target": target, "--db": db, "--of": of}, f"{subject!r} is a whole model; choose a task with --task"
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        settings = load_settings({"effort": effort, "products": products, "precision": precision})
+        settings = load_settings(
+            {"effort": effort, "products": products, "precision": precision, "attention": attention}
+        )
         _show_model(subject, sections, after, parse_bounds(bound or []), settings, json)
     else:
         _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
         settings = load_settings(
-            {"target": target, "db": db, "effort": effort, "products": products, "precision": precision}
+            {
+                "target": target,
+                "db": db,
+                "effort": effort,
+                "products": products,
+                "precision": precision,
+                "attention": attention,
+            }
         )
         _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings, json)
 
@@ -174,7 +186,8 @@ def _show_model(
     settings: Settings,
     json: bool,
 ) -> None:
-    module, passes = load_model(model, bounds), passes_for(settings.products, dtype(settings.precision))
+    module = load_model(model, bounds)
+    passes = passes_for(settings.products, dtype(settings.precision), settings.attention)
     document: dict[str, Any] = {"model": model}
     if "program" in sections:
         document |= {

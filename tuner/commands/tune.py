@@ -29,6 +29,7 @@ from relax_tune.tuner.commands.options import (
     Certificate,
     Database,
     Effort,
+    FormOfAttention,
     JoinedProducts,
     Json,
     Key,
@@ -83,6 +84,7 @@ def tune(
     certificate: Certificate = None,
     key: Key = None,
     products: JoinedProducts = None,
+    attention: FormOfAttention = None,
     precision: Precision = None,
     memory: PlannedMemory = None,
     out: Out = None,
@@ -110,6 +112,7 @@ def tune(
             "certificate": certificate,
             "key": key,
             "products": products,
+            "attention": attention,
             "precision": precision,
             "memory": memory,
         }

@@ -1,0 +1,303 @@
+"""Attention in one kernel: products, softmax and weighted sums of a tile of queries, block by block of keys.
+
+A tile of queries is turned once, so that queries are the lanes: scores, maxima, exponentials and their sums then need nothing
+across lanes. Keys come in blocks with a running maximum (`rolling_update`), whose scores stay in cache; a block's weighted values
+are summed in registers of a few queries by vectors of columns, and added to what the tile has so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, ceildiv, eq, floormod, free_vars, le, mul
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import blocks
+from relax_tune.schedules.analysis import final_block, inlinable, reductions
+from relax_tune.schedules.nest import block_loads, find_block, readers, writer
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The blocks of an attention by name, and where queries and keys stand.
+
+    product, score: of queries and keys, before and after scale and mask; top, total: maxima and sums of rows; weights: the
+    exponentials; context: weighted values; last: what writes the output. query: the operand of the product that has the rows,
+    and which of its dimensions they are; row: the iterator of queries in `last`; top_dim: the dimension of the maxima;
+    depth, width: of queries and of values; the others: iterators of queries and keys by block.
+    """
+
+    product: str
+    score: str
+    top: str
+    weights: str
+    total: str
+    context: str
+    last: str
+    query: str
+    query_rank: int
+    query_dim: int
+    row: Var
+    top_dim: int
+    depth: int
+    width: int
+    product_row: str
+    product_key: str
+    score_row: str
+    score_key: str
+    weight_row: str
+    weight_key: str
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of an attention; nothing when the function is none."""
+    if len(reductions(func)) != 4:
+        return
+    try:
+        schedule = build(func, machine)
+    except ScheduleError:
+        return
+    yield "attention.rolling", schedule
+
+
+def build(func: PrimFunc, machine: Machine) -> Schedule:
+    """Tiles of queries, keys in blocks. Raises ScheduleError where the function is no attention of known widths."""
+    s = Schedule(func)
+    r = find_roles(s)
+    lanes = machine.lanes
+    height = s.tunable("MR", (1, 2, 4, 6, 8))
+    groups = s.tunable("IU", (2, 4, 8, 16))
+    unroll = s.tunable("JU", (2, 4, 8, 16))
+    steps = s.tunable("KU", (4, 8, 16, 32))
+    width = s.tunable("NR", _widths(r.width, lanes))
+    tile, block = mul(groups, height), mul(steps, unroll)
+    s.require(eq(floormod(tile, lanes), 0))
+    s.require(le(height * ceildiv(width, lanes) + ceildiv(width, lanes) + 1, machine.registers))
+    s.require(le(unroll * (tile // lanes) + tile // lanes + 1, machine.registers))
+    s.require(le(tile * (block * 2 + r.depth + r.width) * 4, machine.l2_bytes // 2))
+
+    s.apply("cache_read", block=r.product, buffer=r.query, scope="local")
+    turned = block_of(s, f"{r.query}_cache")
+    s.apply("permute_layout", buffer=f"{r.query}_cache", order=_last(r.query_rank, [r.query_dim]))
+    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=tile)
+    s.apply("split_k_update", block=r.top, factor=block)
+    for a in s.func.allocs:
+        s.apply("set_scope", buffer=a.name, scope="local")
+
+    last = find_block(s.func, r.last)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    i_0, i_1 = s.split(nest[r.row], [None, tile])
+    *outer, column = (name for v, name in nest.items() if v is not r.row)
+    s.reorder([*outer, i_0, i_1, column])
+    for name in (r.context, r.total, f"{r.top}_scale", r.top):
+        s.compute_at(name, i_0)
+        _order(s, name, i_0, "vb", *_others(s, name, i_0, "vb"))
+    s.apply("rolling_update", block=r.top)
+    (key,) = _feeding(s, r.top, i_0, "vb")
+    _weighted_values(s, r, key, height, width)
+    _exponentials(s, r, key)
+    _scores(s, r, key, unroll)
+    s.compute_at(turned, i_0)
+    rows = _feeding(s, turned, i_0, _iter_at(s, turned, r.query_dim))
+    s.reorder([*(n for n in s.inner_loops(turned, i_0) if n not in rows), *rows])
+    for b in blocks(s.func.body):
+        inner = s.nest_of(b.name)[-1]
+        if inner.kind == "serial":
+            s.vectorize(inner.var.name)
+    s.set_kind(s.fuse([*outer, i_0]), "group" if machine.groups else "parallel")
+    return s
+
+
+def _weighted_values(s: Schedule, r: Roles, key: str, height: Tunable, width: Tunable) -> None:
+    """A block's weighted values in registers of a few queries by vectors of columns, then added to those of the tile."""
+    part = f"{r.context}_rf"
+    rows, columns = s.inner_loops(r.context, key)
+    a_0, a_1 = s.split(rows, [None, height])
+    c_0, c_1 = s.split(columns, [None, width], divides=True)
+    s.reorder([a_0, c_0, a_1, c_1])
+    s.compute_at(part, c_0)
+    (step,) = _feeding(s, part, c_0, "vt")
+    _order(s, part, c_0, "vt", *_others(s, part, c_0, "vt"))
+    s.set_tail(step, "peel")
+    for loop in (a_1, s.inner_loops(part, c_0)[1]):
+        s.unroll(loop)
+    s.apply("decompose_reduction", block=part, loop=step)
+
+
+def _exponentials(s: Schedule, r: Roles, key: str) -> None:
+    """The weights of a block of keys and their sums in one pass."""
+    part = f"{r.total}_rf"
+    s.compute_at(part, key)
+    _order(s, part, key, "vt", *_others(s, part, key, "vt"))
+    (step,) = _feeding(s, part, key, "vt")
+    s.apply("decompose_reduction", block=part, loop=step)
+    s.compute_at(r.weights, key)
+    lanes, keys = (_feeding(s, r.weights, key, v) for v in (r.weight_row, r.weight_key))
+    s.reorder([*keys, *lanes])
+    s.merge_loops(keys[0], step)
+    s.set_tail(keys[0], "peel")
+
+
+def _scores(s: Schedule, r: Roles, key: str, unroll: Tunable) -> None:
+    """A few keys at a time against all queries of the tile in registers; their maximum while they are there."""
+    part = f"{r.top}_rf"
+    s.compute_at(part, key)
+    m_0, m_1 = s.split(_feeding(s, part, key, "vt")[0], [None, unroll])
+    s.reorder([m_0, m_1, *(n for n in s.inner_loops(part, key) if n not in (m_0, m_1))])
+    s.apply("decompose_reduction", block=part, loop=m_0)
+    s.unroll(m_1)
+    s.compute_at(r.score, key)
+    lanes, keys = (_feeding(s, r.score, key, v)[0] for v in (r.score_row, r.score_key))
+    j_0, j_1 = s.split(keys, [None, unroll])
+    s.reorder([j_0, j_1, lanes])
+    s.merge_loops(j_0, m_0)
+    s.set_tail(j_0, "pow2")
+    s.unroll(j_1)
+    s.compute_at(r.product, j_0)
+    steps = [i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce"]
+    loops = [_feeding(s, r.product, j_0, v)[0] for v in (*steps, r.product_key, r.product_row)]
+    s.reorder(loops)
+    s.unroll(loops[1])
+    s.apply("decompose_reduction", block=r.product, loop=loops[0])
+
+
+def find_roles(s: Schedule) -> Roles:
+    """Find the roles, fold what is computed on the way into what reads it, and lay scores out with queries last."""
+    func = s.func
+    maxima = [b for b in reductions(func) if isinstance(b.body.value, Op) and b.body.value.op == "max"]
+    if len(maxima) != 1 or len(reductions(func)) != 4:
+        raise ScheduleError(f"{func.name}: wanted a product, a maximum and two sums, found {len(reductions(func))}")
+    (top,) = maxima
+    score = _only([writer(func, x.buffer) for x in block_loads(top)])
+    last = final_block(func)
+    weights = _only([b for b in readers(func, top.body.buffer) if b is not last])
+    sums = readers(func, weights.body.buffer)
+    plain = [b for b in sums if len(block_loads(b)) == 1]
+    total = _only(plain)
+    context = _only([b for b in sums if b is not total])
+    keep = {b.name for b in (score, weights, last)}
+    for b in blocks(func.body):
+        if b.name not in keep and inlinable(s.func, find_block(s.func, b.name)):
+            s.compute_inline(b.name)
+    product = _only([b for b in reductions(s.func) if b.name not in {x.name for x in (top, total, context)}])
+    names = [b.name for b in (product, score, top, weights, total, context, last)]
+    product, score, top, weights, total, context, last = (find_block(s.func, n) for n in names)
+    if score.is_reduction or last.is_reduction or len(blocks(s.func.body)) != 7:
+        raise ScheduleError(f"{func.name}: more than an attention")
+    # from the weighted values: the key, the column, and the row that the values do not have
+    access = next(x for x in block_loads(context) if x.buffer is weights.body.buffer)
+    others = [x for x in block_loads(context) if x.buffer is not weights.body.buffer]
+    of_values = set(free_vars(*(e for x in others for e in x.indices)))
+    (step,) = (i.var for i in context.iters if i.kind == "reduce")
+    rows = [e for e in access.indices if isinstance(e, Var) and e is not step and e not in of_values]
+    if not rows or not others:
+        raise ScheduleError(f"{func.name}: the values have rows of queries too")
+    row = rows[-1]
+    column = _only([e for e in context.body.indices if e not in access.indices])
+    extents = {i.var: as_int(i.extent) for i in context.iters}
+    width = extents[column] if isinstance(column, Var) else None
+    depths = [as_int(i.extent) for i in product.iters if i.kind == "reduce"]
+    if width is None or len(depths) != 1 or depths[0] is None:
+        raise ScheduleError(f"{func.name}: wanted known widths of queries and values, found {width} and {depths}")
+    at_row, at_key = access.indices.index(row), access.indices.index(step)
+    row_w, key_w = weights.body.indices[at_row], weights.body.indices[at_key]
+    read = next(x for x in block_loads(weights) if x.buffer is score.body.buffer)
+    row_s, key_s = (score.body.indices[read.indices.index(v)] for v in (row_w, key_w))
+    read_p = next(x for x in block_loads(score) if x.buffer is product.body.buffer)
+    row_p, key_p = (product.body.indices[read_p.indices.index(v)] for v in (row_s, key_s))
+    maximum = next(x for x in block_loads(weights) if x.buffer is top.body.buffer)
+    queries = [x for x in block_loads(product) if row_p in x.indices and key_p not in free_vars(*x.indices)]
+    query = _only(queries)
+    end = next(x for x in block_loads(last) if x.buffer is context.body.buffer)
+    row_l = end.indices[context.body.indices.index(row)]
+    if not isinstance(row_l, Var):
+        raise ScheduleError(f"{func.name}: the output is not written row by row")
+    if end.indices[context.body.indices.index(column)] is not last.body.indices[-1]:
+        raise ScheduleError(f"{func.name}: columns are not neighbours in the output")
+    for b, ends in ((product, (key_p, row_p)), (score, (key_s, row_s)), (weights, (key_w, row_w))):
+        at = [b.body.indices.index(e) for e in ends]
+        s.apply("permute_layout", buffer=b.body.buffer.name, order=_last(len(b.body.indices), at))
+    dims = [d for d, e in enumerate(query.indices) if e is row_p]
+    return Roles(
+        product=product.name,
+        score=score.name,
+        top=top.name,
+        weights=weights.name,
+        total=total.name,
+        context=context.name,
+        last=last.name,
+        query=query.buffer.name,
+        query_rank=len(query.indices),
+        query_dim=_only(dims),
+        row=row_l,
+        top_dim=maximum.indices.index(row_w),
+        depth=depths[0],
+        width=width,
+        product_row=_name(row_p),
+        product_key=_name(key_p),
+        score_row=_name(row_s),
+        score_key=_name(key_s),
+        weight_row=_name(row_w),
+        weight_key=_name(key_w),
+    )
+
+
+def _name(e: Expr) -> str:
+    if not isinstance(e, Var):
+        raise ScheduleError(f"wanted queries and keys by iterators of their own, found {e!r}")
+    return e.name
+
+
+def block_of(s: Schedule, buffer: str) -> str:
+    """The block that writes a buffer."""
+    return next(b.name for b in blocks(s.func.body) if b.body.buffer.name == buffer)
+
+
+def _iter_at(s: Schedule, block: str, dim: int) -> str:
+    """The iterator of a copy's dimension, as its source has them."""
+    return find_block(s.func, block).iters[dim].var.name
+
+
+def _feeding(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
+    """The loops of the block inside `loop`, or `loop` itself, that feed an iterator."""
+    node = find_block(s.func, block)
+    fed = {v.name for i, b in zip(node.iters, node.bindings) if i.var.name == iterator for v in free_vars(b)}
+    return [n for n in s.inner_loops(block, loop) if n in fed]
+
+
+def _others(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
+    """The loops of the block inside `loop` that do not feed an iterator."""
+    own = _feeding(s, block, loop, iterator)
+    return [n for n in s.inner_loops(block, loop) if n not in own]
+
+
+def _order(s: Schedule, block: str, loop: str, first: str, *rest: str) -> None:
+    """The loops of an iterator first."""
+    s.reorder([*_feeding(s, block, loop, first), *rest])
+
+
+def _last(rank: int, dims: Sequence[int]) -> list[int]:
+    """The order of dimensions that puts some last."""
+    return [*(d for d in range(rank) if d not in dims), *dims]
+
+
+def _widths(extent: int, lanes: int) -> list[int]:
+    """Register tiles' columns: vectors that divide the width of values."""
+    return [w for w in (lanes, 2 * lanes, 4 * lanes) if extent % w == 0] or [
+        max(w for w in range(1, lanes + 1) if extent % w == 0)
+    ]
+
+
+T = TypeVar("T")
+
+
+def _only(found: Iterable[T | None]) -> T:
+    """The one value there is; ScheduleError when there is none or another."""
+    unique = list(dict.fromkeys(found))
+    if len(unique) != 1 or unique[0] is None:
+        raise ScheduleError("this is no attention: a part of it is missing, or there twice")
+    return unique[0]
