@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import f32
-from relax_tune.ir.expr import Expr, Load, Var, as_int, const, free_vars, mul
+from relax_tune.ir.expr import Expr, Load, Var, add, as_int, const, free_vars, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.intrinsics import INTRINSICS
 from relax_tune.ir.stmt import Block, blocks
@@ -18,6 +19,8 @@ from relax_tune.schedules.target import Machine
 
 # Stores past the caches are of whole lines.
 LINE_BYTES = 64
+# So many times the cost of starting workers, in elements, are too many for one thread.
+SMALL = 256
 
 # On several workers; on one thread, in a function without a parallel region; on several, with stores past the caches.
 Form = Literal["parallel", "serial", "stream"]
@@ -32,17 +35,15 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """A sketch of each form that can be the best one at some shape."""
     if reductions(func):
         return
-    forms: list[Form] = ["parallel", "stream"] if machine.groups else ["parallel", "serial", "stream"]
-    for form in forms:
-        if form == "stream" and not _may_leave_the_caches(func, machine):
-            continue
+    possible = _possible(func, machine)
+    for form in possible:
         try:
             schedule = build(func, machine, form)
         except ScheduleError:
             continue
         yield f"injective.{form}", schedule
     for form, inside in TURNED:
-        if (form == "serial" and machine.groups) or (form == "stream" and machine.lanes * 4 < LINE_BYTES):
+        if form not in possible or (form == "stream" and machine.lanes * 4 < LINE_BYTES):
             continue
         try:
             schedule = _turned(func, machine, form, inside)
@@ -51,18 +52,31 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         yield f"injective.turned.{form}.{inside}", schedule
 
 
-def _may_leave_the_caches(func: PrimFunc, machine: Machine) -> bool:
-    """Whether the outputs can be larger than the caches that the workers have to themselves."""
-    found = 0
+def _possible(func: PrimFunc, machine: Machine) -> tuple[Form, ...]:
+    """The forms that may win at some shape: no other workers where all elements take less than starting these (at a generous 1 ns
+    an element), no single thread where that is nothing beside them, and stores past the caches only where the workers' own may be too
+    small for the outputs."""
+    points = _total(func, lambda b: 1)
+    nbytes = _total(func, lambda b: b.dtype.bytes)
+    found: list[Form] = []
+    if machine.groups or (machine.workers > 1 and (points is None or points > machine.launch_ns)):
+        found.append("parallel")
+    if not machine.groups and (machine.workers == 1 or points is None or points < SMALL * machine.launch_ns):
+        found.append("serial")
+    if nbytes is None or nbytes > machine.workers * machine.l2_bytes:
+        found.append("stream")
+    return tuple(found)
+
+
+def _total(func: PrimFunc, weight: Callable[[Buffer], int]) -> int | None:
+    """What the elements of all outputs weigh; None where a shape symbol says."""
+    total: Expr = const(0)
     for b in func.output_buffers:
-        total: Expr = const(b.dtype.bytes)
+        size: Expr = const(weight(b))
         for d in b.shape:
-            total = mul(total, d)
-        size = as_int(total)
-        if size is None:
-            return True
-        found += size
-    return found > machine.workers * machine.l2_bytes
+            size = mul(size, d)
+        total = add(total, size)
+    return as_int(total)
 
 
 def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:

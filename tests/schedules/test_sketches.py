@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -257,6 +258,15 @@ def test_stores_past_the_caches_are_tried_where_those_may_be_too_small() -> None
 def test_one_thread_is_tried_where_threads_are_loops() -> None:
     assert "injective.serial" in forms(make.pointwise(2), "c")
     assert not [n for n in (*forms(make.pointwise(2), "opencl"), *forms(make.turned(), "opencl")) if "serial" in n]
+
+
+def test_workers_are_not_started_for_what_takes_less_and_always_for_what_takes_long() -> None:
+    machine = MACHINES["c"]
+    assert forms(copied(machine.launch_ns), "c") == ["injective.serial"]
+    assert forms(copied(machine.launch_ns + 1), "c") == ["injective.parallel", "injective.serial"]
+    assert "injective.serial" not in forms(copied(1 << 22), "c")
+    alone = generate_sketches(copied(1 << 22), replace(machine, workers=1), {"injective": RULES["injective"]})
+    assert {s.name for s in alone} == {"injective.serial", "injective.stream"}
 
 
 @both
