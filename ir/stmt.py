@@ -14,7 +14,7 @@ IterKind = Literal["spatial", "reduce"]
 
 # How the last, incomplete tile of a loop is handled when the function is lowered (see codegen/tails.py); meaning is the
 # same for all of them: the block's predicate decides which points run.
-Tail = Literal["predicate", "peel", "pow2", "exact"]
+Tail = Literal["predicate", "peel", "pow2", "exact", "narrow"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -78,6 +78,7 @@ class Schedule:
         self.steps: list[Step] = []
         self.tunables: dict[str, Tunable] = {}
         self.constraints: list[Expr] = []
+        self.guesses: tuple[Mapping[str, int], ...] = ()
 
     @property
     def trace(self) -> Trace:
@@ -95,6 +96,10 @@ class Schedule:
         fact = simplify(fact)
         if fact is not TRUE and fact not in self.constraints:
             self.constraints.append(fact)
+
+    def guess(self, *values: Mapping[str, int]) -> None:
+        """Values of all tunables that are worth trying first, best first."""
+        self.guesses = values
 
     def apply(self, primitive: str, **args: Any) -> None:
         """Apply a primitive by name and record it. Numbers may be expressions over tunables and the function's shape symbols, or

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Expr, Tunable, Var, const, free_vars, substitute
+from relax_tune.ir.expr import Expr, Op, Tunable, Var, and_, conjuncts, const, free_vars, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
 from relax_tune.schedules.rules import (
@@ -42,12 +42,13 @@ RULES: Mapping[str, Rule] = {
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A scheduled function with free tunables, how it was made, and what its tunables must satisfy."""
+    """A scheduled function with free tunables, how it was made, what its tunables must satisfy, and values to try first."""
 
     name: str
     func: PrimFunc
     trace: Trace
     constraints: tuple[Expr, ...]
+    guesses: tuple[Mapping[str, int], ...] = ()
 
     @property
     def tunables(self) -> tuple[Tunable, ...]:
@@ -59,7 +60,7 @@ def generate_sketches(func: PrimFunc, machine: Machine, rules: Mapping[str, Rule
     found = []
     for rule in rules.values():
         for name, s in rule(func, machine):
-            found.append(Sketch(name, s.func, s.trace, tuple(s.constraints)))
+            found.append(Sketch(name, s.func, s.trace, tuple(s.constraints), s.guesses))
     return tuple(found)
 
 
@@ -129,6 +130,15 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         return If(fix(s.cond), _simplify_stmt(s.then, env, known), orelse)
     if isinstance(s, Block):
         iters = tuple(replace(i, extent=simplify(i.extent)) for i in s.iters)
-        return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), predicate=fix(s.predicate))
+        left = (c for c in conjuncts(fix(s.predicate)) if not _in_range(c, env))
+        return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), predicate=and_(*left))
     assert isinstance(s, Store)
     return Store(s.buffer, tuple(fix(i) for i in s.indices), fix(s.value))
+
+
+def _in_range(condition: Expr, env: Env) -> bool:
+    """Whether the ranges of both sides settle a comparison (digits of fused loops have ranges that simplifying does not see)."""
+    if not isinstance(condition, Op) or condition.op not in ("lt", "le") or not condition.args[0].dtype.is_int:
+        return False
+    high, low = interval(condition.args[0], env)[1], interval(condition.args[1], env)[0]
+    return high is not None and low is not None and (high < low if condition.op == "lt" else high <= low)

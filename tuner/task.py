@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -102,14 +102,24 @@ class Choices:
         return search_space.Sketch(sketch.name, parameters, constraint, describe)
 
     def seeds(self, count: int) -> tuple[search_space.Candidate, ...]:
-        """Up to `count` candidates of different sketches that look best before anything is known: fewest loads per point,
-        least padding, workers evenly used, at the middle anchor."""
+        """Up to `count` candidates that look best before anything is known: the guesses of the rules, first those each sketch thinks
+        best, then one of each sketch without any: fewest loads per point, least padding, workers evenly used, at the middle anchor."""
+        ranked = [
+            (rank, number, search_space.Candidate(number, tuple(values[t.name] for t in sketch.tunables)))
+            for number, sketch in enumerate(self.sketches)
+            for rank, values in enumerate(sketch.guesses)
+        ]
+        guessed = [c for _, _, c in sorted(ranked, key=lambda g: g[:2]) if self.space.contains(c)]
+        return (*guessed, *self._sampled({c.sketch for c in guessed}))[:count]
+
+    def _sampled(self, known: Collection[int]) -> list[search_space.Candidate]:
+        """The best of a sample of every sketch but the known ones, best first."""
         points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]
         drawn = self.space.sample(np.random.default_rng(0), SEED_ROWS * len(self.sketches))
         found = []
         for number, sketch in enumerate(self.sketches):
             codes = drawn[drawn[:, 0] == number]
-            if not len(codes):
+            if number in known or not len(codes):
                 continue
             names = [f.name for f in sketch_features(sketch.func, self.machine)]
             rows = self.space.features(codes, points)[:, 0, :]
@@ -117,7 +127,7 @@ class Choices:
             score = loads + padding - rows[:, names.index("wave_use")]
             best = int(np.argmin(score))
             found.append((float(score[best]), number, self.space.candidates(codes[best : best + 1])[0]))
-        return tuple(c for _, _, c in sorted(found)[:count])
+        return [c for _, _, c in sorted(found, key=lambda f: f[:2])]
 
     # -- records and programs -----------------------------------------------------------------------------------------
 

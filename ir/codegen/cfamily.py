@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.calls import call_of
+from relax_tune.ir.codegen.copies import Copies
 from relax_tune.ir.codegen.lowered import Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Lane, bracketed
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import Layout
-from relax_tune.ir.codegen.values import VECTOR_TYPES, Values
+from relax_tune.ir.codegen.values import VECTOR_TYPES
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.dtype import DType, i32, i64
 from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts
@@ -38,7 +39,7 @@ class Grid:
     items: tuple[int, ...] = ()
 
 
-class Printer(Values):
+class Printer(Copies):
     """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look."""
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
@@ -67,14 +68,6 @@ class Printer(Values):
         self._taken[base] = k
         self._taken[name] = 0
         return name
-
-    @contextmanager
-    def indented(self, head: str) -> Iterator[None]:
-        self.line(head)
-        self.indent += "  "
-        yield
-        self.indent = self.indent[:-2]
-        self.line("}")
 
     # statements
 
@@ -144,20 +137,23 @@ class Printer(Values):
         assert lane is not None
         count = lane.count
         parts = [] if count is None else [count]
+        some = count is None
         for c in conds:
             assert isinstance(c, Op)
             room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
             room = plus(room, constant(1)) if c.op == "le" else room
             room = {m: k for m, k in room.items() if m != (lane.symbol,)}
+            low = self.algebra.bounds(room)[0]
+            some = some and low is not None and low > 0
             parts.append(self.poly_text(room))
         smallest = parts[0]
         for p in parts[1:]:
             smallest = f"{self.prelude.helper('min', i64, 1)}({smallest}, {p})"
         name, mask = self.fresh("n"), self.fresh("m")
         with self.indented("{"):
-            low = self.prelude.helper("min", i64, 1)
-            self.line(f"const {self.int_type} {name} = {low}({smallest}, {lane.width});")
-            with self.indented(f"if ({name} > 0) {{"):
+            least = self.prelude.helper("min", i64, 1)
+            self.line(f"const {self.int_type} {name} = {least}({smallest}, {lane.width});")
+            with self.indented("{" if some else f"if ({name} > 0) {{"):
                 iota = self.prelude.helper("iota", i32, lane.width)
                 splat = self.prelude.helper("splat", i32, lane.width)
                 kind = self.prelude.vector(i32, lane.width)
@@ -200,6 +196,8 @@ class Printer(Values):
         elif size == 1 and f.kind != "vectorized":
             with self.known(f.var, {}):
                 self.statement(f.body)
+        elif f.exchange:
+            self.exchanged(f)
         elif f.kind == "vectorized" and size is not None:
             self.vector_loop(f, size)
         elif f.fold and size is not None and self.fold(f, size):
@@ -331,18 +329,6 @@ class Printer(Values):
             self.lanes_of(Lane(f.var, start, width, symbol, None, None, f.stream)),
         ):
             self.statement(f.body)
-
-    @contextmanager
-    def known(self, var: Var, value: Poly) -> Iterator[None]:
-        """`var` has this value in the block."""
-        env = self.algebra.env
-        old = env.get(var)
-        env[var] = value
-        yield
-        if old is None:
-            del env[var]
-        else:
-            env[var] = old
 
     @contextmanager
     def lanes_of(self, lane: Lane) -> Iterator[None]:

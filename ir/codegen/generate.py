@@ -12,6 +12,7 @@ from relax_tune.ir.codegen.affine import Algebra
 from relax_tune.ir.codegen.c import CPrelude, CPrinter
 from relax_tune.ir.codegen.cfamily import Printer
 from relax_tune.ir.codegen.compact import compact
+from relax_tune.ir.codegen.digits import bind_digits
 from relax_tune.ir.codegen.lowered import (
     Declare,
     Loop,
@@ -75,10 +76,11 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     body = lower_blocks(complete_empty_reductions(func.body))
     if target.language == "opencl":
         body = _one_index_per_axis(body)
+    body = bind_digits(body)
     note_ranges(algebra, body)
-    body = lower_tails(body, algebra)
+    body = lower_tails(body, algebra, target.lanes)
     note_ranges(algebra, body)
-    body = choose_vectors(body, algebra)
+    body = choose_vectors(body, algebra, target.lanes)
     body = compact(body, algebra, THREAD_KINDS[target.language])
     _check_shared(func, target, body)
     layouts = register_layouts(body, algebra, target.lanes)

@@ -28,7 +28,7 @@ from relax_tune.ir.stmt import Block, For, If, LoopKind, Seq, Stmt, Store, Tail,
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
     """`for var in range(extent)`, as `relax_tune.ir.stmt.For`. fold: the iterations combine the elements of a local buffer into
-    one place and may do so in any order. intrinsic, stream: as there."""
+    one place and may do so in any order. exchange: it copies a square whose rows become columns. intrinsic, stream: as there."""
 
     var: Var
     extent: Expr
@@ -39,6 +39,7 @@ class Loop:
     fold: bool = False
     intrinsic: str = ""
     stream: bool = False
+    exchange: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

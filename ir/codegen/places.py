@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
@@ -65,6 +66,14 @@ class Places:
     def line(self, text: str) -> None:
         self.lines.append(self.indent + text)
 
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        self.line(head)
+        self.indent += "  "
+        yield
+        self.indent = self.indent[:-2]
+        self.line("}")
+
     def fresh(self, hint: str) -> str:
         raise NotImplementedError
 
@@ -81,6 +90,18 @@ class Places:
             self.names[v] = self.fresh(v.name)
         self.bound.add(v)
         return self.names[v]
+
+    @contextmanager
+    def known(self, var: Var, value: Poly) -> Iterator[None]:
+        """`var` has this value in the block."""
+        env = self.algebra.env
+        old = env.get(var)
+        env[var] = value
+        yield
+        if old is None:
+            del env[var]
+        else:
+            env[var] = old
 
     # integers
 

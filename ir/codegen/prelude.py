@@ -10,6 +10,7 @@ from string import Template
 from types import MappingProxyType
 
 from relax_tune.ir.codegen import math
+from relax_tune.ir.codegen.exchange import exchange_text
 from relax_tune.ir.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.expr import MATH
 from relax_tune.ir.intrinsics import Intrinsic
@@ -127,6 +128,8 @@ class Prelude:
         """(helpers needed, text) of a helper; `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name."""
         if name in math.HALVES:
             return self._half(name, width)
+        if name == "exchange":
+            return (), exchange_text(width)
         if dtype is f32 and name in math.BODIES:
             needs, body = math.BODIES[name]
             return needs, f"STATIC $V $N($V x) {{{body}\n}}"

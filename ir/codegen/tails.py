@@ -1,4 +1,4 @@
-"""Full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops.
+"""Full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops (`narrow` ones are in `narrow.py`).
 
 A loop `o` with conditions `base + o*T + r < bound` below it (r from inner loops, at most R - 1) runs F full iterations,
 F = clamp((bound - base - R + T) // T, 0, extent), in which those conditions hold. The rest keeps them (`peel`) or, when one
@@ -31,6 +31,7 @@ from relax_tune.ir.codegen.lowered import (
     when,
     with_children,
 )
+from relax_tune.ir.codegen.narrow import find_tiles, makers, narrow, widths
 from relax_tune.ir.expr import (
     Expr,
     Op,
@@ -60,9 +61,9 @@ class Guard:
     inner: tuple[tuple[Var, int, int], ...]
 
 
-def lower_tails(n: Node, algebra: Algebra) -> Node:
+def lower_tails(n: Node, algebra: Algebra, lanes: int) -> Node:
     """Split every loop with a tail of its own, outermost first."""
-    return _Splitter(algebra, home_loops(n)).run(n)
+    return _Splitter(algebra, home_loops(n), lanes).run(n)
 
 
 def _guards(n: Node, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[Guard]:
@@ -112,13 +113,14 @@ def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> G
 class _Splitter:
     """One function's tails. homes: for every buffer the loops around all of its accesses."""
 
-    def __init__(self, algebra: Algebra, homes: dict[Buffer, frozenset[Var]]) -> None:
+    def __init__(self, algebra: Algebra, homes: dict[Buffer, frozenset[Var]], lanes: int) -> None:
         self.algebra = algebra
         self.homes = homes
+        self.lanes = lanes
 
     def run(self, n: Node) -> Node:
         if isinstance(n, Loop) and n.tail != "predicate":
-            done = self.split(n)
+            done = self.narrow(n) if n.tail == "narrow" else self.split(n)
             if done is not None:
                 return self._below(done)
             n = replace(n, tail="predicate")
@@ -126,6 +128,26 @@ class _Splitter:
 
     def _below(self, n: Node) -> Node:
         return with_children(n, tuple(self.run(c) for c in children(n)))
+
+    def narrow(self, f: Loop) -> Loop | None:
+        """The loop with a body for each width of its tiles, or None when that does not apply."""
+        if isinstance(f.body, Let):  # what is left may be said in terms of it
+            inside = self.narrow(replace(f, body=f.body.body))
+            return None if inside is None else replace(inside, body=replace(f.body, body=inside.body))
+        tiles = find_tiles(f, self.algebra)
+        private = self._private(f)
+        loops = None if tiles is None else makers(f, tiles, private, self.algebra)
+        if tiles is None or loops is None:
+            return None
+        wide = widths(tiles, f, self.lanes, self.algebra)
+        bodies = narrow(f, tiles, loops, wide, private, self.algebra)
+        return replace(bodies, body=self._apart(bodies.body, private)) if wide else bodies
+
+    def _apart(self, n: Node, private: frozenset[Buffer]) -> Node:
+        """Each body with registers of its own."""
+        if isinstance(n, Cond) and n.orelse is not None:
+            return replace(n, then=self._clone(n.then, private), orelse=self._apart(n.orelse, private))
+        return with_children(n, tuple(self._apart(c, private) for c in children(n))) if isinstance(n, Let) else n
 
     def split(self, f: Loop) -> Node | None:
         """The loop as full iterations and a rest, or None when no condition below it speaks of it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relax_tune.ir.codegen.affine import Algebra, plus
+from relax_tune.ir.codegen.exchange import mark_exchange
 from relax_tune.ir.codegen.lowered import Cond, Let, Loop, Node, accesses, rewrite, walk
 from relax_tune.ir.expr import Expr, Op, Var, as_int, conjuncts, loads
 from relax_tune.ir.stmt import Store
@@ -18,8 +19,9 @@ FOLD_LIMIT = 256
 CHUNK_LIMIT = 16
 
 
-def choose_vectors(n: Node, algebra: Algebra) -> Node:
-    """Turn vectorised loops that cannot be vectors into serial or unrolled ones."""
+def choose_vectors(n: Node, algebra: Algebra, lanes: int) -> Node:
+    """Turn vectorised loops that cannot be vectors into serial or unrolled ones; of two around a copy that exchanges rows and
+    columns both stay."""
 
     def visit(m: Node) -> Node:
         if not isinstance(m, Loop) or m.kind != "vectorized":
@@ -28,6 +30,9 @@ def choose_vectors(n: Node, algebra: Algebra) -> Node:
         if extent is None:
             return replace(m, kind="serial")
         if any(isinstance(x, Loop) and x.kind == "vectorized" for x in walk(m.body)):
+            marked = mark_exchange(m, algebra, lanes)
+            if marked.exchange:
+                return marked
             return replace(m, kind="unrolled" if extent <= 8 else "serial")
         return m if _is_ready(m, algebra) else replace(m, kind="serial")
 

@@ -1,26 +1,39 @@
 """Matmul-like functions: sums of products with whatever is fused around them.
 
-Register tiles of MR rows by NR vectorised columns accumulate over the whole reduction (no blocking of it:
-panels of these sizes stay in cache); a constant operand is packed once into column panels, a strided one
-per panel; the epilogue is computed on the tile while it is in registers.
+Register tiles of MR rows by NR vectorised columns accumulate over the whole reduction. What the columns index is packed into panels
+of NR columns, padded with zeros: once when it is constant, otherwise in the call, panel by panel or all of it first. The epilogue is
+computed on the tile while it is in registers. Rows that are left over are done in powers of two, columns in whole vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Tunable, Var, as_int, ceildiv, free_vars, le
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, Tail, blocks
-from relax_tune.schedules.analysis import contraction, depends_on, final_block, inlinable, multiplies, reductions
-from relax_tune.schedules.nest import block_loads, find_block, find_loop
+from relax_tune.ir.stmt import Block, blocks
+from relax_tune.schedules.analysis import (
+    Contraction,
+    contraction,
+    depends_on,
+    final_block,
+    inlinable,
+    multiplies,
+    reductions,
+)
+from relax_tune.schedules.nest import block_loads, find_alloc, find_block
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
+# `panels`: workers take panels of columns (and groups of rows); `blocks`: the same after everything was packed; `serial`: one thread.
 Order = Literal["panels", "blocks", "serial"]
+ORDERS: tuple[Order, ...] = ("panels", "blocks", "serial")
+HEIGHTS = range(1, 15)
+VECTORS = (1, 2, 3, 4)
+GROUPS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +41,24 @@ class Choice:
     """The structural decisions of one sketch."""
 
     order: Order
-    tail: Tail
     packed: bool
 
     @property
     def name(self) -> str:
-        return f"matmul.{self.order}.{self.tail}.{'packed' if self.packed else 'direct'}"
+        return f"matmul.{self.order}.{'packed' if self.packed else 'direct'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A padded copy of an operand: its buffer, the block that fills it, the dimension of the columns, how many dimensions of the batch
+    lead, whether the operand is constant, and whether its columns lie side by side."""
+
+    buffer: str
+    block: str
+    dim: int
+    batch: int
+    constant: bool
+    contiguous: bool
 
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
@@ -41,72 +66,70 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
         return
-    orders: tuple[Order, ...] = ("panels", "blocks", "serial")
-    tails: tuple[Tail, ...] = ("pow2", "predicate")
-    for order in orders:
-        for tail in tails:
-            for packed in (True, False):
-                choice = Choice(order, tail, packed)
-                try:
-                    schedule = build(func, machine, choice)
-                except ScheduleError:
-                    continue
-                yield choice.name, schedule
+    for order in ORDERS:
+        for packed in (True, False):
+            choice = Choice(order, packed)
+            try:
+                schedule = build(func, machine, choice)
+            except ScheduleError:
+                continue
+            yield choice.name, schedule
 
 
 def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
+    if machine.groups and choice.order == "serial":
+        raise ScheduleError("a work-group device has no serial form")
     s = Schedule(func)
     main = reductions(func)[0].name
     inline_around(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+    roles = contraction(find_block(s.func, main), output_column(s, main, final_block(s.func)))
+    width = s.tunable("NR", _widths(roles, machine, choice))
+    copies = _packed(s, roles, width) if choice.packed else ()
+    in_call = any(not c.constant for c in copies)
+    if choice.order == "blocks" and not in_call:
+        raise ScheduleError(f"{func.name}: nothing is packed in the call")
+    if not choice.packed:
+        _require_contiguous(s, roles)
+    if not choice.packed and find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="local")
     else:
         s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     epilogue = final_block(s.func)
-    roles = contraction(find_block(s.func, main), output_column(s, main, epilogue))
-    copy = _pack(s, main, roles.operand.buffer.name, roles.column, choice.packed)
 
     nest = dict(zip((i.var for i in find_block(s.func, main).iters), s.loops_of(main), strict=True))
-    width = s.tunable("NR", _widths(find_block(s.func, main), roles.column, machine))
-    divides = _always_divides(find_block(s.func, main), roles.column, width)
-    if copy is not None and choice.packed and copy[1] == "prepare":
-        dim = copy[2]
-        rank = len(roles.operand.buffer.shape)
-        rest = [d for d in range(rank + 1) if d not in (dim, dim + 1)]
-        s.apply("tile_layout", buffer=copy[0], dim=dim, factor=width, order=[dim, *rest, dim + 1])
+    divides = not choice.packed and _always_divides(roles, width)
     j_0, j_1 = s.split(nest[roles.column], [None, width], divides=divides)
-    if not divides:
-        s.set_tail(j_0, "peel")
     batch = [nest[v] for v in roles.batch]
     reduce = [nest[v] for v in roles.reduce]
     rows: list[str] = []
-    outer: list[str] = []
+    group: list[str] = []
     if roles.row is not None:
-        height = s.tunable("MR", range(1, 15))
-        if choice.order == "blocks":
-            group = s.tunable("IB", (1, 2, 4, 8, 16, 32))
-            i_g, i_0, i_1 = s.split(nest[roles.row], [None, group, height])
-            outer, rows = [i_g], [i_0, i_1]
+        height = s.tunable("MR", HEIGHTS)
+        if choice.order == "blocks" or (choice.order == "panels" and not in_call):
+            i_g, *rows = s.split(nest[roles.row], [s.tunable("RG", GROUPS), None, height])
+            group = [i_g]
         else:
             rows = s.split(nest[roles.row], [None, height])
-        s.set_tail(rows[0], choice.tail)
+        s.set_tail(rows[0], "pow2")
         s.require(le(height * ceildiv(width, machine.lanes) + ceildiv(width, machine.lanes) + 1, machine.registers))
-    elif choice.tail != "predicate" or choice.order == "blocks":
-        raise ScheduleError("no row iterator: one order and one tail is all there is")
-    s.reorder([*batch, *outer, j_0, *rows[:1], *reduce, *rows[1:], j_1])
-    tile_loop = rows[0] if rows else j_0
-    if copy is not None and copy[1] == "local":
-        _local_panel(s, copy, j_0)
-    e_loops = s.reverse_compute_at(epilogue.name, tile_loop)
+    elif choice.order == "blocks":
+        raise ScheduleError(f"{func.name}: without rows there is nothing to pack for")
+    s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], j_1])
+    for copy in copies:
+        _fill(s, copy, choice, machine, width, j_0)
+    e_loops = s.reverse_compute_at(epilogue.name, rows[0] if rows else [*group, j_0][0])
     s.set_kind(e_loops[-1], "vectorized")
-    for name in e_loops[:-1]:
-        s.set_kind(name, "unrolled")
-    for name in rows[1:]:
+    for name in [*e_loops[:-1], *rows[1:]]:
         s.set_kind(name, "unrolled")
     s.set_kind(j_1, "vectorized")
     s.apply("decompose_reduction", block=main, loop=reduce[0])
-    _distribute(s, machine, choice.order, batch, outer, j_0)
+    for copy in copies:
+        _panels(s, copy, width)
+    panel = _distribute(s, machine, choice.order, batch, j_0, group)
+    if not divides:
+        s.set_tail(panel, "narrow")
+    s.guess(*_guesses(s, roles, machine))
     return s
 
 
@@ -123,98 +146,135 @@ def inline_around(s: Schedule, main: str) -> None:
 
 def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
     """The contraction's iterator that is contiguous in the output."""
-    block = find_block(s.func, main)
-    access = next(x for x in block_loads(epilogue) if x.buffer is block.body.buffer)
-    fast = epilogue.body.indices[-1]
-    for e, out in zip(access.indices, block.body.indices, strict=True):
+    block, last = find_block(s.func, main), epilogue
+    fast, made = last.body.indices[-1], block.body.indices
+    read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), made)
+    for e, out in zip(made if last.name == main else read, made, strict=True):
         if e is fast and isinstance(out, Var):
             return out
     raise ScheduleError(f"{s.func.name}: the fast output dimension is not one of the contraction's")
 
 
-def _pack(s: Schedule, main: str, operand: str, column: Var, packed: bool) -> tuple[str, str, int] | None:
-    """Copy the column operand when asked (constant: once, in `prepare`) or needed (strided). (buffer, kind, column dim)."""
-    block = find_block(s.func, main)
-    access = next(x for x in block_loads(block) if x.buffer.name == operand)
-    dims = [d for d, e in enumerate(access.indices) if e is column]
-    constant = access.buffer in s.func.consts
-    contiguous = dims == [len(access.indices) - 1]
-    if not packed and contiguous:
-        return None
-    if len(dims) != 1 or sum(x.buffer is access.buffer for x in block_loads(block)) != 1:
-        raise ScheduleError(f"{s.func.name}: {operand!r} cannot be packed by columns")
-    if packed and constant:
-        s.apply("cache_read", block=main, buffer=operand, scope="global")
-        made = f"{operand}_cache"
-        copy = next(b for b in blocks(s.func.body) if b.body.buffer.name == made)
-        s.apply("mark_prepare", block=copy.name)
-        return made, "prepare", dims[0]
-    if packed and not contiguous:
-        depth = [i.extent for i in block.iters if i.kind == "reduce" and i.var in free_vars(*access.indices)]
-        if any(as_int(e) is None for e in depth):
-            raise ScheduleError(f"{s.func.name}: a panel of {operand!r} has no constant size")
-        s.apply("cache_read", block=main, buffer=operand, scope="local")
-        rank = len(access.indices)
-        made = f"{operand}_cache"
-        s.apply("permute_layout", buffer=made, order=[*(d for d in range(rank) if d != dims[0]), dims[0]])
-        return made, "local", dims[0]
-    raise ScheduleError(f"{s.func.name}: {operand!r} is used as it is only when columns are contiguous")
+def _require_contiguous(s: Schedule, roles: Contraction) -> None:
+    operand = roles.operand
+    if [d for d, e in enumerate(operand.indices) if e is roles.column] != [len(operand.indices) - 1]:
+        raise ScheduleError(f"{s.func.name}: {operand.buffer.name!r} is used as it is only when columns are contiguous")
 
 
-def _local_panel(s: Schedule, copy: tuple[str, str, int], j_0: str) -> None:
-    """Copy the panel's columns into a small array at the panel loop, columns innermost."""
-    block = next(b for b in blocks(s.func.body) if b.body.buffer.name == copy[0])
-    names = s.compute_at(block.name, j_0)
-    by_iter = {
-        i.var: b
-        for i, b in zip(find_block(s.func, block.name).iters, find_block(s.func, block.name).bindings, strict=True)
-    }
-    column = by_iter[find_block(s.func, block.name).iters[copy[2]].var]
-    inner = [n for n in names if n in {v.name for v in free_vars(column)}]
-    if len(inner) != 1:
-        raise ScheduleError(f"{s.func.name}: the panel of {copy[0]!r} has no column loop")
-    rest = [n for n in names if n != inner[0]]
-    s.reorder([*rest, inner[0]])
-    s.set_kind(inner[0], "vectorized")
+def _packed(s: Schedule, roles: Contraction, width: Tunable) -> tuple[Copy, ...]:
+    """Let the contraction read padded copies of what its columns index, and write whole panels."""
+    main = roles.block.name
+    old = {b.name for b in blocks(s.func.body)}
+    s.apply("pad", block=main, factors=[width if i.var is roles.column else None for i in roles.block.iters])
+    made = [b for b in blocks(s.func.body) if b.name not in old]
+    accesses = {x.buffer: x.indices for x in block_loads(find_block(s.func, main))}
+    copies: list[Copy] = []
+    for b in made:
+        if b.body.buffer not in accesses:
+            if b.body.buffer not in s.func.output_buffers:
+                s.compute_inline(b.name)  # the elements taken from whole panels, where an epilogue reads them
+            continue
+        indices = accesses[b.body.buffer]
+        dims = [d for d, e in enumerate(indices) if e is roles.column]
+        lead = next(d for d, e in enumerate(indices) if e not in roles.batch)
+        if len(dims) != 1:
+            raise ScheduleError(f"{s.func.name}: {b.body.buffer.name!r} has no one dimension of columns")
+        constant = block_loads(b)[0].buffer in s.func.consts
+        copies.append(Copy(b.body.buffer.name, b.name, dims[0], lead, constant, dims[0] == len(indices) - 1))
+    return tuple(copies)
 
 
-def _widths(block: Block, column: Var, machine: Machine) -> Sequence[int]:
-    """Panel widths: one to four vectors; for a constant extent those that divide it, when any does."""
-    extent = as_int(next(i.extent for i in block.iters if i.var is column))
-    options = [machine.lanes * v for v in (1, 2, 3, 4)]
-    if extent is not None:
-        exact = [w for w in options if extent % w == 0]
-        if exact:
-            return exact
-        narrow = [w for w in (2, 4, 8, machine.lanes) if w <= machine.lanes and extent % w == 0]
-        return narrow or [w for w in options if w < 2 * extent] or options[:1]
-    return options
+def _fill(s: Schedule, copy: Copy, choice: Choice, machine: Machine, width: Tunable, j_0: str) -> None:
+    """Where and how a copy is made: a constant one before any call, another one for each panel where it is used or, in `blocks`, all
+    of it first."""
+    if copy.constant:
+        s.apply("mark_prepare", block=copy.block)
+        return
+    spread: list[str] = []
+    if choice.order == "blocks":
+        own = s.loops_of(copy.block)
+        c_0, c_1 = s.split(own[copy.dim], [None, width])
+        spread = [*own[: copy.batch], c_0]
+        depth = [n for n in own[copy.batch :] if n != own[copy.dim]]
+    else:
+        depth = s.compute_at(copy.block, j_0)
+        where = find_block(s.func, copy.block).bindings[copy.dim]
+        c_1 = next(n for n in depth if n in {v.name for v in free_vars(where)})
+        depth.remove(c_1)
+    if copy.contiguous or not depth:
+        s.reorder([*spread, *depth, c_1])
+    else:  # squares, whose rows become columns in registers
+        d_0, d_1 = s.split(depth[-1], [None, machine.lanes])
+        s.reorder([*spread, *depth[:-1], d_0, d_1, c_1])
+        s.set_kind(d_1, "vectorized")
+    s.set_kind(c_1, "vectorized")
+    if spread:
+        s.set_kind(s.fuse(spread), "group" if machine.groups else "parallel")
 
 
-def _always_divides(block: Block, column: Var, width: Tunable) -> bool:
-    extent = as_int(next(i.extent for i in block.iters if i.var is column))
+def _panels(s: Schedule, copy: Copy, width: Tunable) -> None:
+    """Store the columns of a panel side by side, panels one after the other."""
+    rank, dim = len(find_alloc(s.func, copy.buffer).shape), copy.dim
+    rest = [d for d in range(copy.batch, rank + 1) if d not in (dim, dim + 1)]
+    order = [*range(copy.batch), dim, *rest, dim + 1]
+    s.apply("tile_layout", buffer=copy.buffer, dim=dim, factor=width, order=order)
+
+
+def _distribute(s: Schedule, machine: Machine, order: Order, batch: list[str], j_0: str, group: list[str]) -> str:
+    """Hand tiles to threads (C) or work-groups (OpenCL). Returns the loop over panels."""
+    if order == "serial":
+        return j_0
+    if machine.groups:
+        axes = [j_0, *group, *([s.fuse(batch)] if batch else [])]
+        for axis, name in enumerate(axes):
+            s.set_kind(name, "group", axis=axis)
+        return j_0
+    fused = s.fuse([*batch, j_0, *group])
+    s.set_kind(fused, "parallel")
+    return fused
+
+
+def _extent(roles: Contraction, var: Var | None) -> int | None:
+    return next((as_int(i.extent) for i in roles.block.iters if i.var is var), None)
+
+
+def _widths(roles: Contraction, machine: Machine, choice: Choice) -> Sequence[int]:
+    """Panel widths: one to four vectors; where columns are used as they are, those that divide a constant extent, when any does."""
+    extent = _extent(roles, roles.column)
+    options = [machine.lanes * v for v in VECTORS]
+    if extent is None:
+        return options
+    fitting = [w for w in options if w < extent + machine.lanes]
+    if choice.packed:
+        return fitting
+    exact = [w for w in options if extent % w == 0]
+    narrow = [w for w in (2, 4, 8, machine.lanes) if w <= machine.lanes and extent % w == 0]
+    return exact or narrow or fitting
+
+
+def _always_divides(roles: Contraction, width: Tunable) -> bool:
+    extent = _extent(roles, roles.column)
     return extent is not None and all(extent % w == 0 for w in width.domain)
 
 
-def _distribute(s: Schedule, machine: Machine, order: Order, batch: list[str], outer: list[str], j_0: str) -> None:
-    """Hand tiles to threads (C) or work-groups (OpenCL)."""
-    if order == "serial":
-        if machine.groups:
-            raise ScheduleError("a work-group device has no serial form")
-        return
-    if machine.groups:
-        axes = [j_0, *outer]
-        if batch:
-            axes.append(s.fuse(batch))
-        for axis, name in enumerate(axes):
-            s.set_kind(name, "group", axis=axis)
-        return
-    # the peeled panel loop cannot be fused away: threads take the loops around it, or the panels themselves
-    if _is_peeled(s, j_0) and (batch or outer):
-        s.set_kind(s.fuse([*batch, *outer]), "parallel")
-    else:
-        s.set_kind(s.fuse([*batch, *outer, j_0]), "parallel")
-
-
-def _is_peeled(s: Schedule, name: str) -> bool:
-    return find_loop(s.func, name).tail == "peel"
+def _guesses(s: Schedule, roles: Contraction, machine: Machine) -> list[Mapping[str, int]]:
+    """The tiles that load least for each product and waste least of constant extents, with as many groups of rows as give every worker
+    the same number of tiles."""
+    found: list[tuple[float, Mapping[str, int]]] = []
+    columns, row_count = _extent(roles, roles.column), _extent(roles, roles.row)
+    for width in s.tunables["NR"].domain:
+        vectors = -(-width // machine.lanes)
+        heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
+        height = max(h for h in heights if h == 1 or h * vectors + vectors + 1 <= machine.registers)
+        for rows in {height, 1 << height.bit_length() - 1}:
+            waste = 1.0
+            for extent, tile in ((columns, width), (row_count, rows)):
+                waste *= -(-extent // tile) * tile / extent if extent else 1.0
+            values = {"NR": width, "MR": rows}
+            panels = 1 if columns is None else -(-columns // width)
+            if "RG" in s.tunables:
+                shared = (g for g in GROUPS if panels * g % machine.workers == 0 or panels * g >= 8 * machine.workers)
+                values["RG"] = next(shared, GROUPS[-1])
+            chosen = {n: v for n, v in values.items() if n in s.tunables}
+            found.append(((rows + vectors) / (rows * vectors) * waste, chosen))
+    return [values for _, values in sorted(found, key=lambda f: f[0])[:2]]

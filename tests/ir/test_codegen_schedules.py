@@ -20,7 +20,7 @@ from relax_tune.ir.interp import run_prim
 from relax_tune.runtime.device.base import Device
 
 LANGUAGES = ("c", "opencl")
-TAILS = ("predicate", "peel", "pow2", "exact")
+TAILS = ("predicate", "peel", "pow2", "exact", "narrow")
 
 
 @pytest.fixture(scope="module", params=LANGUAGES)

@@ -10,6 +10,8 @@ import pytest
 from tests.ir import codegen_cases as make
 from tests.ir import zoo
 from tests.ir.codegen_runner import TARGETS, Compiled, opened
+from tests.schedules import functions as schedule_functions
+from tests.schedules.candidates import MACHINES
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
@@ -34,6 +36,8 @@ from relax_tune.ir.expr import (
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, IterVar, Store, blocks, loops, seq
 from relax_tune.ir.tensor_builder import TensorBuilder
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.sketch import generate_sketches, instantiate, simplify_func
 
 
 def body_of(source: str) -> str:
@@ -177,3 +181,34 @@ def test_opencl_calls_no_builtin_of_its_own() -> None:
             source = re.sub(r"#else\n.*?#endif", "#endif", source, flags=re.DOTALL)  # for compilers other than clang
             found = set(re.findall(r"\b([a-z_]\w*)\s*\(", source, re.IGNORECASE)) - WORDS - {func.name}
             assert not [name for name in found if not FREE.fullmatch(name)], value
+
+
+def turned_copy() -> PrimFunc:
+    """B[p, k, j] = A[j, k] in panels of 32 columns, zeros behind the last."""
+    s = Schedule(schedule_functions.turned_product())
+    s.apply("pad", block="mm", factors=[None, 32, None])
+    c_0, c_1 = s.split(s.loops_of("B_pad_fill")[0], [None, 32])
+    d_0, d_1 = s.split(s.loops_of("B_pad_fill")[-1], [None, 16])
+    s.reorder([c_0, d_0, d_1, c_1])
+    s.vectorize(d_1)
+    s.vectorize(c_1)
+    s.apply("tile_layout", buffer="B_pad", dim=0, factor=32, order=[0, 2, 1])
+    return split_kernels(simplify_func(s.func))[0]
+
+
+def test_rows_become_columns_in_registers() -> None:
+    text = body_of(generate(turned_copy(), TARGETS["c"]).source)
+    # two squares of sixteen rows, of which the last may be short of columns: nothing is gathered element by element
+    assert text.count("rt_exchange_f32x16(") == 1 and "_o < 2;" in text and text.count("rt_loadm_f32x16") == 16
+    assert not re.search(r"\bB\w*\[", text)
+
+
+def test_narrow_tails_have_a_body_for_each_width_there_can_be() -> None:
+    def bodies(n: int | None) -> int:
+        func = schedule_functions.matmul(n, 8, epilogue=False, const_weight=False)
+        sketch = next(s for s in generate_sketches(func, MACHINES["c"]) if s.name == "matmul.serial.packed")
+        made = instantiate(sketch, {"NR": 48, "MR": 1})
+        return body_of(generate(split_kernels(made)[-1], TARGETS["c"]).source).count("mm_k++")
+
+    # whole panels and a rest that may be one, two or three vectors; or whatever is known of the rest
+    assert (bodies(None), bodies(96), bodies(100), bodies(130)) == (3, 1, 2, 1)

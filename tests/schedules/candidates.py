@@ -54,6 +54,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "int4, one row": (lambda: make.quantised(48, 64, 4, rows=1), ({},)),
     "batched NT": (make.scores, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "batched NN": (make.context, ({"b": 2, "n": 13}, {"b": 1, "n": 1})),
+    "product of turned": (make.turned_product, ({"m": 13, "n": 67, "k": 19}, {"m": 9, "n": 33, "k": 16}, {"m": 1, "n": 1, "k": 1})),
     "zoo batched NT": (_zoo("batched_matmul_nt"), ({"b": 3, "n": 5, "m": 21}, {"b": 1, "n": 1, "m": 1})),
     "mean pool": (_zoo("mean_pool"), ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
     "mean over the middle": (make.mean_over_middle, ({"b": 3, "n": 9}, {"b": 1, "n": 1})),

@@ -120,6 +120,17 @@ def matmul(
     return b.finish()
 
 
+def turned_product() -> PrimFunc:
+    """D = A^T @ B^T + bias over (k, m) and (n, k), all symbolic."""
+    m, n, k = Var("m"), Var("n"), Var("k")
+    b = TensorBuilder("turned_product")
+    x, w, bias = b.input("A", (k, m)), b.input("B", (n, k)), b.input("bias", (n,))
+    c, d = b.alloc("C", (m, n)), b.output("D", (m, n))
+    b.reduce(c, (k,), const(0.0), lambda acc, i, j, r: acc + x[r, i] * w[j, r], name="mm")
+    b.compute(d, lambda i, j: c[i, j] + bias[j], name="add")
+    return b.finish()
+
+
 def dense(n: int, k: int, rows: int | None = None, stored: DType = f32) -> PrimFunc:
     """max(x @ w.T + bias, 0) with a constant w of (n, k)."""
     m = Var("m") if rows is None else const(rows)

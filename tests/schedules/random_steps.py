@@ -16,7 +16,7 @@ from relax_tune.schedules.schedule import PRIMITIVES
 Step = tuple[str, dict[str, Any]]
 TUNABLES = (Tunable("T0", (1, 2, 3, 5)), Tunable("T1", (2, 4)))
 KINDS = ("serial", "parallel", "vectorized", "unrolled", "group", "item")
-TAILS = ("predicate", "peel", "pow2", "exact")
+TAILS = ("predicate", "peel", "pow2", "exact", "narrow")
 # a step that changes the nest gets more turns than one that only marks it
 WEIGHTS = {"split": 4, "fuse": 3, "reorder": 3, "compute_at": 4, "reverse_compute_at": 4, "set_tail": 0.5, "rfactor": 3}
 

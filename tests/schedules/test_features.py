@@ -20,9 +20,9 @@ def packed_matmul() -> dict[str, float]:
 
     Loops: panels j_0 (3, parallel), i_0 (3), k (24), i_1 (4, unrolled), j_1 (32, vectorized).
     """
-    sketch = next(s for s in generate_sketches(make.matmul(96, 24), C) if s.name == "matmul.panels.pow2.packed")
+    sketch = next(s for s in generate_sketches(make.matmul(96, 24), C) if s.name == "matmul.panels.packed")
     features = FeatureFunction(sketch, C)
-    found = features({"NR": np.array([32]), "MR": np.array([4])}, {"m": np.array([10])})
+    found = features({"NR": np.array([32]), "MR": np.array([4]), "RG": np.array([1])}, {"m": np.array([10])})
     assert found.shape == (1, 1, len(features.names)) and found.dtype == np.float32
     values = dict(zip(features.names, found[0, 0].astype(float), strict=True))
     return {f.name: 2 ** values[f.name] - 1 if f.log else values[f.name] for f in features.features}
@@ -120,9 +120,9 @@ def test_sketches_speak_of_the_same_features_rows_and_arrays_agree_and_are_finit
 
 
 def test_a_tile_that_fits_wastes_nothing() -> None:
-    sketch = next(s for s in generate_sketches(make.matmul(96, 24), C) if s.name == "matmul.panels.pow2.packed")
+    sketch = next(s for s in generate_sketches(make.matmul(96, 24), C) if s.name == "matmul.panels.packed")
     features = FeatureFunction(sketch, C)
     heights = np.array([1, 2, 5, 6, 10, 14])
-    out = features({"NR": np.full(6, 32), "MR": heights}, {"m": np.array([10])})
+    out = features({"NR": np.full(6, 32), "MR": heights, "RG": np.full(6, 1)}, {"m": np.array([10])})
     padding = 2 ** out[:, 0, features.names.index("padding")] - 1
     np.testing.assert_allclose(padding, -(-10 // heights) * heights / 10, rtol=1e-5)

@@ -109,6 +109,24 @@ def test_sketches_are_well_formed(name: str, machine: str) -> None:
 
 @both
 @every
+def test_guesses_are_points_of_the_sketch(name: str, machine: str) -> None:
+    for sketch in sketches(name, machine):
+        for guess in sketch.guesses:
+            assert set(guess) == {t.name for t in sketch.tunables}
+            assert all(guess[t.name] in t.domain for t in sketch.tunables)
+            assert all(holds(c, {t: guess[t.name] for t in sketch.tunables}) for c in sketch.constraints)
+
+
+@both
+def test_products_are_packed_in_the_call_whatever_is_symbolic(machine: str) -> None:
+    found = {s.name: s for s in sketches("matmul", machine)}
+    for name in ("matmul.panels.packed", "matmul.blocks.packed"):
+        sketch = found[name]
+        assert sketch.guesses and any(a.scope == "global" for a in sketch.func.allocs)
+
+
+@both
+@every
 def test_instances_have_no_tunables_and_verify(name: str, machine: str) -> None:
     rng = random.Random(f"verify {name} {machine}")
     for sketch in sketches(name, machine):
@@ -228,7 +246,7 @@ def test_instantiate_refuses_wrong_values() -> None:
 
 def test_simplify_removes_single_trip_loops_and_keeps_the_meaning() -> None:
     func = make.matmul(7, 3)
-    sketch = next(s for s in sketches("matmul 7", "c") if s.name.startswith("matmul.panels.predicate.direct"))
+    sketch = next(s for s in sketches("matmul 7", "c") if s.name.startswith("matmul.panels.direct"))
     made = instantiate(sketch, {t.name: t.domain[0] for t in sketch.tunables})
     assert all(str(x.extent) != "1" for x in loops(made.body))
     assert len(blocks(made.body)) == len(blocks(sketch.func.body))
