@@ -115,6 +115,11 @@ def code_digest() -> str:
     return state.hexdigest()
 
 
+def peer_digest() -> str:
+    """Changes when the way Kernel Tuner is run does."""
+    return hashlib.blake2b((ROOT / "replay_peer.py").read_bytes(), digest_size=8).hexdigest()
+
+
 def table(entries: Mapping[str, Entry]) -> str:
     """The results as Markdown; a goal that is missed is marked."""
     lines = [
@@ -125,6 +130,8 @@ def table(entries: Mapping[str, Entry]) -> str:
         "in its simulation mode.",
     ]
     for kind, title in (("recorded", "Recorded GPU spaces"), ("synthetic", "Formulas")):
+        if not any(e["kind"] == kind for e in entries.values()):
+            continue
         lines += ["", f"## {title}", ""]
         lines.append(
             "| space | strategy | seeds | "

@@ -5,6 +5,11 @@ its own that has the package `kernel_tuner`; nothing of relax-tune is imported.
 
 Prints one JSON line a run: {"seed": 3, "budget": 50, "times": [...]} with the milliseconds (null: failed) of the distinct
 configurations in the order of their evaluation.
+
+Two things are done for Kernel Tuner that version 1.5.0 does not do itself. Its `seed` reaches few of its strategies, so the global
+generators they draw from are seeded before each run. And it reports a failure as the largest float, which its `bayes_opt` takes for
+a time (it looks for 1e20) and fits its model to; all strategies are given 1e20, without which bayes_opt learns nothing where
+configurations fail and would be no peer to compare with.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import csv
 import gzip
 import io
 import json
+import random
 import sys
 import tempfile
 import warnings
@@ -22,6 +28,8 @@ from typing import Any
 
 # Kernel Tuner's own words for what went wrong with a configuration.
 FAILED = "RuntimeFailedConfig"
+# What its Bayesian optimisation takes for a failure.
+FAILED_COST = 1e20
 
 
 def read_space(folder: Path, name: str) -> tuple[dict[str, list[int]], list[str], dict[str, dict[str, Any]]]:
@@ -56,7 +64,15 @@ def write_cache(path: Path, name: str, parameters: dict[str, list[int]], cache: 
 
 def main() -> None:
     import kernel_tuner
+    import numpy as np
+    from kernel_tuner import util
 
+    cost_of = util.get_result_cost
+
+    def cost(result: Any, objectives: Any, *rest: Any) -> list[float]:
+        return [FAILED_COST] * len(objectives) if "__error__" in result else list(cost_of(result, objectives, *rest))
+
+    util.get_result_cost = cost
     folder, name, strategy, first, count, budgets = sys.argv[1:]
     parameters, restrictions, cache = read_space(Path(folder), name)
     kernel = "".join(c if c.isalnum() else "_" for c in name)
@@ -65,6 +81,8 @@ def main() -> None:
         write_cache(file, kernel, parameters, cache)
         for seed in range(int(first), int(first) + int(count)):
             for budget in map(int, budgets.split(",")):
+                random.seed(seed)
+                np.random.seed(seed)
                 with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     results, _ = kernel_tuner.tune_kernel(
