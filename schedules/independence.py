@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import (
-    TRUE,
-    Var,
-)
+from relax_tune.ir.expr import TRUE, Var, maximum
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.nest import block_loads
@@ -37,6 +34,6 @@ def writes_everything(block: Block) -> bool:
     extents = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
     where = block.body.indices
     return len(set(where)) == len(where) and all(
-        isinstance(e, Var) and e in extents and simplify(extents[e]) is simplify(d)
+        isinstance(e, Var) and e in extents and simplify(d) in (simplify(extents[e]), simplify(maximum(extents[e], 0)))
         for e, d in zip(where, block.body.buffer.shape, strict=True)
     )

@@ -18,6 +18,7 @@ from relax_tune.schedules.primitives import blocks as on_blocks
 from relax_tune.schedules.primitives import buffers as on_buffers
 from relax_tune.schedules.primitives import hoist as on_products
 from relax_tune.schedules.primitives import inline as on_inline
+from relax_tune.schedules.primitives import iterators as on_iterators
 from relax_tune.schedules.primitives import layouts as on_layouts
 from relax_tune.schedules.primitives import loops as on_loops
 from relax_tune.schedules.primitives import online as on_online
@@ -40,6 +41,8 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_loops.set_tail,
         on_loops.stream_stores,
         on_loops.merge_loops,
+        on_iterators.join_iters,
+        on_iterators.join_rows,
         on_parts.partition,
         on_parts.fission,
         on_blocks.compute_at,
@@ -54,6 +57,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_online.split_k_update,
         on_online.rolling_update,
         on_buffers.cache_read,
+        on_iterators.reindex,
         on_buffers.cache_write,
         on_buffers.set_scope,
         on_layouts.tile_layout,

@@ -13,6 +13,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
 from relax_tune.schedules.rules import (
     attention,
+    convolution,
     fallback,
     injective,
     matmul,
@@ -32,6 +33,7 @@ RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
     "matvec": matvec.sketches,
     "attention": attention.sketches,
+    "convolution": convolution.sketches,
     "rows": rows.sketches,
     "reductions": reductions.sketches,
     "reductions_split": reductions_split.sketches,

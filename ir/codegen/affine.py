@@ -8,6 +8,7 @@ loops, lanes) are put in afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import gcd
 
 from relax_tune.ir.expr import (
     Const,
@@ -16,6 +17,8 @@ from relax_tune.ir.expr import (
     Var,
     add,
     const,
+    floordiv,
+    floormod,
     free_vars,
     mul,
     rebuild,
@@ -101,7 +104,10 @@ class Algebra:
         """The polynomial of `e` without the environment."""
         found = self._static.get(e)
         if found is None:
+            # what is made now is kept for other values of the variables, so the ones they have now do not bound anything
+            known, self.env = self.env, {}
             found = self._static[e] = self._make(e)
+            self.env = known
         return found
 
     def poly(self, e: Expr) -> Poly:
@@ -155,7 +161,7 @@ class Algebra:
         if isinstance(e, Op):
             name = e.op
             if name in ("add", "sub"):
-                return plus(self.static(e.args[0]), self.static(e.args[1]), 1 if name == "add" else -1)
+                return self.joined(plus(self.static(e.args[0]), self.static(e.args[1]), 1 if name == "add" else -1))
             if name == "mul":
                 return self.times(self.static(e.args[0]), self.static(e.args[1]))
             if name in ("floordiv", "floormod"):
@@ -175,6 +181,9 @@ class Algebra:
         if lo is not None and hi is not None and lo // d == hi // d:
             quotient = plus({m: c // d for m, c in whole.items()}, constant(lo // d))
             return quotient if e.op == "floordiv" else plus(rest, constant(-(lo // d) * d))
+        apart = self._apart(a, d, e.op == "floordiv")
+        if apart is not None:
+            return apart
         if not whole:
             return self.atom(e)
         # terms with a coefficient divisible by d leave; the others must stay together under the division
@@ -186,6 +195,34 @@ class Algebra:
         if e.op == "floordiv":
             return plus({m: c // d for m, c in exact.items()}, self.static(inner))
         return self.static(inner)
+
+    def _apart(self, a: Poly, d: int, quotient: bool) -> Poly | None:
+        """`(g * x + r) // (g * y) == x // y` for 0 <= r < g, and the remainder `x % y * g + r`: what is in one tile divides as
+        the tile does. None where no terms lie so."""
+        terms = sorted(((m, c) for m, c in a.items() if m), key=lambda t: abs(t[1]))
+        for k in range(1, len(terms)):
+            g = gcd(d, *(c for _, c in terms[k:]))
+            rest = plus(dict(terms[:k]), constant(a.get(ONE, 0)))
+            lo, hi = self.bounds(rest)
+            if g > 1 and lo is not None and lo >= 0 and hi is not None and hi < g:
+                x = self.expr({m: c // g for m, c in terms[k:]})
+                if quotient:
+                    return self.static(floordiv(x, const(d // g)))
+                return plus(rest, self.static(floormod(x, const(d // g))), g)
+        return None
+
+    def joined(self, p: Poly) -> Poly:
+        """`p` with quotients and remainders of one number put together: `a // d * d + a % d == a`. A fused loop steps through
+        memory that its parts step through in turn."""
+        for m, c in tuple(p.items()):
+            rest = m[0] if len(m) == 1 else None
+            if not isinstance(rest, Op) or rest.op != "floormod":
+                continue
+            whole = self.times(self.static(floordiv(*rest.args)), self.static(rest.args[1]))
+            if whole and all(p.get(n, 0) == c * k for n, k in whole.items()):
+                without = plus(plus(p, whole, -c), {m: 1}, -c)
+                return self.joined(plus(without, self.static(rest.args[0]), c))
+        return p
 
     def _choose(self, e: Op) -> Poly:
         a, b = self.static(e.args[0]), self.static(e.args[1])

@@ -239,6 +239,8 @@ class CPrinter(Printer):
     """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
 
     streamed = False
+    # gcc takes what it makes of an undefined register, and a mask, for undefined as a whole
+    unset = " = {0}"
 
     def space(self, buffer: Buffer) -> str:
         return ""

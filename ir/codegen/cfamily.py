@@ -40,7 +40,11 @@ class Grid:
 
 
 class Printer(Copies):
-    """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look."""
+    """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
+
+    unset: what registers hold before their first store."""
+
+    unset = ""
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
         super().__init__(prelude, algebra, layouts)
@@ -177,7 +181,7 @@ class Printer(Copies):
             self.declare_array(b, base, size)
             return
         for register, width in self.registers(b, layout):
-            self.line(f"{self.prelude.vector(b.dtype, width)} {register};")
+            self.line(f"{self.prelude.vector(b.dtype, width)} {register}{self.unset};")
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
         raise NotImplementedError

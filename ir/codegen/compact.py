@@ -7,6 +7,7 @@ the declaration are fixed, the ones inside are relaxed over their ranges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
@@ -72,9 +73,19 @@ def _home(buffer: Buffer, use: _Uses, algebra: Algebra, threads: frozenset[str])
         m = above[d]
         if not isinstance(m, Loop) or m.kind in threads or as_int(m.extent) == 1:
             continue
-        if not all(any(m.var in algebra.free(e) for e in indices) for indices in stores):
+        moved = _moved_with(m.var, above[d + 1 :], algebra)
+        if not all(any(not moved.isdisjoint(algebra.free(e)) for e in indices) for indices in stores):
             return d
     return depth
+
+
+def _moved_with(var: Var, below: Sequence[Node], algebra: Algebra) -> set[Var]:
+    """The variable and what is bound to values that it moves."""
+    found = {var}
+    for m in below:
+        if isinstance(m, Let) and not found.isdisjoint(algebra.free(m.value)):
+            found.add(m.var)
+    return found
 
 
 def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[tuple[Expr, ...], tuple[int, ...]]:

@@ -183,7 +183,7 @@ class Places:
             static = {}
             for d, i in enumerate(indices):
                 static = plus(self.algebra.times(static, shape[d]) if d else static, self.algebra.static(i))
-            self._flat[key] = static
+            static = self._flat[key] = self.algebra.joined(static)
         return self.algebra.resolve(static)
 
     def stride(self, p: Poly) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -127,15 +127,18 @@ def _not_loops(e: Expr, path: Sequence[For]) -> set[Var]:
 
 
 def _place(
-    func: PrimFunc, block: Block, box: Sequence[Span], inherited: Sequence[Expr], env: Env, trusted: Sequence[bool]
+    func: PrimFunc,
+    block: Block,
+    where: Mapping[Var, Span],
+    inherited: Sequence[Expr],
+    env: Env,
+    trusted: Collection[Var],
 ) -> Stmt:
-    """The block with a fresh nest that covers `box` of its output (and all of its reductions).
+    """The block with a fresh nest that covers `where` of its spatial iterators (and all of its reductions).
 
-    A dimension without an extent is addressed by the loops around alone; where it is `trusted`, it is in range whenever the
+    An iterator without an extent is chosen by the loops around alone; where it is `trusted`, it is in range whenever the
     `inherited` conditions hold.
     """
-    where = dict(zip(spatial_of(block), box))
-    in_range = dict(zip(spatial_of(block), trusted))
     names: list[str] = []
     made: list[tuple[Var, Expr]] = []
     bindings: list[Expr] = []
@@ -145,7 +148,7 @@ def _place(
         start, extent = where.get(it.var, (const(0), it.extent))
         if extent is None:
             bindings.append(start)
-            if not in_range[it.var]:
+            if it.var not in trusted:
                 guards += [le(0, start), lt(start, it.extent)]
             continue
         name = fresh(func, f"{block.name}_{it.var.name.removeprefix('v')}", names)
@@ -202,7 +205,8 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     box = _union(boxes, buffer)
     inherited = _outer_guards(consumers, path)
     alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
-    nest = _place(func, node, box, inherited, env, [alike] * len(box))
+    own = spatial_of(node)
+    nest = _place(func, node, dict(zip(own, box)), inherited, env, own if alike else ())
     moved = replace(target, body=seq(nest, target.body))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
@@ -285,9 +289,8 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         own[e] = span
     extents = {i.var: i.extent for i in node.iters}
     made = dict(zip(access.indices, producer.body.buffer.shape))
-    order = [own.get(v, (const(0), extents[v])) for v in spatial_of(node)]
-    trusted = [v not in made or prove(le(made[v], extents[v]), env) is Proof.YES for v in spatial_of(node)]
-    nest = _place(func, node, order, _outer_guards((producer,), path), env, trusted)
+    trusted = [v for v in extents if v not in made or prove(le(made[v], extents[v]), env) is Proof.YES]
+    nest = _place(func, node, own, _outer_guards((producer,), path), env, trusted)
     moved = replace(target, body=seq(target.body, nest))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))

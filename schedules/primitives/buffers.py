@@ -31,7 +31,8 @@ from relax_tune.schedules.nest import (
 )
 
 
-def _require_scope(func: PrimFunc, scope: Scope) -> None:
+def require_scope(func: PrimFunc, scope: Scope) -> None:
+    """`scope` is the name of one."""
     if scope not in get_args(Scope):
         raise ScheduleError(f"{func.name}: wanted a scope, one of {', '.join(get_args(Scope))}, found {scope!r}")
 
@@ -73,7 +74,7 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: Scope = "global")
         raise ScheduleError(
             f"{func.name}: cache_read wants all of {buffer!r} written, found it in parts or with padding"
         )
-    _require_scope(func, scope)
+    require_scope(func, scope)
     name = fresh(func, f"{buffer}_cache")
     copy = Buffer(name, source.shape, source.dtype, scope)
     nest = copy_nest(func, fresh(func, f"{name}_copy", (name,)), source, copy, (name,))
@@ -97,7 +98,7 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local") -> PrimFunc:
     target = node.body.buffer
     name = fresh(func, f"{target.name}_local")
     temp = Buffer(name, target.shape, target.dtype, scope)
-    _require_scope(func, scope)
+    require_scope(func, scope)
     if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
         raise ScheduleError(f"{func.name}: cache_write wants {block!r} to write all of {target.name!r} by itself")
     require_role(func, "cache_write", node)
@@ -119,7 +120,7 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
     Checks: an intermediate; one that is filled once, before any call, stays global, and aligned rows stay off global memory.
     """
     old = find_alloc(func, buffer)
-    _require_scope(func, scope)
+    require_scope(func, scope)
     if scope != "global":
         require_role(func, "set_scope", *writers(func, old))
     elif old.row is not None:

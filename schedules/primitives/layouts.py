@@ -118,7 +118,7 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     shape = tuple(_extent(func, e, ranges) for e in indices)
     grown = tuple(d if prove(le(0, d)) is Proof.YES else maximum(d, 0) for d in map(simplify, shape))
     new = replace(old, shape=grown)
-    return relaid(func, old, new, lambda at: tuple(substitute(e, dict(zip(own, at))) for e in indices))
+    return relaid(func, old, new, lambda at: tuple(simplify(substitute(e, dict(zip(own, at)))) for e in indices))
 
 
 def _read_map(func: PrimFunc, old: Buffer, text: str, factors: Sequence[Expr]) -> tuple[list[Var], tuple[Expr, ...]]:

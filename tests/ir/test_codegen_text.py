@@ -49,9 +49,9 @@ def test_accumulators_are_named_vectors(language: str) -> None:
     lanes = TARGETS[language].lanes
     text = body_of(generate(make.matmul(language, 4, 2 * lanes, 64, "pow2"), TARGETS[language]).source)
     assert not re.search(r"acc\w*\[", text)
-    assert re.search(rf"f32x{lanes} acc\w*;", text)
+    assert re.search(rf"f32x{lanes} acc\w*( = \{{0\}})?;", text)
     # the last rows run as pieces of 2 and 1
-    assert "((mo_left / 2) % 2) == 1" in text and "(mo_left % 2) == 1" in text
+    assert "(mo_left / 2) == 1" in text and "(mo_left % 2) == 1" in text
     assert "* 64" in text and "< 64;" in text
 
 

@@ -86,6 +86,20 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "reverse": (make.reverse, ({"n": 37}, {"n": 1})),
     "two outputs": (make.two_outputs, ({"n": 5, "m": 9}, {"n": 1, "m": 1})),
     "scalar parameter": (make.scaled_rows, ({"n": 9, "limit": 4}, {"n": 3, "limit": 50})),
+    "convolution 3x3": (lambda: make.convolution((3, 7), (3, 3), ("h", "w")), ({"n": 1, "h": 5, "w": 19}, {"n": 2, "h": 1, "w": 1})),
+    "convolution 3x3, 6x20": (lambda: make.convolution((2, 18), (3, 3), (6, 20)), ({"n": 1}, {"n": 3}, {"n": 0})),
+    "convolution 3x2, apart": (
+        lambda: make.convolution((2, 4), (3, 2), ("h", "w"), (2, 3), (1, 2)), ({"n": 1, "h": 7, "w": 18}, {"n": 2, "h": 1, "w": 1})
+    ),
+    "convolution by channel": (
+        lambda: make.convolution((6, 6), (3, 3), ("h", "w"), groups=6), ({"n": 1, "h": 5, "w": 37}, {"n": 2, "h": 1, "w": 1})
+    ),
+    "convolution in groups": (
+        lambda: make.convolution((2, 8), (2, 2), (5, "w"), groups=2, last=True), ({"n": 1, "w": 17}, {"n": 2, "w": 1})
+    ),
+    "convolution 1-D": (
+        lambda: make.convolution((4, 16), (5,), ("t",), (1,), (2,), const_weight=False), ({"n": 1, "t": 37}, {"n": 2, "t": 1})
+    ),
     "one element": (make.dot, ({"n": 37}, {"n": 1})),
 }  # fmt: skip
 

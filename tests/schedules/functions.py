@@ -364,3 +364,56 @@ def attention_over_cache() -> PrimFunc:
     n, m = Var("n"), Var("m")
     infos = [TensorInfo((const(h), r, const(24)), f32) for h, r in ((4, n), (2, m), (2, m))]
     return Attention(0.3, causal=True, offset=m - n, window=9).legalize("attention", infos)
+
+
+def windows() -> PrimFunc:
+    """C[i, j] = relu(sum over k, t of A[i + k, j + t] * W[k, t]) over (n, m), windows of (2, 3)."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("windows")
+    b.scalar(n)
+    b.scalar(m)
+    x, w = b.input("A", (n + 1, m + 2)), b.input("W", (2, 3))
+    y, z = b.alloc("B", (n, m)), b.output("C", (n, m))
+    b.reduce(y, (2, 3), const(0.0), lambda acc, i, j, k, t: acc + x[i + k, j + t] * w[k, t], name="slide")
+    b.compute(z, lambda i, j: maximum(y[i, j], 0.0), name="relu")
+    return b.finish()
+
+
+def convolution(
+    channels: tuple[int, int],
+    kernel: tuple[int, ...],
+    places: tuple[int | str, ...],
+    strides: tuple[int, ...] = (1, 1),
+    dilations: tuple[int, ...] = (1, 1),
+    groups: int = 1,
+    const_weight: bool = True,
+    last: bool = False,
+) -> PrimFunc:
+    """A convolution of n inputs, with bias and relu after it: channels of (input, output), places along each dim of the windows.
+
+    last: the output's channels are its last dim, as a permutation that was fused makes them.
+    """
+    n, dims = Var("n"), [Var(p) if isinstance(p, str) else const(p) for p in places]
+    each, per_group = channels[1] // groups, channels[0] // groups
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    b = TensorBuilder("convolution")
+    for d in dims:
+        if isinstance(d, Var):
+            b.scalar(d)
+    x = b.input("x", (n, channels[0], *(d * s + max(r - s, 0) for d, s, r in zip(dims, strides, reach))))
+    w = b.input("weights", (channels[1], per_group, *kernel), const=const_weight)
+    bias, y = b.input("bias", (channels[1],)), b.alloc("acc", (n, channels[1], *dims))
+    z = b.output("y", (n, *dims, channels[1]) if last else (n, channels[1], *dims))
+    rank = len(kernel)
+
+    def step(acc: Expr, *i: Expr) -> Expr:
+        (image, o), at, c, taps = i[:2], i[2 : 2 + rank], i[2 + rank], i[3 + rank :]
+        where = (p * s + t * d for p, s, t, d in zip(at, strides, taps, dilations))
+        return acc + x[(image, o // each * per_group + c if groups > 1 else c, *where)] * w[(o, c, *taps)]
+
+    b.reduce(y, (per_group, *kernel), const(0.0), step, name="conv")
+    if last:
+        b.compute(z, lambda i, *p: maximum(y[(i, p[-1], *p[:-1])] + bias[p[-1]], 0.0), name="relu")
+    else:
+        b.compute(z, lambda i, o, *p: maximum(y[(i, o, *p)] + bias[o], 0.0), name="relu")
+    return b.finish()

@@ -59,6 +59,13 @@ class _View:
         own = [x.var.name for x in enclosing(self.func, node)]
         return self.rng.choice(own) if own and self.rng.random() < 0.8 else self.loop()
 
+    def own(self, name: str, count: int = 0) -> list[str]:
+        """Neighbouring loops around a block."""
+        node: Block = next(b for b in blocks(self.func.body) if b.name == name)
+        found = [x.var.name for x in enclosing(self.func, node)]
+        start = self.rng.randrange(len(found) + 1)
+        return found[start : start + (count or self.rng.choice([2, 2, 3]))]
+
     def factor(self) -> Any:
         """Mostly a number or a tunable; else an expression with shape symbols and tunables, which may be zero."""
         if self.rng.random() < 0.75:
@@ -176,6 +183,14 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "cache_read": lambda v: {
         "block": v.block(),
         "buffer": v.rng.choice(v.buffers),
+        "scope": v.rng.choice(["local", "global"]),
+    },
+    "join_iters": lambda v: {"block": (block := v.block()), "names": v.own(block)},
+    "join_rows": lambda v: {"block": (block := v.block()), "names": v.own(block, 2), "buffer": v.rng.choice(v.buffers)},
+    "reindex": lambda v: {
+        "block": v.block(),
+        "buffer": v.rng.choice(v.buffers),
+        "dims": v.rng.sample(range(3), v.rng.choice([1, 1, 2])),
         "scope": v.rng.choice(["local", "global"]),
     },
     "cache_write": lambda v: {"block": v.block(), "scope": v.rng.choice(["local", "global"])},

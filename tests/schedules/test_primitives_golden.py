@@ -60,6 +60,10 @@ CASES: dict[str, Case] = {
         ],
     ),
     "merge_loops": Case(make.chain, [("merge_loops", {"first": "double_i", "second": "inc_i"})]),
+    "join_iters": Case(make.chain, [("join_iters", {"block": "inc", "names": ["inc_i", "inc_j"]})]),
+    "join_rows": Case(
+        make.windows, [("join_rows", {"block": "slide", "names": ["slide_i", "slide_j"], "buffer": "A"})]
+    ),
     "partition": Case(
         row_sum,
         [("partition", {"loop": "row_sum_i", "factor": T}), ("partition", {"loop": "row_sum_k", "factor": 4})],
@@ -121,6 +125,7 @@ CASES: dict[str, Case] = {
         ],
     ),
     "cache_read": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_read", {"block": "mm", "buffer": "W"})]),
+    "reindex": Case(make.windows, [("reindex", {"block": "slide", "buffer": "A", "dims": [1]})]),
     "cache_write": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_write", {"block": "mm"})]),
     "set_scope": Case(make.chain, [("set_scope", {"buffer": "B", "scope": "local"})]),
     "tile_layout": Case(make.chain, [("tile_layout", {"buffer": "B", "dim": 1, "factor": 4, "order": [1, 0, 2]})]),

@@ -29,6 +29,7 @@ def functions() -> tuple[PrimFunc, ...]:
     own = (
         make.chain(), make.stencil(), make.reverse(), make.two_outputs(), make.dot(), make.matmul(5, 6),
         make.softmax_mask(2), make.mean_over_middle(5), make.context(2, 3), make.scaled_rows(), make.flipped(),
+        make.windows(),
     )  # fmt: skip
     names = {"softmax", "layer_norm", "gather", "concat_blocks", "transpose_0213", "reshape"}
     return (*own, *(c.func for c in zoo.cases() if c.name in names))
@@ -96,7 +97,7 @@ def test_every_primitive_keeps_the_meaning_among_others(primitive: str) -> None:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.randoms(use_true_random=False), st.integers(0, 16), st.integers(1, 14))
+@given(st.randoms(use_true_random=False), st.integers(0, 17), st.integers(1, 14))
 def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: int) -> None:
     func = functions()[number % len(functions())]
     s = random_schedule(func, rng, steps)
@@ -106,7 +107,7 @@ def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: i
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.randoms(use_true_random=False), st.integers(0, 16))
+@given(st.randoms(use_true_random=False), st.integers(0, 17))
 def test_traces_replay_from_json(rng: random.Random, number: int) -> None:
     func = functions()[number % len(functions())]
     s = random_schedule(func, rng, 10)

@@ -1,0 +1,494 @@
+"""Convolutions: sums of products over windows of an input, with whatever is fused around them.
+
+A tile of the output accumulates in registers over the whole reduction, as in a product of matrices. Forms differ in what lies
+along the vectors, and in how the input is laid out so that the inner loop loads neighbours:
+
+- `rows`: vectors along whole rows of the padded input, through what lies between the rows of the output. The input is read where
+  it is; what lies between the rows is computed for nothing, and left out when the tile is written.
+- `direct`: vectors along the last place. Where windows step, the input's elements are first put apart by their remainder, so
+  that neighbours of the output are neighbours of the input.
+- `flat`: vectors along all places of a channel as one dimension, which wastes nothing however short rows are. The input is
+  copied for each tap along the last dim; the taps of the other dims then are offsets.
+- `channels`: vectors along the channels of the output, in which places of a row are the rows of a tile. Nothing is copied, and
+  short rows waste nothing; what is written lies apart where channels are not the output's last dim.
+
+Weights are packed in the order that the inner loop reads them, once where they are constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import Expr, Load, Op, Tunable, Var, as_int, ceildiv, free_vars, le, mul, postorder
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, blocks
+from relax_tune.schedules.analysis import depends_on, final_block, inlinable, reductions
+from relax_tune.schedules.nest import block_loads, find_block, find_loop
+from relax_tune.schedules.primitives.reductions import combiner
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+Form = Literal["rows", "direct", "flat", "channels"]
+Order = Literal["panels", "blocks"]
+TALLEST = 14  # channels of a tile
+UNROLLED = 4  # taps that are written out
+WHOLE_ROWS = 4  # vectors of a row that is written out
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The structural decisions of one sketch. order: what is shared out, places or channels."""
+
+    form: Form
+    order: Order
+
+    @property
+    def name(self) -> str:
+        return f"convolution.{self.form}.{self.order}"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One dimension of the windows: dimension `dim` of the input is read at `place * stride + shift(tap)`."""
+
+    dim: int
+    place: Var
+    tap: Var
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """A convolution's operands and iterators.
+
+    windows: in the order of the input's dims; channel: the output's, which dim `channel_dim` of the weights has; depth: what else
+    is summed over; each: how many neighbouring channels read the same of the input, None for all of them.
+    """
+
+    source: Load
+    weights: Load
+    windows: tuple[Window, ...]
+    channel: Var
+    channel_dim: int
+    depth: tuple[Var, ...]
+    each: int | None
+
+    @property
+    def steps(self) -> tuple[Var, ...]:
+        """What is summed over, taps innermost."""
+        return (*self.depth, *(w.tap for w in self.windows))
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a convolution; nothing when the function is none."""
+    found = reductions(func)
+    if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
+        return
+    forms: tuple[Form, ...] = ("rows", "direct", "flat", "channels")
+    orders: tuple[Order, ...] = ("panels", "blocks")
+    for form in forms:
+        for order in orders:
+            choice = Choice(form, order)
+            try:
+                schedule = build(func, machine, choice)
+            except ScheduleError as e:
+                import os
+
+                if os.environ.get("CONVDEBUG"):
+                    print(choice, e)
+                continue
+            yield choice.name, schedule
+
+
+def roles_of(block: Block) -> Roles | None:
+    """None when the block is no convolution."""
+    found, kinds = block_loads(block), {i.var: i.kind for i in block.iters}
+    if len(found) != 2 or not isinstance(block.body.value, Op) or combiner(block)[0] != "add":
+        return None
+    for source, weights in (found, found[::-1]):
+        own = {v: k for v, k in kinds.items() if k == "reduce" or v not in weights.indices}
+        windows = tuple(w for d, e in enumerate(source.indices) if (w := _window(d, e, own)) is not None)
+        outside = [v for v in weights.indices if isinstance(v, Var) and kinds.get(v) == "spatial"]
+        if not windows or len(outside) != 1 or any(v not in kinds for v in weights.indices):
+            continue
+        (channel,) = outside
+        places, taps = {w.place for w in windows}, {w.tap for w in windows}
+        if channel in places or len(places) != len(windows) or len(taps) != len(windows):
+            continue
+        depth = tuple(i.var for i in block.iters if i.kind == "reduce" and i.var not in taps)
+        each = _each(source, channel)
+        if each != 0:
+            return Roles(source, weights, windows, channel, weights.indices.index(channel), depth, each)
+    return None
+
+
+def _window(dim: int, e: Expr, kinds: Mapping[Var, str]) -> Window | None:
+    places, taps = ([v for v in free_vars(e) if kinds.get(v) == k] for k in ("spatial", "reduce"))
+    parts = linear(e, [*places, *taps]) if len(places) == len(taps) == 1 else None
+    stride = None if parts is None else as_int(parts[0][places[0]])
+    return None if stride is None or stride < 1 else Window(dim, places[0], taps[0], stride)
+
+
+def _each(source: Load, channel: Var) -> int | None:
+    """None where the input does not depend on the channel; 0 where it does in another way than by groups."""
+    using = [e for e in source.indices if channel in free_vars(e)]
+    if not using:
+        return None
+    groups = {n.args[1] for n in postorder(using) if isinstance(n, Op) and n.op == "floordiv" and n.args[0] is channel}
+    if not groups:
+        return 1
+    return (as_int(groups.pop()) or 0) if len(groups) == 1 else 0
+
+
+def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
+    """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
+    s = Schedule(func)
+    main = reductions(func)[0].name
+    _inline_around(s, main)
+    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="global")
+    roles = roles_of(find_block(s.func, main))
+    assert roles is not None
+    forms = {"rows": _rows, "direct": _direct, "flat": _flat, "channels": _channels}
+    forms[choice.form](s, machine, choice, main, roles)
+    return s
+
+
+def _inline_around(s: Schedule, main: str) -> None:
+    """Fold the chain after the convolution into its last block."""
+    for b in blocks(s.func.body):
+        if b.name != main and inlinable(s.func, b):
+            s.compute_inline(b.name)
+    last = final_block(s.func)
+    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name)]
+    if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
+        raise ScheduleError(f"{s.func.name}: more than a convolution and its epilogue")
+
+
+def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Blocks of rows for a few channels: with what lies between the rows in scratch memory, of which the last block takes rows."""
+    if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
+        raise ScheduleError(f"{s.func.name}: windows step by more than one, or there are no rows")
+    after = _followers(s, main)
+    *_, line, column = [w.place for w in roles.windows]
+    tile = _Tile.of(s, machine, main, roles)
+    scratch = find_block(s.func, main).body.buffer.name
+    nest = _nest(s, main)
+    length = as_int(s.extent(nest[column]))
+    s.apply("join_rows", block=main, names=[nest[line], nest[column]], buffer=roles.source.buffer.name)
+    _pack(s, main, roles, tile.height, roles.steps)
+    s.apply("cache_write", block=main, scope="local")
+    if length is not None:
+        s.apply("set_scope", buffer=scratch, scope="local")
+    lines = s.tunable("LB", _blocks_of(as_int(s.extent(after[line]))))
+    pitch = as_int(roles.source.buffer.shape[-1])
+    if length is not None and pitch is not None:
+        s.require(le(mul(tile.height, lines) * (4 * pitch), machine.l2_bytes // 2))
+    l_0, l_1 = s.split(after[line], [None, lines])
+    j_0, j_1 = tile.split_channel(s, after[roles.channel])
+    batch = [n for v, n in after.items() if v not in (roles.channel, line, column)]
+    outer = _outer(choice, batch, l_0, j_0)
+    s.reorder([*outer, j_1, l_1, after[column]])
+    take = _writer(s, scratch)
+    *_, t_j, t_q = s.compute_at(take, outer[-1])
+    # before tiles reach beyond a block: that its rows are its own can be proved now
+    _share(s, machine, choice, batch, l_0, j_0, tile.exact)
+    q_0, q_1 = s.split(t_q, [None, tile.width])
+    s.set_tail(q_0, "peel")
+    s.reorder([q_0, t_j, q_1])
+    s.compute_at(main, q_0)
+    own = _nest(s, main, q_0)
+    *_, m_j, m_q = [n for v, n in own.items() if v not in roles.steps]
+    _accumulate(s, main, [own[v] for v in roles.steps], m_j, m_q)
+    s.set_kind(t_j, "unrolled")
+    s.set_kind(q_1, "vectorized")
+    _along(s, after[column], machine)
+
+
+def _blocks_of(rows: int | None) -> Sequence[int]:
+    """How many rows a block may have: all of them, or a few even parts."""
+    return (
+        (2, 4, 8, 16, 32, 64)
+        if rows is None
+        else sorted({ceil(rows / k) for k in (1, 2, 3, 4, 6, 8, 12, 16)} - {0}) or (1,)
+    )
+
+
+def _flat(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Tiles of channels by places, whatever row these are in."""
+    if len(roles.windows) < 2:
+        raise ScheduleError(f"{s.func.name}: places are one dim already")
+    tile = _Tile.of(s, machine, main, roles)
+    out, epilogue = find_block(s.func, main).body.buffer, final_block(s.func).name
+    _copy_taps(s, machine, main, roles)
+    last = [w.tap for w in roles.windows[1:]]
+    steps = [*roles.depth, *last, roles.windows[0].tap]
+    _pack(s, main, roles, tile.height, steps)
+    nest, after = _nest(s, main), _followers(s, main)
+    places = [w.place for w in roles.windows]
+    s.apply("join_iters", block=main, names=[nest[v] for v in places])
+    s.apply("join_iters", block=epilogue, names=[after[v] for v in places])
+    _join_dims(s, out, len(places))
+    s.apply("set_scope", buffer=out.name, scope="local")
+    after = _followers(s, main)
+    position = next(v for v in after if v not in nest)
+    q_0, q_1 = s.split(_nest(s, main)[position], [None, tile.width])
+    s.set_tail(q_0, "peel")
+    _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
+
+
+def _direct(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Tiles of channels by places in a row."""
+    tile = _Tile.of(s, machine, main, roles)
+    out = find_block(s.func, main).body.buffer
+    if roles.windows[-1].stride > 1:
+        _split_steps(s, machine, main, roles)
+    _pack(s, main, roles, tile.height, roles.steps)
+    s.apply("set_scope", buffer=out.name, scope="local")
+    column = roles.windows[-1].place
+    p_0, p_1 = s.split(_nest(s, main)[column], [None, tile.width])
+    s.set_tail(p_0, "peel")
+    _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
+
+
+def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Tiles of places in a row by channels."""
+    count = roles.each or as_int(_extent(s, main, roles.channel))
+    if roles.each == 1 or (count is not None and count < machine.lanes):
+        raise ScheduleError(f"{s.func.name}: no vector of channels reads the same of the input")
+    options = [machine.lanes * v for v in (1, 2, 3, 4)]
+    exact = [w for w in options if count is not None and count % w == 0]
+    if roles.each is not None and not exact:
+        raise ScheduleError(f"{s.func.name}: groups of {roles.each} channels are no whole vectors")
+    width, height = s.tunable("NR", exact or options), s.tunable("MR", range(1, TALLEST + 1))
+    _require_registers(s, machine, height, width)
+    _pack(s, main, roles, width, roles.steps)
+    out = find_block(s.func, main).body
+    dim = out.indices.index(roles.channel)
+    s.apply("set_scope", buffer=out.buffer.name, scope="local")
+    s.apply("permute_layout", buffer=out.buffer.name, order=[*(d for d in range(len(out.indices)) if d != dim), dim])
+    nest, places, epilogue = _nest(s, main), [w.place for w in roles.windows], final_block(s.func)
+    j_0, j_1 = s.split(nest[roles.channel], [None, width], divides=bool(exact))
+    if not exact:
+        s.set_tail(j_0, "peel")
+    p_0, p_1 = s.split(nest[places[-1]], [None, height])
+    s.set_tail(p_0, "pow2")
+    images = [n for v, n in nest.items() if v not in (roles.channel, *places, *roles.steps)]
+    lines = [nest[v] for v in places[:-1]]
+    reduce = [nest[v] for v in roles.steps]
+    outer = [*images, *lines, j_0, p_0] if choice.order == "panels" else [*images, j_0, *lines, p_0]
+    s.reorder([*outer, *reduce, p_1, j_1])
+    made = s.reverse_compute_at(epilogue.name, p_0)
+    read = next(x for x in block_loads(epilogue) if x.buffer.name == out.buffer.name)
+    across = next(n for v, n in _nest(s, epilogue.name, p_0).items() if v is read.indices[-1])
+    apart = [n for n in made if n != across]
+    s.reorder([*apart, across])
+    for name in apart:
+        s.set_kind(name, "unrolled")
+    s.set_kind(across, "vectorized")
+    _accumulate(s, main, reduce, p_1, j_1)
+    spread = [*images, *lines] if choice.order == "panels" else images
+    if machine.groups:
+        s.set_kind(j_0, "group", axis=0)
+        s.set_kind(s.fuse(spread), "group", axis=1)
+    elif choice.order == "panels":
+        s.set_kind(s.fuse(spread), "parallel")
+    elif exact:
+        s.set_kind(s.fuse([*images, j_0]), "parallel")
+    else:
+        raise ScheduleError(
+            f"{s.func.name}: the last block of channels is another one, so channels are not fused with others"
+        )
+
+
+def _require_registers(s: Schedule, machine: Machine, height: Tunable, width: Tunable) -> None:
+    """The accumulators of a tile, a vector and what is broadcast."""
+    vectors = ceildiv(width, machine.lanes)
+    s.require(le(mul(height, vectors) + vectors + 1, machine.registers))
+
+
+def _tile(
+    s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles, tile: _Tile, steps: Sequence[Var], column: Var,
+    p_0: str, p_1: str,
+) -> None:  # fmt: skip
+    """A tile's nest, and the last block where it is complete."""
+    nest, epilogue = _nest(s, main), final_block(s.func).name
+    j_0, j_1 = tile.split_channel(s, nest[roles.channel])
+    batch = [n for v, n in nest.items() if v not in (roles.channel, column) and v not in steps]
+    outer = _outer(choice, batch, p_0, j_0)
+    reduce = [nest[v] for v in steps]
+    s.reorder([*outer, *reduce, j_1, p_1])
+    made = s.reverse_compute_at(epilogue, outer[-1])
+    for name in made[:-1]:
+        s.set_kind(name, "unrolled")
+    s.set_kind(made[-1], "vectorized")
+    _accumulate(s, main, reduce, j_1, p_1)
+    _share(s, machine, choice, batch, p_0, j_0, tile.exact)
+
+
+def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector: str) -> None:
+    """The reduction outside, rows written out, vectors innermost."""
+    s.reorder([*reduce, row, vector])
+    s.set_kind(row, "unrolled")
+    s.set_kind(vector, "vectorized")
+    if (as_int(s.extent(reduce[-1])) or UNROLLED + 1) <= UNROLLED:
+        s.set_kind(reduce[-1], "unrolled")
+    s.apply("decompose_reduction", block=main, loop=reduce[0])
+
+
+def _outer(choice: Choice, batch: Sequence[str], places: str, channels: str) -> list[str]:
+    return [*batch, places, channels] if choice.order == "panels" else [*batch, channels, places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Channels by places; exact: the height divides the channels (of a group)."""
+
+    height: Tunable
+    width: Tunable
+    exact: bool
+
+    @staticmethod
+    def of(s: Schedule, machine: Machine, main: str, roles: Roles) -> _Tile:
+        count = roles.each or as_int(_extent(s, main, roles.channel))
+        fair = [d for d in range(1, TALLEST + 1) if count and count % d == 0]
+        exact = bool(fair) and (roles.each is not None or fair[-1] >= 4 or fair[-1] == count)
+        height = s.tunable("MR", fair if exact else range(1, TALLEST + 1))
+        width = s.tunable("NR", [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)])
+        _require_registers(s, machine, height, width)
+        return _Tile(height, width, exact)
+
+    def split_channel(self, s: Schedule, loop: str) -> tuple[str, str]:
+        """(the loop over tiles, the loop in one)."""
+        j_0, j_1 = s.split(loop, [None, self.height], divides=self.exact)
+        if not self.exact:
+            s.set_tail(j_0, "pow2")
+        return j_0, j_1
+
+
+def _extent(s: Schedule, block: str, var: Var) -> Expr:
+    return next(i.extent for i in find_block(s.func, block).iters if i.var is var)
+
+
+def _nest(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
+    """The block's iterators with the innermost loop that feeds each: of the loops inside one, or of all."""
+    node = find_block(s.func, block)
+    names = s.loops_of(block) if inside is None else s.inner_loops(block, inside)
+    fed = {i.var: [n for n in names if n in {v.name for v in free_vars(b)}] for i, b in zip(node.iters, node.bindings)}
+    return {v: found[-1] for v, found in fed.items() if found}
+
+
+def _writer(s: Schedule, buffer: str) -> str:
+    return next(b.name for b in blocks(s.func.body) if b.body.buffer.name == buffer)
+
+
+def _followers(s: Schedule, main: str) -> dict[Var, str]:
+    """The iterators that the convolution's output is written at, with the loops of the last block that reads it there."""
+    node, last = find_block(s.func, main), final_block(s.func)
+    access = next(x for x in block_loads(last) if x.buffer is node.body.buffer)
+    own = _nest(s, last.name)
+    if len(own) != len(access.indices) or any(e not in own for e in access.indices):
+        raise ScheduleError(f"{s.func.name}: {last.name!r} does not read the convolution element by element")
+    pairs = zip(node.body.indices, access.indices, strict=True)
+    return {v: own[e] for v, e in pairs if isinstance(v, Var) and isinstance(e, Var)}
+
+
+def _pack(s: Schedule, main: str, roles: Roles, panel: Tunable, steps: Sequence[Var]) -> None:
+    """The weights in the order of the inner loops: panels of channels, the reduction, the channels of a panel."""
+    name = roles.weights.buffer.name
+    s.apply("cache_read", block=main, buffer=name, scope="global")
+    copy = _writer(s, made := f"{name}_cache")
+    if roles.weights.buffer in s.func.consts:
+        s.apply("mark_prepare", block=copy)
+    dim = roles.channel_dim
+    rest = [d for v in steps for d, w in enumerate(roles.weights.indices) if w is v]
+    order = [dim, *(d if d < dim else d + 1 for d in rest), dim + 1]
+    s.apply("tile_layout", buffer=made, dim=dim, factor=panel, order=order)
+
+
+def _copy_taps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
+    """A copy of the input for each tap of all windows but the first, with places innermost and the first window's dim before."""
+    name, first = roles.source.buffer.name, roles.windows[0]
+    others = roles.windows[1:]
+    s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in others])
+    copy = _writer(s, made := f"{name}_reindex")
+    node = find_block(s.func, main)
+    access = next(x for x in block_loads(node) if x.buffer.name == made)
+    taps = [d for d, e in enumerate(access.indices) if e in [w.tap for w in others]]
+    places = [d for d, e in enumerate(access.indices) if e in [w.place for w in others]]
+    order = [*(d for d in range(first.dim)), *taps, first.dim, *places]
+    loops = [s.loops_of(copy)[d] for d in order]
+    s.apply("permute_layout", buffer=made, order=order)
+    if first.stride > 1:
+        at = order.index(first.dim)
+        apart = [*range(at), at + 1, at, *range(at + 2, len(order) + 1)]
+        s.apply("tile_layout", buffer=made, dim=at, factor=first.stride, order=apart)
+    s.reorder(loops)
+    _share_copy(s, machine, loops)
+
+
+def _split_steps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
+    """A copy of the input whose rows hold the elements of each remainder by the stride together."""
+    name, last = roles.source.buffer.name, roles.windows[-1]
+    s.apply("cache_read", block=main, buffer=name, scope="global")
+    rank = len(roles.source.indices)
+    order = [d if d <= last.dim else d + 1 for d in range(rank) if d != last.dim]
+    s.apply(
+        "tile_layout", buffer=f"{name}_cache", dim=last.dim, factor=last.stride, order=[*order, last.dim + 1, last.dim]
+    )
+    _share_copy(s, machine, s.loops_of(_writer(s, f"{name}_cache")))
+
+
+def _share_copy(s: Schedule, machine: Machine, loops: Sequence[str]) -> None:
+    """Planes shared out, rows in vectors."""
+    v_0, v_1 = s.split(loops[-1], [None, machine.lanes])
+    s.set_tail(v_0, "peel")
+    s.set_kind(v_1, "vectorized")
+    top = s.fuse(loops[: len(loops) - 2])
+    s.set_kind(top, "group" if machine.groups else "parallel")
+
+
+def _join_dims(s: Schedule, out: Buffer, count: int) -> None:
+    names = [f"i{d}" for d in range(len(out.shape))]
+    first = len(names) - count
+    joined = names[first]
+    for d in range(first + 1, len(names)):
+        joined = f"({joined}) * n{d} + {names[d]}"
+    s.apply(
+        "transform_layout", buffer=out.name, index_map=f"{', '.join(names)} -> {', '.join([*names[:first], joined])}"
+    )
+
+
+def _along(s: Schedule, loop: str, machine: Machine) -> None:
+    """A row of the output in vectors."""
+    length = as_int(s.extent(loop))
+    if length is None or length > WHOLE_ROWS * machine.lanes:
+        v_0, loop = s.split(loop, [None, machine.lanes])
+        s.set_tail(v_0, "peel")
+    s.set_kind(loop, "vectorized")
+
+
+def _share(
+    s: Schedule, machine: Machine, choice: Choice, batch: Sequence[str], places: str, channels: str, exact: bool
+) -> None:
+    """Hand blocks of places or channels to threads (C), or both to work-groups (OpenCL)."""
+    peeled = find_loop(s.func, places).tail != "predicate"
+    if machine.groups:
+        for axis, name in enumerate([channels, places] if choice.order == "panels" else [places, channels]):
+            s.set_kind(name, "group", axis=axis)
+        if batch:
+            s.set_kind(s.fuse(batch), "group", axis=2)
+    elif choice.order == "panels":
+        s.set_kind(s.fuse([*batch, places]) if not peeled else places, "parallel")
+    elif exact:
+        s.set_kind(s.fuse([*batch, channels]), "parallel")
+    else:
+        raise ScheduleError(
+            f"{s.func.name}: the last block of channels is another one, so channels are not fused with others"
+        )
