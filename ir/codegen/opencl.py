@@ -24,6 +24,8 @@ SCALARS = {
 
 # Functions that are an instruction, of vectors too when every lane calls clang's own name for it; OpenCL's names are calls.
 INSTRUCTIONS = frozenset({"sqrt", "floor", "rint", "abs"})
+# Other devices have them as instructions, and a simulator does not know clang's names.
+ON_PROCESSORS = "defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))"
 
 
 class OpenCLPrelude(Prelude):
@@ -61,7 +63,7 @@ class OpenCLPrelude(Prelude):
         if name not in INSTRUCTIONS:
             return (), plain
         own = f"__builtin_{c}{'f' if dtype is f32 else ''}"
-        return (), f"#ifdef __clang__\nSTATIC $V $N($V a) {{ return {own}(a); }}\n#else\n{plain}\n#endif"
+        return (), f"#if {ON_PROCESSORS}\nSTATIC $V $N($V a) {{ return {own}(a); }}\n#else\n{plain}\n#endif"
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         if width == 1:
