@@ -29,6 +29,7 @@ from relax_tune.ir.expr import Expr, Load, Op, Tunable, Var, as_int, ceildiv, fr
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import depends_on, final_block, inlinable, reductions
+from relax_tune.schedules.independence import writers
 from relax_tune.schedules.nest import block_loads, find_block, find_loop
 from relax_tune.schedules.primitives.reductions import combiner
 from relax_tune.schedules.schedule import Schedule
@@ -150,25 +151,34 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
-    _inline_around(s, main)
+    made = _inline_around(s, main)
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="global")
     roles = roles_of(find_block(s.func, main))
-    assert roles is not None
+    if roles is None:
+        raise ScheduleError(f"{func.name}: with what it reads put in place, it is no convolution")
     forms = {"rows": _rows, "direct": _direct, "flat": _flat, "channels": _channels}
     forms[choice.form](s, machine, choice, main, roles)
+    if made is not None:
+        _share_copy(s, machine, s.loops_of(made))
     return s
 
 
-def _inline_around(s: Schedule, main: str) -> None:
-    """Fold the chain after the convolution into its last block."""
+def _inline_around(s: Schedule, main: str) -> str | None:
+    """Fold the chain after the convolution into its last block. The input, where it is made here, is made once, in full: each
+    element is read through many windows. Returns the block that makes it."""
+    roles = roles_of(find_block(s.func, main))
+    assert roles is not None
     for b in blocks(s.func.body):
-        if b.name != main and inlinable(s.func, b):
+        if b.name != main and b.body.buffer is not roles.source.buffer and inlinable(s.func, b):
             s.compute_inline(b.name)
-    last = final_block(s.func)
-    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name)]
+    last, source = final_block(s.func), writers(s.func, roles.source.buffer)
+    if any(not inlinable(s.func, b) for b in source) or len(source) > 1:
+        raise ScheduleError(f"{s.func.name}: {roles.source.buffer.name!r} is not made by one block, element by element")
+    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name) and b not in source]
     if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
         raise ScheduleError(f"{s.func.name}: more than a convolution and its epilogue")
+    return source[0].name if source else None
 
 
 def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:

@@ -388,10 +388,11 @@ def convolution(
     groups: int = 1,
     const_weight: bool = True,
     last: bool = False,
+    padded: bool = False,
 ) -> PrimFunc:
     """A convolution of n inputs, with bias and relu after it: channels of (input, output), places along each dim of the windows.
 
-    last: the output's channels are its last dim, as a permutation that was fused makes them.
+    last: the output's channels are its last dim, as a permutation that was fused makes them. padded: the input is made here.
     """
     n, dims = Var("n"), [Var(p) if isinstance(p, str) else const(p) for p in places]
     each, per_group = channels[1] // groups, channels[0] // groups
@@ -401,6 +402,9 @@ def convolution(
         if isinstance(d, Var):
             b.scalar(d)
     x = b.input("x", (n, channels[0], *(d * s + max(r - s, 0) for d, s, r in zip(dims, strides, reach))))
+    if padded:
+        raw, x = x, b.alloc("padded", x.buffer.shape)
+        b.compute(x, lambda *i: select(lt(0, i[-1]), raw[i], 0.0), name="pad")
     w = b.input("weights", (channels[1], per_group, *kernel), const=const_weight)
     bias, y = b.input("bias", (channels[1],)), b.alloc("acc", (n, channels[1], *dims))
     z = b.output("y", (n, *dims, channels[1]) if last else (n, channels[1], *dims))
