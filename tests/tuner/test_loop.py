@@ -242,7 +242,7 @@ def test_a_task_that_cannot_be_tuned_never_stops_the_others(part: str, monkeypat
             patched = cached_property(broken)
             patched.__set_name__(Choices, "sketches")
         monkeypatch.setattr(Choices, method, patched)
-    result = job.tune(RecordedRunner())
+    result = job.tune(RecordedRunner(lambda _program, _symbols: 1e-3))  # no candidate fails by itself
     failures = store.query(job.target.key, bad.key, status="failed")
     assert failures and all(r.stage == "constraint" and r.message for r in failures)
     assert result.failures >= len(failures)
