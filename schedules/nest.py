@@ -11,7 +11,7 @@ from dataclasses import replace
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import TRUE, Expr, Load, Op, Var, free_vars, loads, op, substitute
+from relax_tune.ir.expr import TRUE, Expr, Load, Op, Var, conjuncts, free_vars, loads, op, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import (
     Block,
@@ -237,6 +237,36 @@ def _in_turn(e: Expr) -> Expr:
         left, (first, last) = e.args[0], e.args[1].args
         e = op("add", (_in_turn(op("add", (left, first), e.dtype)), last), e.dtype)
     return e
+
+
+def bracketed(e: Expr, guard: Expr) -> Expr:
+    """`e` with the sums that `guard` bounds as one term each, where `rebind` has taken their brackets away."""
+    bounded = [f.args[0] for f in conjuncts(guard) if isinstance(f, Op) and f.op == "lt"]
+    terms = _terms(e)
+    runs = [(_terms(whole), whole) for whole in bounded]
+    for place, (run, whole) in sorted(enumerate(runs), key=lambda item: len(item[1][0])):
+        if len(run) > 1:
+            terms = _as_one(terms, run, whole)
+            runs = [(_as_one(r, run, whole), w) if a != place else (r, w) for a, (r, w) in enumerate(runs)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = op("add", (total, term), e.dtype)
+    return total
+
+
+def _terms(e: Expr) -> list[Expr]:
+    """What a sum adds up, in order."""
+    if isinstance(e, Op) and e.op == "add":
+        return [*_terms(e.args[0]), *_terms(e.args[1])]
+    return [e]
+
+
+def _as_one(terms: list[Expr], run: list[Expr], whole: Expr) -> list[Expr]:
+    """The terms with the first run of `run` among them replaced by `whole`."""
+    for at in range(len(terms) - len(run) + 1):
+        if terms[at : at + len(run)] == run:
+            return [*terms[:at], whole, *terms[at + len(run) :]]
+    return terms
 
 
 def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:

@@ -101,9 +101,10 @@ class Choices:
         parameters = tuple(search_space.Parameter(t.name, t.domain) for t in sketch.tunables)
         return search_space.Sketch(sketch.name, parameters, constraint, describe)
 
-    def seeds(self, count: int) -> tuple[search_space.Candidate, ...]:
-        """Up to `count` candidates that look best before anything is known: the guesses of the rules, first those each sketch thinks
-        best, then one of each sketch without any: fewest loads per point, least padding, workers evenly used, at the middle anchor."""
+    def seeds(self, count: int | None = None) -> tuple[search_space.Candidate, ...]:
+        """Up to `count` candidates (None: all there are) that look best before anything is known: the guesses of the rules, first
+        those each sketch thinks best, then one of each sketch without any: fewest loads per point, least padding, workers evenly
+        used, at the middle anchor."""
         ranked = [
             (rank, number, search_space.Candidate(number, tuple(values[t.name] for t in sketch.tunables)))
             for number, sketch in enumerate(self.sketches)

@@ -433,8 +433,7 @@ class Values(Places):
             self.assign(b, p, text)
             return
         text, moving = self.value(s.value)
-        if b in self.layouts and step == 1:
-            assert text is not None
+        if b in self.layouts and step == 1 and text is not None:
             name, _at, _width = self.register(b, p)
             new = self.splat(text, moving, b.dtype)
             if lane.mask is not None:

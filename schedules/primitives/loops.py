@@ -34,6 +34,7 @@ from relax_tune.ir.stmt import Block, For, LoopKind, Seq, Stmt, Tail, blocks, lo
 from relax_tune.schedules.nest import (
     block_loads,
     block_value,
+    bracketed,
     enclosing,
     find_loop,
     fresh,
@@ -223,8 +224,9 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     After: `for i in parallel(N): S(i)`
     Checks: every iteration is independent, i.e. the variable feeds no reduction iterator of a block below (an `unrolled`
     loop may), and iterations provably write different elements of every buffer they share (all but `local` ones; under
-    `vectorized` those too); vectorized and unrolled extents hold no shape symbol; a grid axis is bound once on a path; no
-    parallel loop is around another.
+    `vectorized` those too; a `local` one that a `parallel`, `group` or `item` loop writes is touched nowhere else);
+    vectorized and unrolled extents hold no shape symbol; a grid axis is bound once on a path; no parallel loop is around
+    another.
     """
     node = find_loop(func, loop)
     if kind not in get_args(LoopKind):
@@ -247,7 +249,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
                         f"{it.var.name!r} of block {block.name!r}; use rfactor first"
                     )
             target = block.body.buffer
-            where = [block_value(block, i) for i in block.body.indices]
+            where = [bracketed(block_value(block, i), block.predicate) for i in block.body.indices]
             path = enclosing(func, block)
             inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
             shared = target.scope != "local" or kind == "vectorized"
@@ -256,6 +258,12 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
                 raise ScheduleError(
                     f"{func.name}: {kind} wants iterations that write different elements, but iterations of {loop!r} may "
                     f"write the same element of {target.name!r} in block {block.name!r}"
+                )
+            outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _touches(b, target)]
+            if target.scope == "local" and kind != "vectorized" and outside:
+                raise ScheduleError(
+                    f"{func.name}: {kind} gives every iteration of {loop!r} a {target.name!r} of its own, but block "
+                    f"{outside[0].name!r}, which is not below it, reads or writes that buffer; make its scope global first"
                 )
     if kind in ("group", "item"):
         if axis not in (0, 1, 2):
@@ -268,6 +276,10 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             if other.kind == "parallel":
                 raise ScheduleError(f"{func.name}: {loop!r} and {other.var.name!r} would be nested parallel loops")
     return with_body(func, replace_node(func.body, node, replace(node, kind=kind, axis=axis)))
+
+
+def _touches(block: Block, buffer: Buffer) -> bool:
+    return block.body.buffer is buffer or any(x.buffer is buffer for x in block_loads(block))
 
 
 def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:

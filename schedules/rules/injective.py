@@ -172,6 +172,8 @@ def _across(block: Block, column: Var) -> tuple[Load, ...]:
     """The reads of a block along another iterator than it writes along; ScheduleError when there are none, or of several kinds."""
     found = []
     for access in block_loads(block):
+        if not access.indices:
+            continue
         *front, last = access.indices
         if isinstance(last, Var) and last is not column and sum(column is e for e in front) == 1:
             found.append(access)

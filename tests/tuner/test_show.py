@@ -69,7 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fill(job: Job, count: int) -> None:
-    """Records of TASK: the generic form, `count` tuned candidates whose times grow with NR and shrink with MR, one failure."""
+    """Records of TASK: the generic form, `count` tuned candidates whose times grow with their parameters, one failure."""
     choices = job.choices[TASK]
     task, target = choices.task, job.store.add_target(job.target)
     job.store.add_workload(Workload(task.key, task.text, 1, task.name))
@@ -97,7 +97,7 @@ def fill(job: Job, count: int) -> None:
 
 
 def made_up(values: dict[str, int]) -> float:
-    return values["NR"] / values["MR"] + 0.01 * values.get("IB", 0)
+    return 1.0 + sum(values[name] / (1 + place) for place, name in enumerate(sorted(values)))
 
 
 @pytest.fixture(autouse=True)
@@ -354,8 +354,10 @@ def test_every_sketch_s_trace_runs_as_python(place: Path) -> None:
             s = Schedule(choices.task.func)
             exec(Trace.from_json(sketch.trace.to_json()).as_python(values), {"s": s})
             assert print_text(simplify_func(s.func)) == print_text(instantiate(sketch, values)), sketch.name
-    with pytest.raises(ScheduleError, match="NR"):
-        next(s for s in job.choices[TASK].sketches if s.tunables).trace.as_python({"MR": 1, "NR": 7, "IB": 1})
+    sketch = next(s for s in job.choices[TASK].sketches if s.tunables)
+    first, *others = sketch.tunables
+    with pytest.raises(ScheduleError, match=first.name):
+        sketch.trace.as_python({first.name: max(first.domain) + 1, **{t.name: t.domain[0] for t in others}})
 
 
 def test_legal_points_are_counted_or_estimated() -> None:

@@ -162,7 +162,7 @@ def by_text(program: Program, symbols: Mapping[str, int]) -> float | str:
     """A time that depends on the program's kernels and the shape alone; some programs fail."""
     digest = hashlib.blake2b("".join(k.source for k in program.kernels).encode(), digest_size=8).digest()
     value = int.from_bytes(digest, "little")
-    if program.calls[0].variants[0].label == "tuned" and value % 7 == 3:
+    if program.calls[0].variants[0].label == "tuned" and value % 23 == 3:
         return "too many registers"
     return 1e-6 * (1 + value % 1000 / 100) * (1 + sum(symbols.values()))
 

@@ -135,7 +135,7 @@ class TaskView:
         found = self._fastest(lambda v: v.kind == "tuned" and v.sketch == name)
         if found is not None:
             return found, "the fastest of this sketch"
-        for seed in self.choices.seeds(len(names)):
+        for seed in self.choices.seeds():
             if names[seed.sketch] == name:
                 return self.choices.tuned(seed), "not measured: where the search begins"
         raise UserError(f"--of {name}: wanted parameters that its constraints allow, found none")
