@@ -50,7 +50,9 @@ def tune_kernel(
         print(f"{name}, {task}: {problem}", file=sys.stderr)
     built = job.build()
     job.artifact(built).save(path)
-    sketches = {n: tuple(dict.fromkeys(v.sketch for v in plan.variants.values())) for n, plan in built.plans.items()}
+    sketches = {
+        n: tuple(dict.fromkeys(p.variants[e.variant].sketch for e in p.plan.entries)) for n, p in built.plans.items()
+    }
     return Tuned(wall, work.trials, sketches)
 
 

@@ -48,6 +48,8 @@ def rank_population(
     """One score (R,) a candidate, larger is faster: the model's rank at each shape, standardised over the population,
     by weight.
     """
+    if not len(codes):
+        return np.zeros(0)
     scores = score(space, codes, shapes, model.rank)
     scores = (scores - scores.mean(axis=0)) / (scores.std(axis=0) + 1e-9)
     return np.asarray(scores @ weights)
