@@ -15,22 +15,19 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from contenders import PAUSE_SECS, RESULTS, Answer, Contender, environment, serve
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 384, 512)
 PEERS = ("torch-eager", "torch-compile", "onnxruntime")
-# Idle thread pools of the contender before spin for a while: nobody is timed beside them.
-PAUSE_SECS = 0.15
-RESULTS = Path(__file__).parent / "results"
 
 
 def model_folder() -> Path:
@@ -50,8 +47,8 @@ def example(n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 # -- contenders: each returns a function (ids, mask) -> embedding ---------------------------------------------------------
 
 
-def serve(kind: str, folder: str, artifact: str) -> None:
-    """Answer `length repeats` lines with JSON seconds until the input ends."""
+def answers(kind: str, folder: str, artifact: str) -> Answer:
+    """The cases of a contender, each a length."""
     if kind.startswith("ours"):
         from relax_tune.runtime.artifact import load_artifact
 
@@ -59,17 +56,12 @@ def serve(kind: str, folder: str, artifact: str) -> None:
         run = lambda ids, mask: model.run([ids, mask])[0]
     else:
         run = peer(kind, folder)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        n, repeats = map(int, line.split())
-        ids, mask = example(n)
-        run(ids, mask)
-        samples = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            out = run(ids, mask)
-            samples.append(time.perf_counter() - start)
-        print(json.dumps({"secs": samples, "head": np.asarray(out)[0, :4].tolist()}), flush=True)
+
+    def answer(case: str) -> tuple[Callable[[], Any], Callable[[], Sequence[float]]]:
+        ids, mask = example(int(case))
+        return lambda: run(ids, mask), lambda: np.asarray(run(ids, mask))[0, :4].tolist()
+
+    return answer
 
 
 def peer(kind: str, folder: str) -> Any:
@@ -110,40 +102,9 @@ def peer(kind: str, folder: str) -> Any:
     return run
 
 
-class Contender:
-    """A contender's process."""
-
-    def __init__(self, name: str, python: str, kind: str, artifact: str) -> None:
-        self.name = name
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
-        command = [python, __file__, "--serve", kind, "--artifact", artifact, "--model", str(model_folder())]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
-        while (line := self._line()) != "ready":
-            if not line and self.process.poll() is not None:
-                raise SystemExit(f"contender {name} did not start: {' '.join(command)}")
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def time(self, n: int, repeats: int) -> tuple[list[float], list[float]]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{n} {repeats}\n")
-        self.process.stdin.flush()
-        answer = json.loads(self._line())
-        return answer["secs"], answer["head"]
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
+def command(python: str, kind: str, artifact: str) -> list[str]:
+    """What serves one contender."""
+    return [python, __file__, "--serve", kind, "--artifact", artifact, "--model", str(model_folder())]
 
 
 def build_ours(db: str, devices: list[str], effort: str, folder: Path, trials: int | None) -> dict[str, str]:
@@ -185,13 +146,13 @@ def main() -> None:
     parser.add_argument("--model", default="")
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve, args.model, args.artifact)
+        serve(answers(args.serve, args.model, args.artifact))
         return
     folder = Path(tempfile.mkdtemp())
     made = build_ours(args.db, args.devices.split(","), args.tune, folder, args.trials)
-    contenders = [Contender(name, sys.executable, "ours", path) for name, path in made.items()]
+    contenders = [Contender(name, command(sys.executable, "ours", path)) for name, path in made.items()]
     if args.peer_python:
-        contenders += [Contender(kind, args.peer_python, kind, "") for kind in PEERS]
+        contenders += [Contender(kind, command(args.peer_python, kind, "")) for kind in PEERS]
     samples: dict[str, dict[int, list[float]]] = {c.name: {n: [] for n in LENGTHS} for c in contenders}
     heads: dict[int, list[list[float]]] = {n: [] for n in LENGTHS}
     for round_ in range(args.rounds):
@@ -201,9 +162,11 @@ def main() -> None:
                 if c.name.endswith("generic") and round_ >= 3:
                     continue
                 time.sleep(PAUSE_SECS)
-                secs, head = c.time(n, 3)
-                samples[c.name][n] += secs
-                heads[n].append(head)
+                found = c.time(str(n), 3)
+                if "error" in found:
+                    raise SystemExit(f"contender {c.name} at n = {n}: {found['error']}")
+                samples[c.name][n] += found["secs"]
+                heads[n].append(found["head"])
     for c in contenders:
         c.close()
     for n in LENGTHS:
@@ -225,19 +188,6 @@ def table_of(medians: dict[str, dict[int, float]]) -> str:
     for name, row in medians.items():
         lines.append(f"| {name} | " + " | ".join(f"{row[n]:.2f}" for n in LENGTHS) + " |")
     return "\n".join(lines)
-
-
-def environment() -> dict[str, str]:
-    """What the figures depend on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")
-    return {
-        "cpu": f"{model}, {os.cpu_count()} cores",
-        "load": " ".join(f"{x:.2f}" for x in os.getloadavg()),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ def tvm_function(name: str, symbolic: bool = False) -> tuple[Any, list[str]]:
     import tvm
     from tvm import relax
     from tvm import tirx as tir
+    from tvm_memory import FUSING
 
     kernel = KERNELS[name]
     _, arrays = case_of(name)
@@ -108,14 +109,7 @@ def tvm_function(name: str, symbolic: bool = False) -> tuple[Any, list[str]]:
         builder.emit_func_output(out)
     made = builder.get()
     with tvm.target.Target("llvm"):
-        for step in (
-            relax.transform.LegalizeOps(),
-            relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FoldConstant(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
-            relax.transform.DeadCodeElimination(),
-        ):
+        for step in FUSING:
             made = step(made)
     calls = [b.value for block in made["main"].body.blocks for b in block.bindings if isinstance(b.value, relax.Call)]
     if len(calls) != 1:

@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 import numpy as np
-from e2e_minilm import RESULTS, environment, model_folder
+from contenders import RESULTS, environment
+from e2e_minilm import model_folder
 
 from relax_tune.database.store import open_store
 from relax_tune.ir.frontend.load import load_model

@@ -44,13 +44,16 @@ BUILD: Mapping[str, Callable[[Any, list[Any], Callable[[Expr], Any]], Any]] = {
     ),
     "L2Normalize": lambda o, x, e: op.multiply(x[0], op.rsqrt(op.sum(op.multiply(x[0], x[0]), [-1], True))),
 }
-PASSES = (
+FUSING = (
     relax.transform.LegalizeOps(),
     relax.transform.AnnotateTIROpPattern(),
     relax.transform.FoldConstant(),
     relax.transform.FuseOps(),
     relax.transform.FuseTIR(),
     relax.transform.DeadCodeElimination(),
+)
+PASSES = (
+    *FUSING,
     relax.transform.RewriteDataflowReshape(),
     relax.transform.ToNonDataflow(),
     relax.transform.RemovePurityChecking(),
