@@ -91,6 +91,7 @@ def tune_peer(work: Path, kernels: Sequence[str], python: str, trials: int) -> d
                 done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
                 if not note.exists():
                     took[name][kernel] = {"error": (done.stderr or done.stdout).strip().splitlines()[-1:]}
+                    print(f"{name} {kernel}: {took[name][kernel]['error']}", file=sys.stderr, flush=True)
                     continue
                 print(
                     f"{name} {kernel}: {json.loads(note.read_text())['wall_secs']:.0f} s", file=sys.stderr, flush=True

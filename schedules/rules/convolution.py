@@ -17,21 +17,28 @@ Weights are packed in the order that the inner loop reads them, once where they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, Load, Op, Tunable, Var, as_int, ceildiv, free_vars, le, mul, postorder
+from relax_tune.ir.expr import Expr, Tunable, Var, as_int, ceildiv, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, blocks
+from relax_tune.ir.stmt import blocks
 from relax_tune.schedules.analysis import depends_on, final_block, inlinable, reductions
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.nest import block_loads, find_block, find_loop
-from relax_tune.schedules.primitives.reductions import combiner
+from relax_tune.schedules.rules.windows import (
+    Roles,
+    copy_taps,
+    pack_weights,
+    roles_of,
+    share_copy,
+    split_steps,
+    writer_of,
+)
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -54,38 +61,6 @@ class Choice:
         return f"convolution.{self.form}.{self.order}"
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """One dimension of the windows: dimension `dim` of the input is read at `place * stride + shift(tap)`."""
-
-    dim: int
-    place: Var
-    tap: Var
-    stride: int
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """A convolution's operands and iterators.
-
-    windows: in the order of the input's dims; channel: the output's, which dim `channel_dim` of the weights has; depth: what else
-    is summed over; each: how many neighbouring channels read the same of the input, None for all of them.
-    """
-
-    source: Load
-    weights: Load
-    windows: tuple[Window, ...]
-    channel: Var
-    channel_dim: int
-    depth: tuple[Var, ...]
-    each: int | None
-
-    @property
-    def steps(self) -> tuple[Var, ...]:
-        """What is summed over, taps innermost."""
-        return (*self.depth, *(w.tap for w in self.windows))
-
-
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a convolution; nothing when the function is none."""
     found = reductions(func)
@@ -98,53 +73,9 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
             choice = Choice(form, order)
             try:
                 schedule = build(func, machine, choice)
-            except ScheduleError as e:
-                import os
-
-                if os.environ.get("CONVDEBUG"):
-                    print(choice, e)
+            except ScheduleError:
                 continue
             yield choice.name, schedule
-
-
-def roles_of(block: Block) -> Roles | None:
-    """None when the block is no convolution."""
-    found, kinds = block_loads(block), {i.var: i.kind for i in block.iters}
-    if len(found) != 2 or not isinstance(block.body.value, Op) or combiner(block)[0] != "add":
-        return None
-    for source, weights in (found, found[::-1]):
-        own = {v: k for v, k in kinds.items() if k == "reduce" or v not in weights.indices}
-        windows = tuple(w for d, e in enumerate(source.indices) if (w := _window(d, e, own)) is not None)
-        outside = [v for v in weights.indices if isinstance(v, Var) and kinds.get(v) == "spatial"]
-        if not windows or len(outside) != 1 or any(v not in kinds for v in weights.indices):
-            continue
-        (channel,) = outside
-        places, taps = {w.place for w in windows}, {w.tap for w in windows}
-        if channel in places or len(places) != len(windows) or len(taps) != len(windows):
-            continue
-        depth = tuple(i.var for i in block.iters if i.kind == "reduce" and i.var not in taps)
-        each = _each(source, channel)
-        if each != 0:
-            return Roles(source, weights, windows, channel, weights.indices.index(channel), depth, each)
-    return None
-
-
-def _window(dim: int, e: Expr, kinds: Mapping[Var, str]) -> Window | None:
-    places, taps = ([v for v in free_vars(e) if kinds.get(v) == k] for k in ("spatial", "reduce"))
-    parts = linear(e, [*places, *taps]) if len(places) == len(taps) == 1 else None
-    stride = None if parts is None else as_int(parts[0][places[0]])
-    return None if stride is None or stride < 1 else Window(dim, places[0], taps[0], stride)
-
-
-def _each(source: Load, channel: Var) -> int | None:
-    """None where the input does not depend on the channel; 0 where it does in another way than by groups."""
-    using = [e for e in source.indices if channel in free_vars(e)]
-    if not using:
-        return None
-    groups = {n.args[1] for n in postorder(using) if isinstance(n, Op) and n.op == "floordiv" and n.args[0] is channel}
-    if not groups:
-        return 1
-    return (as_int(groups.pop()) or 0) if len(groups) == 1 else 0
 
 
 def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
@@ -160,7 +91,7 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     forms = {"rows": _rows, "direct": _direct, "flat": _flat, "channels": _channels}
     forms[choice.form](s, machine, choice, main, roles)
     if made is not None:
-        _share_copy(s, machine, s.loops_of(made))
+        share_copy(s, machine, s.loops_of(made))
     return s
 
 
@@ -192,7 +123,7 @@ def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
     nest = _nest(s, main)
     length = as_int(s.extent(nest[column]))
     s.apply("join_rows", block=main, names=[nest[line], nest[column]], buffer=roles.source.buffer.name)
-    _pack(s, main, roles, tile.height, roles.steps)
+    pack_weights(s, main, roles, tile.height, roles.steps)
     s.apply("cache_write", block=main, scope="local")
     if length is not None:
         s.apply("set_scope", buffer=scratch, scope="local")
@@ -205,7 +136,7 @@ def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
     batch = [n for v, n in after.items() if v not in (roles.channel, line, column)]
     outer = _outer(choice, batch, l_0, j_0)
     s.reorder([*outer, j_1, l_1, after[column]])
-    take = _writer(s, scratch)
+    take = writer_of(s, scratch)
     *_, t_j, t_q = s.compute_at(take, outer[-1])
     # before tiles reach beyond a block: that its rows are its own can be proved now
     _share(s, machine, choice, batch, l_0, j_0, tile.exact)
@@ -236,10 +167,10 @@ def _flat(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
         raise ScheduleError(f"{s.func.name}: places are one dim already")
     tile = _Tile.of(s, machine, main, roles)
     out, epilogue = find_block(s.func, main).body.buffer, final_block(s.func).name
-    _copy_taps(s, machine, main, roles)
+    copy_taps(s, machine, main, roles)
     last = [w.tap for w in roles.windows[1:]]
     steps = [*roles.depth, *last, roles.windows[0].tap]
-    _pack(s, main, roles, tile.height, steps)
+    pack_weights(s, main, roles, tile.height, steps)
     nest, after = _nest(s, main), _followers(s, main)
     places = [w.place for w in roles.windows]
     s.apply("join_iters", block=main, names=[nest[v] for v in places])
@@ -258,8 +189,8 @@ def _direct(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Rol
     tile = _Tile.of(s, machine, main, roles)
     out = find_block(s.func, main).body.buffer
     if roles.windows[-1].stride > 1:
-        _split_steps(s, machine, main, roles)
-    _pack(s, main, roles, tile.height, roles.steps)
+        split_steps(s, machine, main, roles)
+    pack_weights(s, main, roles, tile.height, roles.steps)
     s.apply("set_scope", buffer=out.name, scope="local")
     column = roles.windows[-1].place
     p_0, p_1 = s.split(_nest(s, main)[column], [None, tile.width])
@@ -278,7 +209,7 @@ def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: R
         raise ScheduleError(f"{s.func.name}: groups of {roles.each} channels are no whole vectors")
     width, height = s.tunable("NR", exact or options), s.tunable("MR", range(1, TALLEST + 1))
     _require_registers(s, machine, height, width)
-    _pack(s, main, roles, width, roles.steps)
+    pack_weights(s, main, roles, width, roles.steps)
     out = find_block(s.func, main).body
     dim = out.indices.index(roles.channel)
     s.apply("set_scope", buffer=out.buffer.name, scope="local")
@@ -394,10 +325,6 @@ def _nest(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
     return {v: found[-1] for v, found in fed.items() if found}
 
 
-def _writer(s: Schedule, buffer: str) -> str:
-    return next(b.name for b in blocks(s.func.body) if b.body.buffer.name == buffer)
-
-
 def _followers(s: Schedule, main: str) -> dict[Var, str]:
     """The iterators that the convolution's output is written at, with the loops of the last block that reads it there."""
     node, last = find_block(s.func, main), final_block(s.func)
@@ -407,61 +334,6 @@ def _followers(s: Schedule, main: str) -> dict[Var, str]:
         raise ScheduleError(f"{s.func.name}: {last.name!r} does not read the convolution element by element")
     pairs = zip(node.body.indices, access.indices, strict=True)
     return {v: own[e] for v, e in pairs if isinstance(v, Var) and isinstance(e, Var)}
-
-
-def _pack(s: Schedule, main: str, roles: Roles, panel: Tunable, steps: Sequence[Var]) -> None:
-    """The weights in the order of the inner loops: panels of channels, the reduction, the channels of a panel."""
-    name = roles.weights.buffer.name
-    s.apply("cache_read", block=main, buffer=name, scope="global")
-    copy = _writer(s, made := f"{name}_cache")
-    if roles.weights.buffer in s.func.consts:
-        s.apply("mark_prepare", block=copy)
-    dim = roles.channel_dim
-    rest = [d for v in steps for d, w in enumerate(roles.weights.indices) if w is v]
-    order = [dim, *(d if d < dim else d + 1 for d in rest), dim + 1]
-    s.apply("tile_layout", buffer=made, dim=dim, factor=panel, order=order)
-
-
-def _copy_taps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
-    """A copy of the input for each tap of all windows but the first, with places innermost and the first window's dim before."""
-    name, first = roles.source.buffer.name, roles.windows[0]
-    others = roles.windows[1:]
-    s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in others])
-    copy = _writer(s, made := f"{name}_reindex")
-    node = find_block(s.func, main)
-    access = next(x for x in block_loads(node) if x.buffer.name == made)
-    taps = [d for d, e in enumerate(access.indices) if e in [w.tap for w in others]]
-    places = [d for d, e in enumerate(access.indices) if e in [w.place for w in others]]
-    order = [*(d for d in range(first.dim)), *taps, first.dim, *places]
-    loops = [s.loops_of(copy)[d] for d in order]
-    s.apply("permute_layout", buffer=made, order=order)
-    if first.stride > 1:
-        at = order.index(first.dim)
-        apart = [*range(at), at + 1, at, *range(at + 2, len(order) + 1)]
-        s.apply("tile_layout", buffer=made, dim=at, factor=first.stride, order=apart)
-    s.reorder(loops)
-    _share_copy(s, machine, loops)
-
-
-def _split_steps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
-    """A copy of the input whose rows hold the elements of each remainder by the stride together."""
-    name, last = roles.source.buffer.name, roles.windows[-1]
-    s.apply("cache_read", block=main, buffer=name, scope="global")
-    rank = len(roles.source.indices)
-    order = [d if d <= last.dim else d + 1 for d in range(rank) if d != last.dim]
-    s.apply(
-        "tile_layout", buffer=f"{name}_cache", dim=last.dim, factor=last.stride, order=[*order, last.dim + 1, last.dim]
-    )
-    _share_copy(s, machine, s.loops_of(_writer(s, f"{name}_cache")))
-
-
-def _share_copy(s: Schedule, machine: Machine, loops: Sequence[str]) -> None:
-    """Planes shared out, rows in vectors."""
-    v_0, v_1 = s.split(loops[-1], [None, machine.lanes])
-    s.set_tail(v_0, "peel")
-    s.set_kind(v_1, "vectorized")
-    top = s.fuse(loops[: len(loops) - 2])
-    s.set_kind(top, "group" if machine.groups else "parallel")
 
 
 def _join_dims(s: Schedule, out: Buffer, count: int) -> None:

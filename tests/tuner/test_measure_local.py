@@ -15,7 +15,6 @@ import pytest
 from tests.tuner.measure_programs import LIMIT_SECS, POLICY, check, kernel, program, request
 
 from relax_tune.errors import MeasureError
-from relax_tune.tuner.measure.compiling import plan_units
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.measure.process import DeviceProcess
@@ -145,17 +144,6 @@ def test_a_compiler_that_hangs_fails_only_its_candidate(runner: LocalRunner) -> 
     results = runner.submit(batch).result(LIMIT_SECS)
     assert [(result.id, result.stage) for result in results] == [("bomb", "timeout"), ("good", None)]
     assert "compile" in results[0].message
-
-
-def test_units_hold_consecutive_c_kernels_without_name_clashes() -> None:
-    plain = [program(kind, "c") for kind in ("good", "wrong", "silent")]
-    assert plan_units(plain, frozenset()) == [range(0, 3)]
-    assert plan_units(plain, frozenset({1})) == [range(0, 1), range(1, 2), range(2, 3)]
-    clashing = [program("good", "c", name="f"), program("wrong", "c", name="f"), program("silent", "c")]
-    assert plan_units(clashing, frozenset()) == [range(0, 1), range(1, 3)]
-    assert plan_units([program("good", "opencl")] * 2, frozenset()) == [range(0, 1), range(1, 2)]
-    assert plan_units([], frozenset()) == []
-    assert [len(unit) for unit in plan_units([plain[0]] * 20, frozenset())] == [8, 8, 4]
 
 
 def test_frames_and_progress_survive_their_pipe(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import KernelSource, Program
 
-_UNIT_CANDIDATES = 8
+# Candidates of a translation unit: what a compiler does once a unit (PoCL: link its library of builtins) costs as much as two.
+_UNIT_CANDIDATES = 4
 # A compiler that fails with less than this left on the disk may have failed for that.
 _ROOM_BYTES = 2**20
 
@@ -38,15 +41,16 @@ class CompiledKernels:
 
 
 def plan_units(programs: Sequence[Program], alone: frozenset[int]) -> list[range]:
-    """Runs of consecutive programs to compile together: C only, none of `alone`, and no kernel name with two texts."""
+    """Runs of consecutive programs to compile together: of one language, none of `alone`, and no kernel name with two
+    texts."""
     units: list[range] = []
     names: dict[str, KernelSource] = {}
     for index, program in enumerate(programs):
-        single = index in alone or any(kernel.language != "c" for kernel in program.kernels)
         clash = any(names.get(kernel.name, kernel) != kernel for kernel in program.kernels)
+        languages = {kernel.language for kernel in (*names.values(), *program.kernels)}
         last = units[-1] if units else range(0)
-        joins = units and not single and not clash and last.start not in alone and len(last) < _UNIT_CANDIDATES
-        if joins and all(kernel.language == "c" for kernel in programs[last.start].kernels):
+        fits = not clash and len(languages) <= 1 and len(last) < _UNIT_CANDIDATES
+        if units and fits and not alone & {index, last.start}:
             units[-1] = range(last.start, index + 1)
         else:
             units.append(range(index, index + 1))
@@ -59,14 +63,14 @@ def compile_programs(
     device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
 ) -> list[Compiled]:
     """For each program its handles and its share of the seconds spent, or the BuildError it earned by itself. `tell` is
-    called with the programs each compiler run is for.
+    called with the programs that are about to be compiled: as many units at a time as there are processors where the compiler
+    is a process of its own, else one.
 
     Raises MeasureError when there is no room to compile in: that is no program's failure.
     """
     compiled: list[Compiled | None] = [None] * len(programs)
 
     def attempt(unit: range) -> Compiled:
-        tell(unit)
         kernels = {kernel.name: kernel for index in unit for kernel in programs[index].kernels}
         began = time.perf_counter()
         try:
@@ -81,9 +85,19 @@ def compile_programs(
             return error
         return handles, (time.perf_counter() - began) / len(unit)
 
-    for unit in plan_units(programs, alone):
-        found = attempt(unit)
-        for index in unit:
-            failed_together = isinstance(found, BuildError) and len(unit) > 1
-            compiled[index] = attempt(range(index, index + 1)) if failed_together else found
+    units = plan_units(programs, alone)
+    width = host.usable_cpus() if device.info.kind == "c" else 1
+    with ThreadPoolExecutor(max_workers=width) as pool:
+        while units:
+            # whoever is to be alone is so in time, too: what hangs then has one name
+            apart = next((at for at, unit in enumerate(units) if unit.start in alone), width)
+            together, units = units[: (count := min(max(apart, 1), width))], units[count:]
+            tell(range(together[0].start, together[-1].stop))
+            for unit, found in zip(together, pool.map(attempt, together), strict=True):
+                for index in unit:
+                    compiled[index] = found
+                if isinstance(found, BuildError) and len(unit) > 1:
+                    for index in unit:
+                        tell(range(index, index + 1))
+                        compiled[index] = attempt(range(index, index + 1))
     return [entry for entry in compiled if entry is not None]
