@@ -74,7 +74,6 @@ RELAX: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "layer_norm": lambda op, v: op.nn.layer_norm(v["x"], v["gamma"], v["beta"], [-1], 1e-5),
     "rms_norm": lambda op, v: op.nn.rms_norm(v["x"], v["gamma"], [-1], 1e-6),
     "conv": lambda op, v: op.nn.conv2d(v["x"], v["w"], padding=(1, 1, 1, 1)),
-    "batch_matmul_nt": lambda op, v: op.matmul(v["x"], op.permute_dims(v["y"], [0, 2, 1])),
     "batch_matmul_nn": lambda op, v: op.matmul(v["x"], v["y"]),
 }
 
@@ -87,12 +86,17 @@ def relax_of(name: str) -> Callable[[Any, Mapping[str, Any]], Any]:
 def tvm_function(name: str, symbolic: bool = False) -> tuple[Any, list[str]]:
     """The kernel as one fused tensor function, and the names of its arguments in order. symbolic: leading dims are symbols."""
     import tvm
-    from tvm import relax
+    from tvm import relax, te, topi
     from tvm import tirx as tir
     from tvm_memory import FUSING
 
     kernel = KERNELS[name]
     _, arrays = case_of(name)
+    if name.startswith("batch_matmul_nt") and not symbolic:  # in Relax the transposition would be a function of its own
+        left, right = (te.placeholder(arrays[n].shape, name=n) for n in ("x", "y"))
+        product = te.create_prim_func([left, right, topi.nn.batch_matmul(left, right)])
+        # a layout of the weights' own would have to be made outside the call
+        return product.without_attr("layout_free_buffers").with_attr("global_symbol", "main"), ["x", "y"]
     inputs = list(kernel.arrays())
     n = tir.Var("n", "int64")
     size = next(iter(kernel.dims.values()))
