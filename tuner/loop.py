@@ -31,7 +31,7 @@ from relax_tune.tuner.search.base import SearchProblem, SearchStrategy, Training
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import Choices, Task, points_array
-from relax_tune.tuner.task_state import TaskState
+from relax_tune.tuner.task_state import HOPELESS, TaskState
 from relax_tune.tuner.warm_start import History, roofline
 
 FORMAT_VERSION = 1
@@ -353,9 +353,9 @@ class Tuner:
                 self._renew()
 
     def _stops(self, state: TaskState) -> tuple[float | None, ...]:
-        """A shape stops early where a candidate is several times slower than what is known."""
+        """A shape stops early where a candidate is no contender, as far as is known."""
         best = [state.best_at(a) for a in range(len(state.task.domain.points))]
-        return tuple(None if b is None else 4 * b for b in best)
+        return tuple(None if b is None else HOPELESS * b for b in best)
 
     def _records(self, task: Task, variant: VariantRecord, result: MeasureResult) -> list[Measurement]:
         if not result.ok:

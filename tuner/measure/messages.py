@@ -49,9 +49,9 @@ class TimingPolicy:
     """How long to time, per shape (all times in seconds).
 
     The number of samples is what fits `budget_secs`, within [min_repeats, max_repeats]. A shape whose single run is
-    longer than `max_single_secs` gets two samples only. `stop_above` (empty, or one entry per timing) holds times of a
-    contender: a shape whose best sample after the warm-up and two samples is slower stops there and is marked
-    `ShapeTiming.lost`. regime `warm`: each visit starts with an untimed launch.
+    longer than `max_single_secs` gets two samples only. `stop_above` (empty, or one entry per timing) holds times that no
+    contender is slower than: a shape whose best sample is slower after the second visit, or twice as slow within the first, stops
+    there and is marked `ShapeTiming.lost`. regime `warm`: each visit starts with an untimed launch.
     """
 
     min_repeats: int = 5
