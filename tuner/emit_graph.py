@@ -35,7 +35,7 @@ from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
 from relax_tune.runtime.plan import Entry, choice_slot
 from relax_tune.runtime.program import Call, Check, Program, Step, Variant
-from relax_tune.runtime.scalars import Op
+from relax_tune.runtime.scalars import Op, ScalarBuilder
 from relax_tune.tuner.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.extract import site_symbols
 from relax_tune.tuner.index_ranges import index_range, meet, range_fill
@@ -271,7 +271,17 @@ class GraphEmitter:
         product = symbols[order[test.axes[0]]]
         for axis in test.axes[1:]:
             product = self.builder.scalars.op(Op.MUL, product, symbols[order[axis]])
-        return self.builder.scalars.op(Op.LE, product, self.builder.scalars.const(test.threshold))
+        return guard_slot(self.builder.scalars, product, test)
+
+
+def guard_slot(scalars: ScalarBuilder, product: int, test: Test) -> int:
+    """The slot that is 1 where a test holds of the product in a slot."""
+    if test.divisor > 1:
+        ahead = scalars.op(Op.ADD, product, scalars.const(test.divisor - 1))
+        product = scalars.op(Op.FLOORDIV, ahead, scalars.const(test.divisor))
+    if test.modulus:
+        product = scalars.op(Op.FLOORMOD, product, scalars.const(test.modulus))
+    return scalars.op(Op.EQ if test.modulus else Op.LE, product, scalars.const(test.threshold))
 
 
 def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:

@@ -9,9 +9,18 @@ from dataclasses import dataclass, field
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.errors import RelaxTuneError
-from relax_tune.tuner.select import NOISE, Plan, PlanEntry, select
+from relax_tune.tuner.domain import Point
+from relax_tune.tuner.select import Plan, PlanEntry, select, standard_error
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task import Choices
+
+Shape = tuple[tuple[str, int], ...]
+Samples = dict[str, dict[Shape, list[float]]]
+"""Seconds by variant and shape."""
+
+# How many sizes of the fastest variants remainders are asked by, and up to which.
+STEPS = 6
+LARGEST_STEP = 256
 
 
 @dataclass(frozen=True)
@@ -30,29 +39,50 @@ def times_of(
 ) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
     """The matrix of median seconds per variant and anchor over all samples of ok, checked records; a variant that ever failed
     is left out."""
-    spots = {tuple(sorted(b.items())): a for a, b in enumerate(choices.task.bindings())}
-    times: dict[str, list[float | None]] = {}
-    samples: dict[tuple[str, int], list[float]] = {}
+    samples, variants = pooled(records)
+    found = timed(samples, choices.task.domain.points)
+    times = {key: row for key, row in found.items() if any(t is not None for t in row)}
+    return times, {key: variants[key] for key in times}
+
+
+def timed(samples: Samples, points: Sequence[Point]) -> dict[str, list[float | None]]:
+    """Median seconds of every variant at points."""
+    shapes = [shape_of(p) for p in points]
+    return {key: [statistics.median(own[s]) if s in own else None for s in shapes] for key, own in samples.items()}
+
+
+def errors_of(samples: Samples, points: Sequence[Point]) -> dict[str, list[float | None]]:
+    """Relative standard errors of those medians."""
+    shapes = [shape_of(p) for p in points]
+    return {key: [standard_error(own[s]) if s in own else None for s in shapes] for key, own in samples.items()}
+
+
+def shape_of(point: Point) -> Shape:
+    """A point as records have it."""
+    return tuple(sorted((f"s{a}", x) for a, x in enumerate(point)))
+
+
+def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRecord]]:
+    """All samples of ok, checked records, by variant and shape, of variants that never failed."""
+    samples: Samples = {}
     variants: dict[str, VariantRecord] = {}
     failed = {r.variant.key for r in records if r.status == "failed" and r.stage != "device-lost"}
-    for r in records:
-        spot = spots.get(tuple(sorted(r.symbols.items())))
-        if r.status != "ok" or not r.checked or spot is None or r.variant.key in failed:
+    for r in sorted(records, key=lambda r: r.id):
+        if r.status != "ok" or not r.checked or r.variant.key in failed:
             continue
         if r.median_secs <= 0:
             continue  # below the clock's resolution: nothing can be concluded
         variants[r.variant.key] = r.variant
-        times.setdefault(r.variant.key, [None] * len(spots))
-        samples.setdefault((r.variant.key, spot), []).extend(r.samples_secs)
-    for (key, spot), pooled in samples.items():
-        times[key][spot] = statistics.median(pooled)
-    return times, variants
+        shape = tuple(sorted(r.symbols.items()))
+        samples.setdefault(r.variant.key, {}).setdefault(shape, []).extend(r.samples_secs)
+    return samples, variants
 
 
 def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy = "measured") -> TaskPlan:
     """Choose variants for a task. Without usable records the generic form is dispatched everywhere, or the library where the
     policy asks for it."""
     times, variants = times_of(choices, records)
+    errors = errors_of(pooled(records)[0], choices.task.domain.points)
     allowed = {k for k, v in variants.items() if _usable(choices, v)}
     if policy == "generic":
         allowed = {k for k in allowed if variants[k].kind == "generic"}
@@ -66,14 +96,28 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
             asked = choices.library_variants()[:1] if policy == "library" else ()
             (default,) = asked or (choices.generic(),)
             return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
-        has_library = any(variants[k].kind == "library" for k in kept)
-        handicap = {k: 1 + NOISE for k in kept if has_library and variants[k].kind != "library"}
-        plan = select(kept, choices.task.domain, handicap)
+        plan = select(
+            kept,
+            choices.task.domain,
+            errors,
+            {k for k in kept if variants[k].kind == "library"},
+            steps=_steps(kept, variants),
+            workers=choices.machine.workers,
+        )
         broken = {k: why for k in plan.variants if (why := _obstacle(choices, variants[k])) is not None}
         if not broken:
             return TaskPlan(plan, variants, times, lost)
         lost |= broken
         allowed -= set(broken)
+
+
+def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, VariantRecord]) -> tuple[int, ...]:
+    """The sizes that the fastest variants at any point are made of, in whose multiples they may do well: the smallest few."""
+    fastest = set()
+    for a in range(len(next(iter(times.values())))):
+        fastest |= {min(((t, k) for k, row in times.items() if (t := row[a]) is not None), default=(0.0, ""))[1]}
+    sizes = {x for k in fastest if k for x in variants[k].values.values() if 1 < x <= LARGEST_STEP}
+    return tuple(sorted(sizes)[:STEPS])
 
 
 def _usable(choices: Choices, variant: VariantRecord) -> bool:

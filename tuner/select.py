@@ -1,34 +1,53 @@
 """From a matrix of measured times to a plan: few variants, total guards, least weighted log-regret (DESIGN 7.7).
 
-The choice is by measurement alone. Guards are comparisons of one task symbol, or of the product of all of them, with a
-threshold between two anchors; they form a tree, found exactly by dynamic programming over the anchors' splits, and the tree
-is flattened to an ordered list whose last entry is unconditional, so no shape is ever without a variant.
+The choice is by measurement alone, and what noise cannot tell apart counts as equal. Guards compare a task symbol, or the product of
+all of them, with a threshold, or ask for a remainder: of the symbol itself by a tile size, or of its number of tiles by the number of
+workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.) They form a tree (`tuner/guard_tree`) that is
+flattened to an ordered list whose last entry is unconditional, so no shape is ever without a variant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.domain import Domain, Point
+from relax_tune.tuner.guard_tree import FloatArray, GuardTree, Leaf, Quantity, Split, Tree, leaves
 
-# What one more leaf must gain, as a fraction of weighted log-time, and how much faster than a library a kernel must be.
+# What one more leaf must gain, as a fraction of weighted log-time, and how much faster than a library a kernel must be at least.
 LEAF_COST = 0.01
 NOISE = 0.03
+# Two times differ when they are so many of their joint standard errors apart.
+BEYOND = 2.0
+# What counts as the spread of a shape that was timed once.
+UNKNOWN_SPREAD = 0.03
+# The cost of a point at which a variant has no time: more than any ratio of times, and finite, so that fewer are still better.
+MISSING = 1e3
+# Of what noise cannot tell apart the faster is taken: the share of true differences in the costs.
+TIE = 1e-9
+
+BoolArray = NDArray[np.bool_]
+Times = Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """`product of symbols[axes] <= threshold` (one axis: a plain symbol)."""
+    """`ceildiv(product of symbols[axes], divisor)` is at most `threshold`; with a modulus, its remainder is `threshold`."""
 
     axes: tuple[int, ...]
     threshold: int
+    divisor: int = 1
+    modulus: int = 0
 
     def holds(self, point: Point) -> bool:
-        return math.prod(point[a] for a in self.axes) <= self.threshold
+        value = Quantity(self.axes, self.divisor, self.modulus).at(point)
+        return value == self.threshold if self.modulus else value <= self.threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,67 +76,137 @@ class Plan:
         return tuple(dict.fromkeys(e.variant for e in self.entries))
 
 
+def standard_error(samples: Sequence[float]) -> float:
+    """Of the median of samples, relative to it: from their median absolute deviation, which outliers leave alone."""
+    middle = statistics.median(samples)
+    if len(samples) < 2 or middle <= 0:
+        return UNKNOWN_SPREAD
+    deviation = 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle
+    return 1.2533 * deviation / math.sqrt(len(samples))
+
+
+def beyond(error: float, other: float) -> float:
+    """By how much the logarithms of two times with these standard errors must differ."""
+    return BEYOND * math.hypot(error, other)
+
+
 def select(
-    times: Mapping[str, Sequence[float | None]],
+    times: Times,
     domain: Domain,
-    handicap: Mapping[str, float] | None = None,
+    errors: Times | None = None,
+    libraries: Collection[str] = (),
     leaf_cost: float = LEAF_COST,
+    steps: Sequence[int] = (),
+    workers: int = 1,
 ) -> Plan:
-    """The plan over `times` (variant key -> seconds per anchor, None where it has none).
+    """The plan over `times` (variant key -> seconds per point, None where it has none).
 
-    `handicap` multiplies a variant's times when comparing (a tuned kernel must beat a library beyond noise). Ties go to the
-    smaller key, so the same records give the same plan. Raises UserError when some anchor has no measured variant.
+    errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise, and by
+    NOISE at least; steps: tile sizes whose remainders may be asked for; workers: likewise, of the number of tiles. Ties go to fewer
+    variants and smaller keys, so the same times give the same plan. Raises UserError when some point has no measured variant.
     """
-    count = len(domain.points)
     keys = sorted(times)
-    weight = domain.weights
-    factor = handicap or {}
-    best = [min((t for k in keys if (t := times[k][a]) is not None), default=None) for a in range(count)]
-    if any(b is None for b in best):
-        missing = [domain.points[a] for a in range(count) if best[a] is None]
+    log_time = np.asarray([[math.nan if t is None else math.log(t) for t in times[k]] for k in keys])
+    log_time = log_time.reshape(len(keys), len(domain.points))
+    known = np.isfinite(log_time)
+    if not known.any(axis=0).all():
+        missing = [p for p, k in zip(domain.points, known.any(axis=0)) if not k]
         raise UserError(f"no variant was measured at the shapes {missing}; tune again to measure them")
+    error = np.zeros_like(log_time)
+    if errors is not None:
+        error = np.asarray([[e or 0.0 for e in errors.get(k, [0.0] * len(domain.points))] for k in keys])
+    gaps, equal = _gaps(log_time, error, np.asarray([k in libraries for k in keys], dtype=np.bool_))
+    weights = np.asarray(domain.weights)
+    plain = np.where(known, weights * np.where(equal, 0.0, gaps), MISSING)
+    exact = np.where(known, weights * gaps, MISSING)
+    ordered, remainders = _quantities(len(domain.points[0]), steps, workers)
+    if not ordered:
+        tree: Tree = Leaf(np.arange(len(domain.points)), int(np.argmin((plain + TIE * exact).sum(axis=1))))
+    else:
+        _, tree = GuardTree(plain + TIE * exact, domain.points, leaf_cost, ordered, remainders).best()
+    names = _shared(tree, plain, exact, keys)
+    entries = _merge(_flattened(tree, names, dict(zip(keys, log_time)), domain.points))
+    plan = Plan(entries, 0.0)
+    row = {k: n for n, k in enumerate(keys)}
+    chosen = log_time[[row[plan.choose(p)] for p in domain.points], np.arange(len(domain.points))]
+    return Plan(entries, float((weights * np.expm1(chosen - np.nanmin(log_time, axis=0))).sum()))
 
-    def cost(key: str, a: int) -> float:
-        t, b = times[key][a], best[a]
-        if t is None or b is None:
-            return math.inf
-        return weight[a] * math.log(t * factor.get(key, 1.0) / b)
 
-    symbols = len(domain.points[0]) if count else 0
+def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray) -> tuple[FloatArray, BoolArray]:
+    """How far each variant lies behind the one to dispatch at each point, (K, N) in log time; and where that is only noise.
+
+    Where a library was timed the others carry a handicap: what it takes to beat it."""
+    count = log_time.shape[1]
+    points = np.arange(count)
+    timed = np.where(np.isfinite(log_time), log_time, np.inf)
+    handicap = np.zeros_like(log_time)
+    if library.any():
+        of_library = np.where(library[:, None], timed, np.inf)
+        best = np.argmin(of_library, axis=0)
+        there = np.isfinite(of_library[best, points])
+        margin = np.maximum(math.log1p(NOISE), BEYOND * np.hypot(error, error[best, points]))
+        handicap = np.where(there & ~library[:, None], margin, 0.0)
+    first = np.argmin(timed + handicap, axis=0)
+    gaps = log_time + handicap - (timed + handicap)[first, points]
+    noise = np.where(library[:, None] == library[first], BEYOND * np.hypot(error, error[first, points]), 0.0)
+    return gaps, gaps <= noise
+
+
+def _quantities(symbols: int, steps: Sequence[int], workers: int) -> tuple[list[Quantity], list[Quantity]]:
+    """What may be compared with thresholds, and what may be asked for a remainder."""
     axes: list[tuple[int, ...]] = [(s,) for s in range(symbols)]
     if symbols > 1:
         axes.append(tuple(range(symbols)))
-
-    @cache
-    def solve(inside: frozenset[int]) -> tuple[float, tuple[PlanEntry, ...]]:
-        members = sorted(inside)
-        single = min((sum(cost(k, a) for a in members), k) for k in keys)
-        answer: tuple[float, tuple[PlanEntry, ...]] = (single[0], (PlanEntry((), single[1]),))
-        for axis in axes:
-            values = sorted({math.prod(domain.points[a][s] for s in axis) for a in members})
-            for low, high in zip(values, values[1:]):
-                test = Test(axis, _between(low, high))
-                left = frozenset(a for a in members if test.holds(domain.points[a]))
-                a_cost, a_entries = solve(left)
-                b_cost, b_entries = solve(inside - left)
-                total = a_cost + b_cost + leaf_cost
-                if total < answer[0] - 1e-12:
-                    entries = tuple(PlanEntry(((test, True), *e.tests), e.variant) for e in a_entries)
-                    answer = (total, entries + b_entries)
-        return answer
-
-    _, entries = solve(frozenset(range(count)))
-    plan = Plan(_merge(entries), 0.0)
-    regret = 0.0
-    for a, point in enumerate(domain.points):
-        t, b = times[plan.choose(point)][a], best[a]
-        regret += weight[a] * (math.inf if t is None or b is None else t / b - 1)
-    return Plan(plan.entries, regret)
+    sizes = sorted({s for s in steps if s > 1})
+    remainders = [Quantity(a, 1, s) for a in axes for s in sizes]
+    if workers > 1:
+        remainders += [Quantity(a, s, workers) for a in axes for s in sizes]
+    return [Quantity(a) for a in axes], remainders
 
 
-def _between(low: int, high: int) -> int:
-    """The threshold between two anchors: their geometric mean, rounded down."""
-    return max(low, min(high - 1, math.isqrt(low * high)))
+def _shared(tree: Tree, plain: FloatArray, exact: FloatArray, keys: Sequence[str]) -> dict[int, str]:
+    """The variant of each leaf, by the leaf's identity: of those equal there, such that few serve all leaves."""
+    left = list(leaves(tree))
+    cost = {id(n): (plain[:, n.members].sum(axis=1), exact[:, n.members].sum(axis=1)) for n in left}
+    names: dict[int, str] = {}
+    while left:
+        fits = {
+            k: [n for n in left if cost[id(n)][0][k] <= cost[id(n)][0][n.variant] + 1e-12] for k in range(len(keys))
+        }
+        best = min(fits, key=lambda k: (-len(fits[k]), sum(cost[id(n)][1][k] for n in fits[k]), k))
+        names |= {id(n): keys[best] for n in fits[best]}
+        left = [n for n in left if id(n) not in names]
+    return names
+
+
+def _flattened(
+    tree: Tree, names: Mapping[int, str], log_time: Mapping[str, FloatArray], points: Sequence[Point]
+) -> tuple[PlanEntry, ...]:
+    if isinstance(tree, Leaf):
+        return (PlanEntry((), names[id(tree)]),)
+    q = tree.quantity
+    threshold = tree.low if q.modulus else _crossing(tree, names, log_time, points)
+    test = Test(q.axes, threshold, q.divisor, q.modulus)
+    inside = _flattened(tree.yes, names, log_time, points)
+    outside = _flattened(tree.no, names, log_time, points)
+    return (*(PlanEntry(((test, True), *e.tests), e.variant) for e in inside), *outside)
+
+
+def _crossing(
+    split: Split, names: Mapping[int, str], log_time: Mapping[str, FloatArray], points: Sequence[Point]
+) -> int:
+    """Where between its two points the variants on both sides are equally fast, both times taken for straight lines on log-log
+    paper; their geometric mean where the times do not say."""
+    q, low, high = split.quantity, split.low, split.high
+    below = [(m, names[id(n)]) for n in leaves(split.yes) for m in n.members if q.at(points[m]) == low]
+    above = [(m, names[id(n)]) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]
+    at_low = [log_time[b][m] - log_time[a][m] for m, a in below for _, b in above]
+    at_high = [log_time[a][m] - log_time[b][m] for m, b in above for _, a in below]
+    lead, lag = float(np.mean(at_low)), float(np.mean(at_high))  # of the lower side at its end, of the upper at its own
+    if low < 1 or not (math.isfinite(lead) and math.isfinite(lag) and lead >= 0 and lag >= 0 and lead + lag > 0):
+        return max(low, min(high - 1, math.isqrt(low * high)))
+    share = lead / (lead + lag)
+    return max(low, min(high - 1, math.floor(math.exp((1 - share) * math.log(low) + share * math.log(high)) + 1e-9)))
 
 
 def _merge(entries: Sequence[PlanEntry]) -> tuple[PlanEntry, ...]:

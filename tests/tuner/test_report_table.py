@@ -136,7 +136,16 @@ def test_without_records_nothing_is_claimed(job: Job) -> None:
 
 
 LABELS = ("b*n", "m+1")
-TESTS = st.tuples(st.builds(Comparison, st.sampled_from([(0,), (1,), (0, 1)]), st.integers(1, 99)), st.booleans())
+TESTS = st.tuples(
+    st.builds(
+        Comparison,
+        st.sampled_from([(0,), (1,), (0, 1)]),
+        st.integers(1, 99),
+        st.sampled_from([1, 8]),
+        st.sampled_from([0, 3]),
+    ),
+    st.booleans(),
+)
 POINTS = st.tuples(st.integers(0, 120), st.integers(0, 120))
 
 

@@ -16,7 +16,7 @@ from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.tuner.plans import TaskPlan, times_of
 from relax_tune.tuner.report.console import make_table, seconds_text
-from relax_tune.tuner.select import PlanEntry
+from relax_tune.tuner.select import PlanEntry, Test
 from relax_tune.tuner.task import Choices, Task
 
 KINDS = ("tuned", "library", "generic")
@@ -81,18 +81,33 @@ def dispatch_ranges(
     names: variant key -> its text."""
     lines = []
     for entry in entries:
-        most: dict[tuple[int, ...], int] = {}
-        least: dict[tuple[int, ...], int] = {}
+        most: dict[str, int] = {}
+        least: dict[str, int] = {}
+        remainders = []
         for test, wanted in entry.tests:
-            if wanted:
-                most[test.axes] = min(test.threshold, most.get(test.axes, test.threshold))
+            text = _quantity(test, labels)
+            if test.modulus:
+                remainders.append(f"{text} {'==' if wanted else '!='} {test.threshold}")
+            elif wanted:
+                most[text] = min(test.threshold, most.get(text, test.threshold))
             else:
-                least[test.axes] = max(test.threshold, least.get(test.axes, test.threshold))
-        parts = [f"{_product(axes, labels)} <= {limit}" for axes, limit in most.items()]
-        parts += [f"{_product(axes, labels)} > {limit}" for axes, limit in least.items()]
+                least[text] = max(test.threshold, least.get(text, test.threshold))
+        parts = [f"{text} <= {limit}" for text, limit in most.items()]
+        parts += [f"{text} > {limit}" for text, limit in least.items()]
+        parts += dict.fromkeys(remainders)
         where = " and ".join(parts) or ("else" if len(entries) > 1 else "always")
         lines.append((where, names.get(entry.variant, entry.variant[:12])))
     return tuple(lines)
+
+
+def _quantity(test: Test, labels: Sequence[str]) -> str:
+    """What a test is about, as Python would compute it."""
+    text = _product(test.axes, labels)
+    if test.divisor > 1:
+        text = f"-(-({text})//{test.divisor})"
+    elif test.modulus and not text.isidentifier():
+        text = f"({text})"
+    return f"{text} % {test.modulus}" if test.modulus else text
 
 
 def _product(axes: Sequence[int], labels: Sequence[str]) -> str:

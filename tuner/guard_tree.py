@@ -1,0 +1,209 @@
+"""Which guards share out points among variants at least cost: intervals by dynamic programming, everything else by a tree.
+
+Points have a cost under every variant; a further leaf has a price, a remainder test a higher one. Along one quantity (a symbol, or
+the product of all) the best intervals are found exactly, in time linear in points x variants. Several quantities or remainders make
+a tree: of few points it is the best there is, by recursion over subsets; of many it is grown by the split that looks best when both
+its sides are divided into intervals, and so is never worse than the best intervals along one quantity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+# Up to so many points every tree is tried.
+EXACT = 8
+# So many of the most promising splits of a larger node are looked at one level deeper.
+LOOKED_AT = 6
+# How much a remainder costs beside the leaf it makes: it says less of shapes that nobody timed.
+REMAINDER_COST = 0.01
+# A remainder is believed where at least so many points have it, and as many have not.
+SUPPORT = 3
+# Differences below this are rounding.
+TINY = 1e-13
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """`ceildiv(product of symbols[axes], divisor)`, modulo `modulus` where that is not 0."""
+
+    axes: tuple[int, ...]
+    divisor: int = 1
+    modulus: int = 0
+
+    def at(self, point: Sequence[int]) -> int:
+        value = -(-math.prod(point[a] for a in self.axes) // self.divisor)
+        return value % self.modulus if self.modulus else value
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """Points that one variant, a row of the costs, is dispatched at."""
+
+    members: Places
+    variant: int
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """`yes` where the quantity is at most `low` (the next value among the points being `high`), or, for a remainder, is `low`."""
+
+    quantity: Quantity
+    low: int
+    high: int
+    yes: Tree
+    no: Tree
+
+
+Tree = Leaf | Split
+Solved = tuple[float, Tree]
+
+
+def leaves(tree: Tree) -> Iterator[Leaf]:
+    """From left to right."""
+    if isinstance(tree, Leaf):
+        yield tree
+    else:
+        yield from leaves(tree.yes)
+        yield from leaves(tree.no)
+
+
+@dataclass(eq=False)
+class GuardTree:
+    """costs: (variants, points). leaf_cost: of each leaf but the first. ordered, remainders: what may be compared."""
+
+    costs: FloatArray
+    points: Sequence[Sequence[int]]
+    leaf_cost: float
+    ordered: Sequence[Quantity]
+    remainders: Sequence[Quantity] = ()
+    _values: dict[Quantity, NDArray[np.int64]] = field(init=False)
+    _solved: dict[bytes, Solved] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # products of symbols may pass 64 bits, and only their order counts
+        self._values = {}
+        for q in self.ordered:
+            exact = [q.at(p) for p in self.points]
+            rank = {v: n for n, v in enumerate(sorted(set(exact)))}
+            self._values[q] = np.asarray([rank[v] for v in exact], dtype=np.int64)
+        for q in self.remainders:
+            self._values[q] = np.asarray([q.at(p) for p in self.points], dtype=np.int64)
+
+    def best(self) -> Solved:
+        """The least cost that was found, and its tree."""
+        everything = np.arange(self.costs.shape[1])
+        if len(self.ordered) == 1 and not self.remainders:
+            return self._intervals(self.ordered[0], everything)
+        return self._grown(everything)
+
+    # -- one node --------------------------------------------------------------------------------------------------------
+
+    def _leaf(self, members: Places) -> Solved:
+        total = self.costs[:, members].sum(axis=1)
+        variant = int(np.argmin(total))
+        return float(total[variant]), Leaf(members, variant)
+
+    def _intervals(self, quantity: Quantity, members: Places) -> Solved:
+        """The best intervals along a quantity: at each value a variant goes on, or the cheapest so far is left for it."""
+        values, group = np.unique(self._values[quantity][members], return_inverse=True)
+        cost = np.zeros((len(self.costs), len(values)))
+        np.add.at(cost.T, group.reshape(-1), self.costs[:, members].T)
+        total = cost[:, 0]
+        came_from: list[NDArray[np.intp] | None] = [None]
+        own = np.arange(len(total))
+        for column in range(1, len(values)):
+            least = int(np.argmin(total))
+            switched = total[least] + self.leaf_cost
+            goes_on = total <= switched + TINY
+            came_from.append(np.where(goes_on, own, least))
+            total = np.where(goes_on, total, switched) + cost[:, column]
+        variant = int(np.argmin(total))
+        found = float(total[variant])
+        chosen = [variant]
+        for back in reversed(came_from[1:]):
+            assert back is not None
+            chosen.append(int(back[chosen[-1]]))
+        chosen.reverse()
+        tree: Tree | None = None
+        end = len(values)
+        for column in range(len(values) - 1, -1, -1):
+            if column and chosen[column - 1] == chosen[column]:
+                continue
+            inside = (group.reshape(-1) >= column) & (group.reshape(-1) < end)
+            leaf = Leaf(members[inside], chosen[column])
+            tree = leaf if tree is None else self._split(quantity, members[group.reshape(-1) >= column], leaf, tree)
+            end = column
+        assert tree is not None
+        return found, tree
+
+    def _split(self, quantity: Quantity, members: Places, yes: Tree, no: Tree) -> Split:
+        inside = np.concatenate([leaf.members for leaf in leaves(yes)])
+        outside = np.setdiff1d(members, inside)
+        if quantity.modulus:
+            low = quantity.at(self.points[inside[0]])
+            return Split(quantity, low, low, yes, no)
+        low = max(quantity.at(self.points[p]) for p in inside)
+        high = min(quantity.at(self.points[p]) for p in outside)
+        return Split(quantity, low, high, yes, no)
+
+    # -- trees -----------------------------------------------------------------------------------------------------------
+
+    def _sides(self, members: Places) -> Iterator[tuple[Quantity, float, NDArray[np.bool_]]]:
+        """Every way to ask members something: the quantity, what it costs, who says yes."""
+        for q in self.ordered:
+            values = self._values[q][members]
+            for cut in np.unique(values)[:-1]:
+                yield q, self.leaf_cost, values <= cut
+        for q in self.remainders:
+            values = self._values[q][members]
+            for residue, count in zip(*np.unique(values, return_counts=True)):
+                if SUPPORT <= count <= len(members) - SUPPORT:
+                    yield q, self.leaf_cost + REMAINDER_COST, values == residue
+
+    def _every_tree(self, members: Places) -> Solved:
+        key = members.tobytes()
+        if key not in self._solved:
+            found = self._leaf(members)
+            for quantity, price, yes in self._sides(members):
+                left, right = self._every_tree(members[yes]), self._every_tree(members[~yes])
+                total = left[0] + right[0] + price
+                if total < found[0] - TINY:
+                    found = total, self._split(quantity, members, left[1], right[1])
+            self._solved[key] = found
+        return self._solved[key]
+
+    def _grown(self, members: Places) -> Solved:
+        if len(members) <= EXACT:
+            return self._every_tree(members)
+        found = self._plain(members)
+        sides = list(self._sides(members))
+        at_once = [self._as_leaves(members, price, yes) for _, price, yes in sides]
+        deeper = []
+        for number in np.argsort(at_once, kind="stable")[:LOOKED_AT]:
+            _, price, yes = sides[number]
+            deeper.append((self._plain(members[yes])[0] + self._plain(members[~yes])[0] + price, int(number)))
+        if deeper and min(deeper)[0] < found[0] - TINY:
+            quantity, price, yes = sides[min(deeper)[1]]
+            left, right = self._grown(members[yes]), self._grown(members[~yes])
+            found = left[0] + right[0] + price, self._split(quantity, members, left[1], right[1])
+        return found
+
+    def _plain(self, members: Places) -> Solved:
+        """The best intervals along any one quantity, which may be one leaf."""
+        found = self._leaf(members)
+        for quantity in self.ordered:
+            found = min(found, self._intervals(quantity, members), key=lambda s: s[0])
+        return found
+
+    def _as_leaves(self, members: Places, price: float, yes: NDArray[np.bool_]) -> float:
+        costs = self.costs[:, members]
+        left = costs @ yes.astype(np.float64)
+        return float(left.min() + (costs.sum(axis=1) - left).min() + price)
