@@ -183,7 +183,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The software a measurement was made with (tool and library versions): informs, never filters. `key` hashes it."""
+    """The software beside the device that a measurement was made with: by name, what tells one state of it from another. What
+    depends on some of it (a library's times) holds only where that is the same. `key` hashes it."""
 
     facts: tuple[tuple[str, str], ...]
     key: str = field(init=False, compare=False)

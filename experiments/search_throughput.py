@@ -111,7 +111,7 @@ def trials(job: Job, args: argparse.Namespace) -> dict[str, float]:
     with open_store("memory://") as store:
         store.add_target(job.target)
         runner = open_runner(settings)
-        tuner = Tuner(light, job.target.key, runner, store, settings, "throughput")
+        tuner = Tuner(light, job.target.key, runner, store, settings, "throughput", job.libraries)
         result = tuner.run()
         runner.close()
     return {

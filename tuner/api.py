@@ -161,7 +161,7 @@ def build(
 
 def tune_result(job: Job, work: Work, built: BuildResult) -> TuneResult:
     """What a job found, from its store."""
-    records = {name: job.store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
+    records = {name: job.records(c.task.key) for name, c in job.choices.items()}
     return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes)
 
 

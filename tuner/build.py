@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.database.records import Measurement
-from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.passes.inplace import Inplace
@@ -21,6 +20,7 @@ from relax_tune.runtime.program import Program
 from relax_tune.tuner.drive import emit_driver
 from relax_tune.tuner.emit import ProgramBuilder
 from relax_tune.tuner.emit_graph import GraphEmitter, settle_places
+from relax_tune.tuner.library_facts import LibraryFacts, library_notes
 from relax_tune.tuner.pack import Packing
 from relax_tune.tuner.plans import TaskPlan, plan_task
 from relax_tune.tuner.settings import Memory, Policy
@@ -55,20 +55,24 @@ class BuildResult:
 def build_programs(
     lowered: LoweredModule,
     choices: Mapping[str, Choices],
-    store: Store,
+    facts: LibraryFacts,
     target_key: str,
     target: CodeTarget,
     policy: Policy = "measured",
     memory: Memory = "symbolic",
 ) -> BuildResult:
     """Plan every task and emit the program or driver of every graph function. `choices` by the name of the tensor function in the
-    module; `memory` says how storages are planned, and whether outputs take the memory of arguments that nobody reads later."""
+    module; `facts` holds the records, and the libraries there are; `memory` says how storages are planned, and whether outputs
+    take the memory of arguments that nobody reads later."""
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
-        records = store.query(target_key, own.task.key)
-        plans[callee] = plan_task(own, records, policy)
-        notes += _notes(callee, plans[callee], records, policy)
+        records = facts.store.query(target_key, own.task.key)
+        current = [r for r in records if facts.counts(r)]
+        plans[callee] = plan_task(own, current, policy)
+        notes += _notes(callee, plans[callee], current, policy)
+        if policy != "generic":
+            notes += library_notes(callee, own, plans[callee], records, facts)
     planner, inplace = MEMORY[memory]
     if inplace:
         lowered = replace(lowered, module=Inplace()(lowered.module))

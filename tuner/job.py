@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from relax_tune.database.records import Target
+from relax_tune.database.records import Measurement, Target
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.arith.solver import installed_solver
@@ -24,6 +24,7 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.driver import Weight
+from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.build import BuildResult, build_programs
@@ -31,6 +32,7 @@ from relax_tune.tuner.domain import Range
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.footprint import check_footprint
 from relax_tune.tuner.job_log import RunningJob
+from relax_tune.tuner.library_facts import LibraryFacts
 from relax_tune.tuner.loop import Progress, Tuner, Work
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
@@ -119,9 +121,23 @@ class Job:
         return extract_tasks(self.lowered, self.settings.anchors, self.overrides)
 
     @cached_property
+    def libraries(self) -> Mapping[str, str]:
+        """Name and fingerprint of each library beside the device: what was told with it, or what this process finds."""
+        told = self.device.libraries
+        return dict(library_facts(open_libraries()) if told is None else told)
+
+    @cached_property
+    def facts(self) -> LibraryFacts:
+        return LibraryFacts(self.store, self.libraries)
+
+    def records(self, workload: str) -> list[Measurement]:
+        """What is on record of a workload for this device, but for times of libraries that are not here or were others."""
+        return [r for r in self.store.query(self.target.key, workload) if self.facts.counts(r)]
+
+    @cached_property
     def choices(self) -> dict[str, Choices]:
         """By the name of the tensor function in the lowered module."""
-        alternatives = alternatives_here(self.machine.language)
+        alternatives = alternatives_here(self.machine.language, self.libraries)
         return {t.name: Choices(t, self.machine, self.code_target, alternatives) for t in self.tasks}
 
     def tune(self, runner: Runner) -> Work:
@@ -132,13 +148,15 @@ class Job:
         self.store.add_target(self.target)
         with RunningJob(self.store, self.settings) as running:
             tasks, key = list(self.choices.values()), self.target.key
-            tuner = Tuner(tasks, key, runner, self.store, self.settings, running.name, self.report, running.beat)
+            tuner = Tuner(
+                tasks, key, runner, self.store, self.settings, running.name, self.libraries, self.report, running.beat
+            )
             return tuner.run()
 
     def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
         """The programs that the store's records ask for. memory: other than the settings'."""
         how, key = memory or self.settings.memory, self.target.key
-        return build_programs(self.lowered, self.choices, self.store, key, self.code_target, policy, how)
+        return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how)
 
     def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
         """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as

@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from relax_tune.database.records import Lease, Measurement, Workload
+from relax_tune.database.records import Environment, Lease, Measurement, Workload
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
 from relax_tune.tuner.check import check_case
 from relax_tune.tuner.holder import lives
 from relax_tune.tuner.interrupts import shielded
+from relax_tune.tuner.library_facts import LibraryFacts
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
 from relax_tune.tuner.scheduling import WORTHWHILE
@@ -78,6 +79,8 @@ class Work:
 class Tuner:
     """Tunes the tasks of one model on one device into one store.
 
+    libraries: name and fingerprint of each that the device process has; every record names them.
+
     `report` is called after every batch, `beat` every now and then while the job is alive. `job` names this run among all
     that write to the store; it must be unique (`relax_tune.tuner.holder` makes such names, and tells which have died).
 
@@ -93,6 +96,7 @@ class Tuner:
         store: Store,
         settings: Settings,
         job: str,
+        libraries: Mapping[str, str],
         report: Callable[[Progress], None] = lambda _: None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
@@ -107,6 +111,9 @@ class Tuner:
         self._references: dict[tuple[str, int], CheckCase] = {}
         self._lease: Lease | None = None
         self._renewed = 0.0
+        self._facts = LibraryFacts(store, libraries)
+        with shielded():
+            self._environment = store.add_environment(Environment(tuple(libraries.items())))
         self._history = History(store, target_key, {c.task.key for c in choices})
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
 
@@ -114,7 +121,7 @@ class Tuner:
         task = choices.task
         with shielded():
             self.store.add_workload(Workload(task.key, task.text, FORMAT_VERSION, task.name))
-        state = TaskState(position, choices)
+        state = TaskState(position, choices, counts=self._facts.counts)
         with self._isolated(state):
             state.baselines = _baselines(choices)
         with self._isolated(state):
@@ -373,6 +380,7 @@ class Tuner:
                 checked=result.checked,
                 build_secs=result.build_secs,
                 job=self.job,
+                environment=self._environment,
                 measured_at=time.time(),
             )
             for number, timing in enumerate(result.timings)
@@ -392,6 +400,7 @@ class Tuner:
             message=message or f"failed at stage {stage} without a message",
             build_secs=build_secs,
             job=self.job,
+            environment=self._environment,
             measured_at=time.time(),
         )
 

@@ -19,6 +19,7 @@ from relax_tune.ir.passes.alternatives import Alternative
 from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_forms
 from relax_tune.ir.passes.symbols import bind_symbols
 from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.runtime.library.registry import how_to_install
 from relax_tune.runtime.program import Program
 from relax_tune.schedules.constraints import ConstraintFunction
 from relax_tune.schedules.features import FeatureFunction, sketch_features
@@ -217,7 +218,7 @@ class Choices:
         if form is None:
             raise BuildError(
                 f"task {self.task.name!r}: wanted the library routine {routine!r}, which is not at hand; "
-                "install its library (OpenBLAS is the extra `openblas`) or build with another policy"
+                f"{how_to_install(routine.split('.')[0])}, or build with another policy"
             )
         stages: list[Stage] = [_stage(step, self._plain(step.func)) for step in form.before]
         stages.append(LibraryStage(form.routine, form.buffers, form.scalars))

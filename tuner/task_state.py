@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +27,8 @@ class TaskState:
 
     times: seconds per variant key and anchor, medians of all samples, for variants that never failed. failed: variants that
     did. tuned: candidates of this version's space that need no more measuring. attempted, retimed: variants this job has
-    asked for, and asked for once more. visits: records per variant and anchor. rng: what the strategy draws from.
+    asked for, and asked for once more. visits: records per variant and anchor. counts: which records say something here; the others
+    are passed over. rng: what the strategy draws from.
     strategy: None when the task has no space.
     """
 
@@ -45,6 +46,7 @@ class TaskState:
     retimed: set[str] = field(default_factory=set)
     samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     visits: dict[tuple[str, int], int] = field(default_factory=dict)
+    counts: Callable[[Measurement], bool] = lambda _: True
     finals: int = 0
     exhausted: bool = False
     given_up: bool = False
@@ -129,7 +131,7 @@ class TaskState:
             if record.id in self.records:
                 continue
             self.records.add(record.id)
-            if record.stage == "device-lost" and record.job != job:
+            if (record.stage == "device-lost" and record.job != job) or not self.counts(record):
                 continue  # says nothing of the variant
             key = record.variant.key
             self.variants[key] = record.variant

@@ -19,12 +19,14 @@ class DeviceInfo:
     """What is known of a device. `fingerprint` (text to text, sorted) identifies device, driver and compiler well
     enough to reuse a timing; `limits` (text to int) holds what rules and constraints read: `workers`, `vector_bits`,
     `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`; what the
-    device does not tell of itself comes from `runtime/device/quirks`."""
+    device does not tell of itself comes from `runtime/device/quirks`. `libraries`: name and fingerprint of each library opened
+    beside it, as `library.registry.library_facts` writes them; None where nobody has looked."""
 
     kind: str
     name: str
     fingerprint: tuple[tuple[str, str], ...]
     limits: tuple[tuple[str, int], ...]
+    libraries: tuple[tuple[str, str], ...] | None = None
 
 
 class Device(Protocol):

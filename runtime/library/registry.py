@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -11,6 +11,8 @@ from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.openblas import OpenBlas
 
 GROUP = "relax_tune.libraries"
+OURS: tuple[type[Library], ...] = (OpenBlas,)
+"""Each installed by the extra of its name."""
 
 
 def open_libraries() -> dict[str, Library]:
@@ -18,7 +20,7 @@ def open_libraries() -> dict[str, Library]:
 
     Raises: BuildError for a package whose entry point gives something else, or a name twice."""
     found: dict[str, Library] = {}
-    for origin, kind in (("relax-tune", OpenBlas), *from_packages(GROUP)):
+    for origin, kind in (*(("relax-tune", k) for k in OURS), *from_packages(GROUP)):
         try:
             library: Library = kind()
         except BuildError:  # not installed: a program that needs it says so, with the extra to install
@@ -34,6 +36,20 @@ def open_libraries() -> dict[str, Library]:
             )
         found[library.name] = library
     return found
+
+
+def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ...]:
+    """Sorted (name, fingerprint as one text, parts divided by `; `): what times with these libraries depend on."""
+    return tuple(
+        sorted((n, "; ".join(f"{key} {value}" for key, value in x.fingerprint())) for n, x in libraries.items())
+    )
+
+
+def how_to_install(name: str) -> str:
+    """What to do to have a library: a command, or where to look."""
+    if any(kind.name == name for kind in OURS):
+        return f"pip install 'relax-tune[{name}]'"
+    return f"install the package that brings the library {name!r}"
 
 
 def from_packages(group: str) -> Iterator[tuple[str, Any]]:

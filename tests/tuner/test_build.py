@@ -27,7 +27,7 @@ from tests.tuner.tuner_models import (
     row_scale,
 )
 
-from relax_tune.database.records import Measurement, Target, Workload
+from relax_tune.database.records import Environment, Measurement, Target, Workload
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.ir.function import IRModule
@@ -58,6 +58,7 @@ def _tuned(make: Make) -> tuple[Job, list[Measurement]]:
 
 def filled(job: Job, store: Store, records: Sequence[Measurement]) -> Store:
     store.add_target(job.target)
+    store.add_environment(Environment(tuple(job.libraries.items())))
     for task in job.tasks:
         add_records(store, task, [r for r in records if r.workload == task.key])
     return store

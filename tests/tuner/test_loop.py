@@ -420,5 +420,5 @@ def test_a_job_is_given_records_of_a_bad_database_without_harm() -> None:
 def test_tuner_asks_nothing_of_an_empty_model() -> None:
     job = paper_job(row_scale)
     job.store.add_target(job.target)
-    tuner = Tuner([], job.target.key, RecordedRunner(), job.store, QUICK, "job")
+    tuner = Tuner([], job.target.key, RecordedRunner(), job.store, QUICK, "job", {})
     assert tuner.run().measurements == 0

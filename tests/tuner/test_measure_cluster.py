@@ -159,7 +159,9 @@ def test_without_certificates_nothing_listens_beyond_loopback(scheduler: tuple[C
 @needs_compiler
 @pytest.mark.ccompiler
 def test_a_worker_that_answers_nonsense_costs_one_error(scheduler: tuple[ClusterProcess, str]) -> None:
-    good = json.dumps({"kind": "c", "name": "a", "fingerprint": [["b", "c"]], "limits": [["d", 1]]})
+    good = json.dumps(
+        {"kind": "c", "name": "a", "fingerprint": [["b", "c"]], "limits": [["d", 1]], "libraries": [["e", "f"]]}
+    )
     with start_worker(scheduler[1], ["c"]), DaskRunner(scheduler[1], "c") as runner:
         tasks = runner._tasks
         for answer in (
@@ -172,6 +174,8 @@ def test_a_worker_that_answers_nonsense_costs_one_error(scheduler: tuple[Cluster
             "9" * 5000,
             good.replace("1", "true"),
             good.replace('"c"', "3"),
+            good.replace('"f"', "3"),
+            good.replace("libraries", "others"),
         ):
             runner._tasks = SimpleNamespace(measure_batch=told(answer), describe_device=told(answer))
             with pytest.raises(MeasureError):
@@ -179,7 +183,8 @@ def test_a_worker_that_answers_nonsense_costs_one_error(scheduler: tuple[Cluster
             with pytest.raises(MeasureError):
                 runner._describe(time.monotonic() + LIMIT_SECS)
         runner._tasks = SimpleNamespace(describe_device=told(good))
-        assert runner._describe(time.monotonic() + LIMIT_SECS).limits == (("d", 1),)
+        told_now = runner._describe(time.monotonic() + LIMIT_SECS)
+        assert told_now.limits == (("d", 1),) and told_now.libraries == (("e", "f"),)
         runner._tasks = tasks
         assert runner.submit([request("good", "c")]).result(LIMIT_SECS)[0].status == "ok"
 

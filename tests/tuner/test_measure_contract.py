@@ -10,6 +10,7 @@ import pytest
 from tests.tuner.measure_programs import LIMIT_SECS, POLICY, check, program, request
 
 from relax_tune.errors import MeasureError
+from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
 from relax_tune.tuner.measure.cluster_processes import start_scheduler, start_worker
@@ -164,6 +165,7 @@ def test_one_kernel_name_with_two_texts_in_one_batch(runner: Runner) -> None:
 def test_the_device_describes_itself(runner: Runner) -> None:
     info = runner.device_info()
     assert info.kind in ("c", "opencl") and info.name and dict(info.fingerprint) and dict(info.limits)
+    assert info.libraries == library_facts(open_libraries())
 
 
 @pytest.mark.ccompiler

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from relax_tune.database.records import Measurement, Workload
+from relax_tune.database.records import Environment, Measurement, Workload
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import MemoryStore, Store
 from relax_tune.errors import UserError
@@ -47,7 +47,7 @@ from relax_tune.tuner.task import Choices, Task
 Array = NDArray[Any]
 
 LIMITS = (("l1_bytes", 32 << 10), ("l2_bytes", 512 << 10), ("registers", 16), ("vector_bits", 256), ("workers", 2))
-PAPER_DEVICE = DeviceInfo("c", "paper", (("compiler", "none"),), LIMITS)
+PAPER_DEVICE = DeviceInfo("c", "paper", (("compiler", "none"),), LIMITS, (("openblas", "core Paper; threads 2"),))
 PAPER_MACHINE = Machine.from_limits("c", dict(LIMITS))
 QUICK = Settings(target="c", trials=2, effort="quick")
 
@@ -226,6 +226,11 @@ def add_records(store: Store, task: Task, records: Sequence[Measurement]) -> Non
     store.add_measurements(records)
 
 
+def add_environment(job: Job, **libraries: str) -> str:
+    """The environment of the job's libraries in its store, some of them in another state."""
+    return job.store.add_environment(Environment(tuple({**job.libraries, **libraries}.items())))
+
+
 def job_dispatching(
     device: DeviceInfo, module: IRModule, variants: Callable[[Choices, int], Sequence[VariantRecord]]
 ) -> Job:
@@ -234,10 +239,11 @@ def job_dispatching(
     variants: of these choices, of the task with this number."""
     job = Job(module, device, MemoryStore(), QUICK)
     job.store.add_target(job.target)
+    environment = add_environment(job)
     for number, task in enumerate(job.tasks):
         found = variants(job.choices[task.name], number)
         records = [
-            ok_record(task, job.target.key, v, p, 1e-6 if at % len(found) == k else 1.0)
+            ok_record(task, job.target.key, v, p, 1e-6 if at % len(found) == k else 1.0, environment=environment)
             for at, p in enumerate(task.domain.points)
             for k, v in enumerate(found)
         ]

@@ -84,7 +84,7 @@ def build(
         job = Job(module, device_info(settings.target), store, settings)
         built = job.build(wanted)
         saved = job.artifact(built, pack).save(path)
-        records = {name: store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
+        records = {name: job.records(c.task.key) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))
     console.print(dispatch_table(rows))

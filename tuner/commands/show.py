@@ -230,7 +230,7 @@ def _show_model_task(
                 f"--task wants the name of one task of {model}, or the start of its key: {known}; found {name!r}"
             )
         choices = job.choices[matching[0].name]
-        records = store.query(job.target.key, choices.task.key)
+        records = job.records(choices.task.key)
         if not notes and not records:
             notes = _elsewhere(store, choices.task, job.target)
     again = f"`relax-tune tune {model} --target {settings.target}` measures this task"
@@ -251,10 +251,10 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
         except UserError as error:
             raise UserError(f"{name!r} is no file, so it should be a task on record: {error}") from None
         job = Job(IRModule({}), device_info(settings.target), store, settings)
-        records = store.query(job.target.key, workload.key)
+        records = job.records(workload.key)
         task = recorded_task(workload, records)
         notes = [] if records else _elsewhere(store, task, job.target)
-    choices = Choices(task, job.machine, job.code_target, alternatives_here(job.machine.language))
+    choices = Choices(task, job.machine, job.code_target, alternatives_here(job.machine.language, job.libraries))
     again = f"`relax-tune tune MODEL --target {settings.target}` with a model that has this task measures it"
     _show_task(TaskView(choices, records, of), sections, job.target, _advised(notes, again), json)
 

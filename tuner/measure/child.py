@@ -19,7 +19,7 @@ import queue
 import signal
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import numpy as np
 from relax_tune.errors import MeasureError, RelaxTuneError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.library.registry import open_libraries
+from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.batch import BatchMeasurement, DeviceLostError
 from relax_tune.tuner.measure.codec import decode_batch, encode_results
 from relax_tune.tuner.measure.messages import MeasureResult
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         tell(kind="refused", message=str(error) or type(error).__name__)
         return 3
     measurement = BatchMeasurement(device, libraries, progress, answer, lambda: probe(device))
-    tell(kind="ready", info=asdict(device.info))
+    tell(kind="ready", info=asdict(replace(device.info, libraries=library_facts(libraries))))
     while True:
         message = inbox.get()
         requests = decode_batch(message["batch"])

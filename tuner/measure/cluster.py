@@ -20,7 +20,7 @@ from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster_address import TlsFiles, check_address
 from relax_tune.tuner.measure.cluster_tls import ANSWER_SECS, check_files, check_scheduler
-from relax_tune.tuner.measure.codec import decode_results, encode_batch
+from relax_tune.tuner.measure.codec import decode_device, decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests, failed
 
 _POLL_SECS = 1.0
@@ -335,15 +335,8 @@ def _hush() -> Callable[[logging.LogRecord], bool]:
 def _device_info(text: Any) -> DeviceInfo:
     """What `cluster_task.describe_device` says. Raises MeasureError for anything else."""
     try:
-        record = json.loads(text)
-        kind, name, fingerprint, limits = (record[key] for key in ("kind", "name", "fingerprint", "limits"))
-        if not all(isinstance(word, str) for word in (kind, name, *(word for pair in fingerprint for word in pair))):
-            raise TypeError("a word that is no text")
-        if not all(isinstance(key, str) and type(value) is int for key, value in limits):
-            raise TypeError("a limit that is no whole number")
-        pairs = tuple((key, value) for key, value in fingerprint)
-        return DeviceInfo(kind, name, pairs, tuple((key, value) for key, value in limits))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return decode_device(json.loads(text))
+    except (TypeError, ValueError, RecursionError) as error:
         raise MeasureError(
             f"wanted the description of a device from a worker, found {type(error).__name__}: {error} in {text!r:.120}; "
             "the two sides must run the same version of relax-tune"

@@ -1,4 +1,4 @@
-"""Requests and results as JSON text, schema-checked when read.
+"""Requests and results as JSON text, and what a device process says of itself, schema-checked when read.
 
 A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once, as
 base64.
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError
+from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.messages import (
     STAGES,
     CheckCase,
@@ -263,3 +264,28 @@ def decode_results(text: str) -> list[MeasureResult]:
         )
     _unique([result.id for result in results], "results")
     return results
+
+
+def decode_device(record: Any) -> DeviceInfo:
+    """`asdict` of a `DeviceInfo` as it came through JSON, its libraries among it. Raises MeasureError naming the field that does
+    not fit."""
+    if not _is_object(record):
+        raise _refuse("device", "an object", record)
+
+    def pairs(name: str, check: Callable[[Any], bool], wanted: str) -> tuple[tuple[str, Any], ...]:
+        def fits(value: Any) -> bool:
+            return _is_list(value) and all(
+                _is_list(p) and len(p) == 2 and _is_text(p[0]) and check(p[1]) for p in value
+            )
+
+        return tuple(
+            (key, value) for key, value in _field(record, name, fits, f"a list of pairs of a name and {wanted}")
+        )
+
+    return DeviceInfo(
+        kind=_field(record, "kind", _is_text, "text"),
+        name=_field(record, "name", _is_text, "text"),
+        fingerprint=pairs("fingerprint", _is_text, "text"),
+        limits=pairs("limits", _is_int, "a whole number"),
+        libraries=pairs("libraries", _is_text, "text"),
+    )

@@ -17,6 +17,7 @@ from typing import Any
 
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.measure.codec import decode_device
 from relax_tune.tuner.measure.protocol import FrameReader, Progress, StepStatus, write_frame
 
 _TAIL_BYTES = 2000
@@ -109,10 +110,7 @@ class DeviceProcess:
             raise MeasureError(
                 str(message.get("message") or f"device {self._spec!r} cannot be opened, without a reason")
             )
-        info = message["info"]
-        fingerprint = tuple((str(key), str(value)) for key, value in info["fingerprint"])
-        limits = tuple((str(key), int(value)) for key, value in info["limits"])
-        return DeviceInfo(str(info["kind"]), str(info["name"]), fingerprint, limits)
+        return decode_device(message.get("info"))
 
     @property
     def pid(self) -> int:
