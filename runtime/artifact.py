@@ -12,14 +12,11 @@ open artifacts only from people you would take a program from.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import io
 import json
 import os
 import stat
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +38,9 @@ from relax_tune.runtime.machine import Host
 from relax_tune.runtime.model import Model, choose_function, open_model
 from relax_tune.runtime.program import Program, programs_from_json, verify_names, verify_program
 from relax_tune.runtime.scalars import constant_values
+from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, tensor_specs, value_specs
+from relax_tune.runtime.writing import reason, write_whole
 
 FORMAT = "relax-tune artifact"
 ARTIFACT_SCHEMA = 2
@@ -49,7 +48,6 @@ SUFFIX = ".rta"
 _MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "programs.json", "constants.safetensors"
 _DRIVERS = "drivers.json"
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TENSOR_TYPES: Mapping[str, str] = {
     "BOOL": "bool", "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64",
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -140,45 +138,10 @@ def save_artifact(
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(target, view)
+        write_whole(target, view)
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"artifact {target}: wanted to write it, found: {_reason(error)}") from None
+        raise ArtifactError(f"artifact {target}: wanted to write it, found: {reason(error)}") from None
     return target
-
-
-def _write_whole(target: Path, data: memoryview) -> None:
-    """All of a file or nothing of it, also for who looks while it is written. On Linux it has no name until it is whole, so
-    that not even a process that is killed leaves a part of it behind."""
-    try:
-        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
-        temporary = None
-    except (AttributeError, OSError):  # not on this system, or not on this kind of file system
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(descriptor, 0o644)
-            os.fsync(descriptor)
-            if temporary is None:
-                temporary = str(target.with_name(f".{target.name}-{os.urandom(8).hex()}"))
-                # with a folder given, the link follows /proc's to the file itself
-                os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
-        os.replace(temporary, target)
-    except BaseException:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-        raise
-
-
-def _reason(error: OSError | ValueError) -> str:
-    """What the system said, without its numbers and temporary names, and what to do about it."""
-    said = (isinstance(error, OSError) and error.strerror) or str(error)
-    number = error.errno if isinstance(error, OSError) else None
-    return (
-        f"{said}; {'free some space, then build again' if number in _FULL else 'choose another place, or fix this one'}"
-    )
 
 
 def _read_file(where: str, path: Path) -> bytes:
@@ -376,12 +339,12 @@ def new_artifact(
     return Artifact(found, constants, manifest, "", driven)
 
 
-def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Model:
-    """Open an artifact on a device, ready to run: `load_artifact(path).open(device)`.
+def load(path: str | os.PathLike[str], device: Device | str | None = None, shapes: ShapeProfile | None = None) -> Model:
+    """Open an artifact on a device, ready to run: `load_artifact(path).open(device, shapes=shapes)`.
 
     Raises: as `load_artifact` and `Artifact.open`.
     """
-    return load_artifact(path).open(device)
+    return load_artifact(path).open(device, shapes=shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,11 +417,12 @@ class Artifact:
         device: Device | str | None = None,
         libraries: Mapping[str, Library] | None = None,
         host: Mapping[str, Host] | None = None,
+        shapes: ShapeProfile | None = None,
     ) -> Model:
         """Compile and upload. `device`: an open device (stays the caller's), a name for `open_device`, or None for the
-        default device of the artifact's kind. host: the routines of the host program that its functions call, by name. Warns
-        (UserWarning) when the plans were measured on another device.
+        default device of the artifact's kind. host: the routines of the host program that its functions call, by name. shapes: counts
+        the symbols of every call from now on. Warns (UserWarning) when the plans were measured on another device.
 
         Raises: ArtifactError when the device is of another kind; UserError, BuildError as opening and compiling do.
         """
-        return open_model(self, device, libraries, host)
+        return open_model(self, device, libraries, host, shapes)

@@ -12,6 +12,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.driver import parts_of
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.machine import Host, Machine
+from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm import Executor, check_binders
 from relax_tune.runtime.weights import Weights
@@ -39,12 +40,15 @@ def open_model(
     device: Device | str | None = None,
     libraries: Mapping[str, Library] | None = None,
     host: Mapping[str, Host] | None = None,
+    shapes: ShapeProfile | None = None,
 ) -> Model:
     """Compile and upload all functions of an artifact; see `Artifact.open`."""
     if not (device is None or isinstance(device, str) or hasattr(device, "info")):
         raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
     owned = device is None or isinstance(device, str)
     opened = open_device(device or artifact.device_kind) if device is None or isinstance(device, str) else device
+    if shapes is not None:
+        shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
     weights = Weights(opened, artifact.constants)
     executors: dict[str, Executor] = {}
     name = artifact.path or ", ".join(artifact.functions)
@@ -67,7 +71,9 @@ def open_model(
         for program in artifact.programs:
             if program.name not in parts:
                 check_binders(program)
-            executors[program.name] = Executor(program, opened, weights, libraries)
+            executors[program.name] = executor = Executor(program, opened, weights, libraries)
+            if shapes is not None and program.symbols:
+                executor.record = shapes.recorder(program.name, [s.name for s in program.symbols])
     except BaseException:
         for executor in executors.values():
             executor.close()

@@ -25,6 +25,7 @@ from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
 from relax_tune.runtime.scalars import WIDTH, Op, compile_scalars, constant_values
+from relax_tune.runtime.shapes import Recorder
 from relax_tune.runtime.weights import Weights
 
 MAX_BINDINGS = 64
@@ -81,6 +82,7 @@ class Executor:
     stay their caller's.
     libraries: what library steps may use; None opens those installed, when the program needs any.
     shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
+    record: an attribute; what is called with the symbol values of every `run`, None at first.
 
     Raises: ArtifactError for a program that cannot run (foreign kernels, prepare steps that depend on symbols, missing
     constants); BuildError when compiling fails or a library is missing.
@@ -108,6 +110,7 @@ class Executor:
         if unknown:
             raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
         self._closed = False
+        self.record: Recorder | None = None
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
@@ -249,6 +252,8 @@ class Executor:
         key, values = self._match(arrays, symbols)
         check_values(self.program, arrays)
         bound = self._bind(key, values)
+        if self.record is not None:
+            self.record(key)
         if bound._generation != self._generation:
             bound.prepare()
         program, device = self.program, self.device

@@ -59,6 +59,7 @@ COMMANDS: dict[str, Entry] = {
         (
             'relax-tune run encoder-c.rta --model ./encoder --text "a sentence" --text "another"',
             "relax-tune run encoder-c.rta --inputs arrays.npz --out results.npz",
+            "relax-tune run encoder-c.rta --inputs arrays.npz --record-shapes shapes.json",
         ),
     ),
     "bench": Entry(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from relax_tune.runtime.artifact import Artifact, load, load_artifact
     from relax_tune.runtime.generate import generate
     from relax_tune.runtime.model import Model
+    from relax_tune.runtime.shapes import ShapeProfile
     from relax_tune.runtime.signature import TensorSpec
     from relax_tune.tuner.api import TuneResult, build, tune
     from relax_tune.tuner.loop import Progress
@@ -57,6 +58,7 @@ _PUBLIC = {
     "load": ("relax_tune.runtime.artifact", "load", "opencl"),
     "Model": ("relax_tune.runtime.model", "Model", "opencl"),
     "generate": ("relax_tune.runtime.generate", "generate", "opencl"),
+    "ShapeProfile": ("relax_tune.runtime.shapes", "ShapeProfile", "opencl"),
     "TensorSpec": ("relax_tune.runtime.signature", "TensorSpec", "opencl"),
     "open_database": ("relax_tune.database.store", "open_store", "tune"),
     "Store": ("relax_tune.database.store", "Store", "tune"),
@@ -85,6 +87,7 @@ __all__ = [
     "load",
     "Model",
     "generate",
+    "ShapeProfile",
     "TensorSpec",
     "open_database",
     "Store",

@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 from relax_tune.database.store import open_store
 from relax_tune.errors import DatabaseError
 from relax_tune.runtime.artifact import load_artifact
+from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.tuner.cli import app
 
 pytestmark = pytest.mark.ccompiler
@@ -119,10 +120,14 @@ def test_run_on_arrays_gives_the_model_s_embeddings(tuned: tuple[Path, dict[str,
         mask = np.ones((b, n), np.int64)
         mask[-1, n // 2 + 1 :] = 0
         np.savez(folder / "in.npz", input_ids=ids, attention_mask=mask)
-        done = inside(folder, "run", "bert-c.rta", "--inputs", "in.npz", "--out", "out.npz")
+        done = inside(
+            folder, "run", "bert-c.rta", "--inputs", "in.npz", "--out", "out.npz", "--record-shapes", "s.json"
+        )
         assert done.exit_code == 0, done.stderr
         with np.load(folder / "out.npz") as found:
             np.testing.assert_allclose(found["output0"], reference(folder / "bert", ids, mask), atol=1e-5)
+    served = ShapeProfile.read(folder / "s.json").histograms["main"]
+    assert {name: h.values for name, h in served.items()} == {"b": {1: 2, 2: 1}, "n": {1: 1, 7: 1, 24: 1}}
 
 
 def test_run_on_sentences_tokenizes_pads_and_batches(tuned: tuple[Path, dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from relax_tune.ir.frontend.load import find_model
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.runtime.generate import DECODE, PREFILL
 from relax_tune.runtime.model import Model
+from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.tuner.commands.options import Device, Function, Json, print_json
 from relax_tune.tuner.commands.texts import (
     complete,
@@ -57,6 +58,14 @@ def run(
         int | None,
         typer.Option(metavar="N", help=f"With --text, of a decoder: how many tokens to add. [default: {TOKENS}]"),
     ] = None,
+    record_shapes: Annotated[
+        Path | None,
+        typer.Option(
+            "--record-shapes",
+            metavar="FILE.json",
+            help="Count there how often each symbol had which value, on top of what the file counts already. [default: nowhere]",
+        ),
+    ] = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -69,11 +78,12 @@ def run(
         raise UserError("wanted either --text (once per sentence) or --inputs FILE.npz; give one of the two")
     loaded = load_artifact(artifact)
     console = make_console(stderr=json)
+    shapes = None if record_shapes is None else read_profile(record_shapes)
     if inputs is not None:
         given = read_arrays(inputs)
         if tokens is not None:
             raise UserError("--tokens goes with --text; --inputs calls a function once")
-        with open_model(loaded, device) as opened:
+        with open_model(loaded, device, shapes) as opened:
             results = opened.run(given, function)
         named: dict[str, NDArray[Any]] = {f"output{n}": _as_array(f"output{n}", r) for n, r in enumerate(results)}
         for name, array in named.items():
@@ -90,7 +100,7 @@ def run(
         folder = find_model(model)
         if {PREFILL, DECODE} <= set(loaded.functions):
             tokenizer = open_tokenizer(folder)
-            with open_model(loaded, device) as opened:
+            with open_model(loaded, device, shapes) as opened:
                 made = complete(opened, tokenizer, text, TOKENS if tokens is None else tokens, stop_tokens(folder))
             named = {f"tokens{number}": ids for number, (ids, _) in enumerate(made)}
             for given_text, (_, added) in zip(text, made, strict=True):
@@ -106,12 +116,15 @@ def run(
             )
         else:
             read = tokenize(open_tokenizer(folder), text, upper(loaded, 1))
-            with open_model(loaded, device) as opened:
+            with open_model(loaded, device, shapes) as opened:
                 embeddings = embed(opened, read, upper(loaded, 0))
             similarity = cosine(embeddings)
             named = {"embeddings": embeddings}
             console.print(similarity_table(text, similarity))
             document = {"texts": text, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
+    if record_shapes is not None and shapes is not None:
+        shapes.save(record_shapes)
+        document["shapes"] = str(record_shapes)
     if out is not None:
         write_arrays(out, named)
         say(console, f"wrote {out}")
@@ -133,11 +146,16 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
     return found
 
 
-def open_model(artifact: Artifact, device: str | None) -> Model:
+def read_profile(path: Path) -> ShapeProfile:
+    """What a file of shapes counts by now; nothing while there is no such file. Raises UserError for another kind of file."""
+    return ShapeProfile.read(path) if path.exists() else ShapeProfile()
+
+
+def open_model(artifact: Artifact, device: str | None, shapes: ShapeProfile | None = None) -> Model:
     """The artifact on its device; what there is to warn about goes to stderr, a line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model = artifact.open(device)
+        model = artifact.open(device, shapes=shapes)
     console = make_console(stderr=True)
     for warning in caught:
         if issubclass(warning.category, UserWarning):

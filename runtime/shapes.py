@@ -1,0 +1,226 @@
+"""Which shapes are served: a compact histogram for each symbol of a model's functions.
+
+Up to `EXACT` distinct values are counted one by one; beyond that counts go to bins whose edges are fixed once and for all, so that
+histograms can be merged in any order: single values below `2 * STEPS`, then `STEPS` equal bins for each power of two. A bin is never
+wider than a `STEPS`th of its lower edge, and there are fewer than a thousand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.reading import parse_json
+from relax_tune.runtime.scalars import INT64_MAX
+from relax_tune.runtime.writing import reason, write_whole
+
+EXACT = 256
+STEPS = 16
+FORMAT, SCHEMA = "relax-tune shapes", 1
+# Calls are counted by all their symbols at once, which is one dictionary entry; so many of these are kept before they are folded.
+_PENDING = 1024
+
+Recorder = Callable[[tuple[int, ...]], None]
+
+
+def bin_of(value: int) -> tuple[int, int]:
+    """The edges, both inclusive, of the bin that a value >= 0 falls into."""
+    shift = max(0, value.bit_length() - STEPS.bit_length())
+    lower = value >> shift << shift
+    return lower, lower + (1 << shift) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often one symbol had which value. bins: (lower edge, upper edge, count), ascending, edges inclusive; where not
+    `binned` each is a single value. low, high: the smallest and the largest value seen."""
+
+    bins: tuple[tuple[int, int, int], ...] = ()
+    low: int = 0
+    high: int = 0
+    binned: bool = False
+
+    @property
+    def total(self) -> int:
+        """How many calls were counted."""
+        return sum(count for _, _, count in self.bins)
+
+    @property
+    def values(self) -> dict[int, int]:
+        """Value -> count, ascending. A bin stands for its middle, the outermost ones for the ends that were seen."""
+        found: dict[int, int] = {}
+        for lower, upper, count in self.bins:
+            middle = self.low if lower <= self.low else self.high if upper >= self.high else (lower + upper) // 2
+            found[middle] = count
+        return found
+
+    def merged(self, other: Histogram) -> Histogram:
+        """What counting both would have given; the order does not matter."""
+        if not (self.bins and other.bins):
+            return self if self.bins else other
+        ends = min(self.low, other.low), max(self.high, other.high)
+        binned = self.binned or other.binned
+        return _counted([*self.bins, *other.bins], *ends, binned)
+
+    @staticmethod
+    def of(counts: Mapping[int, int]) -> Histogram:
+        """The histogram of values >= 0 with their counts."""
+        if not counts:
+            return Histogram()
+        return _counted([(v, v, c) for v, c in counts.items()], min(counts), max(counts), False)
+
+
+def _counted(parts: Iterable[tuple[int, int, int]], low: int, high: int, binned: bool) -> Histogram:
+    counts: dict[tuple[int, int], int] = {}
+    for lower, upper, count in parts:
+        edges = bin_of(lower) if binned else (lower, upper)
+        counts[edges] = counts.get(edges, 0) + count
+    if len(counts) > EXACT and not binned:
+        return _counted(((a, b, c) for (a, b), c in counts.items()), low, high, True)
+    return Histogram(tuple((a, b, counts[a, b]) for a, b in sorted(counts)), low, high, binned)
+
+
+class ShapeProfile:
+    """Histograms of a model's symbols, by function and symbol. Give one to `Artifact.open` and it counts every call from then on.
+
+    model: the key of the model it is of; "" until it is opened with one. Not thread-safe.
+    """
+
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+        self._known: dict[str, dict[str, Histogram]] = {}
+        self._pending: list[tuple[str, tuple[str, ...], dict[tuple[int, ...], int]]] = []
+
+    def of_model(self, key: str) -> None:
+        """Say whose shapes these are. Raises UserError when they are another model's already."""
+        if self.model and key and self.model != key:
+            raise UserError(
+                f"shape profile: wanted one of the model {key[:12]}, found one of {self.model[:12]}; "
+                "keep a file of shapes for each model"
+            )
+        self.model = self.model or key
+
+    def recorder(self, function: str, symbols: Sequence[str]) -> Recorder:
+        """A function that counts one call, given the value of each symbol."""
+        counts: dict[tuple[int, ...], int] = {}
+        self._pending.append((function, tuple(symbols), counts))
+
+        def record(values: tuple[int, ...]) -> None:
+            counts[values] = counts.get(values, 0) + 1
+            if len(counts) > _PENDING:
+                self._fold()
+
+        return record
+
+    @property
+    def histograms(self) -> Mapping[str, Mapping[str, Histogram]]:
+        """By function, then symbol; those of one function count the same calls."""
+        self._fold()
+        return {f: dict(symbols) for f, symbols in sorted(self._known.items())}
+
+    def add(self, function: str, symbol: str, histogram: Histogram) -> None:
+        """Count what another histogram counted."""
+        own = self._known.setdefault(function, {})
+        own[symbol] = own.get(symbol, Histogram()).merged(histogram)
+
+    def merge(self, other: ShapeProfile) -> None:
+        """Count what another profile counted. Raises UserError when it is another model's."""
+        self.of_model(other.model)
+        for function, symbols in other.histograms.items():
+            for symbol, histogram in symbols.items():
+                self.add(function, symbol, histogram)
+
+    def _fold(self) -> None:
+        for function, symbols, counts in self._pending:
+            for axis, symbol in enumerate(symbols):
+                single: dict[int, int] = {}
+                for values, count in counts.items():
+                    single[values[axis]] = single.get(values[axis], 0) + count
+                if single:
+                    self.add(function, symbol, Histogram.of(single))
+            counts.clear()
+
+    def to_json(self) -> str:
+        """The text of its file: one JSON document."""
+        functions = {
+            function: {
+                symbol: {"binned": h.binned, "low": h.low, "high": h.high, "counts": [list(b) for b in h.bins]}
+                for symbol, h in symbols.items()
+            }
+            for function, symbols in self.histograms.items()
+        }
+        document = {"format": FORMAT, "schema": SCHEMA, "model": self.model, "functions": functions}
+        return json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n"
+
+    def save(self, path: Path | str) -> None:
+        """Write the file; who reads it sees the old one or the whole new one. Raises UserError when it cannot be written."""
+        target = Path(path)
+        try:
+            if target.exists() and not target.is_file():
+                raise UserError(f"{target}: wanted the name of a file to write, found something else; give another")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(target, memoryview(self.to_json().encode()))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{target}: wanted to write a shape profile, found: {reason(error)}") from None
+
+    @staticmethod
+    def read(path: Path | str) -> ShapeProfile:
+        """A profile from its file. Raises UserError for a file that is missing, torn or none of ours."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or "no text"
+            raise UserError(f"{path}: wanted a shape profile, found: {said}; make one with --record-shapes") from None
+        try:
+            return ShapeProfile.from_json(text)
+        except ArtifactError as error:
+            raise UserError(f"{path}: {error}; make one with `relax-tune run --record-shapes FILE`") from None
+
+    @staticmethod
+    def from_json(text: str) -> ShapeProfile:
+        """A profile from the text of `to_json`. Raises ArtifactError for anything else."""
+        document = parse_json(text, "shape profile")
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise ArtifactError(f"shape profile: wanted JSON of format {FORMAT!r}, found another kind of text")
+        if document.get("schema") != SCHEMA:
+            raise ArtifactError(f"shape profile: wanted schema {SCHEMA}, found {document.get('schema')!r:.40}")
+        model, functions = document.get("model"), document.get("functions")
+        if not isinstance(model, str) or not isinstance(functions, dict):
+            raise ArtifactError("shape profile: wanted a model and its functions, found none")
+        found = ShapeProfile(model)
+        for function, symbols in functions.items():
+            if not isinstance(symbols, dict):
+                raise ArtifactError(f"shape profile: {function!r:.80}: wanted symbols, found others")
+            for symbol, data in symbols.items():
+                found.add(function, symbol, _histogram(data, f"shape profile: {function}.{symbol}"))
+            if len({h.total for h in found._known.get(function, {}).values()}) > 1:
+                raise ArtifactError(f"shape profile: {function}: wanted as many calls of each symbol, found others")
+        return found
+
+
+def _histogram(data: Any, where: str) -> Histogram:
+    """A histogram read from a file, every number checked."""
+    if not isinstance(data, dict) or set(data) != {"binned", "low", "high", "counts"}:
+        raise ArtifactError(f"{where}: wanted binned, low, high and counts, found others")
+    binned, low, high, counts = data["binned"], data["low"], data["high"], data["counts"]
+    if type(binned) is not bool or not isinstance(counts, list) or not counts:
+        raise ArtifactError(f"{where}: wanted a list of counts, found {counts!r:.40}")
+    for row in counts:
+        if not (isinstance(row, list) and len(row) == 3 and all(type(x) is int and 0 <= x <= INT64_MAX for x in row)):
+            raise ArtifactError(f"{where}: wanted [lower edge, upper edge, count], found {row!r:.60}")
+        if (row[0], row[1]) != (bin_of(row[0]) if binned else (row[0], row[0])) or row[2] < 1:
+            raise ArtifactError(f"{where}: wanted one of the fixed bins with a count, found {row!r:.60}")
+    bins = tuple((a, b, c) for a, b, c in counts)
+    ordered = all(before[1] < after[0] for before, after in zip(bins, bins[1:]))
+    if not ordered or not (binned or len(bins) <= EXACT):
+        raise ArtifactError(f"{where}: wanted ascending bins, at most {EXACT} of single values, found others")
+    inside = type(low) is int and type(high) is int and low <= high
+    if not (inside and bins[0][0] <= low <= bins[0][1] and bins[-1][0] <= high <= bins[-1][1]):
+        raise ArtifactError(
+            f"{where}: wanted low and high within the first and last bin, found {low!r:.30}, {high!r:.30}"
+        )
+    return Histogram(bins, low, high, binned)

@@ -1,0 +1,46 @@
+"""Writing a file whole, and what to say where it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_whole(target: Path, data: memoryview) -> None:
+    """All of a file or nothing of it, also for who looks while it is written. On Linux it has no name until it is whole, so
+    that not even a process that is killed leaves a part of it behind."""
+    try:
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
+        temporary = None
+    except (AttributeError, OSError):  # not on this system, or not on this kind of file system
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(descriptor, 0o644)
+            os.fsync(descriptor)
+            if temporary is None:
+                temporary = str(target.with_name(f".{target.name}-{os.urandom(8).hex()}"))
+                # with a folder given, the link follows /proc's to the file itself
+                os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
+        os.replace(temporary, target)
+    except BaseException:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        raise
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What the system said, without its numbers and temporary names, and what to do about it."""
+    said = (isinstance(error, OSError) and error.strerror) or str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    return (
+        f"{said}; {'free some space, then try again' if number in _FULL else 'choose another place, or fix this one'}"
+    )
