@@ -80,6 +80,7 @@ def tune(
     precision: Precision = "f32",
     products: Products = "apart",
     attention: AttentionForm = "whole",
+    profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
@@ -94,6 +95,7 @@ def tune(
     precision: `f16` or `bf16` stores weights and what products read in 16 bits and computes in float32; parameters and results
     keep their types. products: of one value with several weights, `apart` or `joined` into one. attention: one kernel each (`whole`, in
     f32), or two products and a softmax (`apart`), which libraries can take. Build with what was tuned.
+    profile: the file of a `ShapeProfile`; the shapes it counts then weigh most, each by the time it takes. Build with the same.
     rules: your own rewriting (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
 
@@ -114,6 +116,7 @@ def tune(
         products=products,
         precision=precision,
         attention=attention,
+        profile=None if profile is None else str(profile),
     )
     check_needed(scheduler, ca, certificate, key)
     module = _module(model, bounds)
@@ -136,6 +139,7 @@ def build(
     products: Products = "apart",
     attention: AttentionForm = "whole",
     memory: Memory = "symbolic",
+    profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
     pack: bool = False,
 ) -> Artifact:
@@ -151,7 +155,13 @@ def build(
     Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
     settings = Settings(
-        target=target, effort=effort, products=products, precision=precision, attention=attention, memory=memory
+        target=target,
+        effort=effort,
+        products=products,
+        precision=precision,
+        attention=attention,
+        memory=memory,
+        profile=None if profile is None else str(profile),
     )
     module = _module(model, bounds)
     with _store(db, read_only=True) as store:

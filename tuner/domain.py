@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from relax_tune.errors import UserError
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
@@ -15,6 +17,13 @@ Point = tuple[int, ...]
 
 # Combinations of symbol values looked at to choose anchors; with many symbols each gets fewer levels.
 COMBINATIONS = 4096
+# The same for recorded values, at each call site.
+SERVED_COMBINATIONS = 256
+# How much recorded shapes count where there are any; the rest is log-uniform, so that no part of the range is given up.
+SERVED_SHARE = 0.8
+
+Served = Sequence[tuple[tuple[Expr, ...], Mapping[Var, Mapping[int, int]]]]
+"""Call sites with the recorded values of the model's symbols they depend on, and how often each was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +44,38 @@ class Range:
 
 @dataclass(frozen=True)
 class Domain:
-    """Anchors of a task: points over its symbols, each with a weight; weights sum to 1."""
+    """Anchors of a task: points over its symbols, each with a weight; weights sum to 1.
+
+    served: the share of recorded calls nearest to each point; empty where nothing was recorded, and weights are log-uniform. With
+    it weights are SERVED_SHARE of the recorded calls and the rest log-uniform, and `timed` makes shares of time of those of calls.
+    """
 
     points: tuple[Point, ...]
     weights: tuple[float, ...]
+    served: tuple[float, ...] = ()
+
+    def timed(self, secs: Sequence[float]) -> Domain:
+        """The same points weighted for comparing ratios of times: a recorded call counts for the time it takes, `secs` at each
+        point. What is summed in seconds wants the plain weights. Log-uniform weights stay as they are."""
+        total = sum(s * t for s, t in zip(self.served, secs))
+        if not (0 < total < math.inf):
+            return self
+        shares = zip(self.weights, self.served, secs)
+        weights = tuple(w + SERVED_SHARE * (s * t / total - s) for w, s, t in shares)
+        return Domain(self.points, weights, self.served)
 
 
 def anchors(
-    sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range], count: int = 6, per_symbol: int = 7
+    sites: Sequence[tuple[Expr, ...]],
+    ranges: Mapping[Var, Range],
+    count: int = 6,
+    per_symbol: int = 7,
+    served: Served = (),
 ) -> Domain:
     """About `count` points, spread evenly on a log scale over everything the call sites can ask for, both ends included.
+
+    Where recorded values are given, only the ends of the range come first; then the smallest and the largest recorded point and
+    those that leave the recorded ones nearest to some point, which are its modes.
 
     `sites`: for every call site, the task's symbols as expressions over the model's symbols. Weights are log-uniform: every
     point counts for the part of the log-scaled range nearest to it.
@@ -70,14 +101,71 @@ def anchors(
         for site in sites:
             point = tuple(_value(e, values) for e in site)
             seen[point] = seen.get(point, 0) + 1
-    everything = sorted(seen)
-    chosen = _spread(everything, count)
-    mass = dict.fromkeys(chosen, 0.0)
-    for point in everything:
-        nearest = min(chosen, key=lambda c: (_distance(c, point), c))
-        mass[nearest] += seen[point]
+    recorded = _recorded(served, ranges)
+    if not recorded:
+        chosen = _spread(sorted(seen), count)
+        return Domain(tuple(chosen), _shares(chosen, seen))
+    chosen = _spread(sorted({*seen, *recorded}), count, _representative(sorted({*seen, *recorded}), recorded, count))
+    shares = _shares(chosen, recorded)
+    weights = tuple(SERVED_SHARE * s + (1 - SERVED_SHARE) * u for s, u in zip(shares, _shares(chosen, seen)))
+    return Domain(tuple(chosen), weights, shares)
+
+
+def _shares(chosen: Sequence[Point], mass: Mapping[Point, float]) -> tuple[float, ...]:
+    """The share of the mass that lies nearest to each chosen point."""
+    found = dict.fromkeys(chosen, 0.0)
+    for point in sorted(mass):
+        found[min(chosen, key=lambda c: (_distance(c, point), c))] += mass[point]
     total = sum(mass.values())
-    return Domain(tuple(chosen), tuple(mass[c] / total for c in chosen))
+    return tuple(found[c] / total for c in chosen)
+
+
+def _recorded(served: Served, ranges: Mapping[Var, Range]) -> dict[Point, float]:
+    """How many calls asked for each point. Symbols are taken to vary independently; what lies outside the ranges is left out."""
+    found: dict[Point, float] = {}
+    for site, symbols in served:
+        inside = {
+            v: {x: c for x, c in counts.items() if max(1, ranges[v].lower) <= x <= ranges[v].upper and c > 0}
+            for v, counts in symbols.items()
+        }
+        if not inside or not all(inside.values()):
+            continue
+        limit = max(2, int(SERVED_COMBINATIONS ** (1 / len(inside)) + 1e-9))
+        few = [_condensed(counts, limit) for counts in inside.values()]
+        calls = max(sum(counts.values()) for counts in inside.values())
+        for combination in itertools.product(*(counts.items() for counts in few)):
+            values = {v: x for v, (x, _) in zip(inside, combination)}
+            point = tuple(_value(e, values) for e in site)
+            chance = math.prod(c / sum(counts.values()) for (_, c), counts in zip(combination, few))
+            found[point] = found.get(point, 0.0) + calls * chance
+    return found
+
+
+def _condensed(counts: Mapping[int, int], limit: int) -> dict[int, int]:
+    """At most `limit` of the values: both ends and the most frequent; the others count for the nearest of these."""
+    often = sorted(counts, key=lambda x: (-counts[x], x))
+    kept = sorted({min(counts), max(counts), *[x for x in often if x not in (min(counts), max(counts))][: limit - 2]})
+    found = dict.fromkeys(kept, 0)
+    for value, count in counts.items():
+        found[min(kept, key=lambda k: (_distance((k,), (value,)), k))] += count
+    return found
+
+
+def _representative(points: Sequence[Point], mass: Mapping[Point, float], count: int) -> list[Point]:
+    """Both ends of the points, both ends of the mass, and then greedily what brings the mass nearest to some chosen point."""
+    known = sorted(mass)
+    ends = (*_ends(points), *_ends(known))
+    chosen = list(dict.fromkeys(ends))[: max(2, count)]
+    logs = np.log(np.maximum(np.asarray(known, dtype=np.float64).reshape(len(known), -1), 1.0))
+    ahead = np.log(np.maximum(np.asarray(chosen, dtype=np.float64).reshape(len(chosen), -1), 1.0))
+    weights = np.asarray([mass[p] for p in known])
+    between = ((logs[:, None] - logs[None]) ** 2).sum(axis=2)
+    left = ((logs[:, None] - ahead[None]) ** 2).sum(axis=2).min(axis=1)
+    while len(chosen) < count and (weights * left).sum() > 0:
+        best = int(np.argmin((weights[:, None] * np.minimum(left[:, None], between)).sum(axis=0)))
+        chosen.append(known[best])
+        left = np.minimum(left, between[:, best])
+    return chosen
 
 
 def _value(e: Expr, values: Mapping[Var, int]) -> int:
@@ -91,12 +179,15 @@ def _distance(a: Point, b: Point) -> float:
     return sum((math.log(max(x, 1)) - math.log(max(y, 1))) ** 2 for x, y in zip(a, b))
 
 
-def _spread(points: Sequence[Point], count: int) -> list[Point]:
-    """Farthest-point choice on log coordinates, starting from the smallest and the largest point."""
+def _ends(points: Sequence[Point]) -> list[Point]:
+    """The smallest and the largest point."""
     volume = [math.prod(max(x, 1) for x in p) for p in points]
-    first = points[volume.index(min(volume))]
-    last = points[volume.index(max(volume))]
-    chosen = [first] if first == last else [first, last]
+    return list(dict.fromkeys((points[volume.index(min(volume))], points[volume.index(max(volume))])))
+
+
+def _spread(points: Sequence[Point], count: int, start: Sequence[Point] = ()) -> list[Point]:
+    """Farthest-point choice on log coordinates, starting from the points given or the smallest and the largest."""
+    chosen = list(start) or _ends(points)
     while len(chosen) < min(count, len(points)):
         rest = [p for p in points if p not in chosen]
         chosen.append(max(rest, key=lambda p: (min(_distance(p, c) for c in chosen), p)))

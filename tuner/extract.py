@@ -13,8 +13,10 @@ from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.passes.symbols import bind_symbols
 from relax_tune.ir.printer import print_text
+from relax_tune.ir.relations import info_symbols
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.structural import workload_key
+from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.tuner.domain import Range, anchors
 from relax_tune.tuner.task import Task
 
@@ -43,13 +45,21 @@ def site_symbols(func: PrimFunc, call: CallTIR) -> dict[Var, Expr]:
 
 
 def extract_tasks(
-    lowered: LoweredModule, count: int = 6, overrides: Mapping[str, Range] | None = None
+    lowered: LoweredModule,
+    count: int = 6,
+    overrides: Mapping[str, Range] | None = None,
+    profile: ShapeProfile | None = None,
 ) -> tuple[Task, ...]:
-    """The tasks of a module, in order of first call. `overrides` narrow symbols by name.
+    """The tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served.
 
-    Raises UserError for an override of a symbol the model does not have.
+    Raises UserError for an override of a symbol the model does not have, and for a profile that counts none of its symbols.
     """
     ranges = ranges_of(lowered.module)
+    counted = {} if profile is None else _counted(lowered, profile)
+    for bound in lowered.module.bounds:
+        if bound.upper is None:  # what was served says how far it goes
+            seen = [x for symbols in counted.values() for x in symbols.get(bound.var, ())]
+            ranges[bound.var] = Range(bound.lower, max(DEFAULT_UPPER, *seen, bound.lower))
     for name, narrower in (overrides or {}).items():
         matches = [v for v in ranges if v.name == name]
         if not matches:
@@ -57,19 +67,45 @@ def extract_tasks(
             raise UserError(f"--bound {name}: wanted a symbol of the model, which has {known}")
         ranges.update(dict.fromkeys(matches, narrower))
     sites: dict[str, list[tuple[Expr, ...]]] = {}
-    for call in lowered.calls():
-        func = lowered.prims[call.callee]
-        meaning = site_symbols(func, call)
-        sites.setdefault(call.callee, []).append(tuple(meaning[v] for v in func.symbols))
+    served: dict[str, list[tuple[tuple[Expr, ...], Mapping[Var, Mapping[int, int]]]]] = {}
+    for caller in lowered.functions:
+        for call in lowered.calls(caller):
+            func = lowered.prims[call.callee]
+            meaning = site_symbols(func, call)
+            site = tuple(meaning[v] for v in func.symbols)
+            sites.setdefault(call.callee, []).append(site)
+            own, wanted = counted.get(caller, {}), free_vars(*site)
+            if all(v in own for v in wanted):
+                served.setdefault(call.callee, []).append((site, {v: own[v] for v in wanted}))
     tasks = []
     for name, where in sites.items():
         func = lowered.prims[name]
-        domain = anchors(where, _used(where, ranges), count)
+        domain = anchors(where, _used(where, ranges), count, served=served.get(name, ()))
         text = print_text(func, normalise=True)
         # traces name loops and blocks: they are made on the normalised function, so a record fits whatever the model calls things
         plain = replace(parse_prim_func(text), name=name)
         tasks.append(Task(workload_key(func), text, plain, tuple(where), domain))
     return tuple(tasks)
+
+
+def _counted(lowered: LoweredModule, profile: ShapeProfile) -> dict[str, dict[Var, dict[int, int]]]:
+    """How often each symbol of each straight function had which value. Raises UserError when the profile knows none of them."""
+    found: dict[str, dict[Var, dict[int, int]]] = {}
+    for name, function in lowered.functions.items():
+        own = {v for x in (*function.params, *(b.var for b in function.bindings)) for v in info_symbols(x.info)}
+        known = profile.histograms.get(name, {})
+        symbols = {
+            b.var: known[b.var.name].values for b in lowered.module.bounds if b.var in own and b.var.name in known
+        }
+        if symbols:
+            found[name] = symbols
+    if not found:
+        has = ", ".join(f"{f}: {' '.join(s)}" for f, s in profile.histograms.items()) or "no calls at all"
+        raise UserError(
+            f"shape profile: wanted counts of the symbols of {', '.join(lowered.functions)}, found {has}; record them with an "
+            "artifact of this model"
+        )
+    return found
 
 
 def _used(sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range]) -> dict[Var, Range]:

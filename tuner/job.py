@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from relax_tune.database.records import Measurement, Target
+from relax_tune.database.records import Measurement, ShapeHistogram, Target, canonical_json
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.arith.solver import installed_solver
@@ -25,6 +25,7 @@ from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.driver import Weight
 from relax_tune.runtime.library.registry import library_facts, open_libraries
+from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.build import BuildResult, build_programs
@@ -117,8 +118,23 @@ class Job:
         return lower(self.module, passes, self.rules)
 
     @cached_property
+    def key(self) -> str:
+        """The model's key."""
+        return model_key(self.module)
+
+    @cached_property
+    def profile(self) -> ShapeProfile | None:
+        """Which shapes are served, where the settings ask for it: of their file, or of the database. Raises UserError for a file
+        of another model or none of ours, and when there is none."""
+        if self.settings.profile is not None:
+            found = ShapeProfile.read(self.settings.profile)
+            found.of_model(self.key)
+            return found
+        return stored_profile(self.store, self.key) if self.settings.shapes == "profile" else None
+
+    @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        return extract_tasks(self.lowered, self.settings.anchors, self.overrides)
+        return extract_tasks(self.lowered, self.settings.anchors, self.overrides, self.profile)
 
     @cached_property
     def libraries(self) -> Mapping[str, str]:
@@ -146,6 +162,8 @@ class Job:
         if self.settings.scheduler is None:
             check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
         self.store.add_target(self.target)
+        if self.settings.profile is not None and self.profile is not None:
+            store_profile(self.store, self.profile)
         with RunningJob(self.store, self.settings) as running:
             tasks, key = list(self.choices.values()), self.target.key
             tuner = Tuner(
@@ -171,12 +189,34 @@ class Job:
         solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {
             "fingerprint": dict(self.target.fingerprint),
-            "model": model_key(self.module),
+            "model": self.key,
             "notes": list(built.notes),
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
         return new_artifact(programs, constants, extra, built.drivers)
+
+
+def store_profile(store: Store, profile: ShapeProfile) -> None:
+    """Keep a model's profile in the database, in place of what was there of its symbols."""
+    for function, symbols in profile.histograms.items():
+        for symbol, histogram in symbols.items():
+            counts = canonical_json({str(value): count for value, count in histogram.values.items()})
+            store.put_histogram(ShapeHistogram(profile.model, f"{function}.{symbol}", counts))
+
+
+def stored_profile(store: Store, model: str) -> ShapeProfile:
+    """The profile of a model in the database. Raises UserError when there is none."""
+    found = ShapeProfile(model)
+    for histogram in store.histograms(model):
+        function, _, symbol = histogram.symbol.rpartition(".")
+        found.add(function, symbol, Histogram.of({v: c for v, c in histogram.by_value.items() if v >= 0 and c > 0}))
+    if not found.histograms:
+        raise UserError(
+            f"--shapes profile: wanted counts of the shapes this model was served, {store.where} has none; record some with "
+            "`relax-tune run --record-shapes FILE` and give them with --profile FILE"
+        )
+    return found
 
 
 def device_info(spec: str) -> DeviceInfo:

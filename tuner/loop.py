@@ -136,7 +136,7 @@ class Tuner:
         points = points_array(domain.points)
         scale = roofline(choices.space, points, choices.machine)
         known = partial(self._known_elsewhere, choices)
-        problem = SearchProblem(choices.space, points, list(domain.weights), scale, history=known)
+        problem = SearchProblem(choices.space, points, list(domain.timed(scale.tolist()).weights), scale, history=known)
         return make_strategy(self.settings.strategy, problem, state.rng)
 
     def _known_elsewhere(self, choices: Choices) -> TrainingRows | None:

@@ -96,9 +96,12 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
             asked = choices.library_variants()[:1] if policy == "library" else ()
             (default,) = asked or (choices.generic(),)
             return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
+        best = [
+            min(t for row in kept.values() if (t := row[a]) is not None) for a in range(len(choices.task.domain.points))
+        ]
         plan = select(
             kept,
-            choices.task.domain,
+            choices.task.domain.timed(best),
             errors,
             {k for k in kept if variants[k].kind == "library"},
             steps=_steps(kept, variants),

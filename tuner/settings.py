@@ -16,6 +16,7 @@ Policy = Literal["measured", "library", "generic"]
 Products = Literal["apart", "joined"]
 AttentionForm = Literal["whole", "apart"]
 Precision = Literal["f32", "f16", "bf16"]
+Shapes = Literal["uniform", "profile"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 # Candidates per task and per batch, anchors, and how long each shape is timed.
@@ -25,7 +26,7 @@ EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "full": (256, 16, 8, 0.1),
 }
 NUMBERS = ("trials", "seed")
-OPTIONAL_TEXTS = ("db", "scheduler", "ca", "certificate", "key")
+OPTIONAL_TEXTS = ("db", "profile", "scheduler", "ca", "certificate", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class Settings:
     several weights, each by itself or joined. precision: what a float32 model stores weights and the arguments of its products in.
     attention: one kernel each, or its products and softmax.
     memory: of intermediate values, sized by each call's shapes or once for the largest that the declared bounds allow; inplace:
-    results written over arguments that nobody reads later. ca, certificate, key: PEM files for a scheduler beyond loopback."""
+    results written over arguments that nobody reads later. shapes: which count for how much, evenly on a log scale or as a profile
+    of those served says: of the file `profile`, which asks for it by itself, or of the database. ca, certificate, key: PEM files for
+    a scheduler beyond loopback."""
 
     target: str = "opencl"
     db: str | None = None
@@ -50,6 +53,8 @@ class Settings:
     precision: Precision = "f32"
     attention: AttentionForm = "whole"
     memory: Memory = "symbolic"
+    shapes: Shapes | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
@@ -68,6 +73,12 @@ class Settings:
             raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
         if not isinstance(self.memory, str) or self.memory not in get_args(Memory):
             raise UserError(f"--memory wants one of {', '.join(get_args(Memory))}; found {self.memory!r:.80}")
+        if self.shapes is not None and self.shapes not in get_args(Shapes):
+            raise UserError(f"--shapes wants one of {', '.join(get_args(Shapes))}; found {self.shapes!r:.80}")
+        if self.shapes == "uniform" and self.profile is not None:
+            raise UserError(
+                f"--profile goes with --shapes profile, found {self.profile!r:.80} with uniform; leave one out"
+            )
         if self.trials is not None and self.trials < 0:
             raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
 

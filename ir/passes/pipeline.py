@@ -100,9 +100,9 @@ class LoweredModule:
         """The unique tensor functions by name."""
         return {n: f for n, f in self.module.functions.items() if isinstance(f, PrimFunc)}
 
-    def calls(self) -> tuple[CallTIR, ...]:
-        """Every call of a tensor function, function by function, in order."""
-        found = (b.value for f in self.functions.values() for b in f.bindings)
+    def calls(self, caller: str | None = None) -> tuple[CallTIR, ...]:
+        """Every call of a tensor function, function by function, in order; or those of one function."""
+        found = (b.value for n, f in self.functions.items() if caller in (None, n) for b in f.bindings)
         return tuple(v for v in found if isinstance(v, CallTIR))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relax_tune.errors import UserError
 from relax_tune.ir.expr import Expr, Var, const
-from relax_tune.tuner.domain import Domain, Range, anchors
+from relax_tune.tuner.domain import SERVED_SHARE, Domain, Range, anchors
 
 bounds = st.tuples(st.integers(0, 600), st.integers(0, 600)).map(lambda p: Range(min(p), max(p)))
 
@@ -82,3 +82,60 @@ def test_a_symbol_without_bounds_is_an_error_that_says_what_to_declare() -> None
     n, m = Var("n"), Var("m")
     with pytest.raises(UserError, match="--bound"):
         anchors([(n * m,)], {n: Range(1, 4)}, 6)
+
+
+COUNTS = st.dictionaries(st.integers(1, 700), st.integers(1, 1000), min_size=1, max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(bounds, COUNTS | st.just({0: 1}), st.integers(4, 9))
+def test_recorded_values_have_an_anchor_near_their_modes_and_at_their_ends(
+    span: Range, counts: dict[int, int], count: int
+) -> None:
+    n = Var("n")
+    plain = anchors([(n,)], {n: span}, count)
+    domain = anchors([(n,)], {n: span}, count, served=[((n,), {n: counts})])
+    check(domain)
+    inside = {x: c for x, c in counts.items() if max(1, span.lower) <= x <= span.upper}
+    if not inside:
+        assert domain == plain
+        return
+    assert {plain.points[0], plain.points[-1], (min(inside),), (max(inside),)} <= set(domain.points)
+    assert len(domain.points) <= count and math.isclose(sum(domain.served), 1.0, rel_tol=1e-9)
+    for share, weight in zip(domain.served, domain.weights):
+        assert weight >= SERVED_SHARE * share - 1e-12
+    mode, times = max(inside.items(), key=lambda item: item[1])
+    if times > 0.99 * sum(inside.values()):
+        assert (mode,) in domain.points
+
+
+@settings(max_examples=40, deadline=None)
+@given(COUNTS, st.floats(1e-6, 1e3))
+def test_a_recorded_call_counts_for_the_time_it_takes(counts: dict[int, int], unit: float) -> None:
+    n = Var("n")
+    domain = anchors([(n,)], {n: Range(1, 700)}, served=[((n,), {n: counts})])
+    secs = [unit * x for (x,) in domain.points]
+    timed = domain.timed(secs)
+    check(timed)
+    assert timed.points == domain.points
+    even = domain.timed([unit] * len(secs))
+    assert all(math.isclose(a, b, abs_tol=1e-9) for a, b in zip(even.weights, domain.weights))
+    for a, b in zip(range(len(secs)), range(1, len(secs))):
+        if domain.served[a] and domain.served[b]:
+            rest = [w - SERVED_SHARE * s for w, s in zip(domain.weights, domain.served)]
+            ratio = (timed.weights[b] - rest[b]) / (timed.weights[a] - rest[a])
+            assert math.isclose(ratio, domain.served[b] * secs[b] / (domain.served[a] * secs[a]), rel_tol=1e-6)
+    plain = anchors([(n,)], {n: Range(1, 700)})
+    assert plain.timed([unit * x for (x,) in plain.points]) is plain
+
+
+def test_two_recorded_symbols_are_taken_to_vary_independently() -> None:
+    b, n = Var("b"), Var("n")
+    ranges = {b: Range(1, 8), n: Range(1, 512)}
+    domain = anchors([(b, n)], ranges, 6, served=[((b, n), {b: {1: 90, 8: 10}, n: {37: 80, 300: 20}})])
+    check(domain)
+    assert {(1, 1), (8, 512), (1, 37), (8, 300)} <= set(domain.points)
+    share = dict(zip(domain.points, domain.served))
+    assert share[(1, 37)] >= 0.7
+    product = anchors([(b * n,)], ranges, 6, served=[((b * n,), {b: {1: 90, 8: 10}, n: {37: 80, 300: 20}})])
+    assert {(1,), (37,), (2400,), (4096,)} <= set(product.points)

@@ -21,6 +21,7 @@ SOURCES: dict[str, st.SearchStrategy[Any]] = {
     "scheduler": st.sampled_from(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]),
     "products": st.sampled_from(["apart", "joined"]),
     "precision": st.sampled_from(["f32", "f16", "bf16"]),
+    "shapes": st.sampled_from(["uniform", "profile"]),
     "memory": st.sampled_from(["symbolic", "constant-inplace"]),
     "db": st.sampled_from(["a.db", "sqlite:///b.db"]),
 }

@@ -20,6 +20,8 @@ from relax_tune.tuner.commands.options import (
     Model,
     PlannedMemory,
     Precision,
+    Profile,
+    Shapes,
     Target,
     among,
     print_json,
@@ -49,6 +51,8 @@ def build(
     attention: FormOfAttention = None,
     precision: Precision = None,
     memory: PlannedMemory = None,
+    shapes: Shapes = None,
+    profile: Profile = None,
     pack: Annotated[
         bool,
         typer.Option(
@@ -62,7 +66,7 @@ def build(
 ) -> None:
     """Build a model's artifact from what has been measured. Measures nothing.
 
-    The same model, records, policy, precision and effort (which sets the shapes plans are made from) give the same bytes.
+    The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
     flags = {
@@ -73,6 +77,8 @@ def build(
         "attention": attention,
         "precision": precision,
         "memory": memory,
+        "shapes": shapes,
+        "profile": profile,
     }
     settings = load_settings(flags)
     wanted = check_policy(policy)

@@ -10,6 +10,7 @@ import typer
 
 from relax_tune.tuner.settings import EFFORTS, AttentionForm, Memory, Products
 from relax_tune.tuner.settings import Precision as PrecisionName
+from relax_tune.tuner.settings import Shapes as ShapesName
 
 
 def among(*values: str) -> Callable[[str], list[str]]:
@@ -105,6 +106,25 @@ PlannedMemory = Annotated[
         autocompletion=among(*get_args(Memory)),
         help="Memory of intermediate values: sized by each call's shapes, or constant, taken once for the largest the declared bounds "
         "allow; inplace writes results over arguments that nobody reads later. [default: symbolic]",
+    ),
+]
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        "--shapes",
+        metavar="|".join(get_args(ShapesName)),
+        autocompletion=among(*get_args(ShapesName)),
+        help="Which shapes count: all of the declared ranges, evenly on a log scale; or above all those that were served, as --profile "
+        "or the database says, each for the time it takes. [default: uniform]",
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE.json",
+        help="Shapes served, as `run --record-shapes` counts them; `tune` keeps them in the database. [default: with --shapes "
+        "profile, those the database has]",
     ),
 ]
 JoinedProducts = Annotated[

@@ -36,6 +36,8 @@ from relax_tune.tuner.commands.options import (
     Model,
     PlannedMemory,
     Precision,
+    Profile,
+    Shapes,
     Target,
     among,
     print_json,
@@ -87,6 +89,8 @@ def tune(
     attention: FormOfAttention = None,
     precision: Precision = None,
     memory: PlannedMemory = None,
+    shapes: Shapes = None,
+    profile: Profile = None,
     out: Out = None,
     overwrite: Overwrite = False,
     compare: Annotated[
@@ -115,6 +119,8 @@ def tune(
             "attention": attention,
             "precision": precision,
             "memory": memory,
+            "shapes": shapes,
+            "profile": profile,
         }
     )
     check_needed(settings.scheduler, ca, certificate, key)
