@@ -68,6 +68,12 @@ COMMANDS: dict[str, Entry] = {
         "Time artifacts against each other, interleaved.",
         ("relax-tune bench tuned.rta library.rta --shape b=1,n=8 --shape b=8,n=512",),
     ),
+    "plan": Entry(
+        "plan",
+        "plan",
+        "Show what an artifact dispatches where, or write it as C.",
+        ("relax-tune plan encoder-c.rta", "relax-tune plan encoder-c.rta --c plans.c"),
+    ),
     "show": Entry(
         "show",
         "show",
