@@ -14,6 +14,7 @@ from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.runtime.library.registry import how_to_install
+from relax_tune.tuner.parts import routines_of
 from relax_tune.tuner.plans import TaskPlan, times_of
 from relax_tune.tuner.task import Choices
 
@@ -21,9 +22,9 @@ from relax_tune.tuner.task import Choices
 WORTH_SAYING = 0.01
 
 
-def library_of(variant: VariantRecord) -> str | None:
-    """The library that a variant calls."""
-    return variant.sketch.split(".")[0] if variant.kind == "library" else None
+def libraries_of(variant: VariantRecord) -> frozenset[str]:
+    """The libraries that a variant calls."""
+    return frozenset(routine.split(".")[0] for routine in routines_of(variant))
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +48,11 @@ class LibraryFacts:
 
     def counts(self, record: Measurement) -> bool:
         """Whether a record says something of what would run here."""
-        name = library_of(record.variant)
-        return name is None or (name in self.here and self.recorded(record).get(name) == self.here[name])
+        return all(self.same(record, name) for name in libraries_of(record.variant))
+
+    def same(self, record: Measurement, name: str) -> bool:
+        """Whether a library is here, and as it was when a record was made."""
+        return name in self.here and self.recorded(record).get(name) == self.here[name]
 
 
 def library_notes(
@@ -59,9 +63,9 @@ def library_notes(
     records: all there are; the plan was made from those that count."""
     passed_over: dict[str, list[Measurement]] = {}
     for r in records:
-        name = library_of(r.variant)
-        if name is not None and not facts.counts(r):
-            passed_over.setdefault(name, []).append(r)
+        for name in libraries_of(r.variant):
+            if not facts.same(r, name):
+                passed_over.setdefault(name, []).append(r)
     notes = []
     for name, found in sorted(passed_over.items()):
         if name in facts.here:
@@ -83,7 +87,7 @@ def _stale(
     facts: LibraryFacts,
 ) -> list[str]:
     """A note where a form that can be made here has no time of the library that is here, but had one of another state of it."""
-    made = {v.key for v in choices.library_variants()}
+    made = {v.key for v in (*choices.library_variants(), *choices.variants_in_parts())}
     anchors = [dict(b) for b in choices.task.bindings()]
     current = [r for r in records if facts.counts(r)]
     failed = {r.variant.key for r in current if r.status == "failed"}

@@ -27,6 +27,7 @@ from relax_tune.tuner.interrupts import shielded
 from relax_tune.tuner.library_facts import LibraryFacts
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
+from relax_tune.tuner.parts import in_parts
 from relax_tune.tuner.scheduling import WORTHWHILE
 from relax_tune.tuner.search.base import SearchProblem, SearchStrategy, TrainingRows
 from relax_tune.tuner.search.registry import make_strategy
@@ -340,11 +341,12 @@ class Tuner:
         self.result.measurements += len(records)
         self.result.failures += sum(r.status == "failed" for r in records)
         self.result.compiles += len(requests)
+        candidates = [v.key for v in variants if v.kind == "tuned" and not in_parts(v)]
         if part == "trial":
-            self.result.trials += sum(v.kind == "tuned" for v in variants)
+            self.result.trials += len(candidates)
         state.attempted.update(v.key for v in variants)
         state.learn(records, self.job)
-        state.tuned.update(v.key for v in variants if v.kind == "tuned")  # spent, even on answers that say nothing
+        state.tuned.update(candidates)  # spent, even on answers that say nothing
         self._tell_progress(state)
 
     def _results(self, requests: Sequence[MeasureRequest]) -> Sequence[MeasureResult]:
@@ -430,9 +432,9 @@ class Tuner:
 
 
 def _baselines(choices: Choices) -> tuple[VariantRecord, ...]:
-    """The generic and the library form, which are timed wherever anything is timed."""
+    """The generic form, the library forms and those in parts, which are timed wherever anything is timed."""
     found: list[VariantRecord] = []
-    for make in (lambda: (choices.generic(),), choices.library_variants):
+    for make in (lambda: (choices.generic(),), choices.library_variants, choices.variants_in_parts):
         try:
             found += make()
         except ScheduleError:

@@ -10,6 +10,7 @@ from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.errors import RelaxTuneError
 from relax_tune.tuner.domain import Point
+from relax_tune.tuner.parts import in_parts, routines_of
 from relax_tune.tuner.select import Plan, PlanEntry, select, standard_error
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task import Choices
@@ -93,7 +94,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     while True:
         kept = {k: times[k] for k in sorted(allowed)}
         if not kept or not any(None not in row for row in kept.values()):
-            asked = choices.library_variants()[:1] if policy == "library" else ()
+            asked = choices.of_libraries()[:1] if policy == "library" else ()
             (default,) = asked or (choices.generic(),)
             return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
         best = [
@@ -126,6 +127,8 @@ def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, V
 def _usable(choices: Choices, variant: VariantRecord) -> bool:
     """Whether this version of the tool, on this machine, has such a variant at all."""
     try:
+        if in_parts(variant):
+            return routines_of(variant) <= {a.routine for a in choices.alternatives}
         if variant.kind == "library":
             return variant.key in {v.key for v in choices.library_variants()}
         if variant.kind == "generic":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,13 +12,17 @@ from numpy.typing import NDArray
 
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.errors import BuildError, ParseError, ScheduleError
+from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget
-from relax_tune.ir.expr import Expr, Var
+from relax_tune.ir.expr import Expr, Var, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.passes.alternatives import Alternative
-from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_forms
+from relax_tune.ir.passes.libraries import LibraryForm, library_forms
+from relax_tune.ir.passes.split import FunctionStep, cut_points, split_at
 from relax_tune.ir.passes.symbols import bind_symbols
+from relax_tune.ir.printer import print_text
 from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.structural import workload_key
 from relax_tune.runtime.library.registry import how_to_install
 from relax_tune.runtime.program import Program
 from relax_tune.schedules.constraints import ConstraintFunction
@@ -29,6 +33,7 @@ from relax_tune.schedules.target import Machine
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.domain import Domain
 from relax_tune.tuner.emit import KernelStage, LibraryStage, Stage, candidate_program
+from relax_tune.tuner.parts import Parts, choices_of_parts, in_parts, parts_of
 from relax_tune.tuner.search import space as search_space
 
 # Sketches that the epilogue of a library call is tried with.
@@ -175,6 +180,42 @@ class Choices:
             found.append(VariantRecord("library", f"{form.routine}+{name}", trace.to_json(), json.dumps(values)))
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
 
+    def of_libraries(self) -> tuple[VariantRecord, ...]:
+        """The variants with a library call: of the task as a whole, or in parts where no routine takes that."""
+        return self.library_variants() or tuple(v for v in self.variants_in_parts() if v.kind == "library")
+
+    def variants_in_parts(self) -> tuple[VariantRecord, ...]:
+        """The task cut into its products and what is between them, each part by a library's routine or as the rules guess."""
+        return self._in_parts
+
+    @cached_property
+    def _in_parts(self) -> tuple[VariantRecord, ...]:
+        begins = cut_points(self.task.func)
+        if not begins:
+            return ()
+        options = [self._of_part(step)._options() for step in split_at(self.task.func, begins)]
+        return tuple(Parts(begins, chosen).record() for chosen in choices_of_parts(options))
+
+    def _of_part(self, step: FunctionStep) -> Choices:
+        """What can be tried for a part; nothing is measured of a part alone, so its domain has no points."""
+        key, text = workload_key(step.func), print_text(step.func, normalise=True)
+        return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={})
+
+    def _options(self) -> tuple[VariantRecord, ...]:
+        """One variant of each routine, and the one that the rules think best."""
+        first = {v.sketch.split("+")[0]: v for v in reversed(self.library_variants())}
+        return (*(first[form.routine] for form in self.forms), self.guess())
+
+    def guess(self) -> VariantRecord:
+        """The first guess of the first sketch, or its middle where nothing is guessed; the generic form where neither is legal."""
+        sketch = self.sketches[0]
+        middle = {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables}
+        legal = ConstraintFunction(sketch)
+        for values in (*sketch.guesses, middle):
+            if not values or legal({n: np.asarray([x], np.int64) for n, x in values.items()})[0]:
+                return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(dict(values)))
+        return self.generic()
+
     def stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         """The scheduled functions and library calls of a variant, replayed from its record.
 
@@ -192,6 +233,8 @@ class Choices:
         return found
 
     def _made_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
+        if in_parts(record):
+            return self._stages_in_parts(parts_of(record))
         if record.kind == "library":
             return self._library_stages(record)
         # a build replays its few winners; a tuning job has the sketches already, which gives the same function sooner
@@ -230,6 +273,11 @@ class Choices:
                 stages.append(_stage(form.after, replay_with(Trace.from_json(record.trace), after, record.values)))
         return tuple(stages)
 
+    def _stages_in_parts(self, parts: Parts) -> tuple[Stage, ...]:
+        steps = split_at(self.task.func, parts.begins)
+        made = (self._of_part(step).stages(v) for step, v in zip(steps, parts.variants, strict=True))
+        return tuple(stage for step, stages in zip(steps, made, strict=True) for stage in _outside(step, stages))
+
     def _plain(self, func: PrimFunc) -> PrimFunc:
         """A function no search looks at: the middle setting of its first sketch."""
         sketch = generate_sketches(func, self.machine)[0]
@@ -245,12 +293,38 @@ class Choices:
         return found
 
 
-def _stage(step: LibraryStep, scheduled: PrimFunc) -> KernelStage:
+def _stage(step: FunctionStep, scheduled: PrimFunc) -> KernelStage:
     """A step of a library form, scheduled, with its parameters and symbols in terms of the fused function's."""
+    return KernelStage(scheduled, dict(zip(step.func.buffers, step.args, strict=True)), _meaning(step))
+
+
+def _outside(step: FunctionStep, stages: Sequence[Stage]) -> list[Stage]:
+    """The stages of a part's variant, with buffers, those that only they share too, and symbols in terms of the whole task's."""
+    meaning = _meaning(step)
+    known = dict(zip(step.func.buffers, step.args, strict=True))
+
+    def place(b: Buffer) -> Buffer:
+        if b not in known:
+            known[b] = replace(b, shape=tuple(substitute(d, meaning) for d in b.shape))
+        return known[b]
+
+    found: list[Stage] = []
+    for stage in stages:
+        if isinstance(stage, LibraryStage):
+            scalars = tuple(substitute(e, meaning) for e in stage.scalars)
+            found.append(LibraryStage(stage.routine, tuple(map(place, stage.buffers)), scalars))
+        else:
+            arguments = {p: place(stage.arguments.get(p, p)) for p in stage.func.buffers}
+            own = {v: substitute(e, meaning) for v, e in stage.meaning.items()} or meaning
+            found.append(KernelStage(stage.func, arguments, own))
+    return found
+
+
+def _meaning(step: FunctionStep) -> dict[Var, Expr]:
+    """A step's symbols in terms of the fused function's."""
     infos = [TensorInfo(b.shape, b.dtype) for b in step.args]
     inputs = len(infos) - step.func.outputs
-    meaning = bind_symbols(step.func, infos[:inputs], infos[inputs:], step.scalars)
-    return KernelStage(scheduled, dict(zip(step.func.buffers, step.args, strict=True)), meaning)
+    return bind_symbols(step.func, infos[:inputs], infos[inputs:], step.scalars)
 
 
 def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:

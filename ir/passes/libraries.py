@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
@@ -18,23 +17,14 @@ from relax_tune.ir.expr import Const, Expr, Load, Var, as_int, const, free_vars,
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import product
 from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, Sizes, Whole
-from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks, with_blocks
+from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks
 from relax_tune.ir.passes.pattern_kinds import PatternKind, block_kind, operands
+from relax_tune.ir.passes.split import FunctionStep, step_of
 from relax_tune.ir.passes.symbols import close_over, map_function
 from relax_tune.ir.relations import differences, solve
 from relax_tune.ir.stmt import Block, IterVar, Store
 from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, TensorInfo
 from relax_tune.ir.structural import workload_key
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LibraryStep:
-    """A tensor function over its own symbols, called on buffers of the form (inputs, then the output) and scalars over the
-    fused function's symbols."""
-
-    func: PrimFunc
-    args: tuple[Buffer, ...]
-    scalars: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +37,8 @@ class LibraryForm:
     buffers: tuple[Buffer, ...]
     scalars: tuple[Expr, ...]
     temps: tuple[Buffer, ...] = ()
-    before: tuple[LibraryStep, ...] = ()
-    after: LibraryStep | None = None
+    before: tuple[FunctionStep, ...] = ()
+    after: FunctionStep | None = None
 
 
 def library_forms(func: PrimFunc, alternatives: Sequence[Alternative] = ALTERNATIVES) -> tuple[LibraryForm, ...]:
@@ -226,7 +216,7 @@ class _Splitter:
         self.func, self.block, self.rest, self.axes = func, block, rest, axes
         self.alternative, self.takes = alternative, takes
         self.temps: list[Buffer] = []
-        self.before: list[LibraryStep] = []
+        self.before: list[FunctionStep] = []
 
     def split(self, left: Expr, right: Expr) -> LibraryForm | None:
         axes = self.axes
@@ -273,12 +263,12 @@ class _Splitter:
         spatial = tuple(IterVar(i.var, i.extent) for i in order)
         pack = Block(f"pack_{name}", spatial, indices, Store(packed, indices, value))
         inputs = tuple(dict.fromkeys(r.buffer for r in all_loads((value,))))
-        self.before.append(self._step(f"{self.func.name}_{name}", [pack], inputs, packed))
+        self.before.append(step_of(self.func, f"{self.func.name}_{name}", [pack], inputs, (packed,)))
         strides = _strides(load(packed, indices), self.axes)
         assert strides is not None
         return packed, strides
 
-    def _result(self) -> tuple[Buffer, _Strides, LibraryStep | None]:
+    def _result(self) -> tuple[Buffer, _Strides, FunctionStep | None]:
         """What the product writes, and the step after it."""
         output = self.func.output_buffers[0]
         target = self.block.body.buffer
@@ -303,24 +293,11 @@ class _Splitter:
         assert strides is not None
         return packed, strides, self._after([copy, *rest], packed, output)
 
-    def _after(self, blocks: Sequence[Block], source: Buffer, output: Buffer) -> LibraryStep:
+    def _after(self, blocks: Sequence[Block], source: Buffer, output: Buffer) -> FunctionStep:
         written = {b.body.buffer for b in blocks}
         read = dict.fromkeys(x.buffer for b in blocks for x in block_loads(b))
         inputs = (source, *(r for r in read if r is not source and r not in written))
-        return self._step(f"{self.func.name}_after", blocks, inputs, output)
-
-    def _step(self, name: str, blocks: Sequence[Block], inputs: tuple[Buffer, ...], output: Buffer) -> LibraryStep:
-        inner = tuple(a for a in self.func.allocs if a not in inputs and a is not output)
-        func = PrimFunc(
-            name,
-            (*inputs, output, *self.func.scalar_params),
-            1,
-            self.func.body,
-            inner,
-            tuple(c for c in self.func.consts if c in inputs),
-        )
-        closed = close_over(with_blocks(func, blocks), Env())
-        return LibraryStep(closed.func, (*inputs, output), closed.scalars)
+        return step_of(self.func, f"{self.func.name}_after", blocks, inputs, (output,))
 
 
 def _leading(outer: Expr | None, inner: Expr | None, height: Expr, width: Expr) -> tuple[int, Expr]:

@@ -108,10 +108,12 @@ def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
     rows = min(len(b.body.indices) for b in found)
     if rows == 0 or any(b.body.indices[:rows] != tuple(i.var for i in b.iters[:rows]) for b in found):
         raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")
-    first, *others = [s.fuse(s.loops_of(b.name)[:rows]) for b in found]
+    # before they are fused, since a row's own place is seen in the loops of its dimensions, not in digits of one number
+    first, *others = [s.loops_of(b.name)[:rows] for b in found]
     for other in others:
-        s.merge_loops(first, other)
-    f_0, f_1 = s.split(first, [None, per_thread])
+        for a, b in zip(first, other, strict=True):
+            s.merge_loops(a, b)
+    f_0, f_1 = s.split(s.fuse(first), [None, per_thread])
     s.set_tail(f_0, "peel")
     return f_0, f_1
 

@@ -19,9 +19,10 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, whole
-from relax_tune.ir.passes.libraries import LibraryForm, LibraryStep, library_forms
+from relax_tune.ir.passes.libraries import LibraryForm, library_forms
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_prim
+from relax_tune.ir.passes.split import FunctionStep
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.library.openblas import OpenBlas
 
@@ -57,7 +58,7 @@ def run_form(func: PrimFunc, form: LibraryForm, inputs: list[Array], symbols: di
 
     memory: dict[Buffer, Array] = dict(zip(func.input_buffers, inputs, strict=True))
 
-    def step(s: LibraryStep) -> None:
+    def step(s: FunctionStep) -> None:
         (out,) = evaluate_prim(s.func, [memory[x] for x in s.args[:-1]], [number(x) for x in s.scalars])
         memory[s.args[-1]] = out
 

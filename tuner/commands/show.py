@@ -36,6 +36,7 @@ from relax_tune.tuner.commands.options import (
 )
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.job import Job, device_info, parse_bounds
+from relax_tune.tuner.parts import in_parts
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.model_view import IMPORTED, program_after, stage_names, task_document, tasks_table
 from relax_tune.tuner.report.show import show_task
@@ -307,5 +308,5 @@ def _show_task(view: TaskView, sections: Sequence[str], target: DeviceTarget, no
 def _counts(records: Sequence[Measurement]) -> dict[str, int]:
     return {
         "measurements": len(records),
-        "candidates": len({r.variant.key for r in records if r.variant.kind == "tuned"}),
+        "candidates": len({r.variant.key for r in records if r.variant.kind == "tuned" and not in_parts(r.variant)}),
     }

@@ -11,6 +11,7 @@ import numpy as np
 from relax_tune.database.records import Measurement
 from relax_tune.schedules.features import sketch_features
 from relax_tune.tuner.cost_model import GradientBoostedModel
+from relax_tune.tuner.parts import in_parts
 from relax_tune.tuner.plans import times_of
 from relax_tune.tuner.search.space import Candidate
 from relax_tune.tuner.task import Choices, points_array
@@ -36,7 +37,7 @@ def opinion(choices: Choices, records: Sequence[Measurement]) -> dict[str, Any]:
             timed[candidate] = row
     if len(timed) < FEWEST:
         lacks = f"wanted at least {FEWEST} candidates with times to train on, found {len(timed)}"
-        foreign = sum(variants[key].kind == "tuned" for key in times) - len(timed)
+        foreign = sum(variants[k].kind == "tuned" and not in_parts(variants[k]) for k in times) - len(timed)
         if foreign:
             lacks += f" (and {foreign} of sketches this version does not make)"
         return {"candidates": len(timed), "lacks": lacks}

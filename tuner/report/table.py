@@ -14,6 +14,7 @@ from rich.table import Table
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.tuner.parts import in_parts
 from relax_tune.tuner.plans import TaskPlan, times_of
 from relax_tune.tuner.report.console import make_table, seconds_text
 from relax_tune.tuner.select import PlanEntry, Test
@@ -161,7 +162,7 @@ def _row(choices: Choices, task_plan: TaskPlan, records: Sequence[Measurement]) 
         )
         for a in shown
     )
-    tried = {r.variant.key for r in records if r.variant.kind == "tuned"}
+    tried = {r.variant.key for r in records if r.variant.kind == "tuned" and not in_parts(r.variant)}
     usable = {k for k, v in variants.items() if v.kind == "tuned"}
     dispatch = dispatch_ranges(task_plan.plan.entries, labels, names)
     return TaskRow(task.name, task.key, len(task.sites), secs, None, len(tried), len(tried - usable), shapes, dispatch)

@@ -22,6 +22,7 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.domain import Domain, Range, anchors
 from relax_tune.tuner.emit import KernelStage
 from relax_tune.tuner.extract import DEFAULT_UPPER
+from relax_tune.tuner.parts import in_parts, parts_of
 from relax_tune.tuner.plans import TaskPlan, plan_task, times_of
 from relax_tune.tuner.report.opinion import opinion
 from relax_tune.tuner.report.table import KINDS, dispatch_ranges, symbol_labels, variant_text
@@ -116,7 +117,7 @@ class TaskView:
         if self.of == GENERIC:
             return self.choices.generic(), "the schedule without any tuning"
         if self.of == LIBRARY:
-            known = {v.key: v for v in self.choices.library_variants()}
+            known = {v.key: v for v in self.choices.of_libraries()}
             if not known:
                 raise UserError(f"--of {LIBRARY}: wanted a library routine for {self.choices.task.name}, found none")
             found = self._fastest(lambda v: v.key in known)
@@ -234,8 +235,9 @@ class TaskView:
         variant, _ = self.variant
         if variant.trace == "[]":
             return {"python": "", "json": []}
-        trace = Trace.from_json(variant.trace)
-        return {"python": trace.as_python(variant.values), "json": variant.trace}
+        parts = parts_of(variant).variants if in_parts(variant) else (variant,)
+        scheduled = [(Trace.from_json(v.trace), v.values) for v in parts if v.trace != "[]"]
+        return {"python": "\n".join(t.as_python(values) for t, values in scheduled), "json": variant.trace}
 
     def loops(self) -> list[str]:
         """The scheduled program of each kernel, and each library call, in order."""

@@ -1,0 +1,81 @@
+"""Records of variants in parts: a task cut into several functions, each of which is computed by a variant of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relax_tune.database.records import VARIANT_KINDS
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.errors import DatabaseError, ParseError
+
+# Variants in parts that a task is measured with: each choice for its parts is another one.
+VARIANTS_IN_PARTS = 4
+_START = '{"parts":'
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where a task is cut, as the blocks that its second and later parts begin with, and the variant of each part."""
+
+    begins: tuple[str, ...]
+    variants: tuple[VariantRecord, ...]
+
+    def record(self) -> VariantRecord:
+        """The whole as one record: a library's where any part is, with the parameters of all."""
+        traces = [[v.kind, v.sketch, json.loads(v.trace)] for v in self.variants]
+        return VariantRecord(
+            "library" if any(v.kind == "library" for v in self.variants) else "tuned",
+            " | ".join(v.sketch for v in self.variants),
+            json.dumps({"parts": traces, "begins": self.begins}, separators=(",", ":")),
+            json.dumps({f"{k}.{n}": x for k, v in enumerate(self.variants) for n, x in v.values.items()}),
+        )
+
+
+def in_parts(record: VariantRecord) -> bool:
+    """Whether a record is of a task in parts."""
+    return record.trace.startswith(_START)
+
+
+def parts_of(record: VariantRecord) -> Parts:
+    """The parts a record was made of. Raises ParseError when it is not of that form."""
+    try:
+        data = json.loads(record.trace)
+        begins, variants = tuple(data["begins"]), []
+        values: list[dict[str, int]] = [{} for _ in data["parts"]]
+        for name, value in record.values.items():
+            number, _, own = name.partition(".")
+            values[int(number)][own] = value
+        for (kind, sketch, trace), own_values in zip(data["parts"], values, strict=True):
+            variants.append(VariantRecord(kind, sketch, json.dumps(trace), json.dumps(own_values)))
+        if len(variants) != len(begins) + 1 or not all(isinstance(b, str) for b in begins):
+            raise ValueError(f"{len(variants)} parts of cuts at {begins!r}")
+    except (ValueError, TypeError, KeyError, IndexError, DatabaseError) as error:
+        raise ParseError(
+            f"wanted the trace of a variant in parts, begins and [kind, sketch, trace] with a kind of {VARIANT_KINDS} "
+            f"for each, found {record.trace:.80}: {error}"
+        ) from None
+    return Parts(begins, tuple(variants))
+
+
+def routines_of(record: VariantRecord) -> frozenset[str]:
+    """The library routines that a variant calls, as its record says; none where that cannot be read."""
+    try:
+        variants = parts_of(record).variants if in_parts(record) else (record,)
+    except ParseError:
+        return frozenset()
+    return frozenset(v.sketch.split("+")[0] for v in variants if v.kind == "library")
+
+
+def choices_of_parts(
+    options: Sequence[Sequence[VariantRecord]], limit: int = VARIANTS_IN_PARTS
+) -> tuple[tuple[VariantRecord, ...], ...]:
+    """Up to `limit` ways to choose one of the options of each part: those first that keep to one library, or to none."""
+
+    def mixed(chosen: tuple[VariantRecord, ...]) -> int:
+        free = [v for v, had in zip(chosen, options, strict=True) if len(had) > 1]
+        return len({v.sketch.split(".")[0] if v.kind == "library" else "" for v in free})
+
+    return tuple(sorted(itertools.product(*options), key=mixed)[:limit])
