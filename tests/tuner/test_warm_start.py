@@ -229,6 +229,8 @@ def softmax_of(width: int) -> IRModule:
 
 def copied(store: MemoryStore) -> MemoryStore:
     fresh = MemoryStore()
+    for environment in store.environments():
+        fresh.add_environment(environment)
     for target in store.targets():
         fresh.add_target(target)
         for workload in store.workloads(target.key):
