@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.interp import run_prim
+from relax_tune.ir.stmt import blocks
+from relax_tune.tuner.domain import Point
 from relax_tune.tuner.emit import input_fill, is_constant
 from relax_tune.tuner.measure.inputs import random_array
 from relax_tune.tuner.measure.messages import CheckCase
@@ -27,13 +30,14 @@ def check_case(task: Task, number: int) -> CheckCase:
 
     Raises VerifyError for a function that neither the reference nor the interpreter can run."""
     sizes = (5, 19) if number == 0 else (2, 67)
-    symbols: dict[str, int] = {}
-    values = {}
     highest = [max(p[a] for p in task.domain.points) for a in range(len(task.func.symbols))]
-    for v, top in zip(task.func.symbols, highest):
-        value = min(top, sizes[0] if top <= 16 else sizes[1])
-        symbols[task.symbol_names[v]] = value
-        values[v] = value
+    return check_at(task, tuple(min(top, sizes[0] if top <= 16 else sizes[1]) for top in highest), number)
+
+
+def check_at(task: Task, point: Point, number: int = 0) -> CheckCase:
+    """Random inputs of a shape, those with this number, and the expected outputs. Raises as `check_case` does."""
+    values = dict(zip(task.func.symbols, point, strict=True))
+    symbols = {task.symbol_names[v]: x for v, x in values.items()}
     inputs = []
     for position, b in enumerate(task.func.input_buffers):
         shape = tuple(_size(d, values) for d in b.shape)
@@ -48,6 +52,12 @@ def check_case(task: Task, number: int) -> CheckCase:
         tuple(r for r, _ in limits),
         tuple(a for _, a in limits),
     )
+
+
+def check_work(task: Task, point: Point) -> int:
+    """Loop iterations that the reference evaluates at a shape."""
+    values = dict(zip(task.func.symbols, point, strict=True))
+    return sum(math.prod(max(0, _size(i.extent, values)) for i in b.iters) for b in blocks(task.func.body))
 
 
 def _expected(func: PrimFunc, inputs: Sequence[NDArray[Any]], values: Mapping[Var, int]) -> Sequence[NDArray[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,11 +48,13 @@ class Domain:
 
     served: the share of recorded calls nearest to each point; empty where nothing was recorded, and weights are log-uniform. With
     it weights are SERVED_SHARE of the recorded calls and the rest log-uniform, and `timed` makes shares of time of those of calls.
+    others: shapes within the bounds that no candidate is timed at, by which a plan is validated, the most telling first.
     """
 
     points: tuple[Point, ...]
     weights: tuple[float, ...]
     served: tuple[float, ...] = ()
+    others: tuple[Point, ...] = ()
 
     def timed(self, secs: Sequence[float]) -> Domain:
         """The same points weighted for comparing ratios of times: a recorded call counts for the time it takes, `secs` at each
@@ -62,7 +64,7 @@ class Domain:
             return self
         shares = zip(self.weights, self.served, secs)
         weights = tuple(w + SERVED_SHARE * (s * t / total - s) for w, s, t in shares)
-        return Domain(self.points, weights, self.served)
+        return replace(self, weights=weights)
 
 
 def anchors(
@@ -104,18 +106,18 @@ def anchors(
     recorded = _recorded(served, ranges)
     if not recorded:
         chosen = _spread(sorted(seen), count)
-        return Domain(tuple(chosen), _shares(chosen, seen))
+        return Domain(tuple(chosen), _shares(chosen, seen), others=_between(sites, ranges, chosen))
     chosen = _spread(sorted({*seen, *recorded}), count, _representative(sorted({*seen, *recorded}), recorded, count))
     shares = _shares(chosen, recorded)
     weights = tuple(SERVED_SHARE * s + (1 - SERVED_SHARE) * u for s, u in zip(shares, _shares(chosen, seen)))
-    return Domain(tuple(chosen), weights, shares)
+    return Domain(tuple(chosen), weights, shares, _between(sites, ranges, chosen))
 
 
 def _shares(chosen: Sequence[Point], mass: Mapping[Point, float]) -> tuple[float, ...]:
     """The share of the mass that lies nearest to each chosen point."""
     found = dict.fromkeys(chosen, 0.0)
     for point in sorted(mass):
-        found[min(chosen, key=lambda c: (_distance(c, point), c))] += mass[point]
+        found[min(chosen, key=lambda c: (distance(c, point), c))] += mass[point]
     total = sum(mass.values())
     return tuple(found[c] / total for c in chosen)
 
@@ -147,7 +149,7 @@ def _condensed(counts: Mapping[int, int], limit: int) -> dict[int, int]:
     kept = sorted({min(counts), max(counts), *[x for x in often if x not in (min(counts), max(counts))][: limit - 2]})
     found = dict.fromkeys(kept, 0)
     for value, count in counts.items():
-        found[min(kept, key=lambda k: (_distance((k,), (value,)), k))] += count
+        found[min(kept, key=lambda k: (distance((k,), (value,)), k))] += count
     return found
 
 
@@ -168,6 +170,29 @@ def _representative(points: Sequence[Point], mass: Mapping[Point, float], count:
     return chosen
 
 
+def _between(
+    sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range], chosen: Sequence[Point]
+) -> tuple[Point, ...]:
+    """What the sites ask for next to the ends of each symbol, at primes, and at the ends, the other symbols in the middle."""
+    middle = {s: round(math.sqrt(max(r.lower, 1) * max(r.upper, 1))) for s, r in ranges.items()}
+    found: dict[Point, None] = {}
+    for step in range(7):
+        for symbol, r in ranges.items():
+            low, high = max(r.lower, 1), max(r.upper, 1)
+            primes = [_prime(round(low * (high / low) ** share), low) for share in (0.5, 0.8, 0.25)]
+            value = (high - 1, primes[0], low + 1, primes[1], primes[2], low, high)[step]
+            if low <= value <= high:
+                found |= {tuple(_value(e, middle | {symbol: value}) for e in site): None for site in sites}
+    return tuple(p for p in found if p not in chosen)
+
+
+def _prime(most: int, least: int) -> int:
+    """The largest prime of at most `most`, or `least` where that is larger."""
+    while most > max(least, 2) and any(most % d == 0 for d in range(2, math.isqrt(most) + 1)):
+        most -= 1
+    return max(most, least)
+
+
 def _value(e: Expr, values: Mapping[Var, int]) -> int:
     result = as_int(simplify(substitute(e, {v: const(x) for v, x in values.items()})))
     if result is None:
@@ -175,7 +200,8 @@ def _value(e: Expr, values: Mapping[Var, int]) -> int:
     return result
 
 
-def _distance(a: Point, b: Point) -> float:
+def distance(a: Point, b: Point) -> float:
+    """Squared, between the logarithms of two points."""
     return sum((math.log(max(x, 1)) - math.log(max(y, 1))) ** 2 for x, y in zip(a, b))
 
 
@@ -190,5 +216,5 @@ def _spread(points: Sequence[Point], count: int, start: Sequence[Point] = ()) ->
     chosen = list(start) or _ends(points)
     while len(chosen) < min(count, len(points)):
         rest = [p for p in points if p not in chosen]
-        chosen.append(max(rest, key=lambda p: (min(_distance(p, c) for c in chosen), p)))
+        chosen.append(max(rest, key=lambda p: (min(distance(p, c) for c in chosen), p)))
     return sorted(chosen)

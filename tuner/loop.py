@@ -21,7 +21,8 @@ from relax_tune.database.records import Environment, Lease, Measurement, Workloa
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
-from relax_tune.tuner.check import check_case
+from relax_tune.tuner.check import check_at, check_case
+from relax_tune.tuner.domain import Point
 from relax_tune.tuner.holder import lives
 from relax_tune.tuner.interrupts import shielded
 from relax_tune.tuner.library_facts import LibraryFacts
@@ -32,8 +33,9 @@ from relax_tune.tuner.scheduling import WORTHWHILE
 from relax_tune.tuner.search.base import SearchProblem, SearchStrategy, TrainingRows
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task import Choices, Task, points_array
+from relax_tune.tuner.task import Choices, Task, binding, points_array
 from relax_tune.tuner.task_state import HOPELESS, TaskState
+from relax_tune.tuner.validation import VALIDATIONS, checkable, unvalidated
 from relax_tune.tuner.warm_start import History, roofline
 
 FORMAT_VERSION = 1
@@ -110,6 +112,7 @@ class Tuner:
         self.beat = beat
         self.result = Work()
         self._references: dict[tuple[str, int], CheckCase] = {}
+        self._references_at: dict[tuple[str, Point], CheckCase] = {}
         self._lease: Lease | None = None
         self._renewed = 0.0
         self._facts = LibraryFacts(store, libraries)
@@ -137,7 +140,8 @@ class Tuner:
         points = points_array(domain.points)
         scale = roofline(choices.space, points, choices.machine)
         known = partial(self._known_elsewhere, choices)
-        problem = SearchProblem(choices.space, points, list(domain.timed(scale.tolist()).weights), scale, history=known)
+        weights = list(domain.timed(scale.tolist()).weights)
+        problem = SearchProblem(choices.space, points, weights, scale, state.dispatchable, history=known)
         return make_strategy(self.settings.strategy, problem, state.rng)
 
     def _known_elsewhere(self, choices: Choices) -> TrainingRows | None:
@@ -186,7 +190,7 @@ class Tuner:
         for state in able:
             self._refresh(state)
         promising = max((s for s in able if self._wants_more(s)), key=self._worth, default=None)
-        return promising or next((s for s in able if s.finalists()), None)
+        return promising or next((s for s in able if s.finalists() or self._unvalidated(s)), None)
 
     def _advance(self, state: TaskState) -> None:
         """The next batch of a task."""
@@ -204,6 +208,23 @@ class Tuner:
             state.retimed.update(v.key for v in again)
             state.finals += 1
             self._measure(state, again, f"final{state.finals}", FINAL_BUDGETS * self.settings.timing_secs)
+        elif shapes := self._unvalidated(state):
+            state.validations += 1
+            contenders = [state.variants[k] for k in shapes]
+            self._measure(state, contenders, f"validation{state.validations}", shapes=shapes)
+
+    def _unvalidated(self, state: TaskState) -> Mapping[str, Sequence[Point]]:
+        """Shapes that the plan's variants lack; nothing once a job has asked often enough."""
+        if state.validations >= VALIDATIONS:
+            return {}
+        if state.lacking is None or state.lacking[0] != len(state.records):
+            with shielded():
+                found = self.store.query(self.target_key, state.task.key)
+            records = [r for r in found if r.id in state.records and state.counts(r)]
+            state.lacking = len(state.records), {}
+            with self._isolated(state, give_up=True):
+                state.lacking = len(state.records), unvalidated(state.choices, records, self.settings.effort)
+        return state.lacking[1]
 
     def _wants_first(self, state: TaskState) -> bool:
         return not state.exhausted and len(state.tuned) < self._first
@@ -312,8 +333,14 @@ class Tuner:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     def _measure(
-        self, state: TaskState, variants: Sequence[VariantRecord], part: str = "trial", budget_secs: float | None = None
+        self,
+        state: TaskState,
+        variants: Sequence[VariantRecord],
+        part: str = "trial",
+        budget_secs: float | None = None,
+        shapes: Mapping[str, Sequence[Point]] | None = None,
     ) -> None:
+        """Build, check and time variants at the anchors, or each at shapes of its own, and keep the records."""
         if not variants:
             return
         task = state.task
@@ -321,9 +348,10 @@ class Tuner:
         records: list[Measurement] = []
         by_id: dict[str, VariantRecord] = {}
         bindings = task.bindings()
-        checks = tuple(self._check(state, n) for n in range(2))
+        checks = standard = tuple(self._check(state, n) for n in range(2))
+        stops = self._stops(state) if shapes is None else ()
         least, most = ROUNDS if part == "trial" else FINAL_ROUNDS
-        policy = TimingPolicy(least, most, budget_secs or self.settings.timing_secs, 0.1, self._stops(state))
+        policy = TimingPolicy(least, most, budget_secs or self.settings.timing_secs, 0.1, stops)
         for variant in variants:
             self._renew()
             identity = self._id(task, variant, part)
@@ -333,6 +361,9 @@ class Tuner:
                 records.append(self._failed(task, variant, identity, "constraint", _described(error)))
                 continue
             by_id[identity] = variant
+            if shapes is not None:
+                bindings = tuple(map(binding, shapes[variant.key]))
+                checks = tuple(self._check_at(state, p) for p in checkable(task, shapes[variant.key])) or standard
             requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, DEADLINE_SECS))
         for result in self._results(requests):
             records += self._records(task, by_id[result.id], result)
@@ -415,6 +446,12 @@ class Tuner:
         if key not in self._references:
             self._references[key] = check_case(state.task, number)
         return self._references[key]
+
+    def _check_at(self, state: TaskState, point: Point) -> CheckCase:
+        key = (state.task.key, point)
+        if key not in self._references_at:
+            self._references_at[key] = check_at(state.task, point)
+        return self._references_at[key]
 
     def _tell_progress(self, state: TaskState) -> None:
         self.report(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.errors import RelaxTuneError
-from relax_tune.tuner.domain import Point
+from relax_tune.tuner.domain import Domain, Point, distance
 from relax_tune.tuner.parts import in_parts, routines_of
-from relax_tune.tuner.select import Plan, PlanEntry, select, standard_error
+from relax_tune.tuner.select import NOISE, Plan, PlanEntry, beyond, select, standard_error
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task import Choices
 
@@ -27,12 +28,14 @@ LARGEST_STEP = 256
 @dataclass(frozen=True)
 class TaskPlan:
     """What a task dispatches: the plan over variant keys, those variants, and the times it was chosen from. lost: why each variant
-    that would have been dispatched cannot be made any more."""
+    that would have been dispatched cannot be made any more. added: shapes beside the anchors at which a plan made for the anchors
+    alone was found to lose, and which therefore count as well."""
 
     plan: Plan
     variants: Mapping[str, VariantRecord]
     times: Mapping[str, Sequence[float | None]]
     lost: Mapping[str, str] = field(default_factory=dict)
+    added: tuple[Point, ...] = ()
 
 
 def times_of(
@@ -83,7 +86,8 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     """Choose variants for a task. Without usable records the generic form is dispatched everywhere, or the library where the
     policy asks for it."""
     times, variants = times_of(choices, records)
-    errors = errors_of(pooled(records)[0], choices.task.domain.points)
+    samples, _ = pooled(records)
+    domain = choices.task.domain
     allowed = {k for k, v in variants.items() if _usable(choices, v)}
     if policy == "generic":
         allowed = {k for k in allowed if variants[k].kind == "generic"}
@@ -92,27 +96,74 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
         allowed = of_library or allowed
     lost: dict[str, str] = {}
     while True:
-        kept = {k: times[k] for k in sorted(allowed)}
-        if not kept or not any(None not in row for row in kept.values()):
+        if not any(None not in times[k] for k in allowed):
             asked = choices.of_libraries()[:1] if policy == "library" else ()
             (default,) = asked or (choices.generic(),)
             return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
-        best = [
-            min(t for row in kept.values() if (t := row[a]) is not None) for a in range(len(choices.task.domain.points))
-        ]
-        plan = select(
-            kept,
-            choices.task.domain.timed(best),
-            errors,
-            {k for k in kept if variants[k].kind == "library"},
-            steps=_steps(kept, variants),
-            workers=choices.machine.workers,
-        )
+        kept = {k: samples[k] for k in sorted(allowed)}
+        libraries = {k for k in kept if variants[k].kind == "library"}
+        rows = timed(kept, domain.points)
+        best = [min(t for row in rows.values() if (t := row[a]) is not None) for a in range(len(domain.points))]
+        steps = _steps(rows, variants)
+        plan, chosen_for = choose(kept, domain.timed(best), libraries, steps, choices.machine.workers)
         broken = {k: why for k in plan.variants if (why := _obstacle(choices, variants[k])) is not None}
         if not broken:
-            return TaskPlan(plan, variants, times, lost)
+            return TaskPlan(plan, variants, times, lost, chosen_for.points[len(domain.points) :])
         lost |= broken
         allowed -= set(broken)
+
+
+def choose(
+    samples: Samples, domain: Domain, libraries: Collection[str], steps: Sequence[int] = (), workers: int = 1
+) -> tuple[Plan, Domain]:
+    """The plan for a domain, and the domain with every shape on record at which plans made without it were beaten."""
+    while True:
+        times, errors = timed(samples, domain.points), errors_of(samples, domain.points)
+        plan = select(times, domain, errors, libraries, steps=steps, workers=workers)
+        beaten = _beaten(plan, samples, domain)
+        if not beaten:
+            return plan, domain
+        domain = _with(domain, beaten)
+
+
+def _beaten(plan: Plan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
+    """Shapes beside the domain's points at which what is dispatched was beaten beyond noise."""
+    found = []
+    for point in elsewhere(plan, samples, domain):
+        shape = shape_of(point)
+        own = samples[plan.choose(point)][shape]
+        if any(shape in rival and slower(own, rival[shape]) for rival in samples.values()):
+            found.append(point)
+    return tuple(found)
+
+
+def elsewhere(plan: Plan, samples: Samples, domain: Domain) -> list[Point]:
+    """Shapes between the domain's points, none of them, at which what a plan dispatches was timed."""
+    symbols = len(domain.points[0])
+    ends = [(min(p[a] for p in domain.points), max(p[a] for p in domain.points)) for a in range(symbols)]
+    found = []
+    for shape in {s for key in plan.variants for s in samples.get(key, ())}:
+        values = dict(shape)
+        if len(values) != symbols or any(f"s{a}" not in values for a in range(symbols)):
+            continue
+        point = tuple(values[f"s{a}"] for a in range(symbols))
+        inside = all(low <= x <= top for x, (low, top) in zip(point, ends))
+        if inside and point not in domain.points and shape in samples.get(plan.choose(point), ()):
+            found.append(point)
+    return sorted(found)
+
+
+def slower(own: Sequence[float], rival: Sequence[float]) -> bool:
+    """Whether samples are slower than others beyond noise."""
+    behind = math.log(statistics.median(own) / statistics.median(rival))
+    return behind > max(math.log1p(NOISE), beyond(standard_error(own), standard_error(rival)))
+
+
+def _with(domain: Domain, added: Sequence[Point]) -> Domain:
+    """More points, each with an equal part of what the nearest point weighs."""
+    nearest = [min(range(len(domain.points)), key=lambda a: (distance(domain.points[a], p), a)) for p in added]
+    parts = [w / (1 + nearest.count(a)) for a, w in enumerate(domain.weights)]
+    return Domain((*domain.points, *added), (*parts, *(parts[a] for a in nearest)))
 
 
 def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, VariantRecord]) -> tuple[int, ...]:

@@ -65,7 +65,12 @@ class Task:
 
     def bindings(self) -> tuple[dict[str, int], ...]:
         """The anchors as symbol bindings."""
-        return tuple({f"s{a}": x for a, x in enumerate(p)} for p in self.domain.points)
+        return tuple(map(binding, self.domain.points))
+
+
+def binding(point: Sequence[int]) -> dict[str, int]:
+    """A point as symbol binding."""
+    return {f"s{a}": x for a, x in enumerate(point)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.tuner.domain import Point
+from relax_tune.tuner.parts import in_parts
 from relax_tune.tuner.scheduling import expected_saving
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
 from relax_tune.tuner.task import Choices, Task
@@ -28,8 +30,8 @@ class TaskState:
     times: seconds per variant key and anchor, medians of all samples, for variants that never failed. failed: variants that
     did. tuned: candidates of this version's space that need no more measuring. attempted, retimed: variants this job has
     asked for, and asked for once more. visits: records per variant and anchor. counts: which records say something here; the others
-    are passed over. rng: what the strategy draws from.
-    strategy: None when the task has no space.
+    are passed over. finals, validations: batches of contenders. lacking: for so many records, the shapes that contenders still
+    lack. rng: what the strategy draws from. strategy: None when the task has no space.
     """
 
     position: int
@@ -48,6 +50,8 @@ class TaskState:
     visits: dict[tuple[str, int], int] = field(default_factory=dict)
     counts: Callable[[Measurement], bool] = lambda _: True
     finals: int = 0
+    validations: int = 0
+    lacking: tuple[int, Mapping[str, Sequence[Point]]] | None = None
     exhausted: bool = False
     given_up: bool = False
 
@@ -77,6 +81,13 @@ class TaskState:
     def best_at(self, anchor: int) -> float | None:
         """The smallest time at one anchor."""
         return min((t for row in self.times.values() if (t := row[anchor]) is not None), default=None)
+
+    def dispatchable(self) -> list[float]:
+        """Seconds at each anchor of the best that is no candidate of the space, inf where there is none."""
+        tried = self.variants
+        rows = [row for k, row in self.times.items() if tried[k].kind != "tuned" or in_parts(tried[k])]
+        count = len(self.task.domain.points)
+        return [min((t for row in rows if (t := row[a]) is not None), default=math.inf) for a in range(count)]
 
     def saving(self, batch: int) -> float:
         """Seconds of the model that a batch of more candidates is expected to save: over the anchors by weight, at every call."""

@@ -19,6 +19,7 @@ from relax_tune.tuner.plans import TaskPlan, times_of
 from relax_tune.tuner.report.console import make_table, seconds_text
 from relax_tune.tuner.select import PlanEntry, Test
 from relax_tune.tuner.task import Choices, Task
+from relax_tune.tuner.validation import Validation, validation_of
 
 KINDS = ("tuned", "library", "generic")
 
@@ -41,7 +42,8 @@ class TaskRow:
 
     secs: what its calls take together in one run of the model with the dispatched variants, weighted over the tuned range;
     share: of the sum over all tasks; both None when something dispatched has no time. trials: tuned candidates on record,
-    `failed` of them without a usable time. dispatch: the plan as (range, variant), the first match counts.
+    `failed` of them without a usable time. dispatch: the plan as (range, variant), the first match counts. validation: what the
+    plan did at shapes between those that candidates are timed at.
     """
 
     name: str
@@ -53,6 +55,7 @@ class TaskRow:
     failed: int
     shapes: tuple[ShapeTimes, ...]
     dispatch: tuple[tuple[str, str], ...]
+    validation: Validation
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -165,7 +168,9 @@ def _row(choices: Choices, task_plan: TaskPlan, records: Sequence[Measurement]) 
     tried = {r.variant.key for r in records if r.variant.kind == "tuned" and not in_parts(r.variant)}
     usable = {k for k, v in variants.items() if v.kind == "tuned"}
     dispatch = dispatch_ranges(task_plan.plan.entries, labels, names)
-    return TaskRow(task.name, task.key, len(task.sites), secs, None, len(tried), len(tried - usable), shapes, dispatch)
+    found = validation_of(choices, task_plan, records)
+    failed = len(tried - usable)
+    return TaskRow(task.name, task.key, len(task.sites), secs, None, len(tried), failed, shapes, dispatch, found)
 
 
 def task_table(rows: Sequence[TaskRow]) -> Table:
@@ -183,8 +188,15 @@ def task_table(rows: Sequence[TaskRow]) -> Table:
 
 
 def dispatch_table(rows: Sequence[TaskRow]) -> Table:
-    """What each task dispatches where; the first range that fits counts."""
+    """What each task dispatches where; the first range that fits counts. Below, what validation found."""
     table = make_table("task", "where", "variant", title="Dispatched")
+    shapes, worst = sum(r.validation.shapes for r in rows), max((r.validation.worst or 1.0 for r in rows), default=1.0)
+    if shapes:
+        table.caption_justify = "left"
+        table.caption = (
+            f"validated at {shapes} shapes that no candidate was tuned at: at most {100 * (worst - 1):.0f} % behind the best "
+            f"timed there; {sum(len(r.validation.added) for r in rows)} of them changed a plan"
+        )
     for row in rows:
         for number, (where, variant) in enumerate(row.dispatch):
             table.add_row("" if number else row.name, where, variant)

@@ -63,8 +63,9 @@ class SearchProblem:
 
     `shapes: (S, D) int64` are the anchors, `weights: (S,)` their importance (positive, summing to 1). `roofline: (S,)
     seconds` is a lower bound or any other positive scale of the time at each shape, by which times of different shapes
-    become comparable (default 1). `baseline: (S,) seconds` is what can be dispatched before anything is measured, such
-    as the library (default: nothing, inf). `history` is what is known from elsewhere; strategies that cannot use it
+    become comparable (default 1). `baseline` answers (S,) seconds of what can be dispatched besides this space's
+    candidates, such as the library, inf where there is nothing (the default); it is asked whenever candidates are, and they are
+    worth what they gain on it. `history` is what is known from elsewhere; strategies that cannot use it
     ignore it, and those that can call it once, when they first need it.
 
     Raises:
@@ -75,7 +76,7 @@ class SearchProblem:
     shapes: IntArray
     weights: FloatArray
     roofline: FloatArray
-    baseline: FloatArray
+    baseline: Callable[[], Sequence[float]]
     history: Callable[[], TrainingRows | None]
 
     def __init__(
@@ -84,7 +85,7 @@ class SearchProblem:
         shapes: Sequence[Sequence[int]] | IntArray = ((),),
         weights: Sequence[float] | FloatArray | None = None,
         roofline: Sequence[float] | FloatArray | None = None,
-        baseline: Sequence[float] | FloatArray | None = None,
+        baseline: Callable[[], Sequence[float]] | None = None,
         history: Callable[[], TrainingRows | None] = lambda: None,
     ) -> None:
         points = np.asarray(shapes, dtype=np.int64)
@@ -95,11 +96,11 @@ class SearchProblem:
         count = len(points)
         object.__setattr__(self, "space", space)
         object.__setattr__(self, "history", history)
+        object.__setattr__(self, "baseline", baseline or (lambda: [math.inf] * count))
         object.__setattr__(self, "shapes", points)
         for name, given, default in (
             ("weights", weights, 1.0 / count),
             ("roofline", roofline, 1.0),
-            ("baseline", baseline, math.inf),
         ):
             value = np.full(count, default) if given is None else np.asarray(given, dtype=np.float64)
             if value.shape != (count,) or not (value > 0).all():
@@ -165,7 +166,7 @@ class Observations:
         """Log seconds (S,) of what can be dispatched at each shape by now, the baseline included; inf where nothing
         can.
         """
-        floor = np.log(problem.baseline)
+        floor = np.log(np.asarray(problem.baseline(), dtype=np.float64))
         for row in self.log_time:
             floor = np.fmin(floor, row)
         return floor

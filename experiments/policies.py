@@ -1,0 +1,308 @@
+"""Table 4: ways to choose kernels over a range of sizes, on one fixed library of kernels, all timed at all sizes beforehand.
+
+    python experiments/policies.py measure [--target c] [--variants 24] [--kernel dense_128]     on a quiet machine
+    python experiments/policies.py          the table, from results/policy_matrix.json.gz
+
+The matrix has the raw samples of variants x sizes of a product of M rows. A policy sees the odd samples, of the sizes it asks to have
+timed; it is scored by the even ones, at all sizes, against the best there. So luck in choosing is no merit. Timings are counted as
+(variant, size) pairs. The policies:
+
+* powers of two, FlashInfer's buckets, size hints (64, 256, 4096): the best kernel timed at each bucket's upper end serves the bucket.
+* Hidet's points: sizes between two points take the kernel that is best at the nearer one, the points being 1, 2, 4, 8, 16 and then
+  every multiple of 16 (up to 256), 64 (to 2048) and 256. Hidet's own points are chosen by hand for each model.
+* TensorRT-opt: the best kernel at the middle of the range serves all of it.
+* one-timing adaption: every kernel is timed once, at the largest size; elsewhere its time is taken to shrink with its number of tiles.
+* ours: anchors, selection and validation as in `relax-tune tune`.
+* oracle: the best of all at each size. Its own regret, for choosing by other samples than those that score, is the noise floor.
+
+Writes results/policies.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kernel_zoo import KERNELS
+
+from relax_tune.database.store import MemoryStore, Store
+from relax_tune.errors import UserError
+from relax_tune.tuner.check import check_case
+from relax_tune.tuner.domain import Domain, Range
+from relax_tune.tuner.job import Job, open_runner
+from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
+from relax_tune.tuner.plans import choose
+from relax_tune.tuner.settings import Settings
+
+RESULTS = Path(__file__).parent / "results"
+MATRIX = RESULTS / "policy_matrix.json.gz"
+ANCHORS, CHECKED = 6, 6
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """samples: seconds by variant and size, at least two each. tiles: rows that each variant computes at a time; libraries: those
+    that others must beat beyond noise."""
+
+    sizes: tuple[int, ...]
+    samples: Mapping[str, Mapping[int, Sequence[float]]]
+    tiles: Mapping[str, int]
+    libraries: tuple[str, ...] = ()
+
+    def halves(self, first: int) -> dict[str, dict[int, list[float]]]:
+        """Every other sample, from this one."""
+        return {k: {m: list(own[m][first::2]) for m in self.sizes} for k, own in self.samples.items()}
+
+
+def load_matrix(path: Path) -> Matrix:
+    """Raises UserError for a file without what a matrix needs."""
+    try:
+        found = json.loads(gzip.decompress(path.read_bytes()))
+        sizes = tuple(found["sizes"])
+        samples = {k: dict(zip(sizes, rows, strict=True)) for k, rows in found["samples"].items()}
+        matrix = Matrix(sizes, samples, found["tiles"], tuple(found["libraries"]))
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: wanted a matrix of times, found {error!r}; run `policies.py measure`") from None
+    short = [(k, m) for k, own in samples.items() for m in sizes if len(own[m]) < 2]
+    if short or not samples or list(sizes) != sorted(set(sizes)):
+        raise UserError(
+            f"{path}: wanted two samples at each of rising sizes, found fewer at {short[:3]}; measure it again"
+        )
+    return matrix
+
+
+def save_matrix(matrix: Matrix, path: Path) -> None:
+    """The same bytes for the same matrix."""
+    rows = {k: [list(own[m]) for m in matrix.sizes] for k, own in sorted(matrix.samples.items())}
+    found = {"libraries": matrix.libraries, "samples": rows, "sizes": matrix.sizes, "tiles": dict(matrix.tiles)}
+    path.write_bytes(gzip.compress(json.dumps(found, sort_keys=True).encode(), mtime=0))
+
+
+# -- the policies -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The variant at each size, and how many (variant, size) pairs had to be timed to know."""
+
+    chosen: Mapping[int, str]
+    timings: int
+
+
+Seen = Mapping[str, Mapping[int, Sequence[float]]]
+"""The samples that a policy chooses by."""
+
+
+def fastest(seen: Seen, size: int) -> str:
+    return min(seen, key=lambda k: (statistics.median(seen[k][size]), k))
+
+
+def snapped(points: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Points within the sizes, each as the nearest size there is."""
+    inside = [p for p in points if sizes[0] <= p <= sizes[-1]]
+    return sorted({min(sizes, key=lambda m: (abs(math.log(m / p)), m)) for p in inside} | {sizes[-1]})
+
+
+def buckets(points: Callable[[int], Sequence[int]]) -> Callable[[Matrix, Seen], Decision]:
+    """A policy: the best at the first point from a size on."""
+
+    def decide(matrix: Matrix, seen: Seen) -> Decision:
+        ends = snapped(points(matrix.sizes[-1]), matrix.sizes)
+        best = {p: fastest(seen, p) for p in ends}
+        return Decision({m: best[next(p for p in ends if p >= m)] for m in matrix.sizes}, len(seen) * len(ends))
+
+    return decide
+
+
+def powers(top: int) -> list[int]:
+    return [1 << e for e in range(top.bit_length() + 1)]
+
+
+def flashinfer(top: int) -> list[int]:
+    """Doubling to 256, steps of 256 to 2048, of 512 to 4096, then doubling."""
+    doubled = [1 << e for e in range(9)]
+    stepped = [*range(512, 2049, 256), *range(2560, 4097, 512)]
+    return doubled + stepped + [4096 << e for e in range(1, max(1, top.bit_length()))]
+
+
+def size_hints(_: int) -> list[int]:
+    return [64, 256, 4096]
+
+
+def hidet_points(top: int) -> list[int]:
+    return [1, 2, 4, 8, *range(16, 257, 16), *range(320, 2049, 64), *range(2304, max(top, 2304) + 1, 256)]
+
+
+def nearest_point(matrix: Matrix, seen: Seen) -> Decision:
+    points = snapped(hidet_points(matrix.sizes[-1]), matrix.sizes)
+    best = {p: fastest(seen, p) for p in points}
+    chosen = {m: best[min(points, key=lambda p: (abs(p - m), p))] for m in matrix.sizes}
+    return Decision(chosen, len(seen) * len(points))
+
+
+def middle(matrix: Matrix, seen: Seen) -> Decision:
+    low, high = matrix.sizes[0], matrix.sizes[-1]
+    (opt, *_) = snapped([round(math.sqrt(low * high))], matrix.sizes)
+    return Decision(dict.fromkeys(matrix.sizes, fastest(seen, opt)), len(seen))
+
+
+def adapted(matrix: Matrix, seen: Seen) -> Decision:
+    top = matrix.sizes[-1]
+
+    def guess(key: str, size: int) -> float:
+        tile = matrix.tiles[key]
+        return statistics.median(seen[key][top]) * -(-size // tile) / -(-top // tile)
+
+    return Decision({m: min(seen, key=lambda k: (guess(k, m), k)) for m in matrix.sizes}, len(seen))
+
+
+def ours(matrix: Matrix, seen: Seen) -> Decision:
+    """Anchors over the whole range; the plan is looked at between them, and chosen again where it lost there."""
+    sizes = matrix.sizes
+    anchors = snapped(Range(sizes[0], sizes[-1]).levels(ANCHORS), sizes)
+    weight = 1 / len(anchors)
+    domain = Domain(tuple((m,) for m in anchors), (weight,) * len(anchors))
+    timed = {k: {(("s0", m),): list(own[m]) for m in anchors} for k, own in seen.items()}
+    steps = tuple(sorted({t for t in matrix.tiles.values() if t > 1})[:6])
+    others = snapped([round(m * 1.618) for m in anchors], sizes)
+    while True:
+        plan, _ = choose(timed, domain, set(matrix.libraries), steps)
+        borders = [m for e in plan.entries for t, _ in e.tests if not t.modulus for m in (t.threshold, t.threshold + 1)]
+        wanted = [m for m in dict.fromkeys([*others, *snapped(borders, sizes)]) if m not in anchors][:CHECKED]
+        contenders = {*plan.variants, *(k for k in matrix.libraries if k in timed)}
+        lacking = [(k, m) for k in sorted(contenders) for m in wanted if (("s0", m),) not in timed[k]]
+        if not lacking:
+            return Decision({m: plan.choose((m,)) for m in sizes}, sum(map(len, timed.values())))
+        for k, m in lacking:
+            timed[k][(("s0", m),)] = list(seen[k][m])
+
+
+def oracle(matrix: Matrix, seen: Seen) -> Decision:
+    return Decision({m: fastest(seen, m) for m in matrix.sizes}, len(seen) * len(matrix.sizes))
+
+
+POLICIES: Mapping[str, Callable[[Matrix, Seen], Decision]] = {
+    "powers of two": buckets(powers),
+    "FlashInfer buckets": buckets(flashinfer),
+    "Hidet points": nearest_point,
+    "size hints 64, 256, 4096": buckets(size_hints),
+    "TensorRT-opt": middle,
+    "one-timing adaption": adapted,
+    "ours": ours,
+    "oracle": oracle,
+}
+
+
+# -- scores -------------------------------------------------------------------------------------------------------------------
+
+
+def scores(matrix: Matrix) -> dict[str, dict[str, float]]:
+    """Of each policy: mean and p99 regret over the sizes, each weighing its part of the log range, and timings used."""
+    seen, unseen = matrix.halves(1), matrix.halves(0)
+    weights = log_weights(matrix.sizes)
+    found = {}
+    for name, policy in POLICIES.items():
+        decision = policy(matrix, seen)
+        secs = {m: {k: statistics.median(own[m]) for k, own in unseen.items()} for m in matrix.sizes}
+        regret = np.asarray([secs[m][decision.chosen[m]] / min(secs[m].values()) - 1 for m in matrix.sizes])
+        order = np.argsort(regret, kind="stable")
+        place = int(np.searchsorted(np.cumsum(weights[order]), 0.99 - 1e-12))
+        p99 = float(regret[order[min(place, len(order) - 1)]])
+        found[name] = {"mean": float(regret @ weights), "p99": p99, "timings": float(decision.timings)}
+    return found
+
+
+def log_weights(sizes: Sequence[int]) -> Any:
+    """The part of the log-scaled range nearest to each size; they sum to 1."""
+    logs = np.log(sizes)
+    edges = np.concatenate([logs[:1], (logs[1:] + logs[:-1]) / 2, logs[-1:]])
+    parts = np.diff(edges)
+    return parts / parts.sum() if parts.sum() > 0 else np.full(len(logs), 1 / len(logs))
+
+
+def report(matrix: Matrix) -> list[str]:
+    """The table as Markdown."""
+    lines = [
+        "# Policies on one kernel library (table 4)",
+        "",
+        f"Written by `experiments/policies.py`: {len(matrix.samples)} variants at {len(matrix.sizes)} sizes, "
+        f"{matrix.sizes[0]} to {matrix.sizes[-1]}; odd samples choose, even ones score.",
+        "",
+        "| policy | mean regret | p99 regret | timings |",
+        "|---|---|---|---|",
+    ]
+    for name, row in scores(matrix).items():
+        lines.append(f"| {name} | {100 * row['mean']:.1f} % | {100 * row['p99']:.1f} % | {row['timings']:.0f} |")
+    return lines
+
+
+# -- the matrix ---------------------------------------------------------------------------------------------------------------
+
+
+def measured(kernel: str, target: str, variants: int, sizes: Sequence[int], rounds: int, store: Store) -> Matrix:
+    """Times of the search's first guesses at a kernel, of every library form and of the generic one, in turns."""
+    settings = Settings(target=target, effort="full", trials=0)
+    runner = open_runner(settings)
+    try:
+        job = Job(KERNELS[kernel].module(True), runner.device_info(), store, settings)
+        (choices,) = job.choices.values()
+        task = choices.task
+        own = [*choices.library_variants(), choices.generic(), *map(choices.tuned, choices.seeds(variants))]
+        checks = tuple(check_case(task, n) for n in range(2))
+        policy = TimingPolicy(rounds, rounds, 0.05, 0.5)
+        shapes = tuple({f"s{a}": m for a in range(len(task.func.symbols))} for m in sizes)
+        requests = [MeasureRequest(v.key, choices.program(v).to_json(), checks, shapes, policy) for v in own]
+        results = {r.id: r for r in runner.submit(requests).result()}
+    finally:
+        runner.close()
+    samples, tiles = {}, {}
+    for variant in own:
+        result = results[variant.key]
+        if not (result.ok and result.checked):
+            print(f"{variant.sketch}: {result.stage}: {result.message}", file=sys.stderr)
+            continue
+        samples[variant.key] = {m: t.samples_secs for m, t in zip(sizes, result.timings, strict=True)}
+        tiles[variant.key] = variant.values.get("MR", 1)
+    libraries = tuple(v.key for v in own if v.kind == "library" and v.key in samples)
+    return Matrix(tuple(sizes), samples, tiles, libraries)
+
+
+def default_sizes(top: int) -> list[int]:
+    """What the policies ask for up to a size, and the log-scaled range between, primes among it."""
+    asked = [m for points in (powers, flashinfer, size_hints) for m in points(top)]
+    return sorted({m for m in (*asked, *Range(1, top).levels(96), 17, 67, 127, 257, 509, 1021, 2039) if m <= top})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", nargs="?", choices=("measure", "table"), default="table")
+    parser.add_argument("--target", default="c")
+    parser.add_argument("--kernel", default="dense_128")
+    parser.add_argument("--variants", type=int, default=24)
+    parser.add_argument("--top", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--matrix", type=Path, default=MATRIX)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.command == "measure":
+        sizes = default_sizes(args.top)
+        save_matrix(measured(args.kernel, args.target, args.variants, sizes, args.rounds, MemoryStore()), args.matrix)
+        return
+    matrix = load_matrix(args.matrix)
+    lines = report(matrix)
+    (args.out / "policies.json").write_text(json.dumps(scores(matrix), indent=1, sort_keys=True) + "\n")
+    (args.out / "policies.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
