@@ -43,6 +43,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "pyopencl": ("opencl", "OpenCL devices"),
     "pocl-binary-distribution": ("opencl", "an OpenCL device for any Linux machine"),
     "scipy-openblas32": ("openblas", "OpenBLAS"),
+    "onednn-cpu-gomp": ("onednn", "oneDNN"),
     "tokenizers": ("text", "sentences as input"),
     "distributed": ("cluster", "far devices"),
     "platformdirs": ("tune", "this user's database"),

@@ -9,7 +9,7 @@ routine becomes a variant of every task it fits, and is dispatched where it meas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relax_tune.errors import UserError
 from relax_tune.ir.dtype import DType, f32
@@ -28,11 +28,18 @@ class MatrixProduct:
 
     Sizes: m, n, k; trans_a, trans_b (1 when stored transposed); lda, ldb, ldc, the lengths of rows in elements; and of a
     batched product batch, stride_a, stride_b, stride_c, the distances of matrices in elements. Buffers: A, B, C.
-    transposed: whether the routine reads transposed operands; otherwise they are packed."""
+    transposed: whether the routine reads transposed operands; otherwise they are packed.
+
+    follows: the operations it can do to each element of the product before storing it, names of `epilogue.FOLLOWING`; what the
+    function does so after its product becomes part of the call, as far as it is that. The size `follows` tells which, in order: the
+    sum of (place in this tuple, from 1) * 16**position. Two-sided ones read one more buffer each, between B and C, `operands`
+    of them at most; stride_d0, row_d0, column_d0 (d1 ...) are its strides, 0 where it has none of the role."""
 
     dtype: DType = f32
     batched: bool = False
     transposed: bool = True
+    follows: tuple[str, ...] = ()
+    operands: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +67,12 @@ class Alternative:
     workspace: Callable[[Sizes], Expr] | None = None
 
     def __post_init__(self) -> None:
-        known = SIZES if isinstance(self.takes, MatrixProduct) else tuple(v.name for v in self.takes.func.symbols)
+        takes = self.takes
+        known = (
+            (*SIZES, *following_sizes(takes))
+            if isinstance(takes, MatrixProduct)
+            else tuple(v.name for v in takes.func.symbols)
+        )
         wrong = [s for s in self.scalars if s not in known]
         if wrong or "." not in self.routine:
             raise UserError(
@@ -73,16 +85,24 @@ class Alternative:
         return self.routine.split(".")[0]
 
 
-SIZES = (
-    *("batch", "m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
-    *("stride_a", "stride_b", "stride_c"),
-)
+PLAIN_SIZES = ("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc")
+SIZES = ("batch", *PLAIN_SIZES, "stride_a", "stride_b", "stride_c")
+
+
+def following_sizes(takes: MatrixProduct) -> tuple[str, ...]:
+    """The names of what a routine is told of the operations after its product."""
+    strides = [f"{what}_d{i}" for i in range(takes.operands) for what in ("stride", "row", "column")]
+    return ("follows", *strides) if takes.follows else ()
+
+
+_FOLLOWS = ("add", "mul", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "swish")
+_ONEDNN = MatrixProduct(follows=_FOLLOWS, operands=2)
 
 ALTERNATIVES: tuple[Alternative, ...] = (
     Alternative(
         "openblas.sgemm",
         MatrixProduct(),
-        scalars=("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
+        scalars=PLAIN_SIZES,
         targets=("c", "opencl"),
     ),
     Alternative(
@@ -91,6 +111,9 @@ ALTERNATIVES: tuple[Alternative, ...] = (
         scalars=SIZES,
         targets=("c", "opencl"),
     ),
+    # on OpenCL devices its OpenMP threads would take the processors from the device's own
+    Alternative("onednn.matmul", _ONEDNN, (*PLAIN_SIZES, *following_sizes(_ONEDNN)), ("c",)),
+    Alternative("onednn.matmul_batched", replace(_ONEDNN, batched=True), (*SIZES, *following_sizes(_ONEDNN)), ("c",)),
 )
 
 

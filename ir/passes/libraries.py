@@ -16,7 +16,8 @@ from relax_tune.ir.dtype import u8
 from relax_tune.ir.expr import Const, Expr, Load, Var, as_int, const, free_vars, load, mul, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import product
-from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, Sizes, Whole
+from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, Sizes, Whole, following_sizes
+from relax_tune.ir.passes.epilogue import take_epilogue
 from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks
 from relax_tune.ir.passes.pattern_kinds import PatternKind, block_kind, operands
 from relax_tune.ir.passes.split import FunctionStep, step_of
@@ -217,6 +218,9 @@ class _Splitter:
         self.alternative, self.takes = alternative, takes
         self.temps: list[Buffer] = []
         self.before: list[FunctionStep] = []
+        self.epilogue = (
+            take_epilogue(block, rest, takes.follows, self._readable, takes.operands) if takes.follows else None
+        )
 
     def split(self, left: Expr, right: Expr) -> LibraryForm | None:
         axes = self.axes
@@ -233,8 +237,30 @@ class _Splitter:
         if axes.batch:
             strides = {"stride_a": sa.batch, "stride_b": sb.batch, "stride_c": sc.batch}
             sizes |= {"batch": _extent(axes.batch), **{x: const(0) if s is None else s for x, s in strides.items()}}
-        form = LibraryForm(self.alternative.routine, (a, b, c), (), tuple(self.temps), tuple(self.before), after)
+        sizes |= self._following()
+        arrays = () if self.epilogue is None else tuple(r.buffer for r in self.epilogue.arrays)
+        form = LibraryForm(
+            self.alternative.routine, (a, b, *arrays, c), (), tuple(self.temps), tuple(self.before), after
+        )
         return _finished(self.func, self.alternative, form, sizes)
+
+    def _readable(self, read: Load) -> bool:
+        """Whether an operation after the product can read an array: by strides."""
+        return read.dtype is self.takes.dtype and _strides(read, self.axes) is not None
+
+    def _following(self) -> dict[str, Expr]:
+        """What the routine is told of the operations after its product."""
+        found: dict[str, Expr] = dict.fromkeys(following_sizes(self.takes), const(0))
+        if self.epilogue is None:
+            return found
+        code = sum((self.takes.follows.index(n) + 1) << (4 * i) for i, n in enumerate(self.epilogue.names))
+        found["follows"] = const(code)
+        for i, read in enumerate(self.epilogue.arrays):
+            at = _strides(read, self.axes)
+            assert at is not None
+            named = {f"stride_d{i}": at.batch, f"row_d{i}": at.rows, f"column_d{i}": at.columns}
+            found |= {name: const(0) if s is None else s for name, s in named.items()}
+        return found
 
     def _temp(self, name: str, roles: Sequence[IterVar]) -> Buffer:
         name = _free_name(name, self.func, self.temps)
@@ -275,6 +301,12 @@ class _Splitter:
         found = _strides(load(target, self.block.body.indices), self.axes)
         fits = found is not None and found.unit_columns
         rest = list(self.rest)
+        if self.epilogue is not None:
+            rest[0] = self.epilogue.rest
+            store = rest[0].body
+            there = _strides(load(store.buffer, store.indices), self.axes)
+            if self.epilogue.whole and store.buffer is output and there is not None and there.unit_columns:
+                return output, there, None
         if fits and found is not None and target is output:
             return output, found, None
         if fits and found is not None:

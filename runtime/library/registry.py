@@ -8,10 +8,11 @@ from typing import Any
 
 from relax_tune.errors import BuildError
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.library.onednn import OneDnn
 from relax_tune.runtime.library.openblas import OpenBlas
 
 GROUP = "relax_tune.libraries"
-OURS: tuple[type[Library], ...] = (OpenBlas,)
+OURS: tuple[type[Library], ...] = (OneDnn, OpenBlas)
 """Each installed by the extra of its name."""
 
 

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.graph import Function
+from relax_tune.ir.passes.alternatives import ALTERNATIVES
 from relax_tune.ir.passes.libraries import library_forms
 from relax_tune.ir.passes.memory import PlanMemory
 from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
@@ -239,10 +240,10 @@ def test_minilm_is_ten_functions(lowered: LoweredModule) -> None:
 
 @pytest.mark.minilm
 def test_minilm_plans_and_libraries(lowered: LoweredModule) -> None:
-    forms = [form for f in lowered.prims.values() for form in library_forms(f)]
+    forms = [form for f in lowered.prims.values() for form in library_forms(f, ALTERNATIVES[:2])]
     assert len(forms) == 4 and {f.routine for f in forms} == {"openblas.sgemm"}
     apart = lower(load_hf(minilm(), bounds={"b": (1, 8), "n": (1, 512)}), passes_for(attention="apart"))
-    assert len([form for f in apart.prims.values() for form in library_forms(f)]) == 6
+    assert len([form for f in apart.prims.values() for form in library_forms(f, ALTERNATIVES[:2])]) == 6
     plan = PlanMemory(constant=True).plan(lowered.module)
     assert len(plan.storages) <= 8
     main = lowered.module.functions["main"]

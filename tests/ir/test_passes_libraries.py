@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,37 +17,67 @@ from relax_tune.ir.expr import Expr, Var, as_int, const, eq, substitute
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Add, Exp, Gelu, MulScalar
+from relax_tune.ir.op.elementwise import Add, AddScalar, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, whole
+from relax_tune.ir.passes.epilogue import FOLLOWING
 from relax_tune.ir.passes.libraries import LibraryForm, library_forms
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.passes.split import FunctionStep
 from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.runtime.library import onednn
 from relax_tune.runtime.library.openblas import OpenBlas
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
 
 
-def gemm(form: LibraryForm, a: Array, b: Array, sizes: list[int], total: int) -> Array:
-    """Row-major strided products read from flat memory, as the routine defines them."""
-    batch, sizes = (sizes[0], sizes[1:]) if form.routine.endswith("batched") else (1, sizes)
-    m, n, k, ta, tb, lda, ldb, ldc, *strides = sizes
-    sa, sb, sc = strides or (0, 0, 0)
+OPENBLAS = [a for a in ALTERNATIVES if a.library == "openblas"]
+ONEDNN = [a for a in ALTERNATIVES if a.library == "onednn"]
+SCALARS = {a.routine: a.scalars for a in ALTERNATIVES}
+ERF = np.vectorize(math.erf, otypes=[np.float64])
+AFTER: Mapping[str, Callable[..., Array]] = {
+    "add": lambda y, d: y + d,
+    "mul": lambda y, d: y * d,
+    "relu": lambda y: np.maximum(y, 0),
+    "gelu": lambda y: y * (1 + ERF(y / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda y: y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))) / 2,
+    "tanh": np.tanh,
+    "sigmoid": lambda y: 1 / (1 + np.exp(-y)),
+    "swish": lambda y: y / (1 + np.exp(-y)),
+}
+
+
+def followed(code: int) -> list[str]:
+    return [] if code == 0 else [onednn.FOLLOWS[code % 16 - 1], *followed(code // 16)]
+
+
+def gemm(a: Array, b: Array, arrays: Sequence[Array], sizes: Mapping[str, int], total: int) -> Array:
+    """Row-major strided products read from flat memory and what follows them, as the routine defines them."""
+    m, n, k = (sizes[x] for x in "mnk")
     out = np.full(total, np.nan)
 
-    def matrix(flat: Array, start: int, rows: int, columns: int, ld: int, turned: int) -> Array:
-        at = start + (np.arange(columns)[None, :] * ld + np.arange(rows)[:, None] if turned else
-                      np.arange(rows)[:, None] * ld + np.arange(columns)[None, :])  # fmt: skip
-        return flat[at]
+    def matrix(flat: Array, start: int, rows: int, columns: int, row: int, column: int) -> Array:
+        return flat.ravel()[start + np.arange(rows)[:, None] * row + np.arange(columns)[None, :] * column]
 
-    for i in range(batch):
-        product = matrix(a.ravel(), i * sa, m, k, lda, ta) @ matrix(b.ravel(), i * sb, k, n, ldb, tb)
-        out[i * sc + np.arange(m)[:, None] * ldc + np.arange(n)[None, :]] = product
+    def operand(which: str, flat: Array, i: int, rows: int, columns: int) -> Array:
+        lead = sizes[f"ld{which}"]
+        row, column = (1, lead) if sizes[f"trans_{which}"] else (lead, 1)
+        return matrix(flat, i * sizes.get(f"stride_{which}", 0), rows, columns, row, column)
+
+    for i in range(sizes.get("batch", 1)):
+        y, left = operand("a", a, i, m, k) @ operand("b", b, i, k, n), list(enumerate(arrays))
+        for name in followed(sizes.get("follows", 0)):
+            if name in ("add", "mul"):
+                (at, array), *left = left
+                stride, row, column = (sizes[f"{what}_d{at}"] for what in ("stride", "row", "column"))
+                y = AFTER[name](y, matrix(array, i * stride, m, n, row, column))
+            else:
+                y = AFTER[name](y)
+        out[i * sizes.get("stride_c", 0) + np.arange(m)[:, None] * sizes["ldc"] + np.arange(n)[None, :]] = y
     return out
 
 
@@ -64,17 +97,18 @@ def run_form(func: PrimFunc, form: LibraryForm, inputs: list[Array], symbols: di
 
     for s in form.before:
         step(s)
-    a, b, c = form.buffers
+    a, b, *arrays, c = form.buffers
     shape = tuple(number(d) for d in c.shape)
-    flat = gemm(form, memory[a], memory[b], [number(s) for s in form.scalars], int(np.prod(shape)))
+    sizes = dict(zip(SCALARS.get(form.routine, OPENBLAS[0].scalars), map(number, form.scalars), strict=True))
+    flat = gemm(memory[a], memory[b], [memory[d] for d in arrays], sizes, int(np.prod(shape)))
     memory[c] = flat.reshape(shape)
     if form.after is not None:
         step(form.after)
     return memory[func.output_buffers[0]]
 
 
-def check(func: PrimFunc, *sizes: int) -> LibraryForm:
-    (form,) = library_forms(func)
+def check(func: PrimFunc, *sizes: int, table: Sequence[Alternative] = OPENBLAS) -> LibraryForm:
+    (form,) = library_forms(func, table)
     symbols = dict(zip(func.symbols, sizes, strict=True))
     known: dict[Var, Expr] = {v: const(s) for v, s in symbols.items()}
     inputs = [
@@ -120,6 +154,71 @@ def test_epilogue_is_a_function_of_its_own() -> None:
     assert [len(b.shape) for b in form.after.func.buffers] == [2, 1, 2]
 
 
+# -- what follows the product, taken along -----------------------------------------------------------------------------------
+
+COUNT = itertools.count()
+
+
+def gelu_by_tanh(g: GraphBuilder, y: Any) -> Any:
+    cube = g.call(Mul(), g.call(Mul(), y, y), y)
+    inner = g.call(MulScalar(math.sqrt(2 / math.pi)), g.call(Add(), y, g.call(MulScalar(0.044715), cube)))
+    return g.call(Mul(), g.call(MulScalar(0.5), y), g.call(AddScalar(1.0), g.call(Tanh(), inner)))
+
+
+def with_bias(g: GraphBuilder, y: Any) -> Any:
+    return g.call(Add(), y, g.constant("c", RNG.standard_normal(5).astype(np.float32)))
+
+
+def other(g: GraphBuilder, rows: Any) -> Any:
+    name = f"z{next(COUNT)}"
+    return g.input(name, (rows, 5))
+
+
+@pytest.mark.parametrize(
+    ("names", "rest", "make"),
+    [
+        ("", False, lambda g, y, n: y),
+        ("add", False, lambda g, y, n: with_bias(g, y)),
+        ("add gelu", False, lambda g, y, n: g.call(Gelu(), with_bias(g, y))),
+        ("add relu", False, lambda g, y, n: g.call(Relu(), with_bias(g, y))),
+        ("gelu_tanh", False, lambda g, y, n: gelu_by_tanh(g, y)),
+        ("add swish", False, lambda g, y, n: (z := with_bias(g, y), g.call(Mul(), z, g.call(Sigmoid(), z)))[1]),
+        ("sigmoid", False, lambda g, y, n: g.call(Sigmoid(), y)),
+        ("add add", False, lambda g, y, n: g.call(Add(), other(g, n), with_bias(g, y))),
+        ("add tanh mul", False, lambda g, y, n: g.call(Mul(), g.call(Tanh(), with_bias(g, y)), other(g, n))),
+        ("add", True, lambda g, y, n: g.call(MulScalar(0.5), with_bias(g, y))),
+        ("add", True, lambda g, y, n: (z := with_bias(g, y), g.call(Add(), z, g.call(Exp(), z)))[1]),
+        ("", True, lambda g, y, n: g.call(Exp(), y)),
+        (
+            "add mul",
+            True,
+            lambda g, y, n: g.call(Add(), g.call(Mul(), g.call(Add(), y, other(g, n)), other(g, n)), other(g, n)),
+        ),
+        ("add gelu", True, lambda g, y, n: g.call(Permute((1, 0)), g.call(Gelu(), with_bias(g, y)))),
+    ],
+)
+def test_operations_after_a_product_become_part_of_the_call(names: str, rest: bool, make: Any) -> None:
+    g = GraphBuilder()
+    n = g.symbol("n")
+    x = g.input("x", (n, 6))
+    w = g.constant("w", RNG.standard_normal((6, 5)).astype(np.float32))
+    (func,) = lower(g.finish(make(g, g.call(Matmul(), x, w), n))).prims.values()
+    for rows in (1, 7):
+        form = check(func, rows, table=ONEDNN)
+    assert form.routine == "onednn.matmul" and followed(as_int(form.scalars[8]) or 0) == names.split()
+    assert (form.after is not None) == rest and (rest or form.buffers[-1] is func.output_buffers[0])
+
+
+def test_operations_after_a_product_of_batches() -> None:
+    g = GraphBuilder()
+    b, rows = g.symbol("b"), g.symbol("n")
+    q, k = (g.input(name, (b, rows, 4)) for name in "qk")
+    scores = g.call(Add(), g.call(Matmul(True), q, k), g.input("bias", (rows, rows)))
+    (func,) = lower(g.finish(g.call(Relu(), scores))).prims.values()
+    form = check(func, 3, 5, table=ONEDNN)
+    assert form.routine == "onednn.matmul_batched" and form.after is None and not form.before
+
+
 def test_layouts_no_stride_reads_are_packed_and_unpacked() -> None:
     g = GraphBuilder()
     b, rows = g.symbol("b"), g.symbol("n")
@@ -145,7 +244,11 @@ def test_no_form_for_what_is_no_single_product() -> None:
 
 
 def test_every_entry_is_what_the_library_offers() -> None:
-    assert {a.routine: a.scalars for a in ALTERNATIVES} == OpenBlas.routines
+    assert OpenBlas.routines | onednn.OneDnn.routines == SCALARS
+    assert {(a.takes.follows, a.takes.operands) for a in ONEDNN if isinstance(a.takes, MatrixProduct)} == {
+        (onednn.FOLLOWS, onednn.OPERANDS)
+    }
+    assert set(FOLLOWING) == set(onednn.FOLLOWS)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +326,6 @@ def test_a_whole_function_may_have_weights() -> None:
     a, k, j = (r.symbol(s) for s in "akj")
     parts = [r.input("x", (a, k)), r.input("w", (k, j)), r.input("c", (j,))]
     reference = r.finish(r.call(Gelu(), r.call(Add(), r.call(Matmul(), *parts[:2]), parts[2])))
-    entries = (*ALTERNATIVES, Alternative("my.fused", whole(reference), ("a", "k", "j"), ("c",)))
+    entries = (*OPENBLAS, Alternative("my.fused", whole(reference), ("a", "k", "j"), ("c",)))
     first, second = library_forms(func, entries)
     assert (first.routine, second.routine, repr(second.scalars)) == ("openblas.sgemm", "my.fused", "(n, 6, 5)")

@@ -32,7 +32,7 @@ def filled(device: Device, array: Any) -> Any:
 
 
 def test_it_is_found_and_named(blas: OpenBlas) -> None:
-    assert set(open_libraries()) == {"openblas"}
+    assert "openblas" in open_libraries()
     facts = dict(blas.fingerprint())
     assert "OpenBLAS" in facts["config"] and facts["threads"] == str(blas.threads)
     assert list(blas.fingerprint()) == sorted(blas.fingerprint())
