@@ -137,7 +137,7 @@ MODELS: dict[str, Whole] = {
 
 def chosen(choices: Choices, count: int, seed: int) -> list[VariantRecord]:
     """The generic variant, a library one, and `count` tuned ones of different sketches."""
-    found = [choices.generic(), *choices.library_variants()[:1]]
+    found = [choices.generic(), *choices.of_libraries()[:1]]
     rng = np.random.default_rng([seed, len(choices.sketches)])
     candidates = choices.space.candidates(choices.space.sample(rng, 200))
     first: dict[int, Any] = {}
