@@ -187,17 +187,24 @@ class MemoryStore:
 
     # Plans
 
-    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
-        first = Plan(workload, target, 1, entries)
+    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[Plan]:
+        firsts = [Plan(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._lock:
-            self._verify_task(workload, target)
-            versions = self._plans.setdefault((workload, target), {})
-            newest = versions[max(versions)] if versions else None
-            if newest is not None and newest.entries == entries:
-                return newest
-            plan = first if newest is None else replace(first, version=newest.version + 1)
-            versions[plan.version] = plan
-            return plan
+            for plan in firsts:
+                self._verify_task(plan.workload, target)
+            found = []
+            for plan in firsts:
+                versions = self._plans.setdefault((plan.workload, target), {})
+                newest = versions[max(versions)] if versions else None
+                if newest is not None and newest.entries == plan.entries:
+                    found.append(newest)
+                    continue
+                found.append(plan if newest is None else replace(plan, version=newest.version + 1))
+                versions[found[-1].version] = found[-1]
+            return found
+
+    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+        return self.put_plans(target, {workload: entries})[0]
 
     def add_plans(self, batch: Iterable[Plan]) -> int:
         plans = list(batch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -326,23 +327,27 @@ class SqlStore:
     # Plans
 
     @patient
-    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
-        first = Plan(workload, target, 1, entries)
-        with self._write("put a plan") as connection:
+    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[Plan]:
+        firsts = [Plan(workload, target, 1, entries[workload]) for workload in sorted(entries)]
+        with self._write("put plans") as connection:
             if connection.dialect.name == "postgresql":  # SQLite's writer is alone already
                 connection.execute(text("LOCK TABLE plans IN SHARE ROW EXCLUSIVE MODE"))
             self._verify_known(connection, TargetRow, {target})
-            self._verify_known(connection, WorkloadRow, {workload})
-            row = connection.execute(PlanRow.select_for(workload, target, None)).mappings().first()
-            if row is None:
-                plan = first
-            else:
-                newest = self._made(rows.plan_of, row)
-                if newest.entries == entries:
-                    return newest
-                plan = Plan(workload, target, newest.version + 1, entries)
-            self._add(connection, PlanRow, [rows.plan_values(plan)])
-        return plan
+            self._verify_known(connection, WorkloadRow, set(entries))
+            found, new = [], []
+            for plan in firsts:
+                row = connection.execute(PlanRow.select_for(plan.workload, target, None)).mappings().first()
+                newest = None if row is None else self._made(rows.plan_of, row)
+                if newest is not None and newest.entries == plan.entries:
+                    found.append(newest)
+                    continue
+                new.append(plan if newest is None else replace(plan, version=newest.version + 1))
+                found.append(new[-1])
+            self._add(connection, PlanRow, [rows.plan_values(plan) for plan in new])
+        return found
+
+    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+        return self.put_plans(target, {workload: entries})[0]
 
     @patient
     def add_plans(self, batch: Iterable[Plan]) -> int:

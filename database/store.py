@@ -135,8 +135,14 @@ class Store(Protocol):
         """What is known on a target."""
         ...
 
+    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[Plan]:
+        """Store the plans of several workloads (workload -> JSON text), each as the next version unless the newest says the same
+        already; all of them at once, so nobody reads some of the old and some of the new. Returns what is the newest of each now,
+        by workload."""
+        ...
+
     def put_plan(self, workload: str, target: str, entries: str) -> Plan:
-        """Store `entries` (JSON text) as the next version, or return the newest plan when it says the same already."""
+        """`put_plans` of one workload."""
         ...
 
     def add_plans(self, batch: Iterable[Plan]) -> int:

@@ -124,7 +124,9 @@ def tune(
         device = runner.device_info()  # no database is made for a device that is not there
         with _store(db) as store:
             job = Job(module, device, store, settings, on_progress or (lambda _: None), rules=rules)
-            return tune_result(job, job.tune(runner), job.build())
+            work, built = job.tune(runner), job.build()
+            job.store_plans(built)
+            return tune_result(job, work, built)
 
 
 def build(
@@ -145,8 +147,9 @@ def build(
 ) -> Artifact:
     """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
 
-    Arguments as of `tune`. policy: `measured` dispatches the fastest on record, `library` a library call wherever there is one,
-    `generic` untuned kernels only. effort: sets the shapes plans are made from; give it and precision as they were tuned with.
+    Arguments as of `tune`. policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library
+    call wherever there is one, `generic` untuned kernels only. effort: sets the shapes plans are made from; give it and precision as
+    they were tuned with.
     memory: of intermediate values: `symbolic` sizes it by the shapes of each call, `constant` takes it once for the largest that the
     declared bounds allow; `inplace` and `constant-inplace` write results over arguments that nobody reads later.
     pack: store weights as the chosen kernels want them, in place of those that nothing else reads; otherwise they are packed,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from relax_tune.database.records import Measurement
 from relax_tune.errors import UserError
@@ -22,8 +23,9 @@ from relax_tune.tuner.emit import ProgramBuilder
 from relax_tune.tuner.emit_graph import GraphEmitter, settle_places
 from relax_tune.tuner.library_facts import LibraryFacts, library_notes
 from relax_tune.tuner.pack import Packing
-from relax_tune.tuner.plans import TaskPlan, plan_task
+from relax_tune.tuner.plans import TaskPlan, kept_plan, plan_task
 from relax_tune.tuner.settings import Memory, Policy
+from relax_tune.tuner.stored_plans import PlanSet
 from relax_tune.tuner.task import Choices
 
 MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
@@ -60,16 +62,20 @@ def build_programs(
     target: CodeTarget,
     policy: Policy = "measured",
     memory: Memory = "symbolic",
+    stored: PlanSet | None = None,
 ) -> BuildResult:
     """Plan every task and emit the program or driver of every graph function. `choices` by the name of the tensor function in the
     module; `facts` holds the records, and the libraries there are; `memory` says how storages are planned, and whether outputs
-    take the memory of arguments that nobody reads later."""
+    take the memory of arguments that nobody reads later; `stored` are the plans of policy `stored`."""
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
         records = facts.store.query(target_key, own.task.key)
         current = [r for r in records if facts.counts(r)]
-        plans[callee] = plan_task(own, current, policy)
+        if stored is None:
+            plans[callee] = plan_task(own, current, policy)
+        else:
+            plans[callee] = kept_plan(own, current, *stored.plan(own.task.key))
         notes += _notes(callee, plans[callee], current, policy)
         if policy != "generic":
             notes += library_notes(callee, own, plans[callee], records, facts)
@@ -115,6 +121,6 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
 
 def check_policy(policy: str) -> Policy:
     """Raises UserError for an unknown policy."""
-    if policy not in ("measured", "library", "generic"):
-        raise UserError(f"--policy wants measured, library or generic; found {policy!r}")
+    if policy not in get_args(Policy):
+        raise UserError(f"--policy wants one of {', '.join(get_args(Policy))}; found {policy!r}")
     return policy  # type: ignore[return-value]

@@ -71,8 +71,11 @@ COMMANDS: dict[str, Entry] = {
     "plan": Entry(
         "plan",
         "plan",
-        "Show what an artifact dispatches where, or write it as C.",
-        ("relax-tune plan encoder-c.rta", "relax-tune plan encoder-c.rta --c plans.c"),
+        "Show what is dispatched where; check it against what is served.",
+        (
+            "relax-tune plan encoder-c.rta --c plans.c",
+            "relax-tune plan ./encoder --target c --check --profile served.json",
+        ),
     ),
     "show": Entry(
         "show",

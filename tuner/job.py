@@ -41,6 +41,7 @@ from relax_tune.tuner.measure.cluster_address import tls_files
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.pack import pack_weights
 from relax_tune.tuner.settings import Memory, Policy, Settings
+from relax_tune.tuner.stored_plans import PlanSet, plan_sets, plan_texts
 from relax_tune.tuner.task import Choices, Task
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -174,7 +175,28 @@ class Job:
     def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
         """The programs that the store's records ask for. memory: other than the settings'."""
         how, key = memory or self.settings.memory, self.target.key
-        return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how)
+        stored = self.current_plans() if policy == "stored" else None
+        return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored)
+
+    def plan_sets(self) -> list[PlanSet]:
+        """The plans of this model that were stored for this device, the current ones last."""
+        workloads = frozenset(c.task.key for c in self.choices.values())
+        return plan_sets(self.store, self.target.key, self.key, workloads)
+
+    def current_plans(self) -> PlanSet:
+        """Raises UserError when none were stored."""
+        found = self.plan_sets()
+        if not found:
+            raise UserError(
+                f"wanted plans of this model for this device, found none in {self.store.where} that fit all its tasks; "
+                "`relax-tune tune` stores some"
+            )
+        return found[-1]
+
+    def store_plans(self, built: BuildResult) -> None:
+        """Make a build's plans the current ones, all at once; nothing is added where they are already."""
+        texts = plan_texts(self.key, {self.choices[name].task.key: plan for name, plan in built.plans.items()})
+        self.store.put_plans(self.target.key, texts)
 
     def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
         """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as

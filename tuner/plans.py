@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
@@ -88,7 +88,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     times, variants = times_of(choices, records)
     samples, _ = pooled(records)
     domain = choices.task.domain
-    allowed = {k for k, v in variants.items() if _usable(choices, v)}
+    allowed = {k for k, v in variants.items() if usable(choices, v)}
     if policy == "generic":
         allowed = {k for k in allowed if variants[k].kind == "generic"}
     elif policy == "library":
@@ -111,6 +111,22 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
             return TaskPlan(plan, variants, times, lost, chosen_for.points[len(domain.points) :])
         lost |= broken
         allowed -= set(broken)
+
+
+def kept_plan(
+    choices: Choices, records: Sequence[Measurement], plan: Plan, variants: Mapping[str, VariantRecord]
+) -> TaskPlan:
+    """A plan as it was stored, unless one of its variants cannot be made here any more: then the one that records ask for."""
+    times, measured = times_of(choices, records)
+    lost = {k: _obstacle(choices, v) or "its library is not here" for k, v in variants.items() if not _made(choices, v)}
+    if lost:
+        chosen = plan_task(choices, records)
+        return replace(chosen, lost={**chosen.lost, **lost})
+    return TaskPlan(plan, {**measured, **variants}, times)
+
+
+def _made(choices: Choices, variant: VariantRecord) -> bool:
+    return usable(choices, variant) and _obstacle(choices, variant) is None
 
 
 def choose(
@@ -175,7 +191,7 @@ def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, V
     return tuple(sorted(sizes)[:STEPS])
 
 
-def _usable(choices: Choices, variant: VariantRecord) -> bool:
+def usable(choices: Choices, variant: VariantRecord) -> bool:
     """Whether this version of the tool, on this machine, has such a variant at all."""
     try:
         if in_parts(variant):

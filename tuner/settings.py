@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from relax_tune.errors import UserError
 
 Effort = Literal["quick", "normal", "full"]
-Policy = Literal["measured", "library", "generic"]
+Policy = Literal["measured", "stored", "library", "generic"]
 Products = Literal["apart", "joined"]
 AttentionForm = Literal["whole", "apart"]
 Precision = Literal["f32", "f16", "bf16"]

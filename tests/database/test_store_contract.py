@@ -229,6 +229,12 @@ def test_plans_have_versions(store: Store) -> None:
         store.put_plan(*task, "{not json")
     with pytest.raises(DatabaseError, match="add it first"):
         store.put_plan("w-nobody", ZEN.key, "[]")
+    before = store.plans(ZEN.key)
+    with pytest.raises(DatabaseError, match="add it first"):
+        store.put_plans(ZEN.key, {MATMUL.key: '["f"]', "w-nobody": "[]"})
+    assert store.plans(ZEN.key) == before, "all of them or none"
+    found = store.put_plans(ZEN.key, {SOFTMAX.key: '["s"]', MATMUL.key: '["e"]'})
+    assert found == sorted([Plan(SOFTMAX.key, ZEN.key, 1, '["s"]'), Plan(*task, 5, '["e"]')], key=lambda p: p.workload)
 
 
 def test_a_lease_is_held_by_one(store: Store) -> None:

@@ -147,7 +147,7 @@ def test_mistakes_say_what_was_wanted(tmp_path: Path) -> None:
         rt.tune(module, target="c", db="memory://", strategy="luck")
     with pytest.raises(UserError, match="bounds belong to the loading of a model"):
         rt.build(module, target="c", db="memory://", bounds={"n": (1, 4)})
-    with pytest.raises(UserError, match="measured, library or generic; found 'best'"):
+    with pytest.raises(UserError, match="measured, stored, library, generic; found 'best'"):
         rt.build(module, target="c", db="memory://", policy="best")  # type: ignore[arg-type]
     with pytest.raises((UserError, ParseError), match="no such file or folder"):
         rt.build(tmp_path / "nothing", target="c", db="memory://")

@@ -150,7 +150,7 @@ def test_policies_narrow_the_choice(policy: Any) -> None:
 
 
 def test_an_unknown_policy_is_an_error() -> None:
-    with pytest.raises(UserError, match="measured, library or generic; found 'best'"):
+    with pytest.raises(UserError, match="measured, stored, library, generic; found 'best'"):
         check_policy("best")
 
 

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from relax_tune.tuner.cli import COMMANDS
 from relax_tune.tuner.report.model_view import stage_names
 from relax_tune.tuner.search.registry import STRATEGIES
-from relax_tune.tuner.settings import EFFORTS
+from relax_tune.tuner.settings import EFFORTS, Policy
 
 SCRIPT = "from relax_tune.tuner.start import main; main()"
 # What must not be imported to list the commands.
@@ -48,7 +49,7 @@ OFFERS = {
     "relax-tune tune m --strategy ": list(STRATEGIES),
     "relax-tune tune m --effort ": list(EFFORTS),
     "relax-tune tune --target o": ["opencl"],
-    "relax-tune build --policy ": ["measured", "library", "generic"],
+    "relax-tune build --policy ": list(get_args(Policy)),
     "relax-tune show m --after ": list(stage_names()),
     "relax-tune show m --what s": ["sketches", "source"],
     "relax-tune db ex": ["export"],

@@ -42,8 +42,8 @@ def build(
         typer.Option(
             metavar="|".join(get_args(Policy)),
             autocompletion=among(*get_args(Policy)),
-            help="measured: the fastest by record, per range of shapes. library: library calls wherever there are any. "
-            "generic: untuned kernels only.",
+            help="measured: the fastest by record, per range of shapes. stored: what `tune` chose last, or `plan --restore` since. "
+            "library: library calls wherever there are any. generic: untuned kernels only.",
         ),
     ] = "measured",
     effort: Effort = None,

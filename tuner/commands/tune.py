@@ -144,6 +144,7 @@ def tune(
             if not any(plan.times for plan in built.plans.values()):
                 say(console, _nothing_usable(job))
                 raise typer.Exit(NOTHING_MEASURED)
+            job.store_plans(built)
             result = tune_result(job, work, built)
             others = {f"all {p}": job.artifact(job.build(p)) for p in COMPARED} if compare else {}
     saved = job.artifact(built).save(path)
