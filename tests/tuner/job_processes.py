@@ -18,6 +18,7 @@ import numpy as np
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import Store
+from relax_tune.tuner.validation import VALIDATIONS
 
 MARK = "RELAX_TEST_MARK"
 # Tests may run in the background of a shell, which then ignores Ctrl-C for all below it; a terminal does not.
@@ -141,7 +142,8 @@ def _status(pid: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Done:
-    """What a database says was tried. points: (workload, variant, point) that have a time or a failure (point None).
+    """What a database says was tried. points: (workload, variant, point) that have a time or a failure (point None), without the
+    shapes plans were validated at: which these are depends on what was fast.
     trials: (workload, variant) -> how many trials were spent on it, over all jobs."""
 
     points: frozenset[tuple[str, str, str | None]]
@@ -160,7 +162,9 @@ def work_done(store: Store) -> Done:
     (target,) = store.targets()
     records = store.query(target.key)
     points = {
-        (r.workload, r.variant.key, str(sorted(r.symbols.items())) if r.status == "ok" else None) for r in records
+        (r.workload, r.variant.key, str(sorted(r.symbols.items())) if r.status == "ok" else None)
+        for r in records
+        if not any(_is_of(r, f"validation{n + 1}") for n in range(VALIDATIONS))
     }
     trials = Counter(
         (workload, variant)
@@ -174,7 +178,11 @@ def _batch(record: Measurement) -> str:
 
 
 def _is_trial(record: Measurement) -> bool:
-    """Whether it comes of the first measuring of its variant, rather than of contenders being timed again: the id is a
-    hash of what was asked."""
-    text = f"{record.workload}:{record.target}:{record.variant.key}:{record.job}:trial"
+    """Whether it comes of the first measuring of its variant, rather than of contenders being timed again."""
+    return _is_of(record, "trial")
+
+
+def _is_of(record: Measurement, part: str) -> bool:
+    """The id is a hash of what was asked."""
+    text = f"{record.workload}:{record.target}:{record.variant.key}:{record.job}:{part}"
     return _batch(record) == hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
