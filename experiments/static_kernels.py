@@ -4,9 +4,10 @@
 
 `--peer-python` has torch, apache-tvm (with apache-tvm-ffi pinned as CONTRIBUTING says), cloudpickle and what ours needs. Everything
 tuned is kept in the folder and found again there, so that the run may be interrupted. MetaSchedule tunes twice (one batch of all
-trials; and batches of 16, which let its cost model learn) with different seeds: both are timed, the better one counts. Our builds
-hold generated kernels only. Weights are constants of our models and may be packed once; MetaSchedule has no such notion, torch and
-NumPy are called as users call them. Writes results/static_kernels.json and .md.
+trials; and batches of 16, which let its cost model learn) with different seeds: both are timed, the better one counts. `tvm-dynamic`
+is what TVM builds of a product with a symbolic dim, which it cannot tune. Our builds hold generated kernels only. Weights are
+constants of our models and may be packed once; MetaSchedule has no such notion, torch and NumPy are called as users call them.
+Writes results/static_kernels.json and .md.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ TABLE = (
 PRODUCTS = ("matmul_512", "matmul_1024", "batch_matmul_nt")
 # MetaSchedule's runs: (seed, whether all trials are one batch).
 PEER_RUNS: Sequence[tuple[int, bool]] = ((1, True), (2, False))
+DYNAMIC, DYNAMIC_KERNELS = "tvm-dynamic", ("matmul_512", "matmul_1024")
 HERE = Path(__file__).parent
 
 
@@ -97,13 +99,20 @@ def tune_peer(work: Path, kernels: Sequence[str], python: str, trials: int) -> d
                     f"{name} {kernel}: {json.loads(note.read_text())['wall_secs']:.0f} s", file=sys.stderr, flush=True
                 )
             took[name][kernel] = json.loads(note.read_text())
+    folder = work / DYNAMIC
+    folder.mkdir(parents=True, exist_ok=True)
+    took[DYNAMIC] = {k: {"error": ["not asked for"]} for k in kernels}
+    for kernel in (k for k in kernels if k in DYNAMIC_KERNELS):
+        command = [python, str(HERE / "peer_kernels.py"), "untuned", kernel, str(folder)]
+        subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+        took[DYNAMIC][kernel] = json.loads((folder / f"{kernel}.json").read_text())
     return took
 
 
 def rate(kernel: str, us: float) -> str:
     """GFLOP/s where operations bind, microseconds otherwise."""
     flops = KERNELS[kernel].flops
-    return f"{flops / us / 1e3:.0f} GFLOP/s" if flops else f"{us:.0f} us"
+    return f"{flops / us / 1e3:.3g} GFLOP/s" if flops else f"{us:.0f} us"
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequence[str]) -> list[str]:
@@ -115,8 +124,8 @@ def table(found: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequenc
     against_best, against_tvm = [], []
     for kernel, row in found.items():
         ours = min((v["median_us"] for n, v in row.items() if n.startswith("ours-c")), default=math.nan)
-        peers = [v["median_us"] for n, v in row.items() if not n.startswith("ours")]
-        tvm = min((v["median_us"] for n, v in row.items() if n.startswith("tvm")), default=math.nan)
+        peers = [v["median_us"] for n, v in row.items() if not n.startswith("ours") and n != DYNAMIC]
+        tvm = min((v["median_us"] for n, v in row.items() if n.startswith("tvm") and n != DYNAMIC), default=math.nan)
         best, over = (min(peers) if peers else math.nan) / ours, tvm / ours
         against_best.append(best)
         against_tvm.append(over)
@@ -165,7 +174,7 @@ def main() -> None:
     (RESULTS / "static_kernels.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     seconds = ["| kernel | " + " | ".join(took) + " |", "|---" * (len(took) + 1) + "|"]
     for kernel in kernels:
-        cells = [f"{took[n][kernel]['wall_secs']:.0f}" if "wall_secs" in took[n][kernel] else "failed" for n in took]
+        cells = [f"{took[n][kernel]['wall_secs']:.0f}" if "wall_secs" in took[n][kernel] else "-" for n in took]
         seconds.append(f"| {kernel} | " + " | ".join(cells) + " |")
     lines = ["# Static kernels (table 1)", "", "Written by `experiments/static_kernels.py`; medians, in turns.", ""]
     lines += [
