@@ -67,7 +67,7 @@ def test_27_symbolic_tasks_are_tuned_over_their_range(make: Any) -> None:
         assert len(points) >= 4
         tuned = [r for r in job.store.query(job.target.key, task.key, status="ok", kinds=("tuned",))]
         for key in {r.variant.key for r in tuned}:
-            assert {tuple(r.symbols.values()) for r in tuned if r.variant.key == key} == points
+            assert {tuple(r.symbols.values()) for r in tuned if r.variant.key == key} >= points
         assert tuned, task.name
     assert any(v.label == "tuned" for c in job.build().program.calls for v in c.variants)
 

@@ -100,11 +100,11 @@ def test_library_forms_pack_before_and_permute_after(device: Device) -> None:
     """q k^T reads both operands permuted; its weights times v writes a permuted result."""
     job = job_on(attention, device)
     forms = [f for c in job.choices.values() for f in c.forms]
-    assert {f.routine for f in forms} == {"openblas.sgemm_batched"}
+    assert "openblas.sgemm_batched" in {f.routine for f in forms}
     assert any(f.before for f in forms) and any(f.after for f in forms)
     for choices in job.choices.values():
         for variant in choices.library_variants():
-            (form,) = choices.forms
+            (form,) = (f for f in choices.forms if f.routine == variant.sketch.split("+")[0])
             steps = choices.program(variant).calls[0].variants[0].steps
             kinds = [s.kind for s in steps]
             assert kinds.count("library") == 1

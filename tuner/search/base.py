@@ -63,9 +63,9 @@ class SearchProblem:
 
     `shapes: (S, D) int64` are the anchors, `weights: (S,)` their importance (positive, summing to 1). `roofline: (S,)
     seconds` is a lower bound or any other positive scale of the time at each shape, by which times of different shapes
-    become comparable (default 1). `baseline` answers (S,) seconds of what can be dispatched besides this space's
-    candidates, such as the library, inf where there is nothing (the default); it is asked whenever candidates are, and they are
-    worth what they gain on it. `history` is what is known from elsewhere; strategies that cannot use it
+    become comparable (default 1). `baseline: (S,) seconds`, or what answers them whenever candidates are asked for, is what can be
+    dispatched besides this space's candidates, such as the library, inf where there is nothing (the default); candidates are worth
+    what they gain on it. `history` is what is known from elsewhere; strategies that cannot use it
     ignore it, and those that can call it once, when they first need it.
 
     Raises:
@@ -85,7 +85,7 @@ class SearchProblem:
         shapes: Sequence[Sequence[int]] | IntArray = ((),),
         weights: Sequence[float] | FloatArray | None = None,
         roofline: Sequence[float] | FloatArray | None = None,
-        baseline: Callable[[], Sequence[float]] | None = None,
+        baseline: Callable[[], Sequence[float]] | Sequence[float] | FloatArray | None = None,
         history: Callable[[], TrainingRows | None] = lambda: None,
     ) -> None:
         points = np.asarray(shapes, dtype=np.int64)
@@ -96,7 +96,8 @@ class SearchProblem:
         count = len(points)
         object.__setattr__(self, "space", space)
         object.__setattr__(self, "history", history)
-        object.__setattr__(self, "baseline", baseline or (lambda: [math.inf] * count))
+        fixed = [math.inf] * count if baseline is None or callable(baseline) else [float(t) for t in baseline]
+        object.__setattr__(self, "baseline", baseline if callable(baseline) else lambda: fixed)
         object.__setattr__(self, "shapes", points)
         for name, given, default in (
             ("weights", weights, 1.0 / count),
