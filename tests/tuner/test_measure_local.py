@@ -15,7 +15,7 @@ import pytest
 from tests.tuner.measure_programs import LIMIT_SECS, POLICY, check, kernel, program, request
 
 from relax_tune.errors import MeasureError
-from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.measure.local import LocalRunner, _Blame
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.protocol import FrameReader, Progress, write_frame
@@ -128,6 +128,18 @@ def test_several_crashes_and_hangs_lose_no_one(runner: LocalRunner) -> None:
     batch = [request(kind, "c", id=f"{at}", deadline_secs=1.0) for at, kind in enumerate(kinds)]
     stages = [result.stage for result in runner.submit(batch).result(LIMIT_SECS)]
     assert stages == ["crash", None, "timeout", "crash", None]
+
+
+def test_a_process_that_hangs_between_requests_costs_none_its_result(
+    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, ends = runner._attempt, [_Blame("timeout", (), "idle")]
+    monkeypatch.setattr(runner, "_attempt", lambda *given: ends.pop() if ends else whole(*given))
+    (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
+    assert result.status == "ok" and not ends
+    monkeypatch.setattr(runner, "_attempt", lambda *given: _Blame("timeout", (), "idle"))
+    (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
+    assert result.stage == "timeout"
 
 
 def test_a_compiler_that_hangs_fails_only_its_candidate(runner: LocalRunner) -> None:

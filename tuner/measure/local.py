@@ -163,6 +163,7 @@ class LocalRunner:
         results: Results = {}
         work: deque[list[MeasureRequest]] = deque([batch] if batch else [])
         alone: set[str] = set()
+        unblamed: set[str] = set()
         while work:
             group = work.popleft()
             blame = self._attempt(group, alone, results)
@@ -173,7 +174,11 @@ class LocalRunner:
             if blame is None or not rest:
                 continue
             guilty = tuple(id for id in blame.ids if id not in results)
-            if len(rest) == 1:
+            if len(rest) == 1 and not guilty:
+                if rest[0].id not in unblamed:  # nothing of it was under way: the process may have been at fault
+                    unblamed.add(rest[0].id)
+                    work.appendleft(rest)
+                    continue
                 guilty = (rest[0].id,)
             others = [request for request in rest if request.id not in guilty]
             if blame.kind == "lost" and len(rest) < len(group):
