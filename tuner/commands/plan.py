@@ -188,7 +188,8 @@ def _check(job: Job, subject: str, console: Console) -> dict[str, Any]:
     say(console, f"predicted loss of the model: {regret:.1%} of its time (allowed: {ALLOWED:.0%})")
     if again:
         given = "" if job.settings.profile is None else f" --profile {job.settings.profile}"
-        say(console, f"worth tuning again: {', '.join(again)}; run `relax-tune tune {subject}{given}`")
+        command = f"relax-tune tune {subject}{given} --target {job.settings.target}"
+        say(console, f"worth tuning again: {', '.join(again)}; run `{command}` with the same --db and --bound")
     else:
         say(console, "nothing to tune again")
     tasks = {n: {"loss": d.regret, "unmeasured": d.unmeasured} for n, d in found.items()}
