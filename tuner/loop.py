@@ -35,7 +35,7 @@ from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import Choices, Task, binding, points_array
 from relax_tune.tuner.task_state import HOPELESS, TaskState
-from relax_tune.tuner.validation import VALIDATIONS, checkable, unvalidated
+from relax_tune.tuner.validation import checkable, unvalidated
 from relax_tune.tuner.warm_start import History, roofline
 
 FORMAT_VERSION = 1
@@ -211,12 +211,11 @@ class Tuner:
         elif shapes := self._unvalidated(state):
             state.validations += 1
             contenders = [state.variants[k] for k in shapes]
+            state.lacking = len(state.records), {}
             self._measure(state, contenders, f"validation{state.validations}", shapes=shapes)
 
     def _unvalidated(self, state: TaskState) -> Mapping[str, Sequence[Point]]:
-        """Shapes that the plan's variants lack; nothing once a job has asked often enough."""
-        if state.validations >= VALIDATIONS:
-            return {}
+        """Shapes that the plan's variants lack; nothing when asking brought no record."""
         if state.lacking is None or state.lacking[0] != len(state.records):
             with shielded():
                 found = self.store.query(self.target_key, state.task.key)

@@ -155,16 +155,20 @@ def _beaten(plan: Plan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
 
 def elsewhere(plan: Plan, samples: Samples, domain: Domain) -> list[Point]:
     """Shapes between the domain's points, none of them, at which what a plan dispatches was timed."""
+    shapes = {s for key in plan.variants for s in samples.get(key, ())}
+    return [p for p in between(shapes, domain) if shape_of(p) in samples.get(plan.choose(p), ())]
+
+
+def between(shapes: Collection[Shape], domain: Domain) -> list[Point]:
+    """Those of the shapes that are between a domain's points and none of them."""
     symbols = len(domain.points[0])
     ends = [(min(p[a] for p in domain.points), max(p[a] for p in domain.points)) for a in range(symbols)]
     found = []
-    for shape in {s for key in plan.variants for s in samples.get(key, ())}:
-        values = dict(shape)
+    for values in map(dict, shapes):
         if len(values) != symbols or any(f"s{a}" not in values for a in range(symbols)):
             continue
         point = tuple(values[f"s{a}"] for a in range(symbols))
-        inside = all(low <= x <= top for x, (low, top) in zip(point, ends))
-        if inside and point not in domain.points and shape in samples.get(plan.choose(point), ()):
+        if point not in domain.points and all(low <= x <= top for x, (low, top) in zip(point, ends)):
             found.append(point)
     return sorted(found)
 

@@ -3,8 +3,8 @@
 The variants of a finished plan, and of each kind the fastest besides where that comes near, are checked and timed at shapes between
 the anchors: next to the bounds, primes, on both sides of each threshold. The answers are ordinary records. A variant that is wrong
 there is out; a shape at which the plan is slower than another variant beyond noise counts from then on when plans are chosen
-(`tuner/plans`), which may bring other variants and thresholds in, so this is asked again, up to VALIDATIONS times a job. So a task
-costs at most VALIDATIONS x SHAPES x contenders timings more.
+(`tuner/plans`), which may bring other variants and thresholds in, so this is asked again until nothing is lacking. A task is looked
+at in VALIDATIONS x SHAPES shapes at most, whatever number of jobs works on it, so it costs no more than that by its contenders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relax_tune.database.records import VARIANT_KINDS, Measurement
 from relax_tune.ir.expr import Var
 from relax_tune.tuner.check import check_work
 from relax_tune.tuner.domain import Point, distance
-from relax_tune.tuner.plans import TaskPlan, elsewhere, plan_task, pooled, shape_of, slower
+from relax_tune.tuner.plans import TaskPlan, between, elsewhere, plan_task, pooled, shape_of, slower
 from relax_tune.tuner.select import Times
 from relax_tune.tuner.settings import Effort
 from relax_tune.tuner.task import Choices, Task
@@ -26,7 +26,7 @@ from relax_tune.tuner.task import Choices, Task
 SHAPES: Mapping[Effort, int] = {"quick": 3, "normal": 6, "full": 12}
 """How many shapes a plan is looked at, half of them at its thresholds."""
 VALIDATIONS = 3
-"""How often a job asks: a plan that was chosen again may dispatch others elsewhere."""
+"""How many times so many: a plan that was chosen again may dispatch others elsewhere, or have other thresholds."""
 NEAR = 2.0
 """What is everywhere so many times slower than the best, or more, is left out."""
 CHECKED_WORK = 1 << 28
@@ -64,14 +64,19 @@ def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort
     plan = plan_task(choices, records)
     if not plan.times or not choices.task.domain.points[0]:
         return {}
-    samples, variants = pooled(records)
+    _, variants = pooled(records)
     contenders = [k for k in plan.plan.variants if k in plan.times]
     rest = {k: row for k, row in plan.times.items() if k not in contenders}
     for kind in VARIANT_KINDS:
         if found := _best({k: row for k, row in rest.items() if variants[k].kind == kind}, plan.times, choices.task):
             contenders.append(found)
     wanted = validation_shapes(choices.task, plan, SHAPES[effort])
-    lacking = {k: tuple(p for p in wanted if shape_of(p) not in samples[k]) for k in contenders}
+    asked = {(r.variant.key, tuple(sorted(r.symbols.items()))) for r in records}
+    looked = between({shape for _, shape in asked}, choices.task.domain)
+    room = max(VALIDATIONS * SHAPES[effort] - len(looked), 0)
+    new = [p for p in wanted if p not in looked][room:]
+    wanted = tuple(p for p in wanted if p not in new)
+    lacking = {k: tuple(p for p in wanted if (k, shape_of(p)) not in asked) for k in contenders}
     return {k: points for k, points in lacking.items() if points}
 
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import Store
-from relax_tune.tuner.validation import VALIDATIONS
 
 MARK = "RELAX_TEST_MARK"
+VALIDATION_BATCHES = 40  # more than any job of these tests needs
 # Tests may run in the background of a shell, which then ignores Ctrl-C for all below it; a terminal does not.
 _START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 COMMAND = (sys.executable, "-c", f"{_START}; from relax_tune.tuner.start import main; main()")
@@ -164,7 +164,7 @@ def work_done(store: Store) -> Done:
     points = {
         (r.workload, r.variant.key, str(sorted(r.symbols.items())) if r.status == "ok" else None)
         for r in records
-        if not any(_is_of(r, f"validation{n + 1}") for n in range(VALIDATIONS))
+        if not any(_is_of(r, f"validation{n + 1}") for n in range(VALIDATION_BATCHES))
     }
     trials = Counter(
         (workload, variant)
