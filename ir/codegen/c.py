@@ -11,7 +11,6 @@ from math import isinf, isnan
 import numpy as np
 
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.codegen import math
 from relax_tune.ir.codegen.affine import Poly
 from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses
@@ -88,9 +87,6 @@ class CPrelude(Prelude):
         if name in ("from_f16", "to_f16"):
             needs, text = super().define(name, dtype, width)
             return needs, self._f16c(name, width, text)
-        if name == "exp" and wide:
-            needs, body = math.BODIES["exp"]
-            return needs, (f"STATIC $V $N($V x) {{\n#ifdef __AVX512F__{math.EXP_AVX512}\n#else{body}\n#endif\n}}")
         needs, text = super().define(name, dtype, width)
         if dtype is f32 and width in EXTREMES and name in ("max", "min"):
             return needs, self._extreme(name, width, text)

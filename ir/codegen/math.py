@@ -71,11 +71,26 @@ EXP_PORTABLE = f"""
   return p * rt_unbits_$S((k - h + 127) << 23);"""
 
 # The same with the scaling instruction of AVX-512.
-EXP_AVX512 = f"""
+EXP_SCALED = f"""
   $V c = rt_least_$S(rt_most_$S(x, -105.0f), 89.0f);
   $V n = c * 1.4426950408889634f + 12582912.0f - 12582912.0f;
   $V r = c - n * 0.693359375f;{_EXP_TAIL}
-  return __builtin_ia32_scalefps512_mask(p, n, p, (unsigned short)-1, 4);"""
+  return __builtin_ia32_scalefps%s_mask(p, n, p, (unsigned %s)-1%s);"""
+# By lanes: what declares it, and the parts of its call.
+SCALES = {
+    16: ("__AVX512F__", ("512", "short", ", 4")),
+    8: ("__AVX512VL__", ("256", "char", "")),
+    4: ("__AVX512VL__", ("128", "char", "")),
+}
+
+
+def exp_of(width: int) -> str:
+    """The body of the exponential of a vector."""
+    if width not in SCALES:
+        return EXP_PORTABLE
+    macro, parts = SCALES[width]
+    return f"\n#ifdef {macro}{EXP_SCALED % parts}\n#else{EXP_PORTABLE}\n#endif"
+
 
 LOG_BODY = f"""
   $I tiny = x < 1.17549435e-38f;

@@ -132,6 +132,7 @@ class Prelude:
             return (), exchange_text(width)
         if dtype is f32 and name in math.BODIES:
             needs, body = math.BODIES[name]
+            body = math.exp_of(width) if name == "exp" else body
             return needs, f"STATIC $V $N($V x) {{{body}\n}}"
         if name in ("least", "most"):  # of x and a limit; NaN stays
             sign = ">" if name == "least" else "<"

@@ -49,15 +49,16 @@ class Quirk:
 _POCL = (("platform", r"PoCL"),)
 _OTHERS = (("platform", r"^(?!.*PoCL)"),)
 _OLD_POCL = (("platform", r"PoCL ([012]\.|3\.0)"),)
+_NOT_INTEL = (("cpu", r"^(?!.*Intel)"),)
 
 # Every quirk. A new one is added here, and nowhere else.
 QUIRKS: tuple[Quirk, ...] = (
     Quirk(
         "wide vectors",
         "opencl",
-        _OLD_POCL,
+        (*_OLD_POCL, *_NOT_INTEL),
         "vectors are at most 8 floats wide",
-        "16 floats made the compiler of the 3.0 wheel abort, or loop for more than 90 s",
+        "16 floats made the compiler of the 3.0 wheel abort, or loop for more than 90 s, on Zen4; on Intel's processors it compiles them",
         caps={"max_vector_lanes": 8},
     ),
     Quirk(

@@ -45,7 +45,9 @@ def test_caps_lower_and_facts_add(kind: str, fingerprint: dict[str, str]) -> Non
     assert len(set(facts)) == len(facts), "two entries tell the same"
 
 
-def test_wide_vectors_are_those_of_old_pocl_alone() -> None:
+def test_wide_vectors_are_those_of_old_pocl_alone_where_its_compiler_knows_no_better() -> None:
+    assert "wide vectors" not in names("opencl", WHEEL | {"cpu": "x86_64 Intel(R) Xeon(R) Processor"})
+    assert "wide vectors" in names("opencl", WHEEL | {"cpu": "x86_64 AMD EPYC 9R14"})
     assert "wide vectors" in names("opencl", WHEEL) & names("opencl", {"platform": "PoCL 1.8"})
     assert "wide vectors" not in names("opencl", {"platform": "PoCL 3.1"}) | names("opencl", {"platform": "Intel 3.0"})
     assert with_quirks("opencl", WHEEL, {"max_vector_lanes": 16})["max_vector_lanes"] == 8
