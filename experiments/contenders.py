@@ -90,21 +90,43 @@ class Contender:
         self.process.wait(timeout=30)
 
 
+Visits = dict[str, dict[str, list[list[float]]]]
+"""Seconds by case and contender: what was sampled at each visit."""
+
+
 def in_rounds(
     contenders: Sequence[Contender], cases: Sequence[str], rounds: int, repeats: int, tolerance: float = 1e-3
 ) -> dict[str, dict[str, list[float]]]:
-    """Samples by case and contender. A contender whose numbers stray from the first one's is not timed: its samples are empty.
-    tolerance: relative to the largest of the first one's numbers."""
-    samples: dict[str, dict[str, list[float]]] = {case: {} for case in cases}
+    """The samples of `visits`, by case and contender."""
+    found = visits(contenders, cases, rounds, repeats, tolerance)
+    return {case: {name: [s for v in own for s in v] for name, own in by.items()} for case, by in found.items()}
+
+
+def visits(
+    contenders: Sequence[Contender],
+    cases: Sequence[str],
+    rounds: int,
+    repeats: int,
+    tolerance: float = 1e-3,
+    visit_secs: float | None = None,
+) -> Visits:
+    """Samples of every round. A contender whose numbers stray from the first one's is not timed: it has no visits.
+    tolerance: relative to the largest of the first one's numbers. visit_secs: fewer repeats, at least one, where they would take
+    longer by what the visit before took."""
+    samples: Visits = {case: {} for case in cases}
     wanted: dict[str, list[float]] = {}
     for round_ in range(rounds):
         for case in cases:
             turn = round_ % len(contenders)
             for c in (*contenders[turn:], *contenders[:turn]) if round_ else contenders:
-                if not c.takes(case) or (round_ and not samples[case].get(c.name)):
+                known = samples[case].get(c.name)
+                if not c.takes(case) or (round_ and not known):
                     continue
+                count = repeats
+                if visit_secs is not None:
+                    count = min(repeats, max(1, int(visit_secs / min(known[-1])))) if known else 1
                 time.sleep(PAUSE_SECS)
-                found = c.time(case, repeats)
+                found = c.time(case, count)
                 if "error" in found:
                     print(f"{c.name} {case}: {found['error']}", file=sys.stderr)
                     samples[case][c.name] = []
@@ -118,7 +140,7 @@ def in_rounds(
                     print(f"{c.name} {case}: wanted {first}, found {found['head']}", file=sys.stderr)
                     samples[case][c.name] = []
                     continue
-                samples[case].setdefault(c.name, []).extend(found["secs"])
+                samples[case].setdefault(c.name, []).append(found["secs"])
     return samples
 
 

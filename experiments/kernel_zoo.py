@@ -58,7 +58,8 @@ class Model:
 class Kernel:
     """A kernel of a table. make: its model; torch: `(torch, arrays by name) -> result`; flops: of one run, 0 where bytes bind;
     bytes: read and written at least; bar: microseconds of hand-written prototypes as `c`, `opencl` and of `torch` beside them, on
-    two Zen4 cores; index_limit: integer inputs are drawn below it; bits: weights are quantised to so many."""
+    two Zen4 cores; index_limit: integer inputs are drawn below it; bits: weights are quantised to so many; transposed: a product of
+    `x` and the transposition of `w` or `y`."""
 
     name: str
     dims: Mapping[str, int]
@@ -69,6 +70,7 @@ class Kernel:
     bar: Mapping[str, float] = field(default_factory=dict)
     index_limit: int = 1
     bits: int = 32
+    transposed: bool = False
 
     def module(self, symbolic: bool = False) -> IRModule:
         model = Model(self.dims, symbolic)
@@ -91,6 +93,11 @@ class Kernel:
         parts = self.quantized()
         group = parts["numbers"].shape[1] // parts["scale"].shape[1]
         return {"w": parts["numbers"] * np.repeat(parts["scale"], group, axis=1)}
+
+    def factors(self, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
+        """What NumPy multiplies where the kernel is a product, of its inputs and weights by name."""
+        right = arrays["w"] if "w" in arrays else arrays["y"]
+        return arrays["x"], np.swapaxes(right, -1, -2) if self.transposed else right
 
     def arrays(self, sizes: Mapping[str, int] | None = None, seed: int = 1) -> dict[str, Array]:
         """The inputs by name; `sizes` of dims other than the table's."""
@@ -134,13 +141,17 @@ def _dense_gelu(n: int, k: int, m: int) -> Kernel:
 
 
 def _softmax(rows: int, width: int, c: float, opencl: float, torch_us: float) -> Kernel:
+    return _rows_softmax(f"softmax_{rows}x{width}", rows, width, {"c": c, "opencl": opencl, "torch": torch_us})
+
+
+def _rows_softmax(name: str, rows: int, width: int, bar: Mapping[str, float] | None = None) -> Kernel:
     return Kernel(
-        f"softmax_{rows}x{width}",
+        name,
         {"n": rows},
         lambda g: g(Softmax(), g.input("x", "n", width)),
         lambda t, v: t.softmax(v["x"], -1),
         bytes=8.0 * rows * width,
-        bar={"c": c, "opencl": opencl, "torch": torch_us},
+        bar=bar or {},
     )
 
 
@@ -174,15 +185,22 @@ def _mean_pool_torch(t: Any, v: Mapping[str, Any]) -> Any:
 
 
 def _gemv(bits: int, bar: Mapping[str, float], rows: int = 1) -> Kernel:
-    k, m = 4096, 11008
+    name = ("gemv" if rows == 1 else f"batch{rows}") + ("_f32" if bits == 32 else f"_int{bits}")
+    return _transposed(name, rows, 4096, 11008, bits, bar)
+
+
+def _transposed(
+    name: str, n: int, k: int, m: int, bits: int = 32, bar: Mapping[str, float] | None = None
+) -> Kernel:  # fmt: skip
+    """(n, k) times the transposition of a weight (m, k)."""
 
     def make(g: Model) -> GVar:
         return g(Matmul(True), g.input("x", "n", k), g.weight("w", m, k))
 
-    name = ("gemv" if rows == 1 else f"batch{rows}") + ("_f32" if bits == 32 else f"_int{bits}")
     return Kernel(
-        name, {"n": rows}, make, lambda t, v: v["x"] @ v["w"].T, 2.0 * rows * k * m, m * k * bits / 8, bar, bits=bits
-    )
+        name, {"n": n}, make, lambda t, v: v["x"] @ v["w"].T, 2.0 * n * k * m, m * k * bits / 8, bar or {}, bits=bits,
+        transposed=True,
+    )  # fmt: skip
 
 
 def _attention(n: int, bar: Mapping[str, float]) -> Kernel:
@@ -228,7 +246,9 @@ def _conv_relu(c: int, size: int, out: int) -> Kernel:
     )
 
 
-def _batch_matmul(name: str, batch: int, n: int, k: int, m: int, transposed: bool) -> Kernel:
+def _batch_matmul(name: str, batch: int, n: int, k: int | str, m: int | str, transposed: bool) -> Kernel:
+    """k or m as "n": of the rows' size."""
+
     def make(g: Model) -> GVar:
         y = g.input("y", batch, m, k) if transposed else g.input("y", batch, k, m)
         return g(Matmul(transposed), g.input("x", batch, "n", k), y)
@@ -236,8 +256,9 @@ def _batch_matmul(name: str, batch: int, n: int, k: int, m: int, transposed: boo
     def torch(t: Any, v: Mapping[str, Any]) -> Any:
         return v["x"] @ (v["y"].transpose(1, 2) if transposed else v["y"])
 
-    size = 4.0 * batch * (n * k + k * m + n * m)
-    return Kernel(name, {"n": n}, make, torch, 2.0 * batch * n * k * m, size)
+    k_top, m_top = (n if isinstance(d, str) else d for d in (k, m))
+    size = 4.0 * batch * (n * k_top + k_top * m_top + n * m_top)
+    return Kernel(name, {"n": n}, make, torch, 2.0 * batch * n * k_top * m_top, size, transposed=transposed)
 
 
 def _kernels() -> Sequence[Kernel]:
@@ -305,6 +326,19 @@ def _kernels() -> Sequence[Kernel]:
         _conv("conv_first", 3, 224, 64, 7, stride=2),
         _conv("conv_1x1", 256, 28, 128, 1),
         _conv("conv_depthwise", 96, 56, 96, 3, groups=96),
+        # tuned over their whole range only (tables 2 and 3, and the regret); DietCode's batch of 192 by ten
+        _transposed("dietcode_dense", 2048, 768, 2304),
+        _batch_matmul("dietcode_nt", 19, 128, 64, "n", True),
+        _batch_matmul("dietcode_nn", 19, 128, "n", 64, False),
+        _matmul("mikpoly", 8192, 768, 3072, constant=True),
+        _matmul("mikpoly_96x64", 8192, 64, 96, constant=True),
+        _dense_gelu(512, 768, 3072),
+        _matmul("range_matmul", 1024, 768, 768, constant=True),
+        _rows_softmax("range_softmax", 4096, 256),
+        Kernel(
+            "range_layer_norm", {"n": 4096}, lambda g: _layer_norm(g, 768, False), _layer_norm_torch,
+            bytes=8.0 * 4096 * 768,
+        ),
     )  # fmt: skip
 
 

@@ -56,10 +56,8 @@ def torch_answer(case: str) -> Served:
 
 
 def numpy_answer(case: str) -> Served:
-    _, v = case_of(case)
-    left, right = v["x"], v.get("w", v.get("y"))
-    assert right is not None
-    right = right if left.shape[-1] == right.shape[-2] else np.swapaxes(right, -1, -2)
+    kernel, arrays = case_of(case)
+    left, right = kernel.factors(arrays)
     out = np.empty((*left.shape[:-1], right.shape[-1]), np.float32)
     return lambda: np.matmul(left, right, out=out), lambda: head(out)
 
@@ -75,6 +73,14 @@ RELAX: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "rms_norm": lambda op, v: op.nn.rms_norm(v["x"], v["gamma"], [-1], 1e-6),
     "conv": lambda op, v: op.nn.conv2d(v["x"], v["w"], padding=(1, 1, 1, 1)),
     "batch_matmul_nn": lambda op, v: op.matmul(v["x"], v["y"]),
+    "dietcode_nn": lambda op, v: op.matmul(v["x"], v["y"]),
+    "mikpoly": lambda op, v: op.matmul(v["x"], v["w"]),
+}
+# In Relax the transposition would be a function of its own; these are said in tensor expressions.
+TRANSPOSED: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+    "batch_matmul_nt": lambda nn, x, y: nn.batch_matmul(x, y),
+    "dietcode_nt": lambda nn, x, y: nn.batch_matmul(x, y),
+    "dietcode_dense": lambda nn, x, w: nn.dense(x, w),
 }
 
 
@@ -84,7 +90,7 @@ def relax_of(name: str) -> Callable[[Any, Mapping[str, Any]], Any]:
 
 
 def tvm_function(name: str, symbolic: bool = False) -> tuple[Any, list[str]]:
-    """The kernel as one fused tensor function, and the names of its arguments in order. symbolic: leading dims are symbols."""
+    """The kernel as one fused tensor function, and the names of its arguments in order. symbolic: so are the dims that can be."""
     import tvm
     from tvm import relax, te, topi
     from tvm import tirx as tir
@@ -92,21 +98,21 @@ def tvm_function(name: str, symbolic: bool = False) -> tuple[Any, list[str]]:
 
     kernel = KERNELS[name]
     _, arrays = case_of(name)
-    if name.startswith("batch_matmul_nt") and not symbolic:  # in Relax the transposition would be a function of its own
-        left, right = (te.placeholder(arrays[n].shape, name=n) for n in ("x", "y"))
-        product = te.create_prim_func([left, right, topi.nn.batch_matmul(left, right)])
-        # a layout of the weights' own would have to be made outside the call
-        return product.without_attr("layout_free_buffers").with_attr("global_symbol", "main"), ["x", "y"]
-    inputs = list(kernel.arrays())
+    # dims that follow the symbol are those that another size of it changes
+    (dim, size), *_ = kernel.dims.items()
+    others = {k: a.shape for k, a in kernel.arrays({dim: size + 1}).items()} if symbolic else {}
     n = tir.Var("n", "int64")
-    size = next(iter(kernel.dims.values()))
+    shapes = {
+        k: [n if d != e else d for d, e in zip(a.shape, others.get(k, a.shape), strict=True)] for k, a in arrays.items()
+    }
+    if name in TRANSPOSED:
+        order = ["x", "w" if "w" in shapes else "y"]
+        left, right = (te.placeholder(shapes[k], name=k) for k in order)
+        product = te.create_prim_func([left, right, TRANSPOSED[name](topi.nn, left, right)])
+        # a layout of the weights' own would have to be made outside the call
+        return product.without_attr("layout_free_buffers").with_attr("global_symbol", "main"), order
     builder = relax.BlockBuilder()
-    values = {}
-    for key, a in arrays.items():
-        shape = [
-            n if symbolic and key in inputs and d == size and p == a.ndim - 2 else d for p, d in enumerate(a.shape)
-        ]
-        values[key] = relax.Var(key, relax.TensorType(shape, str(a.dtype)))
+    values = {k: relax.Var(k, relax.TensorType(shape, str(arrays[k].dtype))) for k, shape in shapes.items()}
     with builder.function("main", list(values.values())):
         with builder.dataflow():
             out = builder.emit_output(relax_of(name)(relax.op, values))

@@ -57,7 +57,8 @@ def tune_kernel(
 
 
 def answers(target: str, folder: Path) -> Callable[[str], tuple[Callable[[], Any], Callable[[], Sequence[float]]]]:
-    """Cases of a folder, opened when they are first asked for. A case is a kernel's name, or `NAME n=SIZE` at another size."""
+    """Cases of a folder, opened when they are first asked for. A case is a kernel's name, or `NAME n=SIZE` at another size: by
+    what was built for that size alone, `CASE.rta`, where there is such a file, else by `NAME.rta`."""
     device = open_device(target)
 
     def answer(case: str) -> tuple[Callable[[], Any], Callable[[], Sequence[float]]]:
@@ -65,7 +66,8 @@ def answers(target: str, folder: Path) -> Callable[[str], tuple[Callable[[], Any
         kernel = KERNELS[name]
         sizes = dict(kernel.dims) | {n: int(v) for n, v in (s.split("=") for s in given)}
         arrays = kernel.arrays(sizes)
-        executor = load_artifact(folder / f"{name}.rta").open(device).executor
+        exact = folder / f"{case}.rta"
+        executor = load_artifact(exact if exact.exists() else folder / f"{name}.rta").open(device).executor
         program = executor.program
         first = executor.run(arrays)  # checks the arguments, and binds
         bound = executor.bind({s.name: sizes[s.name] for s in program.symbols})
