@@ -30,6 +30,8 @@ from relax_tune.ir.frontend.torch_program import (
 )
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, Function, GVar, TupleValue
+from relax_tune.ir.op.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.elementwise import Rsqrt
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo
 from relax_tune.ir.op.registry import OPERATORS
@@ -147,6 +149,12 @@ def test_grouped_heads_are_not_copied() -> None:
     ranks = [b.info.ndim for c in calls if isinstance(c.op, Matmul) for b in c.args if isinstance(b.info, TensorInfo)]  # type: ignore[union-attr]
     assert ranks.count(5) == 8  # queries and keys, weights and values of two layers
     assert not any(isinstance(c.op, BroadcastTo) and len(c.op.shape) == 5 for c in calls)
+
+
+@pytest.mark.parametrize("name", ("llama_cache", "qwen2"))
+def test_norms_and_rotations_are_one_operator_each(name: str) -> None:
+    found = [type(b.value.op) for b in main_of(import_program(recorded(name)[0])).bindings if isinstance(b.value, Call)]
+    assert (found.count(RmsNorm), found.count(Rotary), found.count(Rsqrt)) == (5, 4, 0)  # of two layers and behind them
 
 
 def test_imported_programs_print_and_parse() -> None:
