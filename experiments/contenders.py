@@ -49,10 +49,12 @@ def serve(answer: Answer) -> None:
 
 
 class Contender:
-    """A contender's process. cases: those it can be asked for, None for all."""
+    """A contender's process. cases: those it can be asked for, None for all; rounds: how many of the first ones ask it, None for all."""
 
-    def __init__(self, name: str, command: Sequence[str], cases: Sequence[str] | None = None) -> None:
-        self.name, self.cases = name, cases
+    def __init__(
+        self, name: str, command: Sequence[str], cases: Sequence[str] | None = None, rounds: int | None = None
+    ) -> None:
+        self.name, self.cases, self.rounds = name, cases, rounds
         environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
         self.process = subprocess.Popen(
             command,
@@ -70,8 +72,8 @@ class Contender:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def takes(self, case: str) -> bool:
-        return self.cases is None or case in self.cases
+    def takes(self, case: str, round_: int = 0) -> bool:
+        return (self.cases is None or case in self.cases) and (self.rounds is None or round_ < self.rounds)
 
     def time(self, case: str, repeats: int) -> dict[str, Any]:
         """`secs` and `head` of a case, or `error`."""
@@ -120,7 +122,7 @@ def visits(
             turn = round_ % len(contenders)
             for c in (*contenders[turn:], *contenders[:turn]) if round_ else contenders:
                 known = samples[case].get(c.name)
-                if not c.takes(case) or (round_ and not known):
+                if not c.takes(case, round_) or (round_ and not known):
                     continue
                 count = repeats
                 if visit_secs is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from contenders import RESULTS, environment
-from e2e_minilm import model_folder
+from e2e_cases import minilm_folder
 
 from relax_tune.database.store import open_store
 from relax_tune.ir.frontend.load import load_model
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--task", default="fused_matmul_add_gelu")
     parser.add_argument("--trial-candidates", type=int, default=32)
     args = parser.parse_args()
-    module = load_model(model_folder(), {"b": (1, 8), "n": (1, 512)})
+    module = load_model(minilm_folder(), {"b": (1, 8), "n": (1, 512)})
     with open_store(args.db) as store:
         settings = Settings(target=args.device, effort="quick")
         job = Job(module, device_info(args.device), store, settings)
