@@ -76,12 +76,12 @@ def tool_version() -> str:
         return "0"
 
 
-def device_kind(programs: Sequence[Program]) -> str:
-    """The kind of device that runs the programs: the language of their kernels. `c` when there are none.
+def device_kind(programs: Sequence[Program], without: str = "c") -> str:
+    """The kind of device that runs the programs: the language of their kernels, or `without` when there are none.
 
     Raises: ArtifactError when kernels of several languages are mixed.
     """
-    languages = sorted({kernel.language for program in programs for kernel in program.kernels}) or ["c"]
+    languages = sorted({kernel.language for program in programs for kernel in program.kernels}) or [without]
     if len(languages) > 1:
         names = ", ".join(p.name for p in programs)
         raise ArtifactError(f"{names}: wanted kernels in one language, found {', '.join(languages)}")
@@ -94,12 +94,14 @@ def save_artifact(
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
     drivers: Sequence[Driver] = (),
+    kind: str = "c",
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
     programs: one, or several with distinct names. constants: exactly those that they name.
     manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
     the plans were measured on, which `Artifact.open` compares. drivers: functions whose parts are among the programs.
+    kind: of the device it is for, where the programs have no kernels to tell it.
 
     Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
     """
@@ -113,7 +115,7 @@ def save_artifact(
         "format": FORMAT,
         "schema": ARTIFACT_SCHEMA,
         "tool_version": tool_version(),
-        "device_kind": device_kind(found),
+        "device_kind": device_kind(found, kind),
         "members": {name: {"bytes": len(data), "blake2b": _hash(data)} for name, data in members.items()},
         "extra": dict(manifest_extra or {}),
     }
@@ -216,7 +218,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     try:
         _check_functions(programs, drivers)
         check_constants(programs, constants, drivers)
-        kind = device_kind(programs)
+        kind = device_kind(programs, manifest["device_kind"])
     except ArtifactError as error:
         raise ArtifactError(f"{where}: {error}; build it again") from None
     if manifest["device_kind"] != kind:
@@ -332,10 +334,11 @@ def new_artifact(
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
     drivers: Sequence[Driver] = (),
+    kind: str = "c",
 ) -> Artifact:
     """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
     found, driven = _checked(programs, constants, drivers)
-    manifest = {"device_kind": device_kind(found), "extra": dict(manifest_extra or {})}
+    manifest = {"device_kind": device_kind(found, kind), "extra": dict(manifest_extra or {})}
     return Artifact(found, constants, manifest, "", driven)
 
 
@@ -360,7 +363,7 @@ class Artifact:
 
     @property
     def device_kind(self) -> str:
-        """The kind of device its kernels are for."""
+        """The kind of device it is for."""
         return str(self.manifest["device_kind"])
 
     @property
@@ -410,7 +413,9 @@ class Artifact:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""
-        return save_artifact(path, self.programs, self.constants, self.manifest["extra"], self.drivers)
+        return save_artifact(
+            path, self.programs, self.constants, self.manifest["extra"], self.drivers, self.device_kind
+        )
 
     def open(
         self,

@@ -216,7 +216,7 @@ class Job:
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
-        return new_artifact(programs, constants, extra, built.drivers)
+        return new_artifact(programs, constants, extra, built.drivers, self.device.kind)
 
 
 def store_profile(store: Store, profile: ShapeProfile) -> None:

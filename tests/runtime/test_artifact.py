@@ -19,7 +19,7 @@ import pytest
 import safetensors.numpy
 
 from relax_tune.errors import ArtifactError
-from relax_tune.runtime.artifact import Artifact, device_kind, load_artifact, save_artifact
+from relax_tune.runtime.artifact import Artifact, device_kind, load_artifact, new_artifact, save_artifact
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import SCHEMA, BufferSpec
 
@@ -68,6 +68,18 @@ def test_round_trip_runs(device: Device, small: Any, tmp_path: Path) -> None:
         for n in (0, 1, 7):
             x = RNG.standard_normal((n, 3), dtype=np.float32)
             np.testing.assert_allclose(model.run({"x": x})[0], small.reference(x), rtol=1e-5, atol=1e-5)
+
+
+def test_programs_without_kernels_are_for_the_device_they_were_built_for(tmp_path: Path, small: Any) -> None:
+    """A build may call libraries only."""
+    program = small.program("c")
+    bare = replace(program, kernels=(), prepare=(), calls=())
+    for kind in ("c", "opencl"):
+        saved = save_artifact(tmp_path / "m.rta", bare, small.constants, kind=kind)
+        assert load_artifact(saved).device_kind == new_artifact(bare, small.constants, kind=kind).device_kind == kind
+        again = load_artifact(saved).save(tmp_path / "again.rta")
+        assert again.read_bytes() == saved.read_bytes()
+    assert new_artifact(program, small.constants, kind="opencl").device_kind == "c"  # kernels tell
 
 
 @pytest.mark.ccompiler

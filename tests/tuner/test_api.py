@@ -14,6 +14,7 @@ from tests.tuner.tuner_models import feed_forward, feed_forward_reference, row_s
 import relax_tune as rt
 from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError, VerifyError
 from relax_tune.ir.op.elementwise import MulScalar, Relu
+from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.passes.pattern_kinds import PatternKind
 from relax_tune.ir.passes.rewrite import Level
 from relax_tune.ir.pattern import op, tir
@@ -37,6 +38,19 @@ def test_the_lists_of_names_agree() -> None:
         assert getattr(rt, name).__doc__, name
     with pytest.raises(AttributeError, match=r"no attribute 'tuna'; it has .*tune"):
         rt.tuna  # noqa: B018
+
+
+@pytest.mark.opencl
+@pytest.mark.ccompiler
+def test_a_build_that_calls_a_library_only_opens_where_it_was_built_for(tmp_path: Path) -> None:
+    graph = rt.GraphBuilder()
+    x = graph.input("x", (graph.symbol("n", 1, 32), 8))
+    w = np.ones((8, 4), np.float32)
+    module = graph.finish(graph.call(Matmul(), x, graph.constant("w", w)))
+    built = rt.build(module, target="opencl", db="memory://", policy="library")
+    assert not built.program.kernels
+    with rt.load(built.save(tmp_path / "m.rta"), "opencl") as model:
+        np.testing.assert_array_equal(model.run([np.ones((3, 8), np.float32)])[0], np.full((3, 4), 8))
 
 
 def test_running_imports_nothing_of_the_tuner() -> None:
