@@ -22,7 +22,7 @@ from relax_tune.errors import ArtifactError, BuildError, MeasureError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_values
 from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.library.registry import open_libraries
+from relax_tune.runtime.library.registry import how_to_install, open_libraries
 from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
 from relax_tune.runtime.scalars import WIDTH, Op, compile_scalars, constant_values
 from relax_tune.runtime.shapes import Recorder
@@ -410,7 +410,7 @@ def _needed_libraries(program: Program, given: Mapping[str, Library] | None) -> 
         if name not in libraries:
             raise BuildError(
                 f"{program.name}: wanted the library {name}, found {sorted(libraries) or 'none'}; "
-                f"pip install 'relax-tune[{name}]'"
+                f"{how_to_install(name)}"
             )
         if routine not in libraries[name].routines:
             raise ArtifactError(f"{program.name}: wanted a routine of {name}, found {routine}")

@@ -51,6 +51,9 @@ ROUNDS = (3, 20)
 FINAL_ROUNDS = (7, 60)
 # The longest a single step of a measurement may take before its process is killed.
 DEADLINE_SECS = 30.0
+# The same where a library is called, which may compile its kernels when it is first used (CLBlast with PoCL: minutes on a
+# busy machine).
+LIBRARY_DEADLINE_SECS = 180.0
 
 
 @dataclass(frozen=True)
@@ -363,7 +366,7 @@ class Tuner:
             if shapes is not None:
                 bindings = tuple(map(binding, shapes[variant.key]))
                 checks = tuple(self._check_at(state, p) for p in checkable(task, shapes[variant.key])) or standard
-            requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, DEADLINE_SECS))
+            requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, _deadline(variant)))
         for result in self._results(requests):
             records += self._records(task, by_id[result.id], result)
         with shielded():
@@ -476,6 +479,10 @@ def _baselines(choices: Choices) -> tuple[VariantRecord, ...]:
         except ScheduleError:
             continue
     return tuple(found)
+
+
+def _deadline(variant: VariantRecord) -> float:
+    return LIBRARY_DEADLINE_SECS if variant.kind == "library" else DEADLINE_SECS
 
 
 def _described(error: Exception) -> str:

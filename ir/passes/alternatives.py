@@ -111,6 +111,8 @@ ALTERNATIVES: tuple[Alternative, ...] = (
         scalars=SIZES,
         targets=("c", "opencl"),
     ),
+    Alternative("clblast.sgemm", MatrixProduct(), PLAIN_SIZES, ("opencl",)),
+    Alternative("clblast.sgemm_batched", MatrixProduct(batched=True), SIZES, ("opencl",)),
     # on OpenCL devices its OpenMP threads would take the processors from the device's own
     Alternative("onednn.matmul", _ONEDNN, (*PLAIN_SIZES, *following_sizes(_ONEDNN)), ("c",)),
     Alternative("onednn.matmul_batched", replace(_ONEDNN, batched=True), (*SIZES, *following_sizes(_ONEDNN)), ("c",)),

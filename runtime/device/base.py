@@ -72,6 +72,12 @@ class Device(Protocol):
         reach device memory without copies. This is how host libraries join a CPU device."""
         ...
 
+    def native(self, buffers: Sequence[Any]) -> tuple[int, tuple[int, ...]] | None:
+        """The driver's own handles of the queue and of the buffers' memory, or None where there is no queue. What is enqueued
+        there takes its turn among launches; valid as long as the buffers live. This is how libraries with kernels of their
+        own join a device."""
+        ...
+
     def synchronize(self) -> None:
         """Wait for everything enqueued."""
         ...

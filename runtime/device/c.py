@@ -251,6 +251,9 @@ class CDevice:
         views: list[NDArray[Any]] = [buffer.live()[: buffer.nbytes] for buffer in buffers]
         return partial(function, views)
 
+    def native(self, buffers: Sequence[CBuffer]) -> None:
+        """None: there is no queue."""
+
     def synchronize(self) -> None:
         """Nothing to wait for: launches return when they are done."""
 

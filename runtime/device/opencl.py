@@ -290,6 +290,9 @@ class OpenCLDevice:
         launch.__dict__["keep"] = keep
         return launch
 
+    def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
+        return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)
+
     def synchronize(self) -> None:
         self._guard(self._queue.finish)
 

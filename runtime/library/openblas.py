@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, BuildError, MeasureError
+from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.library.product import BATCHED, INT32_MAX, PLAIN, product_bytes, product_sizes
 from relax_tune.runtime.library.team import SleepingTeam
 from relax_tune.runtime.program import KernelSource
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
 _PREFIX = "scipy_"
-_INT32_MAX = 2**31 - 1
 _FLOAT = 4
 
 Views = list[NDArray[Any]]
@@ -76,11 +76,8 @@ class OpenBlas:
     name = "openblas"
     _shared_with: ClassVar[str] = ""  # the kind of device whose threads OpenBLAS uses; one per process, like its pool
     routines: dict[str, tuple[str, ...]] = {  # noqa: RUF012 - the Protocol declares an instance attribute
-        "openblas.sgemm": ("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
-        "openblas.sgemm_batched": (
-            *("batch", "m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc"),
-            *("stride_a", "stride_b", "stride_c"),
-        ),
+        "openblas.sgemm": PLAIN,
+        "openblas.sgemm_batched": BATCHED,
     }
 
     def __init__(self, threads: int | None = None) -> None:
@@ -111,17 +108,8 @@ class OpenBlas:
         return (("config", texts["config"]), ("core", texts["corename"]), ("threads", str(self.threads)))
 
     def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
-        names = self.routines.get(routine)
-        if names is None:
-            raise ArtifactError(f"OpenBLAS: wanted one of {', '.join(self.routines)}, found {routine}")
-        if len(buffers) != 3 or len(scalars) != len(names):
-            raise ArtifactError(
-                f"{routine}: wanted 3 buffers and the scalars {', '.join(names)}, "
-                f"found {len(buffers)} buffers and {len(scalars)} scalars"
-            )
-        sizes = dict(zip(names, (int(value) for value in scalars)))
-        sizes = {"batch": 1, "stride_a": 0, "stride_b": 0, "stride_c": 0} | sizes
-        needs = _check_sizes(routine, sizes)
+        sizes = product_sizes("OpenBLAS", self.routines, routine, buffers, scalars)
+        needs = product_bytes(routine, sizes)
         if sizes["batch"] == 0 or sizes["m"] == 0 or sizes["n"] == 0:
             return _nothing
         if sizes["k"] == 0:
@@ -185,7 +173,7 @@ class OpenBlas:
         ]
         lda, ldb, ldc = (c_int(sizes[key]) for key in ("lda", "ldb", "ldc"))
         strides = [sizes[key] for key in ("stride_a", "stride_b", "stride_c")]
-        if sizes["batch"] > 1 and self._batched is not None and max(strides) <= _INT32_MAX:
+        if sizes["batch"] > 1 and self._batched is not None and max(strides) <= INT32_MAX:
             sa, sb, sc = (c_int(stride) for stride in strides)
             tail = [pointer(a), lda, sa, pointer(b), ldb, sb, zero, pointer(c), ldc, sc, c_int(sizes["batch"])]
             return [partial(self._batched, *head, *tail)]
@@ -198,30 +186,6 @@ class OpenBlas:
 
 def _nothing() -> None:
     """The product with no elements."""
-
-
-def _check_sizes(routine: str, sizes: dict[str, int]) -> tuple[int, int, int]:
-    """Check every scalar; returns the bytes that A, B and C must have."""
-    for name, value in sizes.items():
-        limit = 2**40 if name.startswith("stride") else _INT32_MAX
-        if not 0 <= value <= limit:
-            raise MeasureError(f"{routine}: scalar {name}: wanted 0..{limit}, found {value}")
-    needs = []
-    for which, rows, columns, transposed in (
-        ("a", sizes["m"], sizes["k"], sizes["trans_a"]),
-        ("b", sizes["k"], sizes["n"], sizes["trans_b"]),
-        ("c", sizes["m"], sizes["n"], 0),
-    ):
-        if transposed:
-            rows, columns = columns, rows
-        if rows == 0 or columns == 0 or sizes["batch"] == 0:
-            needs.append(0)
-            continue
-        row_length = sizes[f"ld{which}"]
-        if row_length < columns:
-            raise MeasureError(f"{routine}: scalar ld{which}: wanted at least {columns}, found {row_length}")
-        needs.append(((sizes["batch"] - 1) * sizes[f"stride_{which}"] + (rows - 1) * row_length + columns) * _FLOAT)
-    return needs[0], needs[1], needs[2]
 
 
 def _check_views(routine: str, needs: Sequence[int], views: Views) -> None:

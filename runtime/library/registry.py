@@ -7,13 +7,19 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from relax_tune.errors import BuildError
+from relax_tune.runtime.library import clblast
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.library.clblast import ClBlast
 from relax_tune.runtime.library.onednn import OneDnn
 from relax_tune.runtime.library.openblas import OpenBlas
 
 GROUP = "relax_tune.libraries"
-OURS: tuple[type[Library], ...] = (OneDnn, OpenBlas)
-"""Each installed by the extra of its name."""
+OURS: Mapping[type[Library], str] = {
+    ClBlast: clblast.INSTALL,
+    OneDnn: "pip install 'relax-tune[onednn]'",
+    OpenBlas: "pip install 'relax-tune[openblas]'",
+}
+"""Each with what installs it."""
 
 
 def open_libraries() -> dict[str, Library]:
@@ -24,7 +30,7 @@ def open_libraries() -> dict[str, Library]:
     for origin, kind in (*(("relax-tune", k) for k in OURS), *from_packages(GROUP)):
         try:
             library: Library = kind()
-        except BuildError:  # not installed: a program that needs it says so, with the extra to install
+        except BuildError:  # not installed: a program that needs it says so, with what installs it
             continue
         except TypeError as error:
             raise BuildError(
@@ -48,9 +54,8 @@ def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ..
 
 def how_to_install(name: str) -> str:
     """What to do to have a library: a command, or where to look."""
-    if any(kind.name == name for kind in OURS):
-        return f"pip install 'relax-tune[{name}]'"
-    return f"install the package that brings the library {name!r}"
+    known = {kind.name: what for kind, what in OURS.items()}
+    return known.get(name, f"install the package that brings the library {name!r}")
 
 
 def from_packages(group: str) -> Iterator[tuple[str, Any]]:

@@ -29,7 +29,7 @@ from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.passes.split import FunctionStep
 from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.runtime.library import onednn
-from relax_tune.runtime.library.openblas import OpenBlas
+from relax_tune.runtime.library.registry import OURS
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
@@ -244,7 +244,7 @@ def test_no_form_for_what_is_no_single_product() -> None:
 
 
 def test_every_entry_is_what_the_library_offers() -> None:
-    assert OpenBlas.routines | onednn.OneDnn.routines == SCALARS
+    assert {routine: scalars for kind in OURS for routine, scalars in kind.routines.items()} == SCALARS
     assert {(a.takes.follows, a.takes.operands) for a in ONEDNN if isinstance(a.takes, MatrixProduct)} == {
         (onednn.FOLLOWS, onednn.OPERANDS)
     }

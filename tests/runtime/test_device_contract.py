@@ -152,6 +152,28 @@ def test_host_code_joins_through_mapping_too() -> None:
     device.close()
 
 
+def test_what_others_enqueue_takes_its_turn(device: Device, kernels: dict[str, Any]) -> None:
+    """As libraries with kernels of their own do, by the driver's handles; devices without a queue say so."""
+    buffers = [filled(device, np.full(64, value)) for value in (1, 2)]
+    native = device.native(buffers)
+    if device.info.kind == "c":
+        assert native is None
+        return
+    import pyopencl as cl
+
+    assert native is not None
+    queue, memory = cl.CommandQueue.from_int_ptr(native[0]), [cl.Buffer.from_int_ptr(x) for x in native[1]]
+    add = device.bind(kernels["add"], buffers[:1], [64, 1], *grid(device, 64))
+    for _ in range(2):
+        add()
+        cl.enqueue_copy(queue, memory[1], memory[0])
+    add()
+    assert [device.download(x, F32, (64,)).tolist() for x in buffers] == [[4] * 64, [3] * 64]
+    device.free(buffers[0])
+    with pytest.raises(MeasureError, match="freed"):
+        device.native(buffers)
+
+
 def test_memory_is_aligned(device: Device) -> None:
     for nbytes in (1, 100, 4096):
         addresses: list[int] = []

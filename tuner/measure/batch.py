@@ -162,8 +162,9 @@ class BatchMeasurement:
         return bound
 
     def _check_case(self, candidate: _Candidate, case: CheckCase) -> None:
-        self._progress.tell(candidate.index, 1, "check")
+        self._progress.tell(candidate.index, 1, "prepare")  # a library may compile here
         bound = self._bind(candidate, case.symbols)
+        self._progress.tell(candidate.index, 1, "check")
         wrong = self._wrong(candidate, bound, case)
         if wrong is None:
             return

@@ -1,0 +1,62 @@
+"""What routines for strided matrix products are told: `C = op(A) op(B)`, row-major f32, op is transposition.
+
+op(A) is (m, k), op(B) (k, n), C (m, n); `trans_*` is non-zero where an operand is stored transposed; `ld*` are the row lengths in
+memory, in floats; in the batched form `stride_*` is the distance between matrices, in floats. Buffers: A, B, C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relax_tune.errors import ArtifactError, MeasureError
+
+PLAIN = ("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc")
+BATCHED = ("batch", *PLAIN, "stride_a", "stride_b", "stride_c")
+INT32_MAX = 2**31 - 1
+_STRIDE_MAX = 2**40
+_FLOAT = 4
+
+
+def product_sizes(
+    library: str, routines: Mapping[str, Sequence[str]], routine: str, buffers: Sequence[Any], scalars: Sequence[int]
+) -> dict[str, int]:
+    """The scalars of a product by name, a plain one as a batch of one.
+
+    Raises: ArtifactError for an unknown routine or a wrong number of buffers or scalars; MeasureError for negative sizes, and for
+    those that 32 bits do not hold."""
+    names = routines.get(routine)
+    if names is None:
+        raise ArtifactError(f"{library}: wanted one of {', '.join(routines)}, found {routine}")
+    if len(buffers) != 3 or len(scalars) != len(names):
+        raise ArtifactError(
+            f"{routine}: wanted 3 buffers and the scalars {', '.join(names)}, "
+            f"found {len(buffers)} buffers and {len(scalars)} scalars"
+        )
+    sizes = {"batch": 1, "stride_a": 0, "stride_b": 0, "stride_c": 0}
+    sizes |= zip(names, (int(value) for value in scalars), strict=True)
+    for name, value in sizes.items():
+        limit = _STRIDE_MAX if name.startswith("stride") else INT32_MAX
+        if not 0 <= value <= limit:
+            raise MeasureError(f"{routine}: scalar {name}: wanted 0..{limit}, found {value}")
+    return sizes
+
+
+def product_bytes(routine: str, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """The bytes that A, B and C must have. Raises MeasureError for rows that overlap."""
+    needs = []
+    for which, rows, columns, transposed in (
+        ("a", sizes["m"], sizes["k"], sizes["trans_a"]),
+        ("b", sizes["k"], sizes["n"], sizes["trans_b"]),
+        ("c", sizes["m"], sizes["n"], 0),
+    ):
+        if transposed:
+            rows, columns = columns, rows
+        if rows == 0 or columns == 0 or sizes["batch"] == 0:
+            needs.append(0)
+            continue
+        row_length = sizes[f"ld{which}"]
+        if row_length < columns:
+            raise MeasureError(f"{routine}: scalar ld{which}: wanted at least {columns}, found {row_length}")
+        needs.append(((sizes["batch"] - 1) * sizes[f"stride_{which}"] + (rows - 1) * row_length + columns) * _FLOAT)
+    return needs[0], needs[1], needs[2]
