@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.errors import ScheduleError
@@ -64,6 +64,14 @@ def generate_sketches(func: PrimFunc, machine: Machine, rules: Mapping[str, Rule
         for name, s in rule(func, machine):
             found.append(Sketch(name, s.func, s.trace, tuple(s.constraints), s.guesses))
     return tuple(found)
+
+
+def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
+    """The sketch to take where only one is tried: the first, but of a product with one row one that is made for few."""
+    for sketch in sketches:
+        if sketch.name.startswith("matvec.") and all(max(t.domain) == 1 for t in sketch.tunables if t.name == "MR"):
+            return sketch
+    return sketches[0]
 
 
 def instantiate(sketch: Sketch, values: Mapping[str, int]) -> PrimFunc:

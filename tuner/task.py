@@ -28,7 +28,7 @@ from relax_tune.runtime.program import Program
 from relax_tune.schedules.constraints import ConstraintFunction
 from relax_tune.schedules.features import FeatureFunction, sketch_features
 from relax_tune.schedules.rules import fallback, injective
-from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate, replay_with
+from relax_tune.schedules.sketch import Sketch, first_to_try, generate_sketches, instantiate, replay_with
 from relax_tune.schedules.target import Machine
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.domain import Domain
@@ -212,8 +212,9 @@ class Choices:
         return (*(first[form.routine] for form in self.forms), self.guess())
 
     def guess(self) -> VariantRecord:
-        """The first guess of the first sketch, or its middle where nothing is guessed; the generic form where neither is legal."""
-        sketch = self.sketches[0]
+        """The first guess of the sketch to try first, or its middle where nothing is guessed; the generic form where neither is
+        legal."""
+        sketch = first_to_try(self.sketches)
         middle = {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables}
         legal = ConstraintFunction(sketch)
         for values in (*sketch.guesses, middle):

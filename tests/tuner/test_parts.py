@@ -76,6 +76,17 @@ def test_every_part_by_a_library_or_by_a_kernel(device: Device) -> None:
         check(choices, variant, device, [(0, 5), (2, 0), (1, 1), (3, 33)])
 
 
+def test_one_query_meets_its_keys_without_packing_them(device: Device) -> None:
+    """Decoding: two query heads for each head of the cache, whose rows are read once, as they lie."""
+    g = GraphBuilder()
+    m = g.symbol("m", 1, 40)
+    q, k, v = (g.input(x, (1, const(4 if x == "q" else 2), const(1) if x == "q" else m, const(32))) for x in "qkv")
+    (choices,) = Job(g.finish(g.call(Attention(0.3), q, k, v)), device.info, MemoryStore(), QUICK).choices.values()
+    found = [r for r in choices.variants_in_parts() if r.kind == "tuned"]
+    assert [parts_of(r).variants[0].sketch for r in found] == ["matvec.dots.parallel"]
+    check(choices, found[0], device, [(1,), (2,), (7,), (40,)])
+
+
 @pytest.mark.ccompiler
 def test_a_plan_mixes_one_kernel_and_parts_over_the_range() -> None:
     """Each with the workspace it needs at that shape, in memory that is planned together."""
