@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -81,7 +82,11 @@ class BatchMeasurement:
         candidates = self._read(requests)
         candidates = self._compile(candidates, alone)
         for wave in _waves(candidates):
-            survivors = [candidate for candidate in wave if self._check(candidate)]
+            survivors = [candidate for candidate in wave if self._did(candidate, self._open)]
+            # one case after the other: all candidates see the same inputs, which are made and loaded once
+            for number in range(max((len(c.request.checks) for c in wave), default=0)):
+                check = partial(self._check, number)
+                survivors = [candidate for candidate in survivors if self._did(candidate, check)]
             self._time(survivors)
             for candidate in wave:
                 self._release(candidate)
@@ -123,21 +128,22 @@ class BatchMeasurement:
                 built.append(candidate)
         return built
 
-    def _check(self, candidate: _Candidate) -> bool:
-        """Build the executor and run every check; False when a failed result was answered."""
+    def _did(self, candidate: _Candidate, step: Callable[[_Candidate], None]) -> bool:
+        """Whether a candidate passed a step; False when a failed result was answered."""
         began = time.perf_counter()
+        refused: _Refused | None = None
         try:
-            self._open(candidate)
-            candidate.build_secs += time.perf_counter() - began
-            began = time.perf_counter()
-            for case in candidate.request.checks:
-                self._check_case(candidate, case)
+            step(candidate)
         except _Refused as refusal:
-            candidate.run_secs += time.perf_counter() - began
-            self._refuse(candidate, refusal)
-            return False
-        candidate.run_secs += time.perf_counter() - began
-        return True
+            refused = refusal
+        secs = time.perf_counter() - began
+        if step == self._open:
+            candidate.build_secs += secs
+        else:
+            candidate.run_secs += secs
+        if refused is not None:
+            self._refuse(candidate, refused)
+        return refused is None
 
     def _open(self, candidate: _Candidate) -> None:
         self._progress.tell(candidate.index, 1, "prepare")
@@ -161,7 +167,10 @@ class BatchMeasurement:
             raise _Refused("launch", f"at {symbols}: {error}") from error
         return bound
 
-    def _check_case(self, candidate: _Candidate, case: CheckCase) -> None:
+    def _check(self, number: int, candidate: _Candidate) -> None:
+        if number >= len(candidate.request.checks):
+            return
+        case = candidate.request.checks[number]
         self._progress.tell(candidate.index, 1, "prepare")  # a library may compile here
         bound = self._bind(candidate, case.symbols)
         self._progress.tell(candidate.index, 1, "check")
