@@ -29,13 +29,14 @@ from relax_tune.tuner.task import Choices
 @dataclass(frozen=True)
 class Tuned:
     """What tuning a kernel took. timings: pairs of a variant and a shape that are on record; wall_secs and trials: of the run that
-    made them; sizes: of the symbol, those that were timed; sketches: dispatched by the build `ours`."""
+    made them; sizes: of the symbol, those that were timed; sketches: dispatched by the build `ours`; libraries: those there were."""
 
     wall_secs: float
     trials: int
     timings: int
     sizes: tuple[int, ...]
     sketches: tuple[str, ...]
+    libraries: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Work:
         pairs = {(r.workload, r.variant.key, tuple(sorted(r.symbols.items()))) for r in timed}
         sizes = tuple(sorted({dict(shape)["s0"] for _, _, shape in pairs if shape}))
         entries = [p.variants[e.variant].sketch for p in built.plans.values() for e in p.plan.entries]
-        return Tuned(wall, trials, len(pairs), sizes, tuple(dict.fromkeys(entries)))
+        return Tuned(wall, trials, len(pairs), sizes, tuple(dict.fromkeys(entries)), tuple(sorted(job.libraries)))
 
     def _save(self, case: str, of: str, artifact: Artifact) -> None:
         self.builds(of).mkdir(parents=True, exist_ok=True)

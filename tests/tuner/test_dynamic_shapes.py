@@ -72,13 +72,14 @@ def test_what_is_written_of_a_table(experiment: Any) -> None:
         "mikpoly n=1024": row(numpy=300.0, library=310.0, kernels=400.0, ours=300.0),
         f"{shapes.GELU} n=64": row(library=150.0, kernels=100.0, ours=100.0),
     }
-    tuning = {"mikpoly": {"wall_secs": 3.0, "timings": 40, "sketches": ["openblas.sgemm"]}}
+    tuning = {"mikpoly": {"wall_secs": 3.0, "timings": 40, "sketches": ["openblas.sgemm"], "libraries": ["openblas"]}}
     checks = {"mikpoly": {"sizes": 64, "wrong": {"kernels": [], "ours": [7]}}}
     names = ["numpy", "library", "kernels", "ours"]
     found = {"times": times, "names": names, "tuning": tuning, "checks": checks, "environment": {"cpu": "none"}}
     text = "\n".join(shapes.report({"c": {"mikpoly": found}}))
     assert "| mikpoly n=100 | 300.0 | 240.0 | 200.0 | 200.0 | 1.20 | 1.20 | - | - |" in text
     assert "| mikpoly n=1024 | 300.0 | 310.0 | 400.0 | 300.0 | 1.00 | 0.75 | - | - |" in text
+    assert "could choose from openblas." in text
     assert "WRONG at {'ours': [7]}" in text and '{"cpu": "none"}' in text
     assert "512..2048 rows (wanted: 1.0): ours at least 1.00, geometric mean 1.00; kernels at least 0.75" in text
     assert "over library and kernel (1.4): at least 1.50" in text and "dynamic build (100): not timed" in text
@@ -106,7 +107,7 @@ def test_the_tuned_are_kept_apart_by_how_they_were_tuned(experiment: Any, tmp_pa
         work(tmp_path, target, trials, top) for target in ("c", "opencl") for trials in (2, 64) for top in (None, 100)
     ]
     assert len({w.builds("ours") for w in made}) == len(made)
-    known = {"wall_secs": 1.5, "trials": 2, "timings": 9, "sizes": [1, 100], "sketches": ["a"]}
+    known = {"wall_secs": 1.5, "trials": 2, "timings": 9, "sizes": [1, 100], "sketches": ["a"], "libraries": []}
     note = made[1].builds("notes") / "mikpoly n=5.json"
     note.parent.mkdir(parents=True)
     note.write_text(json.dumps(known))
