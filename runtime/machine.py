@@ -164,7 +164,7 @@ class Machine:
         where = frame.code.driver.name
         if isinstance(i, CallPart):
             executor = self.executors[i.part]
-            found = executor.run([r[a] for a in i.args], [_number(r[s], where) for s in i.symbols])
+            found = executor.run([r[a] for a in i.args], [_number(r[s], where) for s in i.symbols], in_place=True)
             for into, array in zip(i.into, found, strict=True):
                 r[into] = array
         elif isinstance(i, Compute):

@@ -141,7 +141,7 @@ class Model:
         name = choose_function({n: n for n in self.functions}, function, self.artifact.path)
         if name in self._driven:
             return self._machine.run(name, inputs, {**self._host, **(host or {})})
-        return self.executors[name].run(inputs)
+        return self.executors[name].run(inputs, in_place=True)
 
     def close(self) -> None:
         """Give back memory, and the device when this opened it."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, BuildError, MeasureError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_values
 from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import how_to_install, open_libraries
 from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
@@ -114,6 +115,7 @@ class Executor:
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
+        self._placeable = _of_their_own(program) - self._shared.keys()
         self._kernels = device.compile(program.kernels) if program.kernels else {}
         self._owns_weights = not isinstance(constants, Weights)
         self._weights = constants if isinstance(constants, Weights) else Weights(device, constants)
@@ -240,11 +242,13 @@ class Executor:
         raise UserError(f"{self.program.name}: wanted a buffer of the program, found {name!r}")
 
     def run(
-        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None
+        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None, in_place: bool = False
     ) -> list[NDArray[Any]]:
         """Call the program: inputs by name or in order, outputs in order, as fresh arrays.
 
-        symbols: the value of each, for a program whose inputs do not determine all; their dims must agree with it.
+        symbols: the value of each, for a program whose inputs do not determine all; their dims must agree with it. in_place:
+        where the device can, read the inputs and write the results where they are in the host's memory, without copies; the
+        executor's own buffers then hold neither, so that launching a binding again would compute something else.
 
         Raises: UserError naming the function, the parameter, what was wanted and what was found.
         """
@@ -257,14 +261,35 @@ class Executor:
         if bound._generation != self._generation:
             bound.prepare()
         program, device = self.program, self.device
-        for index, array in zip(program.inputs, arrays):
-            device.upload(self._device_buffer(index), np.ascontiguousarray(array))
-        bound.launch()
+        placed: dict[int, NDArray[Any]] = {}
+        try:
+            for index, given in zip(program.inputs, arrays):
+                array = np.ascontiguousarray(given)
+                if not (in_place and self._place(index, array, placed)):
+                    device.upload(self._device_buffer(index), array)
+            for index in program.outputs if in_place else ():
+                spec = program.buffers[index]
+                self._place(index, aligned_array(np.dtype(spec.dtype), bound.shapes[spec.name]), placed)
+            bound.launch()
+        finally:
+            for index in placed:
+                device.place(self._own[index], None)
         results = []
         for index in program.outputs:
             spec = program.buffers[index]
-            results.append(device.download(self._device_buffer(index), np.dtype(spec.dtype), bound.shapes[spec.name]))
+            dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
+            results.append(
+                placed[index] if index in placed else device.download(self._device_buffer(index), dtype, shape)
+            )
         return results
+
+    def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
+        """Have launches use the array for an input or output whose memory is its own alone; whether they do."""
+        alone = index in self._placeable and array.nbytes > 0 and array.flags.aligned
+        if not alone or not self.device.place(self._own[index], array):
+            return False
+        placed[index] = array
+        return True
 
     def close(self) -> None:
         """Give back all memory this executor allocated. Once is enough; running it afterwards is refused."""
@@ -377,6 +402,18 @@ def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int],
     if any(value is None for value in found):
         raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
     return tuple(value for value in found if value is not None)
+
+
+def _of_their_own(program: Program) -> frozenset[int]:
+    """Inputs and outputs that share memory with no other."""
+    given = [*program.inputs, *program.outputs]
+    roots = []
+    for index in given:
+        while (base := program.buffers[index].base) is not None:
+            index = base
+        roots.append(index)
+    own = [i for i in given if program.buffers[i].role in ("input", "output") and program.buffers[i].storage is None]
+    return frozenset(i for i in own if roots.count(i) == 1)
 
 
 def _find_binders(program: Program) -> dict[int, tuple[int, int]]:

@@ -72,6 +72,12 @@ class Device(Protocol):
         reach device memory without copies. This is how host libraries join a CPU device."""
         ...
 
+    def place(self, buffer: Any, array: NDArray[Any] | None) -> bool:
+        """Until the next call, launches reach the memory of `array` where they were bound to `buffer`, whose own contents stay;
+        None: its own memory again. False, and nothing changes, where the device cannot, or host code reaches the buffer too.
+        array: C-contiguous, its elements where their type wants them, of as many bytes as launches use; it lives until then."""
+        ...
+
     def native(self, buffers: Sequence[Any]) -> tuple[int, tuple[int, ...]] | None:
         """The driver's own handles of the queue and of the buffers' memory, or None where there is no queue. What is enqueued
         there takes its turn among launches; valid as long as the buffers live. This is how libraries with kernels of their

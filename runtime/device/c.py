@@ -57,14 +57,16 @@ void relax_tune_probe(float* x, int64_t n) {
 
 
 class CBuffer:
-    """Host memory of a C device: `array` is a byte view, 64-byte aligned; `address` its first byte."""
+    """Host memory of a C device: `array` is a byte view, 64-byte aligned; `address` its first byte. Launches pass `pointer`, which
+    `CDevice.place` may turn elsewhere; seen: host code was bound to the memory itself."""
 
-    __slots__ = ("address", "array", "nbytes")
+    __slots__ = ("address", "array", "nbytes", "pointer", "seen")
 
     def __init__(self, nbytes: int) -> None:
         self.array: NDArray[np.uint8] | None = aligned_bytes(nbytes)
         self.address = int(self.array.__array_interface__["data"][0])
-        self.nbytes = nbytes
+        self.nbytes, self.seen = nbytes, False
+        self.pointer = Pointer(self.address, self.array)
 
     def live(self) -> NDArray[np.uint8]:
         if self.array is None:
@@ -72,12 +74,12 @@ class CBuffer:
         return self.array
 
 
-class _Pointer(ctypes.c_void_p):
-    """A pointer argument that keeps the memory it points at alive."""
+class Pointer(ctypes.c_void_p):
+    """A pointer argument that keeps a buffer's memory alive."""
 
-    def __init__(self, buffer: CBuffer) -> None:
-        super().__init__(buffer.address)
-        self.array = buffer.live()
+    def __init__(self, address: int, array: NDArray[np.uint8]) -> None:
+        super().__init__(address)
+        self.array = array
 
 
 class CDevice:
@@ -243,13 +245,23 @@ class CDevice:
     ) -> Launch:
         if grid or local:
             raise MeasureError(f"C device: wanted no grid (kernels loop inside), found grid {grid} local {local}")
-        pointers = [_Pointer(buffer) for buffer in buffers]
+        for buffer in buffers:
+            buffer.live()
+        pointers = [buffer.pointer for buffer in buffers]
         numbers = [ctypes.c_int64(value) for value in scalars]
         return partial(kernel, *pointers, *numbers)
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
         views: list[NDArray[Any]] = [buffer.live()[: buffer.nbytes] for buffer in buffers]
+        for buffer in buffers:
+            buffer.seen = True
         return partial(function, views)
+
+    def place(self, buffer: CBuffer, array: NDArray[Any] | None) -> bool:
+        if buffer.seen:
+            return False
+        buffer.pointer.value = buffer.address if array is None else int(array.__array_interface__["data"][0])
+        return True
 
     def native(self, buffers: Sequence[CBuffer]) -> None:
         """None: there is no queue."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +27,12 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         raise MeasureError(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
     start = -int(raw.__array_interface__["data"][0]) % ALIGNMENT
     return raw[start : start + rounded]
+
+
+def aligned_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array whose first element is 64-byte aligned, contents undefined. Raises: as `aligned_bytes`."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return aligned_bytes(nbytes)[:nbytes].view(dtype).reshape(shape)
 
 
 def check_transfer(what: str, wanted: int, size: int) -> None:

@@ -141,6 +141,24 @@ def test_host_code_joins_in_order(device: Device, kernels: dict[str, Any]) -> No
     assert device.download(buffer, F32, (64,)).tolist() == [210] * 64
 
 
+def test_launches_reach_an_array_in_place_of_a_buffer(device: Device, kernels: dict[str, Any]) -> None:
+    """Where the device can; the buffer keeps its own contents, and host code that is bound to it ends this."""
+    buffer, array = filled(device, np.ones(64)), np.full(65, 5, np.float32)[1:]  # where vectors do not lie
+    add = device.bind(kernels["add"], [buffer], [64, 1], *grid(device, 64))
+    placed = device.place(buffer, array)
+    assert placed == (device.info.kind == "c")
+    add()
+    device.synchronize()
+    assert array.tolist() == [6 if placed else 5] * 64
+    if placed:
+        assert device.download(buffer, F32, (64,)).tolist() == [1] * 64
+        assert device.place(buffer, None)
+    add()
+    assert device.download(buffer, F32, (64,)).tolist() == [2 if placed else 3] * 64
+    assert device.bind_host(lambda views: None, [buffer]) is not None
+    assert not device.place(buffer, array)
+
+
 @pytest.mark.opencl
 def test_host_code_joins_through_mapping_too() -> None:
     """What drivers other than PoCL need: map, call, unmap."""

@@ -52,7 +52,7 @@ class Doubling:
     def __init__(self) -> None:
         self.symbols: list[Sequence[int]] = []
 
-    def run(self, arrays: Sequence[Array], symbols: Sequence[int]) -> list[Array]:
+    def run(self, arrays: Sequence[Array], symbols: Sequence[int], in_place: bool = False) -> list[Array]:
         self.symbols.append(symbols)
         return [arrays[0] * 2]
 

@@ -42,6 +42,29 @@ def test_inputs_by_name_and_strided(executor: Executor, small: Any) -> None:
     np.testing.assert_allclose(executor.run({"x": x})[0], small.reference(x), rtol=1e-5, atol=1e-5)
 
 
+def test_in_place_reads_and_writes_the_callers_memory(executor: Executor, small: Any, device: Device) -> None:
+    """The same results, in arrays of their own; what the executor's buffers hold is what was there before."""
+    x = rows(9)
+    (z,) = executor.run([x])
+    kept = []
+    for n in (1, 5, 0, 100, 5):
+        odd = (
+            np.frombuffer(b"\0" + rows(n).tobytes(), np.uint8)[1:].view(np.float32).reshape(n, 3)
+        )  # not where floats lie
+        for given in (rows(n), np.asfortranarray(rows(n)), odd):
+            before = given.copy()
+            (found,) = executor.run([given], in_place=True)
+            np.testing.assert_allclose(found, small.reference(given), rtol=1e-5, atol=1e-5)
+            assert found.shape == (n,) and found.flags.writeable and np.array_equal(given, before)
+            kept.append((found, found.copy()))
+    assert all(np.array_equal(a, b) for a, b in kept)
+    executor.run([x])
+    executor.run([rows(9)], in_place=True)
+    executor.bind({"n": 9}).launch()
+    if device.info.kind == "c":
+        np.testing.assert_array_equal(device.download(executor.buffer("z"), np.dtype(np.float32), (9,)), z)
+
+
 def test_the_plan_decides_by_shape(executor: Executor) -> None:
     assert executor.bind({"n": 4}).choices == (("affine", "generic"), ("sums", "generic"))
     assert executor.bind({"n": 5}).choices == (("affine", "tuned"), ("sums", "generic"))

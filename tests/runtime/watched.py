@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.runtime.device.base import Launch
-from relax_tune.runtime.device.c import CDevice
+from relax_tune.runtime.device.c import CDevice, Pointer
 from relax_tune.runtime.device.opencl import OpenCLBuffer, OpenCLDevice
 from relax_tune.runtime.program import KernelSource, Program
 from relax_tune.runtime.scalars import WIDTH, Op
@@ -70,6 +70,7 @@ class Block:
             (ctypes.c_uint8 * nbytes).from_address(self.address), np.uint8
         )
         self.array[:] = poison
+        self.pointer, self.seen = Pointer(self.address, self.array), False
 
     def live(self) -> NDArray[np.uint8]:
         assert self.array is not None, "a buffer that was freed is used"
@@ -112,6 +113,9 @@ class WatchedDevice(CDevice):
     def free(self, buffer: Any) -> None:
         buffer.array = None
         self._libc.free(ctypes.c_void_p(buffer.address))
+
+    def place(self, buffer: Any, array: NDArray[Any] | None) -> bool:
+        return False  # nobody watches memory that comes from elsewhere
 
 
 class SanitizedDevice(WatchedDevice):
