@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +76,36 @@ def test_equal_expected_arrays_travel_once() -> None:
         MeasureRequest(str(number), "{}", (CheckCase({}, 0, (big.copy(),), (0.0,), (0.0,)),), ()) for number in range(9)
     ]
     assert len(encode_batch(batch)) < 2 * len(encode_batch(batch[:1]))
+
+
+def batch_of(*expected: np.ndarray) -> list[MeasureRequest]:
+    return [
+        MeasureRequest(str(n), "{}", (CheckCase({}, 0, (array,), (0.0,), (0.0,)),), ())
+        for n, array in enumerate(expected)
+    ]
+
+
+def test_large_arrays_go_beside_the_text_and_stay_for_the_batch_that_follows(tmp_path: Path) -> None:
+    first, second, small = np.arange(9000.0), np.ones((70, 90), np.float32).T, np.arange(3)
+    text = encode_batch(batch_of(first, second, first.copy(), small), tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(files) == 2 and len(text) < 3000
+    for request, wanted in zip(decode_batch(text, tmp_path), (first, second, first, small), strict=True):
+        (found,) = request.checks[0].expected
+        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    encode_batch(batch_of(second, small), tmp_path)
+    (kept,) = tmp_path.iterdir()
+    assert files[kept] == kept.stat().st_mtime_ns, "written once"
+
+
+@pytest.mark.parametrize("name", ["../secret", "", "0" * 31, 7])
+def test_only_arrays_of_the_folder_are_read(name: object, tmp_path: Path) -> None:
+    (tmp_path.parent / "secret").write_bytes(bytes(72_000))
+    record = json.loads(encode_batch(batch_of(np.arange(9000.0)), tmp_path))
+    for folder in (None, tmp_path):
+        changed = dict(record["arrays"][0], **({} if folder is None else {"file": name}))
+        with pytest.raises(MeasureError, match=r"array|file|data"):
+            decode_batch(json.dumps({"arrays": [changed], "requests": record["requests"]}), folder)
 
 
 timings = st.builds(

@@ -3,8 +3,8 @@
 It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime:
 no compiler, no search, no database, so it starts fast and has nothing to lose when a candidate takes it down.
 
-Messages in: `batch` (text of `codec.encode_batch`, and the indices to compile alone). Messages out: `ready` or
-`refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
+Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile alone). Messages
+out: `ready` or `refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
 `unable` when nothing can be measured here (a full disk); after the last two the process exits.
 """
 
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
     tell(kind="ready", info=asdict(replace(device.info, libraries=library_facts(libraries))))
     while True:
         message = inbox.get()
-        requests = decode_batch(message["batch"])
+        requests = decode_batch(message["batch"], Path(message["arrays"]))
         try:
             measurement.run(requests, alone=frozenset(message["alone"]))
         except DeviceLostError:

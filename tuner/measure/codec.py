@@ -1,7 +1,7 @@
 """Requests and results as JSON text, and what a device process says of itself, schema-checked when read.
 
-A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once, as
-base64.
+A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once: as base64, or
+in a file beside it where both sides share a folder, in which batches that follow find it again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import binascii
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,12 +34,17 @@ from relax_tune.tuner.measure.messages import (
 T = TypeVar("T")
 
 
-class _ArrayTable:
-    """Distinct arrays of one batch; equal contents share an entry."""
+# Smaller arrays are base64 everywhere.
+FILED_BYTES = 1 << 14
 
-    def __init__(self) -> None:
+
+class _ArrayTable:
+    """Distinct arrays of one batch; equal contents share an entry. folder: where large ones go, if anywhere."""
+
+    def __init__(self, folder: Path | None) -> None:
         self.entries: list[dict[str, Any]] = []
-        self._by_digest: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+        self._folder = folder
+        self._by_digest: dict[tuple[str, tuple[int, ...], str], int] = {}
         self._by_identity: dict[int, int] = {}
         self._alive: list[NDArray[Any]] = []
 
@@ -45,16 +52,35 @@ class _ArrayTable:
         known = self._by_identity.get(id(array))
         if known is not None:
             return known
-        data = np.asarray(array, order="C").tobytes()
-        key = (array.dtype.name, array.shape, hashlib.blake2b(data, digest_size=16).digest())
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        digest = hashlib.blake2b(data.data, digest_size=16).hexdigest()
+        key = (array.dtype.name, array.shape, digest)
         index = self._by_digest.get(key)
         if index is None:
             index = self._by_digest[key] = len(self.entries)
-            text = base64.b64encode(data).decode("ascii")
-            self.entries.append({"dtype": array.dtype.name, "shape": list(array.shape), "data": text})
+            entry = {"dtype": array.dtype.name, "shape": list(array.shape)}
+            self.entries.append(entry | self._contents(data, digest))
         self._by_identity[id(array)] = index
         self._alive.append(array)  # an id is only valid while its array lives
         return index
+
+    def _contents(self, data: NDArray[np.uint8], digest: str) -> dict[str, str]:
+        if self._folder is None or data.nbytes < FILED_BYTES:
+            return {"data": base64.b64encode(data.data).decode("ascii")}
+        path = self._folder / digest
+        if not path.exists():
+            unfinished = path.with_suffix(".new")
+            data.tofile(unfinished)
+            unfinished.replace(path)
+        return {"file": digest}
+
+    def tidy(self) -> None:
+        """Remove what no array of this batch needs."""
+        if self._folder is not None:
+            kept = {entry.get("file") for entry in self.entries}
+            for path in self._folder.iterdir():
+                if path.name not in kept:
+                    path.unlink()
 
 
 def _refuse(what: str, wanted: str, found: object) -> MeasureError:
@@ -73,6 +99,10 @@ def _field(record: Mapping[str, Any], name: str, check: Callable[[Any], bool], w
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 def _is_int(value: Any) -> bool:
@@ -114,13 +144,17 @@ def _symbols(value: Any) -> dict[str, int]:
     return dict(value)
 
 
-def _decode_array(entry: Any) -> NDArray[Any]:
+def _decode_array(entry: Any, folder: Path | None) -> NDArray[Any]:
     if not _is_object(entry):
         raise _refuse("array", "an object", entry)
     shape = _field(entry, "shape", lambda v: _is_list(v) and all(map(_is_count, v)), "a list of sizes")
     try:
         dtype = np.dtype(_field(entry, "dtype", _is_text, "a dtype name"))
-        data = base64.b64decode(_field(entry, "data", _is_text, "base64 text"), validate=True)
+        if folder is not None and "file" in entry:
+            name = _field(entry, "file", _is_digest, "the digest of an array")
+            data = (folder / name).read_bytes()
+        else:
+            data = base64.b64decode(_field(entry, "data", _is_text, "base64 text"), validate=True)
     except (TypeError, binascii.Error) as error:
         raise _refuse("array", "a numeric dtype and base64 data", error) from error
     if dtype.hasobject or len(data) != math.prod(shape) * dtype.itemsize:
@@ -143,9 +177,10 @@ def _unique(ids: Sequence[str], what: str) -> None:
         raise _refuse(what, "ids that differ", sorted(ids))
 
 
-def encode_batch(requests: Sequence[MeasureRequest]) -> str:
-    """The batch as one JSON text, each distinct expected array once."""
-    table = _ArrayTable()
+def encode_batch(requests: Sequence[MeasureRequest], folder: Path | None = None) -> str:
+    """The batch as one JSON text, each distinct expected array once. folder: where large arrays go instead, named by their contents,
+    in place of those of earlier batches. Raises OSError when they cannot be written there."""
+    table = _ArrayTable(folder)
     records = []
     for request in requests:
         checks = [
@@ -169,6 +204,7 @@ def encode_batch(requests: Sequence[MeasureRequest]) -> str:
                 "constant_seed": request.constant_seed,
             }
         )
+    table.tidy()
     return json.dumps({"arrays": table.entries, "requests": records}, separators=(",", ":"))
 
 
@@ -186,10 +222,10 @@ def _decode_policy(record: Mapping[str, Any]) -> TimingPolicy:
     )
 
 
-def decode_batch(text: str) -> list[MeasureRequest]:
-    """The requests of `encode_batch`'s text. Raises MeasureError naming the field that does not fit."""
+def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
+    """The requests of `encode_batch`'s text, with its folder. Raises MeasureError naming the field that does not fit."""
     record = _load(text)
-    arrays = [_decode_array(entry) for entry in _field(record, "arrays", _is_list, "a list")]
+    arrays = [_decode_array(entry, folder) for entry in _field(record, "arrays", _is_list, "a list")]
 
     def are_indices(value: Any) -> bool:
         return _is_list(value) and all(_is_count(index) and index < len(arrays) for index in value)

@@ -66,6 +66,8 @@ class LocalRunner:
         self._environment = dict(environment or {})
         try:
             self._folder = ScratchFolder()
+            self._arrays = self._folder.path / "arrays"
+            self._arrays.mkdir()
         except OSError as error:
             raise _no_room(error) from None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -209,7 +211,8 @@ class LocalRunner:
             return None
         message = {
             "kind": "batch",
-            "batch": encode_batch(group),
+            "batch": encode_batch(group, self._arrays),
+            "arrays": str(self._arrays),
             "alone": [index for index, request in enumerate(group) if request.id in alone],
         }
         try:

@@ -55,14 +55,12 @@ class SharedBuffers:
                         needs[spec.name] = max(needs.get(spec.name, 0), buffer_bytes(spec, shapes[index]))
         for contents in [contents for contents in self._constants if contents not in used]:
             self._device.free(self._constants.pop(contents))
-        for name in [name for name in self._slabs if name not in needs]:
+        outgrown = [n for n, s in self._slabs.items() if n not in needs or s.nbytes < needs[n] + GUARD_BYTES]
+        for name in outgrown:
+            self._loaded.pop(name, None)
             self._device.free(self._slabs.pop(name))
-        for name, nbytes in needs.items():
-            if name not in self._slabs or self._slabs[name].nbytes < nbytes + GUARD_BYTES:
-                if name in self._slabs:
-                    self._device.free(self._slabs.pop(name))
-                self._slabs[name] = self._device.alloc(nbytes + GUARD_BYTES)
-        self._loaded.clear()
+        for name in [name for name in needs if name not in self._slabs]:
+            self._slabs[name] = self._device.alloc(needs[name] + GUARD_BYTES)
 
     def of(self, program: Program, constant_seed: int) -> dict[str, Any]:
         """What to pass as `shared` to this program's executor; constants are made and uploaded on first use."""
