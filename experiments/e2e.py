@@ -1,6 +1,6 @@
 """Table 5: whole models, one dynamic build each, against torch eager, torch.compile, ONNX Runtime and TVM.
 
-    python experiments/e2e.py --work FOLDER --peer-python PYTHON [--only minilm|prefill|decode] [--trials 24] [--no-tvm]
+    python experiments/e2e.py --work FOLDER --peer-python PYTHON [--only minilm|prefill|decode] [--trials 32] [--no-tvm]
 
 Models: the sentence encoder all-MiniLM-L6-v2 over 1 to 512 tokens, and a Llama-style decoder with weights from a seed: prefill of 1 to
 512 tokens (the last token's logits and a cache), and decode of one token after 1 to 512 (logits and the grown cache). The encoder is
@@ -95,7 +95,11 @@ def tune(model: str, work: Path, targets: Sequence[str], policies: Sequence[str]
                     task: list(dict.fromkeys(p.variants[e.variant].sketch for e in p.plan.entries))
                     for task, p in built.plans.items()
                 }
-                done[name] = {"dispatched": plans, "problems": [": ".join(p) for p in found.problems]}
+                done[name] = {
+                    "dispatched": plans,
+                    "problems": [": ".join(p) for p in found.problems],
+                    "tuned now": {"candidates": found.trials, "wall_secs": round(found.wall_secs)},
+                }
     return done
 
 
@@ -179,7 +183,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--peer-python")
     parser.add_argument("--only", choices=MODELS)
-    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--trials", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--targets", default="c")
     parser.add_argument("--policies", default="measured,library")
@@ -213,6 +217,10 @@ def main() -> None:
         finally:
             for c in taking_part:
                 c.close()
+        for c in taking_part:
+            missing = [n for n in cases if c.takes(n) and c.name not in times.get(n, {})]
+            if missing:
+                failed[c.name] = f"failed, or gave other numbers than torch eager, at {', '.join(missing)}"
         record = {"environment": before, "trials": args.trials, "rounds": args.rounds, "times": times}
         (folder / "times.json").write_text(json.dumps(record | {"failed": failed, "ours": ours}))
     timed = {m: args.work / m / "times.json" for m in MODELS}
