@@ -1,11 +1,11 @@
-"""Generated and searched kernels against kernels written by hand (prototypes.c), and torch beside them, timed in turns.
+"""Generated and searched kernels against kernels written by hand (prototypes.c, prototypes.cl), and torch beside them, timed in turns.
 
     python experiments/kernel_bar.py --work FOLDER [--peer-python PYTHON] [--targets c,opencl] [--trials 64] [--kernels NAME,...]
 
-Our builds are tuned on the table's static shapes and hold generated kernels only. The prototypes are C, compiled for this processor,
-so that they are the bar on any processor with 512-bit vectors; what was once measured of such prototypes on two Zen4 cores is in the
-last columns. There are none in OpenCL here: that bar is the C prototype's time here, times what the OpenCL prototype took of the C
-prototype's time on Zen4 (where, unlike here, vectors of 8 lanes are as fast as those of 16). Everything tuned stays in the folder.
+Our builds are tuned on the table's static shapes and hold generated kernels only. The prototypes are C (prototypes.c) and OpenCL
+(prototypes.cl), compiled for this processor, so that they are the bar on any processor with 512-bit vectors; what was once measured
+of such prototypes on two Zen4 cores is in the last columns. Where there is no OpenCL prototype here the bar, marked `~`, is the C
+prototype's time here times what the OpenCL prototype took of the C prototype's time on Zen4. Everything tuned stays in the folder.
 Writes results/kernel_bar.json and .md.
 """
 
@@ -23,11 +23,13 @@ from typing import Any
 import numpy as np
 from contenders import RESULTS, Contender, environment, in_rounds, serve, summary
 from kernel_zoo import KERNELS, Array, Kernel
+from opencl_prototypes import Prototypes, cases
 from static_kernels import tune_ours
 
 HERE = Path(__file__).parent
 FLAGS = "-O3 -march=native -std=gnu11 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC"
 HEAD = 64
+OPENCL = "prototype-opencl"
 Call = tuple[str, list[Array | int]]
 
 
@@ -86,15 +88,18 @@ def call_of(kernel: Kernel, v: Mapping[str, Array]) -> tuple[Call, tuple[int, ..
     return None
 
 
-def bar_over(kernel: Kernel, name: str, row: Mapping[str, Mapping[str, float]]) -> float | None:
-    """The bar's time over that of our build `name`; None where there is no bar."""
+def bar_over(kernel: Kernel, name: str, row: Mapping[str, Mapping[str, float]]) -> str:
+    """The bar's time over that of our build `name`, `-` where there is no bar."""
     if name not in row:
-        return None
-    ratio = row["prototype"]["median_us"] / row[name]["median_us"]
+        return "-"
+    ours, known = row[name]["median_us"], kernel.bar
     if "-opencl-" not in name:
-        return ratio
-    known = kernel.bar
-    return ratio * known["opencl"] / known["c"] if {"c", "opencl"} <= set(known) else None
+        return f"{row['prototype']['median_us'] / ours:.2f}"
+    if OPENCL in row:
+        return f"{row[OPENCL]['median_us'] / ours:.2f}"
+    if not {"c", "opencl"} <= set(known):
+        return "-"
+    return f"~{row['prototype']['median_us'] / ours * known['opencl'] / known['c']:.2f}"
 
 
 def prototype_answer(library: Path) -> Callable[[str], tuple[Callable[[], Any], Callable[[], Sequence[float]]]]:
@@ -121,7 +126,7 @@ def prototype_answer(library: Path) -> Callable[[str], tuple[Callable[[], Any], 
 
 def main() -> None:
     if sys.argv[1:2] == ["serve"]:
-        serve(prototype_answer(Path(sys.argv[2])))
+        serve(Prototypes() if sys.argv[2] == OPENCL else prototype_answer(Path(sys.argv[2])))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
@@ -138,6 +143,9 @@ def main() -> None:
     subprocess.run(["gcc", *FLAGS.split(), str(HERE / "prototypes.c"), "-o", str(library)], check=True)
     took = tune_ours(args.work, kernels, args.targets.split(","), args.trials, (False,))
     contenders = [Contender("prototype", [sys.executable, str(HERE / "kernel_bar.py"), "serve", str(library)])]
+    if "opencl" in args.targets.split(","):
+        command = [sys.executable, str(HERE / "kernel_bar.py"), "serve", OPENCL]
+        contenders.append(Contender(OPENCL, command, [k for k in kernels if k in cases()]))
     if args.peer_python:
         command = [args.peer_python, str(HERE / "peer_kernels.py"), "serve", "torch"]
         contenders.append(Contender("torch", command))
@@ -149,7 +157,7 @@ def main() -> None:
     for c in contenders:
         c.close()
     ours = list(took)
-    head = ["prototype", *(["torch"] if args.peer_python else []), *ours]
+    head = [c.name for c in contenders]
     lines = [
         "# Kernels against hand-written ones",
         "",
@@ -161,8 +169,7 @@ def main() -> None:
     lines += ["|---" * (len(head) + len(ratios) + 5) + "|"]
     for kernel, row in found.items():
         cells = [f"{row[n]['median_us']:.1f}" if n in row else "-" for n in head]
-        over = [bar_over(KERNELS[kernel], n, row) for n in ours]
-        cells += ["-" if x is None else f"{x:.2f}" for x in over]
+        cells += [bar_over(KERNELS[kernel], n, row) for n in ours]
         cells += [str(KERNELS[kernel].bar.get(n, "-")) for n in ("c", "opencl", "torch")]
         sketches = "; ".join(s for n in ours for group in took[n][kernel]["sketches"].values() for s in group)
         lines.append(f"| {kernel} | " + " | ".join([*cells, sketches]) + " |")
