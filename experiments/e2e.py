@@ -103,13 +103,15 @@ def tune(model: str, work: Path, targets: Sequence[str], policies: Sequence[str]
     return done
 
 
-def contenders(model: str, work: Path, ours: Sequence[str], python: str | None, args: Sequence[str]) -> list[Contender]:
-    """torch eager first: what it computes is what others are compared with."""
+def contenders(
+    model: str, work: Path, peers: Sequence[str], ours: Sequence[str], python: str | None, args: Sequence[str]
+) -> list[Contender]:
+    """torch eager first: what it computes is what others are compared with. A peer without what it is served from is left out."""
     sizes = [str(n) for n in SIZES if n <= SLOW_LARGEST]
     commands = {}
     if python is not None:
         served = {"onnxruntime": "model.onnx", "tvm": "tvm.so"}
-        for kind in PEERS:
+        for kind in peers:
             if kind not in served or (work / model / served[kind]).exists():
                 commands[kind] = [python, str(HERE / "e2e_models.py"), "serve", kind, model, str(work / model), *args]
     for name in ours:
@@ -209,7 +211,8 @@ def main() -> None:
             else {}
         )
         ours = tune(model, args.work, args.targets.split(","), args.policies.split(","), args.trials)
-        taking_part = contenders(model, args.work, list(ours), args.peer_python, ["--tiny"] * args.tiny)
+        peers = [p for p in PEERS if not (args.no_tvm and p == "tvm")]
+        taking_part = contenders(model, args.work, peers, list(ours), args.peer_python, ["--tiny"] * args.tiny)
         say(f"{model}: timing {', '.join(c.name for c in taking_part)}")
         cases = [str(n) for n in SIZES if not args.tiny or n <= 16]
         try:
