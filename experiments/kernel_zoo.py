@@ -326,12 +326,13 @@ def _kernels() -> Sequence[Kernel]:
         _conv("conv_first", 3, 224, 64, 7, stride=2),
         _conv("conv_1x1", 256, 28, 128, 1),
         _conv("conv_depthwise", 96, 56, 96, 3, groups=96),
-        # tuned over their whole range only (tables 2 and 3, and the regret); DietCode's batch of 192 by ten
+        # tuned over their whole range only (tables 2, 3 and 4, and the regret); DietCode's batch of 192 by ten
         _transposed("dietcode_dense", 2048, 768, 2304),
         _batch_matmul("dietcode_nt", 19, 128, 64, "n", True),
         _batch_matmul("dietcode_nn", 19, 128, "n", 64, False),
         _matmul("mikpoly", 8192, 768, 3072, constant=True),
         _matmul("mikpoly_96x64", 8192, 64, 96, constant=True),
+        _matmul("policy_matmul", 4096, 768, 768, constant=True),
         _dense_gelu(512, 768, 3072),
         _matmul("range_matmul", 1024, 768, 768, constant=True),
         _rows_softmax("range_softmax", 4096, 256),

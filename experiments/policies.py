@@ -1,6 +1,6 @@
 """Table 4: ways to choose kernels over a range of sizes, on one fixed library of kernels, all timed at all sizes beforehand.
 
-    python experiments/policies.py measure [--target c] [--variants 24] [--kernel dense_128]     on a quiet machine
+    python experiments/policies.py measure [--target c] [--variants 24] [--kernel policy_matmul]     on a quiet machine
     python experiments/policies.py          the table, from results/policy_matrix.json.gz
 
 The matrix has the raw samples of variants x sizes of a product of M rows. A policy sees the odd samples, of the sizes it asks to have
@@ -249,14 +249,14 @@ def report(matrix: Matrix) -> list[str]:
 
 
 def measured(kernel: str, target: str, variants: int, sizes: Sequence[int], rounds: int, store: Store) -> Matrix:
-    """Times of the search's first guesses at a kernel, of every library form and of the generic one, in turns."""
+    """Times of the search's first guesses at a kernel and of every library form, in turns."""
     settings = Settings(target=target, effort="full", trials=0)
     runner = open_runner(settings)
     try:
         job = Job(KERNELS[kernel].module(True), runner.device_info(), store, settings)
         (choices,) = job.choices.values()
         task = choices.task
-        own = [*choices.library_variants(), choices.generic(), *map(choices.tuned, choices.seeds(variants))]
+        own = [*choices.library_variants(), *map(choices.tuned, choices.seeds(variants))]
         checks = tuple(check_case(task, n) for n in range(2))
         policy = TimingPolicy(rounds, rounds, 0.05, 0.5)
         shapes = tuple({f"s{a}": m for a in range(len(task.func.symbols))} for m in sizes)
@@ -286,7 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="?", choices=("measure", "table"), default="table")
     parser.add_argument("--target", default="c")
-    parser.add_argument("--kernel", default="dense_128")
+    parser.add_argument("--kernel", default="policy_matmul")
     parser.add_argument("--variants", type=int, default=24)
     parser.add_argument("--top", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=20)
