@@ -2,7 +2,7 @@
 
 The model is the production cost model, trained on the records of a database (at least a thousand rows are wanted); the
 rows are random candidates of one task of MiniLM at eight shapes. `all` is what a search does: it filters, then featurises and
-scores in pieces that stay in the caches, on two threads; the steps by themselves, each over all rows, are beside it. Trials
+scores in pieces, on two threads; the steps by themselves, each over all rows, are beside it. Trials
 are those of a fresh job for lengths up to 128, where no single run takes 20 ms. Medians of repeats.
 
     python experiments/search_throughput.py --db sqlite:///minilm-experiment.db --device c

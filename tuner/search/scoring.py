@@ -1,4 +1,4 @@
-"""Scoring whole populations at all shapes: features and model in one pass over pieces that stay in the cache."""
+"""Scoring whole populations at all shapes: features and model in one pass, piece by piece."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from relax_tune.tuner.cost_model import CostModel, FeatureArray
 from relax_tune.tuner.search.space import CodeArray, FloatArray, IntArray, ParameterSpace
 
-PIECE = 4096
-"""(candidate, shape) rows featurised and scored at once: their features fit into a core's own cache."""
+PIECE = 1 << 15
+"""(candidate, shape) rows featurised and scored at once: with fewer, what a piece costs in Python is more than caches give back."""
 
 
 def score(
