@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from kernel_zoo import KERNELS, Array
 
-from relax_tune.runtime.device.opencl import OpenCLDevice
 from relax_tune.runtime.device.registry import open_device
 
 SOURCE = Path(__file__).parent / "prototypes.cl"
@@ -56,10 +55,12 @@ class Prototypes:
 
         self._cl: Any = pyopencl
         device = open_device("opencl")
-        assert isinstance(device, OpenCLDevice)
+        native = device.native(())
+        assert native is not None, "an OpenCL device has a queue"
+        self._device = device  # owns the queue
         limits = dict(device.info.limits)
         self._lanes, self._cores = limits["max_vector_lanes"], limits["workers"]
-        self._queue: Any = device._queue
+        self._queue: Any = pyopencl.CommandQueue.from_int_ptr(native[0])
         self._context = self._queue.context
 
     def __call__(self, case: str) -> tuple[Callable[[], Any], Callable[[], Sequence[float]]]:

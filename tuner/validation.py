@@ -26,7 +26,7 @@ from relax_tune.tuner.task import Choices, Task
 SHAPES: Mapping[Effort, int] = {"quick": 3, "normal": 6, "full": 12}
 """How many shapes a plan is looked at, half of them at its thresholds."""
 VALIDATIONS = 3
-"""How many times so many: a plan that was chosen again may dispatch others elsewhere, or have other thresholds."""
+"""How many times SHAPES a task gets in all: a plan that was chosen again may have other thresholds, or dispatch others there."""
 NEAR = 2.0
 """What is everywhere so many times slower than the best, or more, is left out."""
 CHECKED_WORK = 1 << 28

@@ -58,7 +58,7 @@ QUIRKS: tuple[Quirk, ...] = (
         "opencl",
         (*_OLD_POCL, *_NOT_INTEL),
         "vectors are at most 8 floats wide",
-        "16 floats made the compiler of the 3.0 wheel abort, or loop for more than 90 s, on Zen4; on Intel's processors it compiles them",
+        "on Zen4, 16 floats made the compiler of the 3.0 wheel abort, or loop for more than 90 s; not once on an Intel Xeon",
         caps={"max_vector_lanes": 8},
     ),
     Quirk(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime.library_matrices import ACTIVATIONS
 
 from relax_tune.errors import UserError
 from relax_tune.ir.buffer import Buffer
@@ -38,16 +39,10 @@ RNG = np.random.default_rng(11)
 OPENBLAS = [a for a in ALTERNATIVES if a.library == "openblas"]
 ONEDNN = [a for a in ALTERNATIVES if a.library == "onednn"]
 SCALARS = {a.routine: a.scalars for a in ALTERNATIVES}
-ERF = np.vectorize(math.erf, otypes=[np.float64])
 AFTER: Mapping[str, Callable[..., Array]] = {
     "add": lambda y, d: y + d,
     "mul": lambda y, d: y * d,
-    "relu": lambda y: np.maximum(y, 0),
-    "gelu": lambda y: y * (1 + ERF(y / math.sqrt(2))) / 2,
-    "gelu_tanh": lambda y: y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))) / 2,
-    "tanh": np.tanh,
-    "sigmoid": lambda y: 1 / (1 + np.exp(-y)),
-    "swish": lambda y: y / (1 + np.exp(-y)),
+    **ACTIVATIONS,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tests.runtime.clblast_stand_in import StandIn
+from tests.runtime.library_matrices import F32, filled, stored
 from tests.tuner.tuner_models import opened
 
 from relax_tune.errors import ArtifactError, BuildError, MeasureError
@@ -16,8 +17,6 @@ from relax_tune.runtime.library import clblast
 from relax_tune.runtime.library.clblast import ClBlast
 from relax_tune.runtime.library.registry import how_to_install, open_libraries
 
-Array = np.ndarray[Any, Any]
-F32 = np.dtype(np.float32)
 SIZES = (0, 1, 2, 7, 31, 32, 33, 63, 64, 65, 127)
 
 
@@ -39,21 +38,6 @@ def blas(request: pytest.FixtureRequest, device: Device) -> ClBlast:
         return ClBlast()
     except BuildError as error:
         pytest.skip(str(error))
-
-
-def stored(rng: np.random.Generator, batch: int, rows: int, columns: int, turned: bool) -> tuple[Array, Array, int]:
-    """Matrices, the memory that holds them (with a gap behind every row), and the length of its rows."""
-    values = rng.standard_normal((batch, rows, columns)).astype(F32)
-    lying = values.transpose(0, 2, 1) if turned else values
-    memory = np.full((batch, lying.shape[1], lying.shape[2] + int(rng.integers(0, 3))), np.nan, F32)
-    memory[:, :, : lying.shape[2]] = lying
-    return values, memory, memory.shape[2]
-
-
-def filled(device: Device, array: Array) -> Any:
-    buffer = device.alloc(array.nbytes)
-    device.upload(buffer, np.ascontiguousarray(array))
-    return buffer
 
 
 def check(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime.library_matrices import ACTIVATIONS, F32, filled, stored
 from tests.tuner.tuner_models import opened
 
 from relax_tune.errors import ArtifactError, MeasureError
@@ -27,18 +27,6 @@ pytestmark = [
     pytest.mark.onednn,
 ]
 
-Array = np.ndarray[Any, Any]
-F32 = np.dtype(np.float32)
-ERF = np.vectorize(math.erf, otypes=[np.float64])
-ONE_SIDED: Mapping[str, Callable[[Array], Array]] = {
-    "relu": lambda y: np.maximum(y, 0),
-    "gelu": lambda y: y * (1 + ERF(y / math.sqrt(2))) / 2,
-    "gelu_tanh": lambda y: y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))) / 2,
-    "tanh": np.tanh,
-    "sigmoid": lambda y: 1 / (1 + np.exp(-y)),
-    "swish": lambda y: y / (1 + np.exp(-y)),
-}
-
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Device]:
@@ -55,21 +43,6 @@ def code(follows: Sequence[str]) -> int:
     return sum((FOLLOWS.index(name) + 1) << (4 * at) for at, name in enumerate(follows))
 
 
-def filled(device: Device, array: Array) -> Any:
-    buffer = device.alloc(array.nbytes)
-    device.upload(buffer, np.ascontiguousarray(array))
-    return buffer
-
-
-def stored(rng: np.random.Generator, batch: int, rows: int, columns: int, turned: bool) -> tuple[Array, Array, int]:
-    """Matrices, the memory that holds them (with a gap behind every row), and the length of its rows."""
-    values = rng.standard_normal((batch, rows, columns)).astype(F32)
-    lying = values.transpose(0, 2, 1) if turned else values
-    memory = np.full((batch, lying.shape[1], lying.shape[2] + int(rng.integers(0, 3))), np.nan, F32)
-    memory[:, :, : lying.shape[2]] = lying
-    return values, memory, memory.shape[2]
-
-
 def check(device: Device, dnn: OneDnn, rng: np.random.Generator, sizes: Sequence[int], follows: Sequence[str]) -> None:
     batch, m, n, k = sizes
     plain = batch == 1 and bool(rng.integers(2))
@@ -81,8 +54,8 @@ def check(device: Device, dnn: OneDnn, rng: np.random.Generator, sizes: Sequence
     c_memory[...] = np.nan
     y, arrays, strides = a.astype(np.float64) @ b, [], []
     for name in follows:
-        if name in ONE_SIDED:
-            y = ONE_SIDED[name](y)
+        if name in ACTIVATIONS:
+            y = ACTIVATIONS[name](y)
             continue
         dims = [d if rng.integers(2) else 1 for d in (batch, m, n)]
         array = rng.standard_normal(dims).astype(F32)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from relax_tune.tuner.measure.timing import Contestant, time_interleaved
 
 _WAVE_BYTES = 2 << 30  # packed weights and temporaries of candidates that are timed against each other
 _TIMING_SEED = 0
+_Clock = Literal["build_secs", "run_secs"]
 
 
 class DeviceLostError(MeasureError):
@@ -82,11 +83,11 @@ class BatchMeasurement:
         candidates = self._read(requests)
         candidates = self._compile(candidates, alone)
         for wave in _waves(candidates):
-            survivors = [candidate for candidate in wave if self._did(candidate, self._open)]
+            survivors = [candidate for candidate in wave if self._did(candidate, self._open, "build_secs")]
             # one case after the other: all candidates see the same inputs, which are made and loaded once
             for number in range(max((len(c.request.checks) for c in wave), default=0)):
                 check = partial(self._check, number)
-                survivors = [candidate for candidate in survivors if self._did(candidate, check)]
+                survivors = [candidate for candidate in survivors if self._did(candidate, check, "run_secs")]
             self._time(survivors)
             for candidate in wave:
                 self._release(candidate)
@@ -128,19 +129,15 @@ class BatchMeasurement:
                 built.append(candidate)
         return built
 
-    def _did(self, candidate: _Candidate, step: Callable[[_Candidate], None]) -> bool:
-        """Whether a candidate passed a step; False when a failed result was answered."""
+    def _did(self, candidate: _Candidate, step: Callable[[_Candidate], None], clock: _Clock) -> bool:
+        """Whether a candidate passed a step; False when a failed result was answered. clock: what the step's time counts as."""
         began = time.perf_counter()
         refused: _Refused | None = None
         try:
             step(candidate)
         except _Refused as refusal:
             refused = refusal
-        secs = time.perf_counter() - began
-        if step == self._open:
-            candidate.build_secs += secs
-        else:
-            candidate.run_secs += secs
+        setattr(candidate, clock, getattr(candidate, clock) + time.perf_counter() - began)
         if refused is not None:
             self._refuse(candidate, refused)
         return refused is None
