@@ -10,7 +10,7 @@ from relax_tune.ir.expr import Expr, as_int, const, eq, ge
 from relax_tune.ir.graph import Call, Constant, Operator, Value
 from relax_tune.ir.match import Scope
 from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import AddScalar, Cast, Mul, MulScalar, Rsqrt
+from relax_tune.ir.op.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
 from relax_tune.ir.op.movement import Concat, ExpandDims, Reshape, Slice
 from relax_tune.ir.op.numeric import Cos, Sin
 from relax_tune.ir.op.reduce import Mean
@@ -34,10 +34,12 @@ def _operator(site: Site, name: str) -> Operator:
     return made.op
 
 
-# x * rsqrt(mean(x * x) + eps) * gamma
+# x * rsqrt(mean(x * x) + eps) * gamma, with the root written in any of three ways
 
-SPREAD = op(Mean, op(Mul, "x", "x"), keepdims=True).named("mean")
-NORM = (value("x") * op(Rsqrt, op(AddScalar, SPREAD).named("moved"))) * value("gamma")
+SPREAD = op(AddScalar, op(Mean, op(Mul, "x", "x"), keepdims=True).named("mean")).named("moved")
+ROOT = op(Sqrt, SPREAD)
+NORMED = value("x") * (op(Rsqrt, SPREAD) | op(Div, 1, ROOT)) | op(Div, "x", ROOT)
+NORM = NORMED * value("gamma")
 
 
 def _put_norm(site: Site) -> Value | None:

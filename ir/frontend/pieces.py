@@ -9,6 +9,7 @@ from dataclasses import replace
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.dtype import DType, bool_
 from relax_tune.ir.expr import Const, Expr, Op, as_int, const, floordiv, le, maximum, mul, sub
+from relax_tune.ir.frontend.idioms import IDIOMS
 from relax_tune.ir.frontend.writer import Item, Writer, tensor_dims
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import AnyBinding, Binding, Function, GVar, Value
@@ -18,6 +19,7 @@ from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, MaximumScalar, Mi
 from relax_tune.ir.op.logic import LessEqual, NotEqual, Where
 from relax_tune.ir.op.movement import VIEWS, ExpandDims, Permute, Slice, Take
 from relax_tune.ir.op.pad import Pad
+from relax_tune.ir.passes.rewrite import rewrite
 from relax_tune.ir.passes.rewriter import Emitter, rewrite_function
 
 
@@ -124,7 +126,8 @@ def triangle(w: Writer, x: Item, k: int, upper: bool) -> Item:
 
 
 def finished(w: Writer, items: Sequence[Item], names: Sequence[str]) -> IRModule:
-    """Every result in memory of its own: parameters, constants and what is returned twice are copied."""
+    """The program, its idioms found, with every result in memory of its own: parameters, constants and what is returned twice are
+    copied."""
     used, results = set[Value](), []
     for item in items:
         value = w.tensor(item)
@@ -138,7 +141,7 @@ def finished(w: Writer, items: Sequence[Item], names: Sequence[str]) -> IRModule
         used.add(root)
         results.append(value)
     module = w.g.finish(results if len(results) > 1 else results[0])
-    return _renamed(module, dict(zip(results, names, strict=True)))
+    return rewrite(_renamed(module, dict(zip(results, names, strict=True))), IDIOMS)
 
 
 def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:

@@ -11,7 +11,6 @@ from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.dtype import ALL, i64
 from relax_tune.ir.expr import Expr, Var, ge, le
 from relax_tune.ir.frontend import torch_math, torch_neural, torch_shape, torch_window
-from relax_tune.ir.frontend.idioms import IDIOMS
 from relax_tune.ir.frontend.pieces import finished
 from relax_tune.ir.frontend.torch_export import plain_program
 from relax_tune.ir.frontend.torch_node import Handler, Node, as_item, dim
@@ -19,7 +18,6 @@ from relax_tune.ir.frontend.torch_program import Ref, TorchCall, TorchProgram, T
 from relax_tune.ir.frontend.writer import Item, Writer, identifier
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.passes.rewrite import rewrite
 from relax_tune.ir.struct_info import TensorInfo
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -86,7 +84,7 @@ class _Importer:
             results.append(found if isinstance(found, Item) else as_item(self.w, dim(found), i64))
         if not results:
             raise ParseError("wanted a program with at least one result, found none")
-        return rewrite(finished(self.w, results, names), IDIOMS)
+        return finished(self.w, results, names)
 
     def _declare(self) -> None:
         """The dynamic dims with their ranges, narrowed by the caller's."""

@@ -15,7 +15,7 @@ from relax_tune.ir.graph import Call, Function, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Mul, MulScalar, Rsqrt
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
 from relax_tune.ir.op.movement import Concat, ExpandDims, Slice
 from relax_tune.ir.op.numeric import Cos, Sin
 from relax_tune.ir.op.reduce import Mean
@@ -109,20 +109,28 @@ def test_what_only_looks_like_a_rotation_stays(module: IRModule) -> None:
     assert rewrite(module, IDIOMS) is module
 
 
-def norm(axes: tuple[int, ...], gamma: Array | None, other: bool = False) -> IRModule:
+def norm(axes: tuple[int, ...], gamma: Array | None, other: bool = False, root: str = "x * rsqrt") -> IRModule:
     g = GraphBuilder()
     n: Expr = g.symbol("n", 1, 9)
     x, y = g.input("x", (n, WIDTH)), g.input("y", (n, WIDTH))
     spread = g.call(Mean(axes, True), g.call(Mul(), x, y if other else x))
-    made = g.call(Mul(), x, g.call(Rsqrt(), g.call(AddScalar(1e-3), spread)))
+    moved = g.call(AddScalar(1e-3), spread)
+    if root == "x * rsqrt":
+        made = g.call(Mul(), x, g.call(Rsqrt(), moved))
+    elif root == "x / sqrt":
+        made = g.call(Div(), x, g.call(Sqrt(), moved))
+    else:
+        one = g.constant("one", np.full((), float(root[0]), np.float32))
+        made = g.call(Mul(), x, g.call(Div(), one, g.call(Sqrt(), moved)))
     return g.finish(made if gamma is None else g.call(Mul(), g.constant("gamma", gamma), made))
 
 
 def test_a_norm() -> None:
     gamma = np.arange(1, WIDTH + 1, dtype=np.float32)
     x = example(2)[0, 0]
-    found = same_meaning(norm((1,), gamma), x, x)
-    assert operators(found) == [RmsNorm]
-    # over another axis, without weights, with a weight a row, of a product of two values
-    for module in (norm((0,), gamma), norm((1,), None), norm((1,), gamma[:1]), norm((1,), gamma, other=True)):
+    for root in ("x * rsqrt", "x / sqrt", "1 / sqrt * x"):
+        assert operators(same_meaning(norm((1,), gamma, root=root), x, x)) == [RmsNorm]
+    # over another axis, without weights, with a weight a row, of a product of two values, over another root
+    roots = norm((1,), gamma, root="2 / sqrt * x")
+    for module in (norm((0,), gamma), norm((1,), None), norm((1,), gamma[:1]), norm((1,), gamma, other=True), roots):
         assert rewrite(module, IDIOMS) is module

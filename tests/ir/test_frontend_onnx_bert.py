@@ -149,6 +149,19 @@ def test_layer_norm_from_its_parts() -> None:
     assert "layer_norm" not in [o.name for o in found]
 
 
+def test_rms_norm_from_its_parts() -> None:
+    text = """(float[a, b] x, float[b] gamma) => (float[a, b] y) <float eps = {0.001}, float two = {2.0}, int64[1] k = {-1}> {
+      q = Pow(x, two)
+      v = ReduceMean(q, k)
+      e = Add(v, eps)
+      s = Sqrt(e)
+      r = Reciprocal(s)
+      n = Mul(x, r)
+      y = Mul(gamma, n) }"""
+    found = operators(check(model(text), [floats(3, 5), floats(5)]))
+    assert [(o.name, o.eps) for o in found] == [("rms_norm", pytest.approx(0.001))]  # type: ignore[attr-defined]
+
+
 def test_l2_normalisation_from_its_parts() -> None:
     text = """(float[a, b] x) => (float[a, b] y) <float low = {0.000001}, int64[1] k = {1}> {
       n = ReduceL2(x, k)
