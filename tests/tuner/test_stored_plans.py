@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,7 +190,8 @@ def test_the_command_shows_checks_and_restores(tmp_path: Path, monkeypatch: pyte
     assert found["current"] == old and set(found["versions"].values()) == {3}
     checked = json.loads(run("--check", "--json", *served).stdout)
     assert checked["loss"] == pytest.approx(8.0) and checked["tune_again"] == [name]
-    assert f"relax-tune tune {model} --profile" in " ".join(run("--check", *served).output.split())
+    again = ("relax-tune", "tune", str(model), *args[2:], *served)  # and all that this command was told
+    assert f"run `{shlex.join(again)}`" in run("--check", *served).output
     for wrong in (["--restore", "none-such"], ["--c", "x.c"], ["--check", "--restore", old]):
         done = CliRunner().invoke(app, [*args, *wrong])
         assert done.exit_code == 2 and done.stderr.startswith("error: ")

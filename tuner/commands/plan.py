@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,18 +100,17 @@ def plan(
         raise UserError(
             "--check looks at the current plans and --restore changes them, found both; leave one of them out"
         )
-    settings = load_settings(
-        {
-            "target": target,
-            "db": db,
-            "effort": effort,
-            "products": products,
-            "attention": attention,
-            "precision": precision,
-            "shapes": shapes,
-            "profile": profile,
-        }
-    )
+    given = {
+        "target": target,
+        "db": db,
+        "effort": effort,
+        "products": products,
+        "attention": attention,
+        "precision": precision,
+        "shapes": shapes,
+        "profile": profile,
+    }
+    settings = load_settings(given)
     module = load_model(subject, parse_bounds(bound or []))
     with open_store(settings.db, read_only=restore is None) as store:
         job = Job(module, device_info(settings.target), store, settings)
@@ -121,7 +122,7 @@ def plan(
             )
         document = _show_sets(job, console)
         if check:
-            document |= _check(job, subject, console)
+            document |= _check(job, _tuning(subject, given, bound or []), console)
     if json:
         print_json(document)
 
@@ -167,8 +168,17 @@ def _show_sets(job: Job, console: Console) -> dict[str, Any]:
     return {"sets": names, "current": current.name, "versions": versions, "tasks": [row.to_json() for row in rows]}
 
 
-def _check(job: Job, subject: str, console: Console) -> dict[str, Any]:
-    """What the current plans lose, as a table and a sentence that says what to do."""
+def _tuning(subject: str, given: Mapping[str, object], bound: Sequence[str]) -> str:
+    """The command that tunes the model under the options that this one was given."""
+    options = [(name, str(value)) for name, value in given.items() if value is not None]
+    options += [("bound", text) for text in bound]
+    return shlex.join(
+        ["relax-tune", "tune", subject, *(part for name, text in options for part in (f"--{name}", text))]
+    )
+
+
+def _check(job: Job, command: str, console: Console) -> dict[str, Any]:
+    """What the current plans lose, as a table and a sentence that says what to do: `command`."""
     current = job.current_plans()
     domains = {t.name: t.domain for t in extract_tasks(job.lowered, SHAPES, job.overrides, job.profile)}
     found: dict[str, Drift] = {}
@@ -187,9 +197,7 @@ def _check(job: Job, subject: str, console: Console) -> dict[str, Any]:
     console.print(table)
     say(console, f"predicted loss of the model: {regret:.1%} of its time (allowed: {ALLOWED:.0%})")
     if again:
-        given = "" if job.settings.profile is None else f" --profile {job.settings.profile}"
-        command = f"relax-tune tune {subject}{given} --target {job.settings.target}"
-        say(console, f"worth tuning again: {', '.join(again)}; run `{command}` with the same --db and --bound")
+        say(console, f"worth tuning again: {', '.join(again)}; run `{command}`")
     else:
         say(console, "nothing to tune again")
     tasks = {n: {"loss": d.regret, "unmeasured": d.unmeasured} for n, d in found.items()}
