@@ -14,7 +14,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Poly
 from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, accesses
-from relax_tune.ir.codegen.places import Lane
+from relax_tune.ir.codegen.places import Address, Lane
 from relax_tune.ir.codegen.prelude import HALF, Prelude, stored
 from relax_tune.ir.dtype import DType, f32, i32
 
@@ -244,23 +244,23 @@ class CPrinter(Printer):
     def float_text(self, value: float, dtype: DType) -> str:
         return float_literal(value, dtype, "__builtin_inff()", '__builtin_nanf("")')
 
-    def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
         dtype = stored(b.dtype)
         name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper('loadm', dtype, lane.width)}({address}, {lane.count})"
-        return f"(*(const {name}u *)({address}))"
+            return f"{self.prelude.helper('loadm', dtype, lane.width)}({at.text}, {lane.count})"
+        return f"(*(const {name}u *)({at.text}))"
 
-    def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         dtype = stored(b.dtype)
         name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper('storem', dtype, lane.width)}({address}, {value}, {lane.count});"
-        return f"*({name}u *)({address}) = {value};"
+            return f"{self.prelude.helper('storem', dtype, lane.width)}({at.text}, {value}, {lane.count});"
+        return f"*({name}u *)({at.text}) = {value};"
 
-    def stream_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         self.streamed = True
-        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({address}, {value});"
+        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
         self.line(f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")

@@ -11,7 +11,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.calls import call_of
 from relax_tune.ir.codegen.copies import Copies
-from relax_tune.ir.codegen.lowered import Cond, Declare, Let, Loop, Node, Steps
+from relax_tune.ir.codegen.lowered import Barrier, Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Lane, bracketed
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import Layout
@@ -33,7 +33,7 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The launch of an OpenCL-like kernel: work-groups per axis and work-items per group."""
+    """The launch of a kernel that has a grid: work-groups per axis and work-items per group."""
 
     groups: tuple[Expr, ...] = ()
     items: tuple[int, ...] = ()
@@ -42,16 +42,17 @@ class Grid:
 class Printer(Copies):
     """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
 
-    unset: what registers hold before their first store."""
+    unset: what registers hold before their first store; reserved: names that mean something."""
 
     unset = ""
+    reserved = RESERVED
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
         super().__init__(prelude, algebra, layouts)
         self.lanes = lanes
         self.in_threads = False
         self.written: frozenset[Buffer] = frozenset()
-        self._taken: dict[str, int] = dict.fromkeys(RESERVED, 0)
+        self._taken: dict[str, int] = dict.fromkeys(self.reserved, 0)
 
     # names
 
@@ -79,9 +80,7 @@ class Printer(Copies):
         if isinstance(n, Store):
             self.store(n)
         elif isinstance(n, Steps):
-            for k, s in enumerate(n.stmts):
-                if k:
-                    self.between(n.stmts[k - 1], s)
+            for s in n.stmts:
                 self.statement(s)
         elif isinstance(n, Loop):
             self.loop(n)
@@ -89,12 +88,15 @@ class Printer(Copies):
             self.branch(n)
         elif isinstance(n, Let):
             self.bind(n)
-        else:
-            assert isinstance(n, Declare)
+        elif isinstance(n, Declare):
             self.declare(n)
+        else:
+            assert isinstance(n, Barrier)
+            self.barrier(n)
 
-    def between(self, _before: Node, _after: Node) -> None:
-        """What separates two statements of a sequence (a barrier where the language needs one)."""
+    def barrier(self, n: Barrier) -> None:
+        """The line that makes the work-items of a group wait."""
+        raise NotImplementedError
 
     def bind(self, n: Let) -> None:
         value = self.algebra.poly(n.value)
@@ -301,10 +303,6 @@ class Printer(Copies):
         name = self.name(f.var)
         with self.indented(f"for ({self.int_type} {name} = 0; {name} < {text}; {name}++) {{"):
             self.statement(f.body)
-            self.after_iteration(f)
-
-    def after_iteration(self, _f: Loop) -> None:
-        """What ends a serial iteration (a barrier where the language needs one)."""
 
     def vector_loop(self, f: Loop, size: int) -> None:
         lanes = loop_lanes(f, self.lanes)

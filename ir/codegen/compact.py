@@ -1,8 +1,8 @@
 """Local and shared buffers shrunk to what one thread (or work-group) touches at a time, declared where that is.
 
 A buffer is declared around the innermost statement that holds all of its accesses, and outside of every loop whose
-variable does not move the stores (such a loop may carry values from one iteration to the next). Loop variables outside
-the declaration are fixed, the ones inside are relaxed over their ranges.
+variable does not move the stores (such a loop may carry values from one iteration to the next), and for a shared one outside of
+loops over work-items. Loop variables outside the declaration are fixed, the ones inside are relaxed over their ranges.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def _home(buffer: Buffer, use: _Uses, algebra: Algebra, threads: frozenset[str])
     stores = [i for i, written, _p in use.found if written]
     for d in range(first, depth):
         m = above[d]
+        if buffer.scope == "shared" and isinstance(m, Loop) and m.kind == "item":
+            return d  # one array for all items
         if not isinstance(m, Loop) or m.kind in threads or as_int(m.extent) == 1:
             continue
         moved = _moved_with(m.var, above[d + 1 :], algebra)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from relax_tune.ir.codegen.affine import Poly, constant, plus
 from relax_tune.ir.codegen.exchange import square_of
 from relax_tune.ir.codegen.lowered import Loop
-from relax_tune.ir.codegen.places import Lane
+from relax_tune.ir.codegen.places import Address, Lane
 from relax_tune.ir.codegen.values import Text, Values
 from relax_tune.ir.dtype import f32, i32, i64
 from relax_tune.ir.expr import Const, Expr, Load, Op, Var, as_int, loads, postorder, transform
@@ -98,7 +100,7 @@ class Copies(Values):
         for k, name in enumerate(names):
             env[f.var] = constant(k)
             at = {m: c for m, c in self.flat(store.buffer, store.indices).items() if m != (symbol,)}
-            address = f"{self.buffers[store.buffer]} + {self.poly_text(at)}"
+            address = Address(f"{self.buffers[store.buffer]} + {self.poly_text(at)}", gcd(*at.values()))
             line = self.store_vector(store.buffer, address, name, self.lane)
             self.line(line if count is None else f"if ({k} < {count}) {{ {line} }}")
         self.lane = None

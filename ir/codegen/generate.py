@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Literal
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra
+from relax_tune.ir.codegen.barriers import synchronise
 from relax_tune.ir.codegen.c import CPrelude, CPrinter
 from relax_tune.ir.codegen.cfamily import Printer
 from relax_tune.ir.codegen.compact import compact
+from relax_tune.ir.codegen.cuda import CUDAPrelude, CUDAPrinter
 from relax_tune.ir.codegen.digits import bind_digits
 from relax_tune.ir.codegen.lowered import (
     Declare,
@@ -26,6 +30,7 @@ from relax_tune.ir.codegen.lowered import (
     walk,
 )
 from relax_tune.ir.codegen.opencl import OpenCLPrelude, OpenCLPrinter
+from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import register_layouts
 from relax_tune.ir.codegen.tails import lower_tails
 from relax_tune.ir.codegen.vectors import choose_vectors
@@ -35,17 +40,28 @@ from relax_tune.ir.function import Param, PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, seq
 from relax_tune.ir.stmt import walk as walk_stmt
 
-THREAD_KINDS = {"c": frozenset({"parallel", "group"}), "opencl": frozenset({"group", "item"})}
+PRELUDES: Mapping[str, type[Prelude]] = MappingProxyType({"c": CPrelude, "opencl": OpenCLPrelude, "cuda": CUDAPrelude})
+PRINTERS: Mapping[str, type[Printer]] = MappingProxyType({"c": CPrinter, "opencl": OpenCLPrinter, "cuda": CUDAPrinter})
 
 
 @dataclass(frozen=True, slots=True)
 class CodeTarget:
-    """What the text is for. lanes: f32 elements a vector holds (C: AVX-512 16, AVX2 8; PoCL's wheel 8); local_bytes: memory that a
-    work-group may share (drivers do not always refuse more)."""
+    """What the text is for. lanes: f32 elements a vector holds (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4); local_bytes: memory
+    that a work-group may share (drivers do not always refuse more)."""
 
-    language: Literal["c", "opencl"]
+    language: Literal["c", "opencl", "cuda"]
     lanes: int
     local_bytes: int | None = None
+
+    @property
+    def grid(self) -> bool:
+        """Kernels are launched for a grid of groups and items."""
+        return self.language != "c"
+
+    @property
+    def thread_kinds(self) -> frozenset[str]:
+        """Loops whose iterations have storage of their own."""
+        return frozenset({"group", "item"} if self.grid else {"parallel", "group"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +85,25 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 
     Raises:
         BuildError: free tunables, local buffers without constant extents, float scalar parameters, work-item loops of
-            symbolic extent, more shared memory than a work-group has, an operation the target cannot express.
+            symbolic extent, more shared memory than a work-group has, barriers that only some work-items would come by, an
+            operation the target cannot express.
     """
     _check(func, target)
     algebra = Algebra()
     body = lower_blocks(complete_empty_reductions(func.body))
-    if target.language == "opencl":
+    if target.grid:
         body = _one_index_per_axis(body)
     body = bind_digits(body)
     note_ranges(algebra, body)
     body = lower_tails(body, algebra, target.lanes)
     note_ranges(algebra, body)
     body = choose_vectors(body, algebra, target.lanes)
-    body = compact(body, algebra, THREAD_KINDS[target.language])
+    body = compact(body, algebra, target.thread_kinds)
     _check_shared(func, target, body)
+    if target.grid:
+        body = synchronise(body, algebra)
     layouts = register_layouts(body, algebra, target.lanes)
-    printer: Printer
-    if target.language == "c":
-        printer = CPrinter(CPrelude(), algebra, target.lanes, layouts)
-    else:
-        printer = OpenCLPrinter(OpenCLPrelude(), algebra, target.lanes, layouts)
+    printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, target.lanes, layouts)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
     written = frozenset(m.buffer for m in walk(body) if isinstance(m, Store))
     source, grid = printer.kernel(func.name, buffers, written, body)
@@ -116,7 +131,7 @@ def _check(func: PrimFunc, target: CodeTarget) -> None:
         if target.language == "c" and isinstance(s, For) and s.kind == "item":
             raise BuildError(
                 f"wanted loops a CPU can run in {func.name}, found work-item loop {s.var.name}; bind it to `parallel`, "
-                "or generate OpenCL"
+                "or generate OpenCL or CUDA"
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Union
 
-from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.buffer import Buffer, Scope
 from relax_tune.ir.codegen.affine import Algebra, Range
 from relax_tune.ir.expr import (
     FALSE,
@@ -75,7 +75,14 @@ class Declare:
     body: Node
 
 
-Node = Union[Loop, Steps, Cond, Store, Let, Declare]
+@dataclass(frozen=True, slots=True, eq=False)
+class Barrier:
+    """The work-items of a group wait for each other, and then see what each wrote to memory of these scopes."""
+
+    scopes: frozenset[Scope]
+
+
+Node = Union[Loop, Steps, Cond, Store, Let, Declare, Barrier]
 NOTHING = Steps(())
 FOLDABLE = ("serial", "unrolled", "vectorized")
 
@@ -140,7 +147,7 @@ def children(n: Node) -> tuple[Node, ...]:
         return n.stmts
     if isinstance(n, Cond):
         return (n.then,) if n.orelse is None else (n.then, n.orelse)
-    return () if isinstance(n, Store) else (n.body,)
+    return () if isinstance(n, (Store, Barrier)) else (n.body,)
 
 
 def with_children(n: Node, new: tuple[Node, ...]) -> Node:
@@ -152,7 +159,7 @@ def with_children(n: Node, new: tuple[Node, ...]) -> Node:
         return block(*new)
     if isinstance(n, Cond):
         return when(n.cond, new[0], new[1] if len(new) > 1 else None)
-    assert not isinstance(n, Store)
+    assert not isinstance(n, (Store, Barrier))
     return NOTHING if is_nothing(new[0]) else replace(n, body=new[0])
 
 

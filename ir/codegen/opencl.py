@@ -5,16 +5,15 @@ No builtin is called in hot code: with PoCL they are real calls. Meant for `-cl-
 
 from __future__ import annotations
 
-from relax_tune.errors import BuildError
+from collections.abc import Sequence
+
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.codegen.affine import Poly
 from relax_tune.ir.codegen.c import float_literal
-from relax_tune.ir.codegen.cfamily import Grid, Printer
-from relax_tune.ir.codegen.lowered import Loop, Node, accesses, walk
-from relax_tune.ir.codegen.places import Lane
+from relax_tune.ir.codegen.grid import GridPrinter
+from relax_tune.ir.codegen.lowered import Barrier
+from relax_tune.ir.codegen.places import Address, Lane
 from relax_tune.ir.codegen.prelude import Prelude, stored
 from relax_tune.ir.dtype import DType, f32, f64, i32
-from relax_tune.ir.expr import Expr, as_int, const, maximum
 
 SCALARS = {
     "bool": "uchar", "i8": "char", "u8": "uchar", "i32": "int", "i64": "long",
@@ -106,11 +105,11 @@ class OpenCLPrelude(Prelude):
 
 
 SPACES = {"global": "global", "local": "private", "shared": "local"}
-BARRIER = "barrier(CLK_LOCAL_MEM_FENCE);"
+FENCES = {"shared": "CLK_LOCAL_MEM_FENCE", "global": "CLK_GLOBAL_MEM_FENCE"}
 
 
-class OpenCLPrinter(Printer):
-    """One OpenCL kernel; group and item loops are the launch grid, parallel loops are plain loops."""
+class OpenCLPrinter(GridPrinter):
+    """One OpenCL kernel; parallel loops are plain loops."""
 
     int_type = "long"
 
@@ -120,102 +119,37 @@ class OpenCLPrinter(Printer):
     def float_text(self, value: float, dtype: DType) -> str:
         return float_literal(value, dtype, "INFINITY", "NAN")
 
-    def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
         space, dtype = self.space(b), stored(b.dtype)
         name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper(f'loadm_{space.strip()}', dtype, lane.width)}({address}, {lane.count})"
-        return f"(*(const {space}{name}u *)({address}))"
+            return f"{self.prelude.helper(f'loadm_{space.strip()}', dtype, lane.width)}({at.text}, {lane.count})"
+        return f"(*(const {space}{name}u *)({at.text}))"
 
-    def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         space, dtype = self.space(b), stored(b.dtype)
         name = self.prelude.vector(dtype, lane.width)
         if lane.count is not None:
-            return f"{self.prelude.helper(f'storem_{space.strip()}', dtype, lane.width)}({address}, {value}, {lane.count});"
-        return f"*({space}{name}u *)({address}) = {value};"
+            return f"{self.prelude.helper(f'storem_{space.strip()}', dtype, lane.width)}({at.text}, {value}, {lane.count});"
+        return f"*({space}{name}u *)({at.text}) = {value};"
 
-    def stream_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
-        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({address}, {value});"
+    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
 
-    def declare_array(self, b: Buffer, name: str, size: int) -> None:
-        text = f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));"
-        if b.scope == "shared":
-            self.shared_lines.append(f"  local {text}")
-        else:
-            self.line(text)
+    def array(self, b: Buffer, name: str, size: int) -> str:
+        return f"{self.prelude.storage(b.dtype)} {name}[{size}] __attribute__((aligned(64)));"
 
-    def thread_loop(self, f: Loop, extent: Poly) -> None:
-        if f.kind == "parallel":
-            self.serial_loop(f, extent)
-            return
-        name = self.name(f.var)
-        with self.indented("{"):
-            self.line(f"const long {name} = get_{'group' if f.kind == 'group' else 'local'}_id({f.axis});")
-            guarded = (f.kind, f.axis) in self.uneven
-            if guarded:
-                with self.indented(f"if ({name} < {self.poly_text(extent)}) {{"):
-                    self.statement(f.body)
-            else:
-                self.statement(f.body)
+    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+        return [f"local {self.array(*x)}" for x in found]
 
-    def between(self, before: Node, after: Node) -> None:
-        if self._shared(before) & self._shared(after):
-            self.line(BARRIER)
+    def index(self, kind: str, axis: int) -> str:
+        return f"get_{'group' if kind == 'group' else 'local'}_id({axis})"
 
-    def after_iteration(self, f: Loop) -> None:
-        if self._shared(f.body):
-            self.line(BARRIER)
+    def barrier(self, n: Barrier) -> None:
+        self.line(f"barrier({' | '.join(FENCES[s] for s in sorted(n.scopes, reverse=True))});")
 
-    def _shared(self, n: Node) -> set[Buffer]:
-        if not self.has_shared:
-            return set()
-        return {b for b, _i, _w in accesses(n) if b.scope == "shared"}
+    def parameter(self, b: Buffer, written: bool) -> str:
+        return f"{'' if written else 'const '}global {self.prelude.storage(b.dtype)} *restrict "
 
-    def kernel(
-        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
-    ) -> tuple[str, Grid]:
-        self.shared_lines: list[str] = []
-        self.has_shared = any(b.scope == "shared" for b, _i, _w in accesses(body))
-        grid = self._grid(name, body)
-        for b in buffers:
-            self.buffers[b] = self.fresh(b.name)
-        storage = self.prelude.storage
-        parameters = [
-            f"{'' if b in written else 'const '}global {storage(b.dtype)} *restrict {self.buffers[b]}" for b in buffers
-        ]
-        self.statement(body)
-        parameters += [f"long {self.names[v]}" for v in self.symbols]
-        self.lines = self.shared_lines + self.lines
-        return self.finish(f"kernel void {name}({', '.join(parameters)})"), grid
-
-    def _grid(self, name: str, body: Node) -> Grid:
-        """The launch, from every group and item loop; axes whose loops differ in extent get a bound check."""
-        groups: dict[int, list[Expr]] = {}
-        items: dict[int, list[int]] = {}
-        for m in walk(body):
-            if isinstance(m, Loop) and m.kind == "group":
-                groups.setdefault(m.axis, []).append(m.extent)
-            elif isinstance(m, Loop) and m.kind == "item":
-                size = as_int(self.algebra.expr(self.algebra.static(m.extent)))
-                if size is None:
-                    raise BuildError(
-                        f"wanted a constant extent for work-item loop {m.var.name} of {name}, found {m.extent!r}; "
-                        "split it by a constant"
-                    )
-                items.setdefault(m.axis, []).append(size)
-        axes = range(max([*groups, *items], default=0) + 1)
-        static = self.algebra.static
-        self.uneven = {("group", a) for a, e in groups.items() if any(static(x) != static(e[0]) for x in e)}
-        self.uneven |= {("item", a) for a, e in items.items() if len(set(e)) > 1}
-        extents: list[Expr] = []
-        for a in axes:
-            total: Expr | None = None
-            for e in groups.get(a, []):
-                total = e if total is None or static(e) == static(total) else maximum(total, e)
-            extents.append(as_expr(total))
-        return Grid(tuple(extents), tuple(max(items.get(a, [1])) for a in axes))
-
-
-def as_expr(e: Expr | None) -> Expr:
-    """The number of groups along an axis nothing is bound to is 1."""
-    return const(1) if e is None else e
+    def head(self, name: str, parameters: Sequence[str], items: Sequence[int]) -> str:
+        return f"kernel void {name}({', '.join(parameters)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import gcd
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
@@ -29,6 +30,14 @@ class Lane:
     count: str | None
     mask: str | None
     stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a vector lies in memory. multiple: what the number of elements before it is certainly a multiple of (0: there are none)."""
+
+    text: str
+    multiple: int
 
 
 def bracketed(text: str) -> str:
@@ -185,6 +194,12 @@ class Places:
                 static = plus(self.algebra.times(static, shape[d]) if d else static, self.algebra.static(i))
             static = self._flat[key] = self.algebra.joined(static)
         return self.algebra.resolve(static)
+
+    def address(self, buffer: Buffer, p: Poly) -> Address:
+        """The address of the first lane of a vector, given the offset of a lane."""
+        first = p if self.lane is None else {m: c for m, c in p.items() if m != (self.lane.symbol,)}
+        base, offset = self.buffers[buffer], self.poly_text(first)
+        return Address(f"{base} + {offset}" if offset != "0" else base, gcd(*first.values()))
 
     def stride(self, p: Poly) -> int | None:
         """How far one lane moves an offset; None when that is not a constant."""

@@ -146,10 +146,10 @@ class Prelude:
         v, i = self.vector(f32, width), self.vector(i32, width)
         signed, first = [k - 16 * (k > 7) for k in range(16)], values[0]
         if list(values) == signed:
-            name, plain = "signed", f"return __builtin_convertvector((n << 28) >> 28, {v});"
+            name, plain = "signed", f"return {self.converted('(n << 28) >> 28', v)};"
         elif list(values) == [first + k for k in range(16)]:
             name = f"from_{first}" if first >= 0 else f"from_minus_{-first}"
-            plain = f"return __builtin_convertvector((n & 15) + ({first}), {v});"
+            plain = f"return {self.converted(f'(n & 15) + ({first})', v)};"
         else:
             name = "_".join(["of", *(f"{x}" if x >= 0 else f"m{-x}" for x in values)])
             picks = ", ".join(str(x) for x in values)
@@ -245,6 +245,10 @@ class Prelude:
         joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op) or f"{self.helper(op, dtype, half)}(lo, hi)"
         low, high = self.half(v, half, 0), self.half(v, half, half)
         return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
+
+    def converted(self, text: str, vector: str) -> str:
+        """A vector with each lane as the type of another one's."""
+        return f"__builtin_convertvector({text}, {vector})"
 
     def half(self, vector: str, width: int, start: int) -> str:
         """`width` lanes of the vector `a` from `start`."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.places import C_INFIX, Lane, Places, bracketed
+from relax_tune.ir.codegen.places import C_INFIX, Address, Lane, Places, bracketed
 from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, computed, stored
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.codegen.small_ints import fits, four_bits, power_of_two
@@ -275,7 +275,7 @@ class Values(Places):
     def widened(self, mask: str, dtype: DType) -> str:
         """An int32 mask as the mask type of `dtype`."""
         dtype = computed(dtype)
-        return mask if dtype.bytes == 4 else f"__builtin_convertvector({mask}, {self.prelude.mask(dtype, self.width)})"
+        return mask if dtype.bytes == 4 else self.prelude.converted(mask, self.prelude.mask(dtype, self.width))
 
     def _convert(self, e: Op, text: str) -> Text:
         source, target = computed(e.args[0].dtype), computed(e.dtype)
@@ -308,8 +308,8 @@ class Values(Places):
         elif source not in VECTOR_TYPES or target not in (f32, f64, i32, i8, u8):
             return None
         elif source.is_float and target in (i8, u8):
-            text = f"__builtin_convertvector({text}, {self.prelude.vector(i32, w)})"
-        return f"__builtin_convertvector({text}, {self.prelude.vector(target, w)})"
+            text = self.prelude.converted(text, self.prelude.vector(i32, w))
+        return self.prelude.converted(text, self.prelude.vector(target, w))
 
     def _compare(self, e: Op) -> Text:
         a, b = e.args
@@ -332,7 +332,7 @@ class Values(Places):
         a, b = self.splat(x[0], x[1], dtype), self.splat(y[0], y[1], dtype)
         text = f"({a} {C_INFIX[e.op]} {b})"
         if dtype is f64:
-            text = f"__builtin_convertvector({text}, {self.prelude.vector(i32, self.width)})"
+            text = self.prelude.converted(text, self.prelude.vector(i32, self.width))
         return text, True
 
     def _prefix(self, e: Op) -> str | None:
@@ -389,7 +389,6 @@ class Values(Places):
             if step == 0:
                 return (name if width == 1 else f"{name}[{at}]"), False
             return name, True
-        base = self.buffers[b]
         if step == 0:
             return self.load_one(b, self.poly_text(p)), False
         lane = self.lane
@@ -397,8 +396,7 @@ class Values(Places):
         if b.dtype is i64:
             return None, True
         if step == 1:
-            offset = self.poly_text({m: c for m, c in p.items() if m != (lane.symbol,)})
-            text = self.load_vector(b, f"{base} + {offset}" if offset != "0" else base, lane)
+            text = self.load_vector(b, self.address(b, p), lane)
             if b.dtype.short == "bool":
                 text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
             return self.unpacked(text, b.dtype, lane.width), True
@@ -407,13 +405,13 @@ class Values(Places):
     def load_one(self, b: Buffer, offset: str) -> str:
         return self.unpacked(f"{self.buffers[b]}[{offset}]", b.dtype, 1)
 
-    def load_vector(self, b: Buffer, address: str, lane: Lane) -> str:
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
         raise NotImplementedError
 
-    def store_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         raise NotImplementedError
 
-    def stream_vector(self, b: Buffer, address: str, value: str, lane: Lane) -> str:
+    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         """A store of a whole vector past the caches."""
         raise NotImplementedError
 
@@ -441,9 +439,7 @@ class Values(Places):
             self.line(f"{name} = {new};")
             return
         if step == 1 and text is not None and stored(b.dtype) in (f32, f64, i32, i8, u8, HALF):
-            rest = {m: c for m, c in p.items() if m != (lane.symbol,)}
-            offset = self.poly_text(rest)
-            address = f"{self.buffers[b]} + {offset}" if offset != "0" else self.buffers[b]
+            address = self.address(b, p)
             new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
             if not lane.stream or b.scope != "global":
                 self.line(self.store_vector(b, address, new, lane))

@@ -20,7 +20,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program import KernelSource
 
 Array = NDArray[Any]
-TARGETS = {"c": CodeTarget("c", 16), "opencl": CodeTarget("opencl", 8)}
+TARGETS = {"c": CodeTarget("c", 16), "opencl": CodeTarget("opencl", 8), "cuda": CodeTarget("cuda", 4)}
 CANARY = 0xA5
 
 

@@ -1,0 +1,257 @@
+"""Barriers between the work-items of a group: wherever one may depend on another, and only where all of them come by.
+
+Items depend on each other through shared memory, and through global memory that one loop over items writes and another one touches
+(inside of one loop over items each has elements of its own: that is what binding a loop checks). A barrier stands before the
+outermost statement that needs it. A condition that holds for some of the items moves inwards, to what lies between the barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer, Scope
+from relax_tune.ir.codegen.affine import Algebra
+from relax_tune.ir.codegen.lowered import (
+    NOTHING,
+    Barrier,
+    Cond,
+    Let,
+    Loop,
+    Node,
+    Steps,
+    accesses,
+    block,
+    children,
+    is_nothing,
+    rewrite,
+    walk,
+    when,
+    with_children,
+)
+from relax_tune.ir.expr import Expr, Var, and_, as_int, const, loads, lt, not_
+from relax_tune.ir.stmt import Store
+
+
+def synchronise(n: Node, algebra: Algebra) -> Node:
+    """Put barriers into a kernel whose group and item loops are the indices of its launch.
+
+    Raises:
+        BuildError: a barrier is needed inside a loop that runs more often for some items than for others, or below a condition
+            that holds for some of them and reads memory.
+    """
+    sizes: dict[int, int] = {}
+    for m in walk(n):
+        if isinstance(m, Loop) and m.kind == "item":
+            sizes[m.axis] = max(sizes.get(m.axis, 1), _size(m, algebra))
+    axes = frozenset(a for a, size in sizes.items() if size > 1)
+    if not axes:
+        return n
+    for axis in sorted(axes):
+        n = _alone(n, next(m for m in walk(n) if isinstance(m, Loop) and (m.kind, m.axis) == ("item", axis)))
+    placed, _ = _Placer(axes, algebra).place(n, NOTHING_YET, Within())
+    placed = _even(placed, sizes, algebra)
+    return _Inwards(placed, algebra).move(placed, ())
+
+
+def _size(m: Loop, algebra: Algebra) -> int:
+    return as_int(algebra.expr(algebra.static(m.extent))) or 0
+
+
+def _alone(n: Node, item: Loop) -> Node:
+    """What no loop over the item's axis is around is done by its first item, but for what each keeps to itself."""
+    if _is_alone(n, item):
+        return Loop(item.var, const(1), n, "item", item.axis)
+    if isinstance(n, Loop) and (n.kind, n.axis) == ("item", item.axis):
+        return n
+    if isinstance(n, Steps):
+        runs = groupby(n.stmts, lambda c: _is_alone(c, item))
+        return block(*(_alone(c, item) for one, run in runs for c in ((block(*run),) if one else run)))
+    return with_children(n, tuple(_alone(c, item) for c in children(n)))
+
+
+def _is_alone(n: Node, item: Loop) -> bool:
+    below = list(walk(n))
+    if any(isinstance(m, Loop) and (m.kind == "group" or (m.kind, m.axis) == ("item", item.axis)) for m in below):
+        return False
+    return {m.buffer.scope == "local" for m in below if isinstance(m, Store)} == {False}
+
+
+def _even(n: Node, sizes: dict[int, int], algebra: Algebra) -> Node:
+    """Item loops over one axis of one extent, which items beyond their own skip the body of."""
+
+    def visit(m: Node) -> Node:
+        if not isinstance(m, Loop) or m.kind != "item" or _size(m, algebra) == sizes[m.axis]:
+            return m
+        return replace(m, extent=const(sizes[m.axis]), body=when(lt(m.var, m.extent), m.body))
+
+    return rewrite(n, visit)
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Buffers that items share, read and written since the last barrier."""
+
+    read: frozenset[Buffer]
+    written: frozenset[Buffer]
+
+    def __or__(self, other: Uses) -> Uses:
+        return Uses(self.read | other.read, self.written | other.written)
+
+    def without(self, scopes: Iterable[Scope]) -> Uses:
+        gone = frozenset(scopes)
+        kept = (frozenset(b for b in found if b.scope not in gone) for found in (self.read, self.written))
+        return Uses(*kept)
+
+
+NOTHING_YET = Uses(frozenset(), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The axes that loops over items around a place are of, and those that only one item of passes there."""
+
+    spread: frozenset[int] = frozenset()
+    alone: frozenset[int] = frozenset()
+
+
+class _Placer:
+    """axes: those that more than one item is on."""
+
+    def __init__(self, axes: frozenset[int], algebra: Algebra) -> None:
+        self.axes = axes
+        self.algebra = algebra
+        self._uses: dict[int, tuple[Node, Uses]] = {}
+
+    def uses(self, n: Node) -> Uses:
+        """Everything that is touched below a node."""
+        found = self._uses.get(id(n))
+        if found is None:
+            read, written = set[Buffer](), set[Buffer]()
+            for b, _indices, is_store in accesses(n):
+                if b.scope != "local":
+                    (written if is_store else read).add(b)
+            found = self._uses[id(n)] = n, Uses(frozenset(read), frozenset(written))
+        return found[1]
+
+    def place(self, n: Node, before: Uses, bound: Within) -> tuple[Node, Uses]:
+        """The node after what was touched before it, and what has been touched since the last barrier after it."""
+        now = self.uses(n)
+        apart = (before.written & (now.read | now.written)) | (before.read & now.written)
+        scopes = self._scopes(apart, bound)
+        if not scopes:
+            return self._inside(n, before, bound)
+        new, after = self._inside(n, before.without(scopes), bound)
+        return block(Barrier(scopes), new), after
+
+    def _scopes(self, apart: Iterable[Buffer], bound: Within) -> frozenset[Scope]:
+        if self.axes <= bound.alone:
+            return frozenset()
+        found = frozenset(b.scope for b in apart)
+        return found - {"global"} if self.axes <= bound.spread else found
+
+    def _inside(self, n: Node, before: Uses, bound: Within) -> tuple[Node, Uses]:
+        if isinstance(n, Store):
+            return n, before | self.uses(n)
+        if isinstance(n, Steps):
+            parts: list[Node] = []
+            for c in n.stmts:
+                new, before = self.place(c, before, bound)
+                parts.append(new)
+            return block(*parts), before
+        if isinstance(n, Cond):
+            made = [self.place(c, before, bound) for c in children(n)]
+            after = made[0][1] | (made[1][1] if len(made) > 1 else before)
+            return with_children(n, tuple(new for new, _ in made)), after
+        if isinstance(n, Loop) and n.kind not in ("group", "item"):
+            return self._repeated(n, before, bound)
+        if isinstance(n, Loop) and n.kind == "item":
+            alone = bound.alone | {n.axis} if _size(n, self.algebra) == 1 else bound.alone
+            bound = Within(bound.spread | {n.axis}, alone)
+        (body,) = children(n)
+        new, after = self.place(body, before, bound)
+        return with_children(n, (new,)), after
+
+    def _repeated(self, n: Loop, before: Uses, bound: Within) -> tuple[Node, Uses]:
+        """A loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in
+        between, write the same: a block stores what its iterators say."""
+        body, after = self.place(n.body, NOTHING_YET, bound)
+        now = self.uses(n.body)
+        scopes = self._scopes((after.written & now.read) | (after.read & now.written), bound)
+        if scopes:
+            body = block(Barrier(scopes), body)
+        return replace(n, body=body), before | after
+
+
+class _Inwards:
+    """Moves conditions that differ between items below the barriers inside of them."""
+
+    def __init__(self, n: Node, algebra: Algebra) -> None:
+        self.algebra = algebra
+        self.differing: set[Var] = set()
+        self.waiting: dict[int, bool] = {}
+        for m in walk(n):
+            own = isinstance(m, Loop) and (m.kind == "item" or self.differs(m.extent))
+            if own or (isinstance(m, Let) and self.differs(m.value)):
+                assert isinstance(m, (Loop, Let))
+                self.differing.add(m.var)
+
+    def differs(self, e: Expr) -> bool:
+        """Whether items of one group may find different values."""
+        return not self.differing.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
+
+    def waits(self, n: Node) -> bool:
+        """Whether there is a barrier at or below a node of the tree."""
+        found = self.waiting.get(id(n))
+        if found is None:
+            found = self.waiting[id(n)] = isinstance(n, Barrier) or any([self.waits(c) for c in children(n)])
+        return found
+
+    def move(self, n: Node, held: tuple[Expr, ...]) -> Node:
+        """The node where all conditions of `held` hold, and its barriers everywhere."""
+        if isinstance(n, Barrier):
+            return n
+        if not self.waits(n):
+            return when(and_(*held), n)
+        if isinstance(n, Steps):
+            parts: list[Node] = []
+            quiet: list[Node] = []
+            for c in (*n.stmts, None):
+                if c is not None and not self.waits(c):
+                    quiet.append(c)
+                    continue
+                if quiet:
+                    parts.append(when(and_(*held), block(*quiet)))
+                    quiet = []
+                if c is not None:
+                    parts.append(self.move(c, held))
+            return block(*parts)
+        if isinstance(n, Cond):
+            if not self.differs(n.cond):
+                self._everywhere(n.cond, held)
+                return when(n.cond, *(self.move(c, held) for c in children(n)))
+            self._everywhere(n.cond, (n.cond,))
+            orelse = NOTHING if n.orelse is None else self.move(n.orelse, (*held, not_(n.cond)))
+            then = self.move(n.then, (*held, n.cond))
+            return then if is_nothing(orelse) else block(then, orelse)
+        if isinstance(n, Loop):
+            if self.differs(n.extent):
+                raise BuildError(
+                    f"wanted barriers that every work-item of a group comes by, found one in the loop over {n.var.name}, which has "
+                    f"{n.extent!r} iterations, not the same number for each; run it to the largest number, under a condition"
+                )
+            self._everywhere(n.extent, held)
+        if isinstance(n, Let):
+            self._everywhere(n.value, held)
+        (body,) = children(n)
+        return with_children(n, (self.move(body, held),))
+
+    def _everywhere(self, e: Expr, held: tuple[Expr, ...]) -> None:
+        """Refuse what items evaluate before they know whether they may."""
+        if held and any(True for _ in loads(e)):
+            raise BuildError(
+                f"wanted barriers that every work-item of a group comes by, found one below a condition that some of them meet, with "
+                f"{e!r} between; compute what reads memory before the condition"
+            )

@@ -1,0 +1,101 @@
+"""Kernels of a grid: group and item loops are the indices of the launch. What OpenCL and CUDA share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.codegen.affine import Poly
+from relax_tune.ir.codegen.cfamily import Grid, Printer
+from relax_tune.ir.codegen.lowered import Loop, Node, walk
+from relax_tune.ir.expr import Expr, as_int, const, maximum
+
+
+class GridPrinter(Printer):
+    """One kernel. A language says how indices, barriers, shared arrays, parameters and the kernel's head look."""
+
+    def index(self, kind: str, axis: int) -> str:
+        """The number of this group, or of this item in it, along an axis."""
+        raise NotImplementedError
+
+    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+        """The declarations of all arrays that a group shares, as (buffer, name, elements)."""
+        raise NotImplementedError
+
+    def parameter(self, b: Buffer, written: bool) -> str:
+        """A pointer as the kernel takes it, without its name."""
+        raise NotImplementedError
+
+    def head(self, name: str, parameters: Sequence[str], items: Sequence[int]) -> str:
+        """The kernel's signature."""
+        raise NotImplementedError
+
+    def array(self, b: Buffer, name: str, size: int) -> str:
+        """The declaration of an array of one item."""
+        raise NotImplementedError
+
+    def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The groups along the axes that the launch has."""
+        return groups
+
+    def declare_array(self, b: Buffer, name: str, size: int) -> None:
+        if b.scope == "shared":
+            self.shared.append((b, name, max(size, 1)))
+        else:
+            self.line(self.array(b, name, max(size, 1)))
+
+    def thread_loop(self, f: Loop, extent: Poly) -> None:
+        if f.kind == "parallel":
+            self.serial_loop(f, extent)
+            return
+        name = self.name(f.var)
+        with self.indented("{"):
+            self.line(f"const {self.int_type} {name} = {self.index(f.kind, f.axis)};")
+            if (f.kind, f.axis) in self.uneven:
+                with self.indented(f"if ({name} < {self.poly_text(extent)}) {{"):
+                    self.statement(f.body)
+            else:
+                self.statement(f.body)
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        self.shared: list[tuple[Buffer, str, int]] = []
+        grid = self._grid(name, body)
+        self.groups = grid.groups
+        for b in buffers:
+            self.buffers[b] = self.fresh(b.name)
+        parameters = [f"{self.parameter(b, b in written)}{self.buffers[b]}" for b in buffers]
+        self.statement(body)
+        groups = self.launched(grid.groups)
+        parameters += [f"{self.int_type} {self.names[v]}" for v in self.symbols]
+        self.lines = [self.indent + x for x in self.shared_arrays(self.shared)] + self.lines
+        return self.finish(self.head(name, parameters, grid.items)), Grid(groups, grid.items)
+
+    def _grid(self, name: str, body: Node) -> Grid:
+        """The groups and items along each axis; axes whose loops differ in extent get a bound check."""
+        groups: dict[int, list[Expr]] = {}
+        items: dict[int, list[int]] = {}
+        for m in walk(body):
+            if isinstance(m, Loop) and m.kind == "group":
+                groups.setdefault(m.axis, []).append(m.extent)
+            elif isinstance(m, Loop) and m.kind == "item":
+                size = as_int(self.algebra.expr(self.algebra.static(m.extent)))
+                if size is None:
+                    raise BuildError(
+                        f"wanted a constant extent for work-item loop {m.var.name} of {name}, found {m.extent!r}; "
+                        "split it by a constant"
+                    )
+                items.setdefault(m.axis, []).append(size)
+        axes = range(max([*groups, *items], default=0) + 1)
+        static = self.algebra.static
+        self.uneven = {("group", a) for a, e in groups.items() if any(static(x) != static(e[0]) for x in e)}
+        self.uneven |= {("item", a) for a, e in items.items() if len(set(e)) > 1}
+        extents: list[Expr] = []
+        for a in axes:
+            total: Expr | None = None
+            for e in groups.get(a, []):
+                total = e if total is None or static(e) == static(total) else maximum(total, e)
+            extents.append(const(1) if total is None else total)
+        return Grid(tuple(extents), tuple(max(items.get(a, [1])) for a in axes))

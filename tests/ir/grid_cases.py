@@ -1,0 +1,71 @@
+"""Functions whose groups have several items, for the tests of grids: what items do together, and what needs a barrier."""
+
+from __future__ import annotations
+
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.parser import parse_prim_func
+
+# Row by row. `pauses`: how many barriers there have to be in the text. The loops over items have 16, 12 and 1 iterations.
+TEXTS: dict[str, tuple[int, str]] = {
+    "between statements that are not neighbours": (1, """
+def f(x: Buffer((n, 16), f32), z: Buffer((n, 12), f32), y: Buffer((n, 16), f32)):
+    tile = alloc((16,), f32, scope="shared")
+    for g in group(n):
+        for a in item(16):
+            tile[a] = x[g, a]
+        for b in item(12):
+            z[g, b] = x[g, b] * 2.0
+        for c in item(16):
+            y[g, c] = tile[15 - c]
+"""),
+    "a tile that each step writes again": (2, """
+def f(x: Buffer((n, m, 16), f32), y: Buffer((n, m, 16), f32)):
+    tile = alloc((16,), f32, scope="shared")
+    for g in group(n):
+        for k in serial(m):
+            for b in item(16):
+                tile[b] = x[g, k, b]
+            for c in item(16):
+                y[g, k, c] = tile[15 - c]
+"""),
+    "below conditions that some items meet": (3, """
+def f(x: Buffer((n, m, 16), f32), y: Buffer((n, 16), f32)):
+    total = alloc((4, 16), f32, scope="shared")
+    for g in group((n + 3) // 4):
+        for r in item(4, axis=1):
+            for a in item(16):
+                if g * 4 + r < n and a != 3:
+                    total[r, a] = 0.0
+                    for k in serial(m):
+                        total[r, a] = total[r, a] + x[g * 4 + r, k, a]
+                    y[g * 4 + r, a] = total[r, a]
+                else:
+                    if g * 4 + r < n:
+                        y[g * 4 + r, a] = 5.0
+"""),
+    "by one item, for all": (1, """
+def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
+    top = alloc((1,), f32, scope="shared")
+    for g in group(n):
+        top[0] = x[g, 0]
+        for k in serial(15):
+            top[0] = max(top[0], x[g, k + 1])
+        for a in item(16):
+            y[g, a] = x[g, a] / top[0]
+"""),
+    "through global memory": (1, """
+def f(x: Buffer((n, 16), f32), z: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
+    for g in group(n):
+        for a in item(16):
+            z[g, a] = x[g, a] * 3.0
+        for b in item(16):
+            y[g, b] = z[g, 15 - b]
+"""),
+}  # fmt: skip
+
+
+def function(name: str) -> PrimFunc:
+    """One of `TEXTS`; everything but the first parameter is an output."""
+    text = TEXTS[name][1]
+    outputs = text.split("):\n")[0].count("Buffer") - 1
+    return parse_prim_func(f"@prim_func(outputs={outputs})\n{text.strip()}\n")
