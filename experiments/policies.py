@@ -248,29 +248,38 @@ def report(matrix: Matrix) -> list[str]:
 # -- the matrix ---------------------------------------------------------------------------------------------------------------
 
 
-def measured(kernel: str, target: str, variants: int, sizes: Sequence[int], rounds: int, store: Store) -> Matrix:
-    """Times of the search's first guesses at a kernel and of every library form, in turns."""
+def measured(
+    kernel: str, target: str, variants: int, sizes: Sequence[int], rounds: int, passes: int, store: Store
+) -> Matrix:
+    """Times of the search's first guesses at a kernel, of others drawn at random, and of every library form, in turns; several
+    times over all sizes, so that no size has all its samples from one moment."""
     settings = Settings(target=target, effort="full", trials=0)
     runner = open_runner(settings)
     try:
         job = Job(KERNELS[kernel].module(True), runner.device_info(), store, settings)
         (choices,) = job.choices.values()
         task = choices.task
-        own = [*choices.library_variants(), *map(choices.tuned, choices.seeds(variants))]
+        guessed = choices.seeds(variants)
+        drawn = choices.space.candidates(choices.space.sample(np.random.default_rng(0), 4 * variants))
+        tried = list(dict.fromkeys((*guessed, *drawn)))[:variants]
+        own = [*choices.library_variants(), *map(choices.tuned, tried)]
         checks = tuple(check_case(task, n) for n in range(2))
         policy = TimingPolicy(rounds, rounds, 0.05, 0.5)
         shapes = tuple({f"s{a}": m for a in range(len(task.func.symbols))} for m in sizes)
         requests = [MeasureRequest(v.key, choices.program(v).to_json(), checks, shapes, policy) for v in own]
-        results = {r.id: r for r in runner.submit(requests).result()}
+        turns = [{r.id: r for r in runner.submit(requests).result()} for _ in range(passes)]
     finally:
         runner.close()
-    samples, tiles = {}, {}
+    samples: dict[str, dict[int, list[float]]] = {}
+    tiles = {}
     for variant in own:
-        result = results[variant.key]
-        if not (result.ok and result.checked):
-            print(f"{variant.sketch}: {result.stage}: {result.message}", file=sys.stderr)
+        results = [turn[variant.key] for turn in turns]
+        failed = next((r for r in results if not (r.ok and r.checked)), None)
+        if failed is not None:
+            print(f"{variant.sketch}: {failed.stage}: {failed.message}", file=sys.stderr)
             continue
-        samples[variant.key] = {m: t.samples_secs for m, t in zip(sizes, result.timings, strict=True)}
+        each = zip(sizes, *(r.timings for r in results), strict=True)
+        samples[variant.key] = {m: [secs for t in timings for secs in t.samples_secs] for m, *timings in each}
         tiles[variant.key] = variant.values.get("MR", 1)
     libraries = tuple(v.key for v in own if v.kind == "library" and v.key in samples)
     return Matrix(tuple(sizes), samples, tiles, libraries)
@@ -289,13 +298,17 @@ def main() -> None:
     parser.add_argument("--kernel", default="policy_matmul")
     parser.add_argument("--variants", type=int, default=24)
     parser.add_argument("--top", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--matrix", type=Path, default=MATRIX)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.command == "measure":
         sizes = default_sizes(args.top)
-        save_matrix(measured(args.kernel, args.target, args.variants, sizes, args.rounds, MemoryStore()), args.matrix)
+        save_matrix(
+            measured(args.kernel, args.target, args.variants, sizes, args.rounds, args.passes, MemoryStore()),
+            args.matrix,
+        )
         return
     matrix = load_matrix(args.matrix)
     lines = report(matrix)
