@@ -45,7 +45,7 @@ class BuildResult:
     programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]
     notes: tuple[str, ...]
-    packings: Mapping[str, Sequence[Packing]]
+    packings: Mapping[str, Sequence[Packing | None]]
     drivers: tuple[Driver, ...] = ()
 
     @property

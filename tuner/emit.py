@@ -82,11 +82,13 @@ class KernelStage:
 
 @dataclass(frozen=True, eq=False)
 class LibraryStage:
-    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols."""
+    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols. once: it runs when the
+    program is loaded, and packs constants into its last buffer."""
 
     routine: str
     buffers: tuple[Buffer, ...]
     scalars: tuple[Expr, ...]
+    once: bool = False
 
 
 Stage = KernelStage | LibraryStage
@@ -104,7 +106,7 @@ class ProgramBuilder:
     storages: list[int] = field(default_factory=list)
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     prepare: list[Step] = field(default_factory=list)
-    packings: list[Packing] = field(default_factory=list)
+    packings: list[Packing | None] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     _ranges: dict[int, tuple[int, int | None]] = field(default_factory=dict)
@@ -182,6 +184,8 @@ class ProgramBuilder:
 
         for stage in stages:
             if isinstance(stage, LibraryStage):
+                if stage.once:
+                    shared.update(stage.buffers)
                 need(stage.buffers, shared, {})
                 continue
             need(stage.arguments.values(), shared, {})
@@ -209,6 +213,9 @@ class ProgramBuilder:
         left = iter(workspaces)
         for stage in stages:
             if isinstance(stage, LibraryStage):
+                if stage.once:
+                    self._prepare_by_library(stage, known, symbols)
+                    continue
                 self._declare(stage.buffers, known, left, symbols)
                 scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
                 steps.append(Step("library", stage.routine, tuple(known[b] for b in stage.buffers), scalars))
@@ -259,6 +266,19 @@ class ProgramBuilder:
             known[target] = found
             self.prepare.append(self._step(part, known, symbols))
             self.packings.append(Packing(part, target, sources, found))
+        known[target] = found
+
+    def _prepare_by_library(self, stage: LibraryStage, known: dict[Buffer, int], symbols: SlotOf) -> None:
+        *given, target = stage.buffers
+        sources = tuple(known[b] for b in given)
+        name = f"{stage.routine}{stage.scalars}"
+        found = self._packed.get((name, sources))
+        if found is None:
+            found = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
+            self._packed[(name, sources)] = found
+            scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
+            self.prepare.append(Step("library", stage.routine, (*sources, found), scalars))
+            self.packings.append(None)
         known[target] = found
 
     def _kernel(self, func: PrimFunc) -> GeneratedKernel:

@@ -32,12 +32,13 @@ class Packing:
 
 
 def pack_weights(
-    programs: Sequence[Program], packings: Mapping[str, Sequence[Packing]], constants: Mapping[str, Array]
+    programs: Sequence[Program], packings: Mapping[str, Sequence[Packing | None]], constants: Mapping[str, Array]
 ) -> tuple[tuple[Program, ...], dict[str, Array]]:
     """The programs without the steps that only move weights, over the weights as those steps leave them; and all weights that the
     programs name now. What nobody reads unpacked is not among them.
 
-    packings: of every step of `prepare`, in order, by program. Results are the same to the bit: a step that computes with floats
+    packings: of every step of `prepare`, in order, by program; None for one of a library, which knows best on the machine that it
+    runs on. Results are the same to the bit: a step that computes with floats
     stays where it is, for devices round in their own ways."""
     made: dict[str, Array] = {}
     found: list[Program] = []
@@ -45,8 +46,10 @@ def pack_weights(
         arrays = {i: constants[b.name] for i, b in enumerate(program.buffers) if b.role == "const"}
         buffers, prepare = list(program.buffers), list[Step]()
         for step, packing in zip(program.prepare, packings[program.name], strict=True):
-            known = all(i in arrays for i in packing.sources)
-            array = packed(packing, [arrays[i] for i in packing.sources]) if known else None
+            if packing is None or not all(i in arrays for i in packing.sources):
+                prepare.append(step)
+                continue
+            array = packed(packing, [arrays[i] for i in packing.sources])
             if array is None:
                 prepare.append(step)
                 continue

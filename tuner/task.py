@@ -270,6 +270,8 @@ class Choices:
                 f"{how_to_install(routine.split('.')[0])}, or build with another policy"
             )
         stages: list[Stage] = [_stage(step, self._plain(step.func)) for step in form.before]
+        if form.packing is not None:
+            stages.append(LibraryStage(form.packing.routine, form.packing.buffers, form.packing.scalars, once=True))
         stages.append(LibraryStage(form.routine, form.buffers, form.scalars))
         if form.after is not None:
             after = form.after.func
@@ -318,7 +320,7 @@ def _outside(step: FunctionStep, stages: Sequence[Stage]) -> list[Stage]:
     for stage in stages:
         if isinstance(stage, LibraryStage):
             scalars = tuple(substitute(e, meaning) for e in stage.scalars)
-            found.append(LibraryStage(stage.routine, tuple(map(place, stage.buffers)), scalars))
+            found.append(replace(stage, buffers=tuple(map(place, stage.buffers)), scalars=scalars))
         else:
             arguments = {p: place(stage.arguments.get(p, p)) for p in stage.func.buffers}
             own = {v: substitute(e, meaning) for v, e in stage.meaning.items()} or meaning

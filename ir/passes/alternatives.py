@@ -13,12 +13,24 @@ from dataclasses import dataclass, replace
 
 from relax_tune.errors import UserError
 from relax_tune.ir.dtype import DType, f32
-from relax_tune.ir.expr import Expr
+from relax_tune.ir.expr import Expr, ceildiv, mul
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.passes.pipeline import lower
 
 Sizes = Mapping[str, Expr]
 """What a routine can be told, by name, over the symbols of the function whose work it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a routine wants weights: as another, `routine`, writes them once, when a model is loaded.
+
+    scalars: the sizes that one is called with, in its order, all known numbers then. Its buffers: the weights, the array that it
+    writes, of `elements` elements at least."""
+
+    routine: str
+    scalars: tuple[str, ...]
+    elements: Callable[[Sizes], Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +45,16 @@ class MatrixProduct:
     follows: the operations it can do to each element of the product before storing it, names of `epilogue.FOLLOWING`; what the
     function does so after its product becomes part of the call, as far as it is that. The size `follows` tells which, in order: the
     sum of (place in this tuple, from 1) * 16**position. Two-sided ones read one more buffer each, between B and C, `operands`
-    of them at most; stride_d0, row_d0, column_d0 (d1 ...) are its strides, 0 where it has none of the role."""
+    of them at most; stride_d0, row_d0, column_d0 (d1 ...) are its strides, 0 where it has none of the role.
+
+    packing: how the routine wants B, which has to be a weight then; None: as it lies."""
 
     dtype: DType = f32
     batched: bool = False
     transposed: bool = True
     follows: tuple[str, ...] = ()
     operands: int = 0
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +88,8 @@ class Alternative:
             if isinstance(takes, MatrixProduct)
             else tuple(v.name for v in takes.func.symbols)
         )
-        wrong = [s for s in self.scalars if s not in known]
+        packing = takes.packing if isinstance(takes, MatrixProduct) else None
+        wrong = [s for s in (*self.scalars, *(packing.scalars if packing else ())) if s not in known]
         if wrong or "." not in self.routine:
             raise UserError(
                 f"alternative {self.routine!r}: wanted LIBRARY.NAME and scalars among {', '.join(known)}; "
@@ -97,6 +113,12 @@ def following_sizes(takes: MatrixProduct) -> tuple[str, ...]:
 
 _FOLLOWS = ("add", "mul", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "swish")
 _ONEDNN = MatrixProduct(follows=_FOLLOWS, operands=2)
+# blocks of at most 64 columns and as many rows
+_BLOCKS = Packing(
+    "onednn.pack",
+    ("n", "k", "trans_b", "ldb"),
+    lambda sizes: mul(mul(ceildiv(sizes["n"], 64), ceildiv(sizes["k"], 64)), 64 * 64),
+)
 
 ALTERNATIVES: tuple[Alternative, ...] = (
     Alternative(
@@ -115,6 +137,12 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     Alternative("clblast.sgemm_batched", MatrixProduct(batched=True), SIZES, ("opencl",)),
     # on OpenCL devices its OpenMP threads would take the processors from the device's own
     Alternative("onednn.matmul", _ONEDNN, (*PLAIN_SIZES, *following_sizes(_ONEDNN)), ("c",)),
+    Alternative(
+        "onednn.matmul_packed",
+        replace(_ONEDNN, packing=_BLOCKS),
+        (*(s for s in PLAIN_SIZES if s not in ("trans_b", "ldb")), *following_sizes(_ONEDNN)),
+        ("c",),
+    ),
     Alternative("onednn.matmul_batched", replace(_ONEDNN, batched=True), (*SIZES, *following_sizes(_ONEDNN)), ("c",)),
 )
 

@@ -16,7 +16,15 @@ from relax_tune.ir.dtype import u8
 from relax_tune.ir.expr import Const, Expr, Load, Var, as_int, const, free_vars, load, mul, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import product
-from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, Sizes, Whole, following_sizes
+from relax_tune.ir.passes.alternatives import (
+    ALTERNATIVES,
+    Alternative,
+    MatrixProduct,
+    Packing,
+    Sizes,
+    Whole,
+    following_sizes,
+)
 from relax_tune.ir.passes.epilogue import take_epilogue
 from relax_tune.ir.passes.nest import all_loads, block_loads, plain_blocks
 from relax_tune.ir.passes.pattern_kinds import PatternKind, block_kind, operands
@@ -29,14 +37,25 @@ from relax_tune.ir.structural import workload_key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LibraryForm:
-    """`before` steps, then `routine(buffers, scalars)`, then `after`.
-
-    Buffers, the output last, are parameters of the fused function or `temps`, whose dims are over its symbols."""
+class LibraryCall:
+    """`routine(buffers, scalars)`, the buffer that it writes last."""
 
     routine: str
     buffers: tuple[Buffer, ...]
     scalars: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryForm:
+    """`before` steps, then `routine(buffers, scalars)`, then `after`; once, for all of them, `packing`.
+
+    Buffers, the output last, are parameters of the fused function, `temps`, whose dims are over its symbols, or what `packing`
+    writes."""
+
+    routine: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+    packing: LibraryCall | None = None
     temps: tuple[Buffer, ...] = ()
     before: tuple[FunctionStep, ...] = ()
     after: FunctionStep | None = None
@@ -237,12 +256,26 @@ class _Splitter:
         if axes.batch:
             strides = {"stride_a": sa.batch, "stride_b": sb.batch, "stride_c": sc.batch}
             sizes |= {"batch": _extent(axes.batch), **{x: const(0) if s is None else s for x, s in strides.items()}}
+        packing = None
+        if self.takes.packing is not None:
+            packing = self._packing(self.takes.packing, b, sizes)
+            if packing is None:
+                return None
+            b = packing.buffers[-1]
         sizes |= self._following()
         arrays = () if self.epilogue is None else tuple(r.buffer for r in self.epilogue.arrays)
         form = LibraryForm(
-            self.alternative.routine, (a, b, *arrays, c), (), tuple(self.temps), tuple(self.before), after
+            self.alternative.routine, (a, b, *arrays, c), (), packing, tuple(self.temps), tuple(self.before), after
         )
         return _finished(self.func, self.alternative, form, sizes)
+
+    def _packing(self, wanted: Packing, b: Buffer, sizes: Sizes) -> LibraryCall | None:
+        """The call that packs the second operand; None for what is no weight, or of sizes that only a run knows."""
+        told = tuple(simplify(sizes[name]) for name in wanted.scalars)
+        if b not in self.func.consts or any(as_int(s) is None for s in told):
+            return None
+        name = _free_name("b_packed", self.func, self.temps)
+        return LibraryCall(wanted.routine, (b, Buffer(name, (simplify(wanted.elements(sizes)),), b.dtype)), told)
 
     def _readable(self, read: Load) -> bool:
         """Whether an operation after the product can read an array: by strides."""

@@ -37,8 +37,10 @@ RNG = np.random.default_rng(11)
 
 
 OPENBLAS = [a for a in ALTERNATIVES if a.library == "openblas"]
-ONEDNN = [a for a in ALTERNATIVES if a.library == "onednn"]
+PACKED = [a for a in ALTERNATIVES if isinstance(a.takes, MatrixProduct) and a.takes.packing is not None]
+ONEDNN = [a for a in ALTERNATIVES if a.library == "onednn" and a not in PACKED]
 SCALARS = {a.routine: a.scalars for a in ALTERNATIVES}
+PACKINGS = {p.routine: p for a in PACKED if isinstance(a.takes, MatrixProduct) and (p := a.takes.packing) is not None}
 AFTER: Mapping[str, Callable[..., Array]] = {
     "add": lambda y, d: y + d,
     "mul": lambda y, d: y * d,
@@ -95,6 +97,13 @@ def run_form(func: PrimFunc, form: LibraryForm, inputs: list[Array], symbols: di
     a, b, *arrays, c = form.buffers
     shape = tuple(number(d) for d in c.shape)
     sizes = dict(zip(SCALARS.get(form.routine, OPENBLAS[0].scalars), map(number, form.scalars), strict=True))
+    if form.packing is not None:  # as if packed weights lay as they did
+        weights, packed = form.packing.buffers
+        assert packed is b and math.prod(map(number, packed.shape)) >= memory[weights].size and weights in func.consts
+        memory[packed] = memory[weights]
+        told = dict(zip(PACKINGS[form.packing.routine].scalars, map(number, form.packing.scalars), strict=True))
+        assert sizes | told == told | sizes, "what both are told is the same"
+        sizes |= told
     flat = gemm(memory[a], memory[b], [memory[d] for d in arrays], sizes, int(np.prod(shape)))
     memory[c] = flat.reshape(shape)
     if form.after is not None:
@@ -198,10 +207,19 @@ def test_operations_after_a_product_become_part_of_the_call(names: str, rest: bo
     x = g.input("x", (n, 6))
     w = g.constant("w", RNG.standard_normal((6, 5)).astype(np.float32))
     (func,) = lower(g.finish(make(g, g.call(Matmul(), x, w), n))).prims.values()
-    for rows in (1, 7):
-        form = check(func, rows, table=ONEDNN)
-    assert form.routine == "onednn.matmul" and followed(as_int(form.scalars[8]) or 0) == names.split()
-    assert (form.after is not None) == rest and (rest or form.buffers[-1] is func.output_buffers[0])
+    for table, routine in ((ONEDNN, "onednn.matmul"), (PACKED, "onednn.matmul_packed")):
+        for rows in (1, 7):
+            form = check(func, rows, table=table)
+        code = form.scalars[SCALARS[routine].index("follows")]
+        assert form.routine == routine and followed(as_int(code) or 0) == names.split()
+        assert (form.after is not None) == rest and (rest or form.buffers[-1] is func.output_buffers[0])
+
+
+def test_only_weights_are_packed_ahead() -> None:
+    g = GraphBuilder()
+    rows = g.symbol("n")
+    (func,) = lower(g.finish(g.call(Matmul(), g.input("x", (rows, 6)), g.input("w", (6, 5))))).prims.values()
+    assert library_forms(func, ONEDNN) and not library_forms(func, PACKED)
 
 
 def test_operations_after_a_product_of_batches() -> None:
@@ -239,7 +257,8 @@ def test_no_form_for_what_is_no_single_product() -> None:
 
 
 def test_every_entry_is_what_the_library_offers() -> None:
-    assert {routine: scalars for kind in OURS for routine, scalars in kind.routines.items()} == SCALARS
+    told = SCALARS | {routine: packing.scalars for routine, packing in PACKINGS.items()}
+    assert {routine: scalars for kind in OURS for routine, scalars in kind.routines.items()} == told
     assert {(a.takes.follows, a.takes.operands) for a in ONEDNN if isinstance(a.takes, MatrixProduct)} == {
         (onednn.FOLLOWS, onednn.OPERANDS)
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from tests.tuner.tuner_models import opened
 
 from relax_tune.errors import ArtifactError, MeasureError
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.library.onednn import FOLLOWS, PACKAGE, OneDnn
+from relax_tune.runtime.library.onednn import FOLLOWS, OneDnn
+from relax_tune.runtime.library.onednn_primitives import PACKAGE
 from relax_tune.runtime.library.registry import open_libraries
 
 try:
@@ -70,7 +72,11 @@ def check(device: Device, dnn: OneDnn, rng: np.random.Generator, sizes: Sequence
         scalars = [batch, *scalars, per_a, 0 if shared else per_b, m * ldc]
     out = filled(device, c_memory)
     routine = "onednn.matmul" if plain else "onednn.matmul_batched"
-    buffers = [filled(device, a_memory), filled(device, b_memory), *arrays, out]
+    weights = filled(device, b_memory)
+    if plain and rng.integers(2):
+        routine, weights = "onednn.matmul_packed", packed(device, dnn, weights, (n, k, int(turned_b), ldb))
+        scalars = [m, n, k, int(turned_a), lda, ldc]
+    buffers = [filled(device, a_memory), weights, *arrays, out]
     launch = dnn.bind(routine, device, buffers, [*scalars, code(follows), *strides])
     for _ in range(2):
         launch()
@@ -79,6 +85,13 @@ def check(device: Device, dnn: OneDnn, rng: np.random.Generator, sizes: Sequence
         found[:, :, :n], y, rtol=2e-4, atol=2e-4, err_msg=f"{sizes} {follows} {scalars} {strides}"
     )
     assert np.isnan(found[:, :, n:]).all()
+
+
+def packed(device: Device, dnn: OneDnn, weights: Any, sizes: tuple[int, int, int, int]) -> Any:
+    """Weights as the library wants them, in the memory that the table of alternatives gives them."""
+    made = device.alloc(-(-sizes[0] // 64) * -(-sizes[1] // 64) * 64 * 64 * 4)
+    dnn.bind("onednn.pack", device, [weights, made], sizes)()
+    return made
 
 
 def test_it_is_found_and_named(dnn: OneDnn) -> None:
@@ -124,3 +137,7 @@ def test_what_does_not_fit_is_refused(device: Device, dnn: OneDnn) -> None:
     launch = dnn.bind("onednn.matmul", device, [small] * 3, [2, 3, 2, 0, 0, 2, 3, 3, *none])
     with pytest.raises(MeasureError, match="buffer 1: wanted 24 bytes, found 16"):
         launch()
+    with pytest.raises(ArtifactError, match="wanted 2 buffers for weights, found 3"):
+        dnn.bind("onednn.pack", device, [small] * 3, [2, 2, 0, 2])
+    with pytest.raises(MeasureError, match=r"buffer 1: wanted [0-9]+ bytes, found 16"):
+        dnn.bind("onednn.pack", device, [device.alloc(1 << 16), small], [64, 64, 0, 64])()

@@ -24,6 +24,7 @@ from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.passes.lift import LiftParameters
 from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.runtime.artifact import load_artifact
+from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.tuner.job import Job
 from relax_tune.tuner.pack import Packing, pack_weights, packed
 from relax_tune.tuner.task import Choices
@@ -59,6 +60,28 @@ def test_packed_artifacts_give_the_same_bits(tmp_path: Path) -> None:
                 x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
                 for a, b in zip(one.run([x]), other.run([x]), strict=True):
                     np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
+
+
+@pytest.mark.ccompiler
+@pytest.mark.onednn
+@pytest.mark.skipif("onednn" not in open_libraries(), reason="needs the package onednn-cpu-gomp")
+@pytest.mark.parametrize("pack", [False, True])
+def test_weights_packed_by_a_library_are_packed_once_when_a_model_is_opened(pack: bool) -> None:
+    def by_library(choices: Choices, _: int) -> list[VariantRecord]:
+        return [v for v in choices.library_variants() if v.sketch.startswith("onednn.matmul_packed")]
+
+    module = feed_forward()
+    with opened("c") as device:
+        job = job_dispatching(device.info, module, by_library)
+        artifact = job.artifact(job.build(), pack=pack)
+        (program,) = artifact.programs
+        assert [s.target for s in program.prepare] == ["onednn.pack"] * 2
+        assert sum(s.target == "onednn.matmul_packed" for c in program.calls for v in c.variants for s in v.steps) == 2
+        with artifact.open(device) as model:
+            for n in (1, 13, 128):
+                x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
+                for found, wanted in zip(model.run([x]), [run_function(module, "main", [x])], strict=True):
+                    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.ccompiler
