@@ -84,6 +84,8 @@ class KernelSource:
 
     language `c`: `void NAME(T0* restrict b0, ..., int64_t s0, ...)`, parallel inside (OpenMP).
     language `opencl`: `kernel void NAME(global T0* restrict b0, ..., long s0, ...)`, launched over the step's grid.
+    language `cuda`: `extern "C" __global__ void NAME(T0* __restrict__ b0, ..., long long s0, ...)`, the same; `/*shared BYTES*/` in it
+    says what a launch has to ask for.
     """
 
     name: str

@@ -26,7 +26,7 @@ class Machine:
 
     @property
     def groups(self) -> bool:
-        """Parallel work is a grid of work-groups (OpenCL) rather than a parallel loop (C)."""
+        """Parallel work is a grid of work-groups (OpenCL, CUDA) rather than a parallel loop (C)."""
         return self.language != "c"
 
     @staticmethod
@@ -34,7 +34,7 @@ class Machine:
         """From `DeviceInfo.limits`. The vector width is capped by `max_vector_lanes`; what a device does not say is modest."""
         lanes = min(limits.get("vector_bits", 256) // 32, limits.get("max_vector_lanes", 16))
         return Machine(
-            language="opencl" if kind.startswith("opencl") else "c",
+            language=next((x for x in ("opencl", "cuda") if kind.startswith(x)), "c"),
             workers=limits.get("workers", 1),
             lanes=lanes,
             registers=limits.get("registers", 16),

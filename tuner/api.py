@@ -87,8 +87,9 @@ def tune(
     """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
     interrupted goes on where it was.
 
-    model: a path or exported program (as `load_model`), or a module. target: `c`, `opencl` or `opencl:PART`. db: an open
-    store, a URL, a file, or None for this user's database. bounds: inclusive ranges by symbol, for a model that is loaded here.
+    model: a path or exported program (as `load_model`), or a module. target: `c`, `opencl`, `opencl:PART` or
+    `cuda:NUMBER`. db: an open store, a URL, a file, or None for this user's database. bounds: inclusive ranges by symbol, for a
+    model that is loaded here.
     trials: candidates per task instead of the effort's number. scheduler: the address of a Dask scheduler whose
     workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
     sides trust, our certificate, its key.

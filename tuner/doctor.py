@@ -66,6 +66,7 @@ THREAD_VARIABLES = (
 SPACE = 2 * 2**30
 PROBE = {
     "c": "void probe(float *a) {\n#pragma omp parallel for\n  for (int i = 0; i < 8; i++) a[i] += 1.0f;\n}\n",
+    "cuda": 'extern "C" __global__ void probe(float *a) { a[blockIdx.x] += 1.0f; }\n',
     "opencl": "__kernel void probe(__global float *a) { a[get_global_id(0)] += 1.0f; }\n",
 }
 
@@ -136,13 +137,15 @@ def cpu_quota(path: Path) -> float | None:
 
 
 def _devices(devices: list[DeviceInfo | DeviceFailure]) -> Iterator[Finding]:
-    for entry in devices:
+    for at, entry in enumerate(devices):
         if isinstance(entry, DeviceFailure):
             yield Finding("device", entry.spec, "missing", "cannot be opened", entry.reason)
             continue
         facts = dict(entry.fingerprint)
         driver = facts.get("platform", facts.get("compiler", ""))
-        problem = probe(entry.kind if entry.kind == "c" else f"{entry.kind}:{driver} {entry.name}", entry.kind)
+        number = sum(isinstance(e, DeviceInfo) and e.kind == entry.kind for e in devices[:at])
+        part = {"c": "", "cuda": f":{number}"}.get(entry.kind, f":{driver} {entry.name}")
+        problem = probe(entry.kind + part, entry.kind)
         if problem is None:
             yield Finding("device", entry.kind, "ok", f"{entry.name} ({driver}), ran a kernel")
             for quirk in quirks_of(entry.kind, entry.fingerprint):
@@ -173,7 +176,7 @@ def probe(spec: str, kind: str) -> str | None:
         return str(error)
     try:
         start = np.arange(8, dtype=np.float32)
-        kernel = device.compile([KernelSource("probe", "c" if kind == "c" else "opencl", PROBE[kind])])["probe"]
+        kernel = device.compile([KernelSource("probe", kind, PROBE[kind])])["probe"]
         buffer = device.alloc(start.nbytes)
         device.upload(buffer, start)
         device.bind(kernel, [buffer], [], *(([], []) if kind == "c" else ([8], [1])))()

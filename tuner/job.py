@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from relax_tune.database.records import Measurement, ShapeHistogram, Target, can
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.arith.solver import installed_solver
-from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.dtype import dtype
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
@@ -109,9 +110,10 @@ class Job:
 
     @cached_property
     def code_target(self) -> CodeTarget:
-        if self.machine.groups:
-            return CodeTarget("opencl", self.machine.lanes, self.machine.local_bytes)
-        return CodeTarget("c", self.machine.lanes)
+        machine = self.machine
+        return CodeTarget(
+            cast(Language, machine.language), machine.lanes, machine.local_bytes if machine.groups else None
+        )
 
     @cached_property
     def lowered(self) -> LoweredModule:

@@ -40,6 +40,7 @@ from relax_tune.ir.function import Param, PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, seq
 from relax_tune.ir.stmt import walk as walk_stmt
 
+Language = Literal["c", "opencl", "cuda"]
 PRELUDES: Mapping[str, type[Prelude]] = MappingProxyType({"c": CPrelude, "opencl": OpenCLPrelude, "cuda": CUDAPrelude})
 PRINTERS: Mapping[str, type[Printer]] = MappingProxyType({"c": CPrinter, "opencl": OpenCLPrinter, "cuda": CUDAPrinter})
 
@@ -49,7 +50,7 @@ class CodeTarget:
     """What the text is for. lanes: f32 elements a vector holds (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4); local_bytes: memory
     that a work-group may share (drivers do not always refuse more)."""
 
-    language: Literal["c", "opencl", "cuda"]
+    language: Language
     lanes: int
     local_bytes: int | None = None
 

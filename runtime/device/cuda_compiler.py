@@ -57,13 +57,13 @@ def load_nvrtc() -> Any:
 class CUDACompiler:
     """NVRTC for one architecture (`sm_80`, `sm_90a`).
 
-    Raises: UserError when it is not installed.
+    version: the compiler's name and version. Raises: UserError when it is not installed.
     """
 
     def __init__(self, architecture: str) -> None:
         self._nvrtc = load_nvrtc()
         self.architecture = architecture
-        self.version = ".".join(str(x) for x in self._nvrtc.nvrtcVersion()[1:])
+        self.version = "NVRTC " + ".".join(str(x) for x in self._nvrtc.nvrtcVersion()[1:])
 
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
         """All kernels as one translation unit. Raises: BuildError with the compiler's log."""
@@ -74,22 +74,20 @@ class CUDACompiler:
             log = self._text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
             if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
                 raise BuildError(
-                    f"NVRTC {self.version} refused kernels {names} ({' '.join(options)}): {status.name}\n{log[:8000]}"
+                    f"{self.version} refused kernels {names} ({' '.join(options)}): {status.name}\n{log[:8000]}"
                 )
             code = self._text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         found = reports(log)
         missing = [k.name for k in kernels if k.name not in found]
         if missing:
-            raise BuildError(
-                f"NVRTC {self.version}: the source of kernel {missing[0]} gives no such kernel\n{log[:2000]}"
-            )
+            raise BuildError(f"{self.version}: the source of kernel {missing[0]} gives no such kernel\n{log[:2000]}")
         return Binary(code, found)
 
     @contextmanager
     def _program(self, source: str) -> Iterator[Any]:
         status, program = self._nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
         if status != self._nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BuildError(f"NVRTC {self.version}: wanted to start a program, found {status.name}")
+            raise BuildError(f"{self.version}: wanted to start a program, found {status.name}")
         try:
             yield program
         finally:
@@ -101,7 +99,7 @@ class CUDACompiler:
         held: bytes = b" " * length
         done = (status, *get(program, held))
         if any(s != self._nvrtc.nvrtcResult.NVRTC_SUCCESS for s in done):
-            raise BuildError(f"NVRTC {self.version}: wanted what a program was compiled to, found {done[-1].name}")
+            raise BuildError(f"{self.version}: wanted what a program was compiled to, found {done[-1].name}")
         return held.rstrip(b"\0") if get is self._nvrtc.nvrtcGetProgramLog else held
 
 

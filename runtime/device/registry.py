@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError, MeasureError, RelaxTuneError, UserError
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.c import CDevice
+from relax_tune.runtime.device.cuda import CUDADevice, load_pycuda
 from relax_tune.runtime.device.opencl import OpenCLDevice, all_devices
 
 
@@ -19,7 +22,7 @@ class DeviceFailure:
 
 
 def open_device(spec: str) -> Device:
-    """Open `c`, `opencl`, or `opencl:PART` with a part of platform name, version or device name.
+    """Open `c`, `opencl`, or `opencl:PART` with a part of platform name, version or device name, or `cuda:NUMBER` (`cuda`: the first).
 
     Raises: UserError for another text, or when there is no such device (naming those there are). A device that exists
     but cannot be opened is the same error: nothing waits.
@@ -32,9 +35,13 @@ def open_device(spec: str) -> Device:
             return CDevice()
         if kind == "opencl" and (substring or spec == "opencl"):
             return OpenCLDevice(substring or None)
+        if kind == "cuda" and (spec == "cuda" or re.fullmatch(r"\d{1,3}", substring, re.ASCII)):
+            return CUDADevice(int(substring or 0))
     except (BuildError, MeasureError) as error:
         raise UserError(f"device {spec!r} cannot be opened: {error}") from error
-    raise UserError(f"wanted a device c, opencl or opencl:PART, found {spec!r:.80}; there are: {_known()}")
+    raise UserError(
+        f"wanted a device c, opencl, opencl:PART, cuda or cuda:NUMBER, found {spec!r:.80}; there are: {_known()}"
+    )
 
 
 def _known() -> str:
@@ -44,17 +51,21 @@ def _known() -> str:
     except BuildError:
         labels = []
     if not labels:
-        return "c, and no OpenCL device; pip install 'relax-tune[opencl]' gives one"
-    return f"c, and as opencl:PART, with PART any part of its text, {'; '.join(labels)}"
+        return f"c{_gpus()}, and no OpenCL device; pip install 'relax-tune[opencl]' gives one"
+    return f"c{_gpus()}, and as opencl:PART, with PART any part of its text, {'; '.join(labels)}"
+
+
+def _gpus() -> str:
+    try:
+        count = int(load_pycuda().Device.count())
+    except BuildError:
+        return ""
+    return "".join(f", cuda:{number}" for number in range(count))
 
 
 def list_devices() -> list[DeviceInfo | DeviceFailure]:
     """What can be opened here, and for each kind that cannot, why. Opens and closes every device."""
-    found: list[DeviceInfo | DeviceFailure] = []
-    try:
-        found.append(CDevice().info)
-    except RelaxTuneError as error:
-        found.append(DeviceFailure("c", str(error)))
+    found: list[DeviceInfo | DeviceFailure] = [*_processors(), *_nvidia()]
     try:
         labels = [label for label, _ in all_devices()]
     except BuildError as error:
@@ -69,3 +80,25 @@ def list_devices() -> list[DeviceInfo | DeviceFailure]:
         except RelaxTuneError as error:
             found.append(DeviceFailure(f"opencl:{label}", str(error)))
     return found
+
+
+def _processors() -> Iterator[DeviceInfo | DeviceFailure]:
+    try:
+        yield CDevice().info
+    except RelaxTuneError as error:
+        yield DeviceFailure("c", str(error))
+
+
+def _nvidia() -> Iterator[DeviceInfo | DeviceFailure]:
+    try:
+        count = int(load_pycuda().Device.count())
+    except BuildError as error:
+        yield DeviceFailure("cuda", str(error))
+        return
+    for number in range(count):
+        try:
+            device = CUDADevice(number)
+            yield device.info
+            device.close()
+        except RelaxTuneError as error:
+            yield DeviceFailure(f"cuda:{number}", str(error))

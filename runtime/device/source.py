@@ -17,6 +17,15 @@ _PRELUDE = re.compile(
 )
 
 
+_SHARED = re.compile(r"/\*shared (\d{1,9})\*/")
+
+
+def dynamic_shared_bytes(source: str) -> int:
+    """The shared memory that launches of a CUDA kernel ask for, as its text says."""
+    found = _SHARED.search(source)
+    return 0 if found is None else int(found[1])
+
+
 def join_sources(kernels: Iterable[KernelSource]) -> str:
     """One translation unit: every distinct prelude once, in order of first use, then each kernel's own text under a
     `#line` directive, so that a compiler's messages name the kernel."""

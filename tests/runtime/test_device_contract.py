@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.cuda_emulation.driver import emulated
 
 from relax_tune.errors import BuildError, MeasureError, UserError
 from relax_tune.runtime.device.base import Device
@@ -19,7 +22,20 @@ from relax_tune.runtime.program import KernelSource
 
 LIMITS = {
     *("workers", "vector_bits", "max_vector_lanes", "registers", "l1_bytes", "l2_bytes", "l3_bytes"),
-    *("max_local_bytes", "max_group_size", "launch_ns"),
+    *("max_local_bytes", "max_group_size"),
+}
+# what only GPUs tell
+OF_CUDA = {
+    *(
+        "warp",
+        "local_bytes_per_sm",
+        "registers_per_sm",
+        "threads_per_sm",
+        "groups_per_sm",
+        "compute_major",
+        "compute_minor",
+    ),
+    *("clock_khz", "memory_clock_khz", "memory_bus_bits"),
 }
 F32 = np.dtype(np.float32)
 ADD = {
@@ -28,6 +44,10 @@ void add(float* restrict a, int64_t n, int64_t by) { for (int64_t i = 0; i < n; 
 """,
     "opencl": """kernel void add(global float* restrict a, long n, long by) {
   long i = get_global_id(0); if (i < n) a[i] += (float)by;
+}
+""",
+    "cuda": """extern "C" __global__ void add(float* __restrict__ a, long long n, long long by) {
+  long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; if (i < n) a[i] += (float)by;
 }
 """,
 }
@@ -42,7 +62,46 @@ void twice(float* restrict a, int64_t n) {
   long i = get_global_id(0); if (i < n) a[i] *= 2.0f;
 }
 """,
+    "cuda": """extern "C" __global__ void twice(float* __restrict__ a, long long n) {
+  long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; if (i < n) a[i] *= 2.0f;
 }
+""",
+}
+# the start of a kernel, the address space of its parameters, and of a function that it calls
+HEADS = {
+    "c": ("void", "", "static inline"),
+    "opencl": ("kernel void", "global ", ""),
+    "cuda": ('extern "C" __global__ void', "", "static __device__"),
+}
+
+Opener = Callable[[], Device]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("c", marks=pytest.mark.ccompiler),
+        pytest.param("opencl", marks=pytest.mark.opencl),
+        pytest.param("emulated", marks=pytest.mark.ccompiler),
+        pytest.param("cuda", marks=pytest.mark.cuda),
+    ],
+)
+def opener(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Opener:
+    """What opens the device, again and again. `emulated` is the CUDA device over a driver of the tests."""
+    if request.param == "emulated":
+        return partial(emulated, tmp_path_factory.mktemp("emulated"))
+    try:
+        open_device(request.param).close()
+    except UserError as error:
+        pytest.skip(str(error))
+    return partial(open_device, request.param)
+
+
+@pytest.fixture(scope="module")
+def device(opener: Opener) -> Iterator[Device]:
+    opened = opener()
+    yield opened
+    opened.close()
 
 
 def grid(device: Device, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -62,13 +121,14 @@ def filled(device: Device, values: Any) -> Any:
     return buffer
 
 
-def test_info_says_what_rules_need(device: Device) -> None:
+def test_info_says_what_rules_need(device: Device, opener: Opener) -> None:
     info = device.info
-    assert set(dict(info.limits)) == LIMITS and all(type(v) is int for _, v in info.limits)
+    assert set(dict(info.limits)) == LIMITS | (OF_CUDA if info.kind == "cuda" else {"launch_ns"})
+    assert all(type(v) is int for _, v in info.limits)
     assert dict(info.limits)["workers"] >= 1
     assert list(info.fingerprint) == sorted(info.fingerprint) and dict(info.fingerprint)["kind"] == info.kind
     assert all(type(k) is str and type(v) is str for k, v in info.fingerprint)
-    again = open_device(info.kind)
+    again = opener()
     assert again.info == info, "the fingerprint does not change from one opening to the next"
     again.close()
 
@@ -119,6 +179,7 @@ def test_scalars_are_int64(device: Device) -> None:
     source = {
         "c": f"#include <stdint.h>\nvoid wide(float* a, int64_t s) {body}",
         "opencl": f"kernel void wide(global float* a, long s) {body}",
+        "cuda": f'extern "C" __global__ void wide(float* a, long long s) {body}',
     }
     handle = device.compile([KernelSource("wide", kind, source[kind])])["wide"]
     buffer = filled(device, [7])
@@ -134,7 +195,9 @@ def test_host_code_joins_in_order(device: Device, kernels: dict[str, Any]) -> No
         views[0].view(np.float32)[:] *= 10
 
     join = device.bind_host(host, [buffer, empty])
-    assert join is not None, "both devices here are processors"
+    assert (join is None) == (device.info.kind == "cuda"), "the others here are processors"
+    if join is None:
+        return
     add = device.bind(kernels["add"], [buffer], [64, 1], *grid(device, 64))
     for launch in (add, join, add, join):
         launch()
@@ -155,7 +218,7 @@ def test_launches_reach_an_array_in_place_of_a_buffer(device: Device, kernels: d
         assert device.place(buffer, None)
     add()
     assert device.download(buffer, F32, (64,)).tolist() == [2 if placed else 3] * 64
-    assert device.bind_host(lambda views: None, [buffer]) is not None
+    device.bind_host(lambda views: None, [buffer])
     assert not device.place(buffer, array)
 
 
@@ -177,9 +240,19 @@ def test_what_others_enqueue_takes_its_turn(device: Device, kernels: dict[str, A
     if device.info.kind == "c":
         assert native is None
         return
+    assert native is not None and len(set(native[1])) == 2
+    if device.info.kind == "opencl":
+        _takes_its_turn(device, kernels, buffers, native)
+    device.free(buffers[0])
+    with pytest.raises(MeasureError, match="freed"):
+        device.native(buffers)
+
+
+def _takes_its_turn(
+    device: Device, kernels: dict[str, Any], buffers: list[Any], native: tuple[int, tuple[int, ...]]
+) -> None:
     import pyopencl as cl
 
-    assert native is not None
     queue, memory = cl.CommandQueue.from_int_ptr(native[0]), [cl.Buffer.from_int_ptr(x) for x in native[1]]
     add = device.bind(kernels["add"], buffers[:1], [64, 1], *grid(device, 64))
     for _ in range(2):
@@ -187,9 +260,6 @@ def test_what_others_enqueue_takes_its_turn(device: Device, kernels: dict[str, A
         cl.enqueue_copy(queue, memory[1], memory[0])
     add()
     assert [device.download(x, F32, (64,)).tolist() for x in buffers] == [[4] * 64, [3] * 64]
-    device.free(buffers[0])
-    with pytest.raises(MeasureError, match="freed"):
-        device.native(buffers)
 
 
 def test_memory_is_aligned(device: Device) -> None:
@@ -197,8 +267,11 @@ def test_memory_is_aligned(device: Device) -> None:
         addresses: list[int] = []
         buffer = device.alloc(nbytes)
         join = device.bind_host(lambda views: addresses.append(views[0].ctypes.data), [buffer])  # noqa: B023
-        assert join is not None and buffer.nbytes == nbytes
-        join()
+        assert buffer.nbytes == nbytes
+        if join is not None:
+            join()
+        elif (native := device.native([buffer])) is not None:
+            addresses += native[1]
         assert addresses[0] % 64 == 0
 
 
@@ -230,7 +303,7 @@ def test_a_freed_buffer_is_refused(device: Device, kernels: dict[str, Any]) -> N
 def test_source_that_does_not_compile(device: Device) -> None:
     kind = device.info.kind
     with pytest.raises(BuildError, match="nonsense"):
-        device.compile([KernelSource("broken", kind, "void broken(void) { nonsense; }")])
+        device.compile([KernelSource("broken", kind, f"{HEADS[kind][0]} broken(void) {{ nonsense; }}")])
     with pytest.raises(BuildError, match="missing"):
         device.compile([KernelSource("missing", kind, ADD[kind])])
     other = "opencl" if kind == "c" else "c"
@@ -240,8 +313,7 @@ def test_source_that_does_not_compile(device: Device) -> None:
 
 def test_flags_reach_the_compiler(device: Device) -> None:
     kind = device.info.kind
-    head = "void" if kind == "c" else "kernel void"
-    space = "" if kind == "c" else "global "
+    head, space, _ = HEADS[kind]
     kernels = [
         KernelSource(f"value_{v}", kind, f"{head} value_{v}({space}float* a) {{ a[0] = VALUE; }}", (f"-DVALUE={v}",))
         for v in (3, 4)
@@ -255,8 +327,7 @@ def test_flags_reach_the_compiler(device: Device) -> None:
 
 def test_many_kernels_with_one_prelude(device: Device) -> None:
     kind = device.info.kind
-    head, space = ("static inline", "") if kind == "c" else ("", "global ")
-    void = "void" if kind == "c" else "kernel void"
+    void, space, head = HEADS[kind]
     prelude = f"/*prelude*/\n{head} float third(float x) {{ return x / 3.0f; }}\n/*end prelude*/\n"
     sources = [
         KernelSource(f"k{i}", kind, f"{prelude}{void} k{i}({space}float* a) {{ a[0] = third(a[0]) + {i}; }}\n")
@@ -345,7 +416,7 @@ def test_limits_are_checked_before_the_driver() -> None:
     device.close()
 
 
-@pytest.mark.parametrize("spec", ["cuda", "", "opencl:", "c:0", "opencl:no such thing"])
+@pytest.mark.parametrize("spec", ["cuda:", "cuda:x", "", "opencl:", "c:0", "opencl:no such thing"])
 def test_a_device_that_does_not_exist_names_those_that_do(spec: str) -> None:
     with pytest.raises(UserError) as caught:
         open_device(spec)

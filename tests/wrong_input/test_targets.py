@@ -41,11 +41,31 @@ def left_in(cache: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "spec", ["cuda", "cuda:0", "opencll", "OpenCL", "C", "c:", "c:0", "opencl:", "", " c", "metal", "x" * 5000, "c\n"]
+    "spec",
+    [
+        "cuda:",
+        "cuda:-1",
+        "cuda:0x1",
+        "cuda:٣",
+        "opencll",
+        "OpenCL",
+        "C",
+        "c:",
+        "c:0",
+        "opencl:",
+        "",
+        " c",
+        "metal",
+        "x" * 5000,
+        "c\n",
+    ],
 )
 def test_unknown_targets_name_those_there_are(cache: Path, spec: str) -> None:
     text = refused(spec)
-    assert text.startswith("wanted a device c, opencl or opencl:PART, found ") and "; there are: c" in text
+    assert (
+        text.startswith("wanted a device c, opencl, opencl:PART, cuda or cuda:NUMBER, found ")
+        and "; there are: c" in text
+    )
 
 
 def test_what_is_no_name(cache: Path) -> None:
@@ -58,7 +78,7 @@ def test_no_such_opencl_device_names_those_there_are() -> None:
     text = refused("opencl:NoSuch")
     assert "wanted one device matching 'NoSuch', found: " in text and "Portable Computing Language" in text
     assert "choose with opencl:PART" in text
-    assert "Portable Computing Language" in refused("cuda")
+    assert "Portable Computing Language" in refused("metal")
 
 
 def other_process(code: str, **environment: str) -> str:
@@ -77,6 +97,14 @@ def other_process(code: str, **environment: str) -> str:
         check=True,
     )
     return done.stdout.strip()
+
+
+def test_a_gpu_that_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    for spec in ("cuda", "cuda:7"):
+        assert "wanted the package pycuda, found" in refused(spec) and "pip install 'relax-tune[cuda]'" in refused(spec)
+    assert [e.spec for e in list_devices() if isinstance(e, DeviceFailure)] == ["cuda"]
 
 
 @pytest.mark.opencl

@@ -31,8 +31,8 @@ def worker(
         list[str] | None,
         typer.Option(
             metavar="DEVICE",
-            autocompletion=among("c", "opencl"),
-            help="A device to lend: c, opencl or opencl:PART. May be repeated; at least one. [default: none]",
+            autocompletion=among("c", "opencl", "cuda"),
+            help="A device to lend: c, opencl, opencl:PART or cuda:NUMBER. May be repeated; at least one. [default: none]",
         ),
     ] = None,
     ca: Ca = None,
@@ -71,7 +71,7 @@ def worker(
     check_address(scheduler, tls)
     specs = device or []
     if not specs:
-        raise UserError("wanted at least one --device to lend (c, opencl), found none")
+        raise UserError("wanted at least one --device to lend (c, opencl, cuda), found none")
     for spec in specs:
         open_device(spec).close()
     if importlib.util.find_spec("distributed") is None:

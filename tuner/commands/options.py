@@ -35,8 +35,8 @@ Target = Annotated[
     typer.Option(
         "--target",
         metavar="DEVICE",
-        autocompletion=among("c", "opencl"),
-        help="c, opencl, or opencl:PART of a device's name; `relax-tune devices` lists them. [default: opencl]",
+        autocompletion=among("c", "opencl", "cuda"),
+        help="c, opencl, opencl:PART of a device's name, or cuda:NUMBER; `relax-tune devices` lists them. [default: opencl]",
     ),
 ]
 Function = Annotated[
@@ -52,8 +52,8 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="DEVICE",
-        autocompletion=among("c", "opencl"),
-        help="Run on c, opencl or opencl:PART of a device's name. [default: the kind the artifact was built for]",
+        autocompletion=among("c", "opencl", "cuda"),
+        help="Run on c, opencl, opencl:PART of a device's name, or cuda:NUMBER. [default: the kind the artifact was built for]",
     ),
 ]
 Database = Annotated[

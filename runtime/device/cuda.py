@@ -1,0 +1,377 @@
+"""The CUDA device, through pycuda (extra `cuda`) and NVRTC.
+
+The device's primary context is used, which torch and others of the process use too; it is current only while a method runs. One
+stream, in order. A launch is packed when it is bound, and allocates nothing. Host arrays travel through two pinned buffers.
+
+An error that leaves the context unusable (an illegal address, a trap, a watchdog's end) makes this and every later call fail, so
+that whoever measures replaces the process.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.device.base import DeviceInfo, Launch
+from relax_tune.runtime.device.cuda_compiler import Binary, CUDACompiler, KernelReport
+from relax_tune.runtime.device.memory import check_transfer
+from relax_tune.runtime.device.quirks import with_quirks
+from relax_tune.runtime.device.source import dynamic_shared_bytes, group_by_flags
+from relax_tune.runtime.program import KernelSource
+
+T = TypeVar("T")
+
+# What a driver says when nothing more can be done with a context.
+STICKY = re.compile(
+    r"illegal|misaligned|unspecified launch failure|timed out|assert|hardware stack|invalid program counter|address space|"
+    r"ECC|NVLink|context is destroyed|invalid device context|shutting down|MPS",
+    re.IGNORECASE,
+)
+REGISTERS = 255
+PINNED_BYTES = 4 << 20
+MODULES = 256  # that are kept for kernels compiled again
+
+# name of a limit: the driver's attribute
+LIMITS = {
+    "workers": "MULTIPROCESSOR_COUNT",
+    "warp": "WARP_SIZE",
+    "max_group_size": "MAX_THREADS_PER_BLOCK",
+    "max_local_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "local_bytes_per_sm": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+    "threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
+    "groups_per_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
+    "l2_bytes": "L2_CACHE_SIZE",
+    "clock_khz": "CLOCK_RATE",
+    "memory_clock_khz": "MEMORY_CLOCK_RATE",
+    "memory_bus_bits": "GLOBAL_MEMORY_BUS_WIDTH",
+}
+GRID = tuple(f"MAX_GRID_DIM_{axis}" for axis in "XYZ")
+BLOCK = tuple(f"MAX_BLOCK_DIM_{axis}" for axis in "XYZ")
+
+
+class Compiler(Protocol):
+    """What turns kernels into what the driver loads (`cuda_compiler.CUDACompiler`). version: with its name."""
+
+    version: str
+
+    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary: ...
+
+
+def load_pycuda() -> Any:
+    """The module pycuda.driver, initialised. Raises BuildError that says what is missing."""
+    try:
+        import pycuda.driver as driver
+    except (ImportError, OSError) as error:
+        raise BuildError(
+            f"CUDA device: wanted the package pycuda, found {error}; pip install 'relax-tune[cuda]' where CUDA's toolkit and "
+            "NVIDIA's driver are installed"
+        ) from None
+    try:
+        driver.init()
+    except driver.Error as error:
+        raise BuildError(f"CUDA device: wanted a driver that starts, found {error}; install NVIDIA's driver") from None
+    return driver
+
+
+class CUDABuffer:
+    """Device memory of `nbytes` at `address`."""
+
+    __slots__ = ("address", "memory", "nbytes")
+
+    def __init__(self, memory: Any, nbytes: int) -> None:
+        self.memory, self.address, self.nbytes = memory, int(memory), nbytes
+
+    def live(self) -> int:
+        if self.memory is None:
+            raise MeasureError("CUDA device: wanted a live buffer, found one that was freed")
+        return self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A loaded kernel. pointers, scalars: what it takes; shared_bytes: what a launch has to ask for. module: kept while it lives."""
+
+    name: str
+    function: Any
+    module: Any
+    pointers: int
+    scalars: int
+    shared_bytes: int
+    group_size: int
+    report: KernelReport
+
+
+class CUDADevice:
+    """The `Device` contract over one NVIDIA GPU and one stream.
+
+    driver: a module with the names of `pycuda.driver` that are used here; compiler: makes a compiler for an architecture. Tests
+    give others, which need no GPU.
+    """
+
+    def __init__(
+        self, ordinal: int = 0, driver: Any = None, compiler: Callable[[str], Compiler] = CUDACompiler
+    ) -> None:
+        self._driver = load_pycuda() if driver is None else driver
+        count = self._driver.Device.count()
+        if not 0 <= ordinal < count:
+            raise MeasureError(f"CUDA: wanted device {ordinal}, found {count} of them, numbered from 0")
+        self._lost = ""
+        try:
+            self._device = self._driver.Device(ordinal)
+            major, minor = self._device.compute_capability()
+            self._compiler = compiler(f"sm_{major}{minor}")
+            self._context = self._device.retain_primary_context()
+        except self._driver.Error as error:
+            raise MeasureError(f"CUDA: device {ordinal} is there but cannot be opened: {error}") from None
+        self.info = self._describe()
+        limits = dict(self.info.limits)
+        self._max_local, self._max_group = limits["max_local_bytes"], limits["max_group_size"]
+        self._grid, self._block = ([self._attribute(name) for name in names] for names in (GRID, BLOCK))
+        self._modules: dict[tuple[object, ...], tuple[Any, Binary]] = {}
+        self._stream, self._pinned = self._call("opening", self._open)
+
+    def _open(self) -> tuple[Any, list[tuple[NDArray[np.uint8], Any]]]:
+        driver = self._driver
+        pinned = [(driver.pagelocked_empty((PINNED_BYTES,), np.uint8), driver.Event()) for _ in range(2)]
+        return driver.Stream(), pinned
+
+    def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
+        for kernel in kernels:
+            if kernel.language != "cuda":
+                raise BuildError(f"CUDA device: wanted kernels in cuda, found {kernel.name} in {kernel.language}")
+        handles: dict[str, Any] = {}
+        for flags, group in group_by_flags(kernels).items():
+            module, binary = self._loaded(flags, group)
+            for kernel in group:
+                handles[kernel.name] = self._handle(kernel, module, binary)
+        return handles
+
+    def _loaded(self, flags: tuple[str, ...], group: Sequence[KernelSource]) -> tuple[Any, Binary]:
+        key = (flags, *((k.name, k.source) for k in group))
+        found = self._modules.get(key)
+        if found is None:
+            binary = self._compiler.compile(group, flags)
+            module = self._call("loading a module", lambda: self._driver.module_from_buffer(binary.code), BuildError)
+            while len(self._modules) >= MODULES:
+                del self._modules[next(iter(self._modules))]
+            found = self._modules[key] = module, binary
+        return found
+
+    def _handle(self, kernel: KernelSource, module: Any, binary: Binary) -> Handle:
+        name, report = kernel.name, binary.kernels[kernel.name]
+        shared = dynamic_shared_bytes(kernel.source)
+        if report.shared_bytes + shared > self._max_local:
+            raise BuildError(
+                f"CUDA kernel {name}: wanted {report.shared_bytes + shared} bytes of shared memory, allowed {self._max_local}"
+            )
+        attributes = self._driver.function_attribute
+
+        def load() -> Handle:
+            function = module.get_function(name)
+            if shared:
+                function.set_attribute(attributes.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            most = min(function.get_attribute(attributes.MAX_THREADS_PER_BLOCK), self._max_group)
+            return Handle(name, function, module, *_parameters(kernel), shared, most, report)
+
+        return self._call(f"loading kernel {name}", load, BuildError)
+
+    def alloc(self, nbytes: int) -> CUDABuffer:
+        if nbytes < 0:
+            raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
+        what = f"memory: wanted {nbytes} bytes"
+        return self._call(what, lambda: CUDABuffer(self._driver.mem_alloc(max(nbytes, 1)), nbytes))
+
+    def upload(self, buffer: CUDABuffer, array: NDArray[Any]) -> None:
+        check_transfer("CUDA upload", array.nbytes, buffer.nbytes)
+        address, data = buffer.live(), np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        copy = self._driver.memcpy_htod_async
+
+        def transfer() -> None:
+            for k, start in enumerate(range(0, data.nbytes, PINNED_BYTES)):
+                (held, copied), part = self._pinned[k % 2], data[start : start + PINNED_BYTES]
+                if k > 1:
+                    copied.synchronize()
+                held[: part.nbytes] = part
+                copy(address + start, held[: part.nbytes], self._stream)
+                copied.record(self._stream)
+            self._stream.synchronize()
+
+        if data.nbytes:
+            self._call("upload", transfer)
+
+    def download(self, buffer: CUDABuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        result = np.empty(shape, dtype)
+        check_transfer("CUDA download", result.nbytes, buffer.nbytes)
+        address, data = buffer.live(), result.reshape(-1).view(np.uint8)
+        copy = self._driver.memcpy_dtoh_async
+        starts = range(0, data.nbytes, PINNED_BYTES)
+
+        def fetch(k: int) -> None:
+            held, copied = self._pinned[k % 2]
+            copy(held[: len(data[starts[k] : starts[k] + PINNED_BYTES])], address + starts[k], self._stream)
+            copied.record(self._stream)
+
+        def transfer() -> None:
+            fetch(0)
+            for k, start in enumerate(starts):
+                if k + 1 < len(starts):
+                    fetch(k + 1)
+                held, copied = self._pinned[k % 2]
+                copied.synchronize()
+                part = data[start : start + PINNED_BYTES]
+                part[:] = held[: part.nbytes]
+
+        if data.nbytes:
+            self._call("download", transfer)
+        return result
+
+    def free(self, buffer: CUDABuffer) -> None:
+        memory, buffer.memory = buffer.memory, None
+        if memory is not None:
+            self._call("freeing memory", memory.free)
+
+    def bind(
+        self,
+        kernel: Handle,
+        buffers: Sequence[CUDABuffer],
+        scalars: Sequence[int],
+        grid: Sequence[int],
+        local: Sequence[int],
+    ) -> Launch:
+        addresses = [buffer.live() for buffer in buffers]
+        if (len(addresses), len(scalars)) != (kernel.pointers, kernel.scalars):
+            raise MeasureError(
+                f"CUDA kernel {kernel.name}: {len(addresses)} buffers and {len(scalars)} scalars do not fit it, which takes "
+                f"{kernel.pointers} and {kernel.scalars}"
+            )
+        self._check_group(kernel, grid, local)
+        if 0 in grid:
+            return _nothing
+        packed = struct.pack(f"{len(addresses)}P{len(scalars)}q", *addresses, *scalars)
+        enqueue, shared, stream = kernel.function._launch_kernel, kernel.shared_bytes, self._stream
+        blocks, threads = tuple(int(g) for g in grid), tuple(int(x) for x in local)
+        push, pop, error_kind = self._context.push, self._driver.Context.pop, self._driver.Error
+        keep = (kernel, *buffers)
+
+        def launch() -> None:
+            if self._lost:
+                raise MeasureError(self._lost)
+            push()
+            try:
+                enqueue(blocks, threads, packed, shared, stream)
+            except error_kind as error:
+                with suppress(error_kind):
+                    pop()
+                raise self._failure(f"kernel {kernel.name}: launch of {blocks} by {threads}", error) from None
+            pop()
+
+        launch.__dict__["keep"] = keep
+        return launch
+
+    def _check_group(self, kernel: Handle, grid: Sequence[int], local: Sequence[int]) -> None:
+        what = f"CUDA kernel {kernel.name}"
+        if not 1 <= len(grid) <= 3 or len(grid) != len(local):
+            raise MeasureError(f"{what}: wanted a grid of 1 to 3 axes and as many local sizes, found {grid}, {local}")
+        threads = 1
+        for axis, (extent, size) in enumerate(zip(grid, local)):
+            if not 0 <= extent <= self._grid[axis]:
+                allowed = f"extents of 0 or more, at most {self._grid[axis]} on axis {axis}"
+                raise MeasureError(f"{what}: wanted grid {allowed}, found {tuple(grid)}")
+            if not 1 <= size <= self._block[axis]:
+                raise MeasureError(f"{what}: local size {size} on axis {axis}, allowed 1..{self._block[axis]}")
+            threads *= size
+        if threads > kernel.group_size:
+            raise MeasureError(f"{what}: {threads} threads in a block, allowed {kernel.group_size}")
+
+    def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CUDABuffer]) -> Launch | None:
+        """None: the device has memory of its own."""
+        return None
+
+    def place(self, buffer: CUDABuffer, array: NDArray[Any] | None) -> bool:
+        """False: kernels reach the device's own memory."""
+        return False
+
+    def native(self, buffers: Sequence[CUDABuffer]) -> tuple[int, tuple[int, ...]]:
+        """The stream's handle and addresses in device memory. The primary context is the one they belong to."""
+        return int(self._stream.handle), tuple(buffer.live() for buffer in buffers)
+
+    def synchronize(self) -> None:
+        self._call("waiting", self._stream.synchronize)
+
+    def close(self) -> None:
+        """What was enqueued is waited for; memory is given back where somebody still has it."""
+        try:
+            if not self._lost:
+                self.synchronize()
+        finally:
+            self._modules.clear()
+            self._pinned.clear()
+
+    def _call(
+        self, what: str, action: Callable[[], T], kind: type[BuildError] | type[MeasureError] = MeasureError
+    ) -> T:
+        """Do something with the context current."""
+        if self._lost:
+            raise MeasureError(self._lost)
+        self._context.push()
+        try:
+            return action()
+        except self._driver.Error as error:
+            failure = self._failure(what, error)
+            raise (failure if self._lost else kind(str(failure))) from None
+        finally:
+            with suppress(self._driver.Error):  # of a context that is lost
+                self._driver.Context.pop()
+
+    def _failure(self, what: str, error: Exception) -> MeasureError:
+        text = f"CUDA device {self.info.name}: {what} failed: {error}"
+        if STICKY.search(str(error)):
+            self._lost = text = f"{text}; the device is lost to this process"
+        return MeasureError(text)
+
+    def _attribute(self, name: str) -> int:
+        return int(self._device.get_attribute(getattr(self._driver.device_attribute, name)))
+
+    def _describe(self) -> DeviceInfo:
+        major, minor = self._device.compute_capability()
+        limits = {key: self._attribute(name) for key, name in LIMITS.items()}
+        limits |= {"registers": REGISTERS, "vector_bits": 128, "max_vector_lanes": 4, "l1_bytes": 0, "l3_bytes": 0}
+        limits |= {"compute_major": major, "compute_minor": minor}
+        fingerprint = {
+            "bus": f"{limits['memory_bus_bits']} bits at {limits['memory_clock_khz']} kHz",
+            "compiler": self._compiler.version,
+            "compute": f"{major}.{minor}",
+            "cuda": ".".join(str(x) for x in self._driver.get_version()),
+            "device": self._device.name(),
+            "driver": str(self._driver.get_driver_version()),
+            "kind": "cuda",
+            "memory": str(self._device.total_memory()),
+            "units": str(limits["workers"]),
+        }
+        limits = with_quirks("cuda", fingerprint, limits)
+        return DeviceInfo(
+            "cuda", fingerprint["device"], tuple(sorted(fingerprint.items())), tuple(sorted(limits.items()))
+        )
+
+
+def _parameters(kernel: KernelSource) -> tuple[int, int]:
+    """How many pointers and how many other parameters a kernel's text declares."""
+    found = re.search(rf"__global__[^;{{]*?\b{re.escape(kernel.name)}\s*\(([^)]*)\)", kernel.source)
+    if found is None:
+        raise BuildError(f"CUDA device: wanted the text of kernel {kernel.name}, found no such kernel in its source")
+    parameters = [p for p in found[1].split(",") if p.strip() not in ("", "void")]
+    pointers = sum("*" in p for p in parameters)
+    return pointers, len(parameters) - pointers
+
+
+def _nothing() -> None:
+    """The launch of an empty grid."""

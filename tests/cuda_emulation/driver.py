@@ -1,0 +1,269 @@
+"""A stand-in for `pycuda.driver` and a compiler to go with it: CUDA kernels on the processor, for tests of what needs a GPU.
+
+It has the names that `runtime/device/cuda.py` uses, and does with host memory what the driver does: what is enqueued happens when
+somebody waits, nothing may be done without a current context, and a kernel that writes beside its buffers, or whose threads part
+at a barrier, ends in an error after which nothing works. Kernels are the same text, compiled as C++ with `emulation.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import BuildError
+from relax_tune.runtime.device.cuda import CUDADevice
+from relax_tune.runtime.device.cuda_compiler import Binary, KernelReport
+from relax_tune.runtime.device.source import join_sources
+from relax_tune.runtime.program import KernelSource
+
+HEADER = Path(__file__).with_name("emulation.h")
+FLAGS = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno"]
+# an index beyond an array of a kernel's own ends the process
+FLAGS += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
+GUARD = 256
+# Of the GPU that is emulated: a small one with the limits of sm_80.
+ATTRIBUTES = {
+    "MULTIPROCESSOR_COUNT": 4, "WARP_SIZE": 32, "MAX_THREADS_PER_BLOCK": 1024, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 163 << 10,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 164 << 10, "MAX_REGISTERS_PER_MULTIPROCESSOR": 64 << 10,
+    "MAX_THREADS_PER_MULTIPROCESSOR": 2048, "MAX_BLOCKS_PER_MULTIPROCESSOR": 32, "L2_CACHE_SIZE": 4 << 20,
+    "CLOCK_RATE": 1_000_000, "MEMORY_CLOCK_RATE": 1_000_000, "GLOBAL_MEMORY_BUS_WIDTH": 256,
+    "MAX_GRID_DIM_X": 2**31 - 1, "MAX_GRID_DIM_Y": 65535, "MAX_GRID_DIM_Z": 65535,
+    "MAX_BLOCK_DIM_X": 1024, "MAX_BLOCK_DIM_Y": 1024, "MAX_BLOCK_DIM_Z": 64,
+}  # fmt: skip
+
+
+class Error(Exception):
+    """What the driver raises."""
+
+
+class Names:
+    """Any attribute is its own name."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class EmulatedCompiler:
+    """g++ in place of NVRTC. folder: where libraries are put; they are what it gives for machine code."""
+
+    version = "emulated"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
+        source = join_sources(kernels).replace("extern __shared__", "extern")
+        waits = "true" if "__syncthreads" in source else "false"
+        entries = "".join(f"\nRT_EMULATED({k.name}, {waits})" for k in kernels)
+        text = f'#include "{HEADER}"\n{source}{entries}\n'
+        path = self.folder / f"{hashlib.blake2b(repr((text, flags)).encode(), digest_size=12).hexdigest()}.so"
+        if not path.exists():
+            code = path.with_suffix(".cpp")
+            code.write_text(text)
+            made = subprocess.run(["g++", *FLAGS, *flags, str(code), "-o", str(path)], capture_output=True, text=True)
+            if made.returncode:
+                raise BuildError(
+                    f"the emulation refused kernels {', '.join(k.name for k in kernels)}:\n{made.stderr[:4000]}"
+                )
+        return Binary(str(path).encode(), {k.name: KernelReport(32, _shared_bytes(k.source), 0, 0, 0) for k in kernels})
+
+
+def _shared_bytes(source: str) -> int:
+    sizes = {"float": 4, "int": 4, "double": 8, "i64": 8, "unsigned short": 2, "unsigned char": 1, "signed char": 1}
+    found = re.findall(r"__shared__ (?:__align__\(\d+\) )?([a-z0-9 ]+) \w+\[(\d+)\]", source)
+    return sum(sizes[kind] * int(count) for kind, count in found)
+
+
+class Allocation:
+    """Memory with a margin of known bytes on both sides, full of NaN at first."""
+
+    def __init__(self, driver: EmulatedDriver, nbytes: int) -> None:
+        if nbytes > 2**40:
+            raise driver.MemoryError("cuMemAlloc failed: out of memory")
+        raw = np.full(nbytes + 3 * GUARD, 0xFF, np.uint8)
+        start = GUARD + -int(raw.ctypes.data) % GUARD
+        self.all, self.bytes = raw, raw[start : start + nbytes]
+        self.margins = raw[:start], raw[start + nbytes :]
+        for margin in self.margins:
+            margin[:] = 0xA5
+        self.driver = driver
+        driver.allocations[int(self)] = self
+
+    def __int__(self) -> int:
+        return int(self.bytes.ctypes.data) if len(self.bytes) else int(self.all.ctypes.data)
+
+    def intact(self) -> bool:
+        return all((margin == 0xA5).all() for margin in self.margins)
+
+    def free(self) -> None:
+        self.driver.check()
+        self.driver.run()
+        del self.driver.allocations[int(self)]
+
+
+class EmulatedDriver:
+    """One GPU. backwards: threads and blocks run in the order opposite to that of their numbers."""
+
+    def __init__(self, backwards: bool = False) -> None:
+        self.Error = Error
+        self.LogicError, self.LaunchError, self.MemoryError = (
+            type(name, (Error,), {}) for name in ("LogicError", "LaunchError", "MemoryError")
+        )
+        self.backwards = backwards
+        self.allocations: dict[int, Allocation] = {}
+        self.queue: list[Callable[[], None]] = []
+        self.depth, self.deepest, self.broken = 0, 0, ""
+        self.device_attribute, self.function_attribute = Names(), Names()
+        driver = self
+
+        class Context:
+            def push(self) -> None:
+                driver.depth += 1
+                driver.deepest = max(driver.deepest, driver.depth)
+
+            @staticmethod
+            def pop() -> None:
+                driver.check()
+                driver.depth -= 1
+
+        class Device:
+            def __init__(self, ordinal: int) -> None:
+                self.ordinal = ordinal
+
+            @staticmethod
+            def count() -> int:
+                return 1
+
+            def name(self) -> str:
+                return "emulated"
+
+            def compute_capability(self) -> tuple[int, int]:
+                return 8, 0
+
+            def total_memory(self) -> int:
+                return 2**40
+
+            def get_attribute(self, name: str) -> int:
+                return ATTRIBUTES[name]
+
+            def retain_primary_context(self) -> Context:
+                return Context()
+
+        class Stream:
+            handle = 0x57
+
+            def __init__(self) -> None:
+                driver.check()
+
+            def synchronize(self) -> None:
+                driver.check()
+                driver.run()
+
+        class Event:
+            def __init__(self) -> None:
+                self.left = 0
+
+            def record(self, stream: Stream) -> None:
+                driver.check()
+
+            def synchronize(self) -> None:
+                driver.check()
+                driver.run()
+
+        self.Context, self.Device, self.Stream, self.Event = Context, Device, Stream, Event
+
+    def get_version(self) -> tuple[int, int, int]:
+        return 13, 0, 0
+
+    def get_driver_version(self) -> int:
+        return 13000
+
+    def check(self) -> None:
+        """Refuse what is done without a context, or after it broke."""
+        if self.broken:
+            raise self.LaunchError(self.broken)
+        if self.depth < 1:
+            raise self.LogicError("failed: invalid device context")
+
+    def run(self) -> None:
+        """What was enqueued happens now."""
+        queue, self.queue = self.queue, []
+        for action in queue:
+            action()
+
+    def fail(self, text: str) -> None:
+        self.broken = text
+        raise self.LaunchError(text)
+
+    def pagelocked_empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        self.check()
+        return np.empty(shape, dtype)
+
+    def mem_alloc(self, nbytes: int) -> Allocation:
+        self.check()
+        return Allocation(self, nbytes)
+
+    def memcpy_htod_async(self, address: int, data: NDArray[np.uint8], stream: Any) -> None:
+        self.check()
+        self.queue.append(lambda: ctypes.memmove(address, data.ctypes.data, data.nbytes) and None)
+
+    def memcpy_dtoh_async(self, data: NDArray[np.uint8], address: int, stream: Any) -> None:
+        self.check()
+        self.queue.append(lambda: ctypes.memmove(data.ctypes.data, address, data.nbytes) and None)
+
+    def module_from_buffer(self, code: bytes) -> Any:
+        self.check()
+        library = ctypes.CDLL(code.decode())
+        return SimpleNamespace(get_function=lambda name: Function(self, library, name))
+
+
+class Function:
+    """A kernel of a library."""
+
+    def __init__(self, driver: EmulatedDriver, library: Any, name: str) -> None:
+        self.driver = driver
+        try:
+            self.run = getattr(library, f"rt_run_{name}")
+        except AttributeError:
+            raise driver.LogicError("cuModuleGetFunction failed: named symbol not found") from None
+        self.run.restype, self.asked = ctypes.c_char_p, 0
+
+    def set_attribute(self, name: str, value: int) -> None:
+        assert name == "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+        self.asked = value
+
+    def get_attribute(self, name: str) -> int:
+        assert name == "MAX_THREADS_PER_BLOCK"
+        return 1024
+
+    def _launch_kernel(
+        self, grid: tuple[int, ...], block: tuple[int, ...], arguments: bytes, shared: int, stream: Any
+    ) -> None:
+        driver = self.driver
+        driver.check()
+        if shared > max(self.asked, 48 << 10):
+            raise driver.LogicError("cuLaunchKernel failed: invalid argument")
+        three = [(ctypes.c_uint * 3)(*x, *(1 for _ in range(3 - len(x)))) for x in (grid, block)]
+
+        def action() -> None:
+            found = self.run(arguments, *three, int(driver.backwards))
+            if found is not None:
+                driver.fail(f"unspecified launch failure: {found.decode()}")
+            if not all(a.intact() for a in driver.allocations.values()):
+                driver.fail("an illegal memory access was encountered: a kernel wrote beside a buffer")
+
+        driver.queue.append(action)
+
+
+def emulated(folder: Path, backwards: bool = False) -> CUDADevice:
+    """The device over an emulated GPU."""
+    return CUDADevice(0, EmulatedDriver(backwards), lambda architecture: EmulatedCompiler(folder))

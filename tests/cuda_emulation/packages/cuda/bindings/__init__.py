@@ -1,0 +1,1 @@
+"""Stands in for cuda-bindings, as the package pycuda beside it does for pycuda."""

@@ -1,0 +1,164 @@
+"""The emulation of CUDA runs kernels as a GPU would, and notices what is wrong with them; the device over it recovers from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver, emulated
+from tests.ir.codegen_runner import Compiled
+from tests.ir.grid_cases import TEXTS, function
+
+from relax_tune.errors import BuildError, MeasureError
+from relax_tune.ir.interp import run_prim
+from relax_tune.runtime.device.cuda import PINNED_BYTES, CUDADevice
+from relax_tune.runtime.program import KernelSource
+
+pytestmark = pytest.mark.ccompiler
+
+F32 = np.dtype(np.float32)
+# Rows of 32 turned around through shared memory, by so many threads; where `{barrier}` stands one is needed.
+TURN = """extern "C" __global__ void __launch_bounds__(32) turn(const float *x, float *y) {
+  __shared__ float tile[32];
+  const int t = threadIdx.x;
+  tile[t] = x[t];
+  {barrier}
+  y[t] = tile[31 - t];
+}
+"""
+BESIDE = 'extern "C" __global__ void beside(float *y) { y[threadIdx.x] = 1.0f; }\n'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+@pytest.fixture(params=[False, True], ids=["forwards", "backwards"])
+def device(folder: Path, request: pytest.FixtureRequest) -> Iterator[CUDADevice]:
+    opened = emulated(folder, request.param)
+    yield opened
+    opened.close()
+
+
+def turned(device: CUDADevice, barrier: str) -> bool:
+    """Whether a kernel with this for a barrier turns a row around."""
+    handle = device.compile([KernelSource("turn", "cuda", TURN.replace("{barrier}", barrier))])["turn"]
+    x, y = device.alloc(128), device.alloc(128)
+    row = np.arange(32, dtype=F32)
+    device.upload(x, row)
+    device.bind(handle, [x, y], [], (1,), (32,))()
+    return bool((device.download(y, F32, (32,)) == row[::-1]).all())
+
+
+def test_a_barrier_that_is_missing_shows(device: CUDADevice) -> None:
+    assert turned(device, "__syncthreads();") and not turned(device, "")
+
+
+@pytest.mark.parametrize(
+    ("barrier", "says"),
+    [
+        ("if (t < 3) __syncthreads();", "a barrier in line 5 that 29 of 32 threads never reach"),
+        ("if (t < 3)\n __syncthreads(); else\n __syncthreads();", "wait at different barriers, in lines [67] and [67]"),
+        ("if (t == 5) return; __syncthreads();", "1 of 32 threads never reach"),
+    ],
+)
+def test_a_barrier_where_threads_part_is_an_error(device: CUDADevice, barrier: str, says: str) -> None:
+    with pytest.raises(MeasureError, match=f"{says}; the device is lost"):
+        turned(device, barrier)
+
+
+def test_the_device_is_lost_after_a_write_beside_a_buffer(folder: Path) -> None:
+    device = emulated(folder)
+    handle = device.compile([KernelSource("beside", "cuda", BESIDE)])["beside"]
+    buffer = device.alloc(64)
+    launch = device.bind(handle, [buffer], [], (1,), (17,))
+    launch()  # what is enqueued has not happened yet
+    uses = (
+        device.synchronize, launch, lambda: device.upload(buffer, np.zeros(1, F32)), lambda: device.alloc(1),
+        lambda: device.download(buffer, F32, (1,)), lambda: device.free(buffer),
+    )  # fmt: skip
+    for use in uses:
+        with pytest.raises(MeasureError, match=r"illegal memory access .*; the device is lost to this process"):
+            use()
+    device.close()
+
+
+def test_nothing_happens_without_the_context_and_it_is_given_back(folder: Path) -> None:
+    driver = EmulatedDriver()
+    device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder))
+    assert turned(device, "__syncthreads();") and driver.depth == 0 and driver.deepest == 1
+    with pytest.raises(MeasureError, match=r"wanted 1099511627777 bytes failed: .*out of memory$"):
+        device.alloc(2**40 + 1)
+    assert driver.depth == 0 and turned(device, "__syncthreads();"), "not every failure is the end"
+    device.close()
+    with pytest.raises(driver.LogicError, match="invalid device context"):
+        driver.mem_alloc(1)
+    with pytest.raises(MeasureError, match="wanted device 1, found 1 of them"):
+        CUDADevice(1, driver)
+
+
+def test_arrays_larger_than_the_pinned_buffers(device: CUDADevice) -> None:
+    for size in (PINNED_BYTES - 1, PINNED_BYTES, 3 * PINNED_BYTES + 5):
+        data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        buffer = device.alloc(size)
+        device.upload(buffer, data)
+        assert (device.download(buffer, data.dtype, data.shape) == data).all()
+        device.free(buffer)
+
+
+def test_limits_are_checked_before_the_driver(device: CUDADevice) -> None:
+    source = BESIDE.replace("float *y", "float *y, long long n")
+    handle = device.compile([KernelSource("beside", "cuda", source)])["beside"]
+    buffer = device.alloc(64)
+
+    def refused(says: str, grid: tuple[int, ...], local: tuple[int, ...], *scalars: int) -> None:
+        with pytest.raises(MeasureError, match=says):
+            device.bind(handle, [buffer], scalars, grid, local)
+
+    refused("1 buffers and 2 scalars do not fit it, which takes 1 and 1", (1,), (1,), 1, 2)
+    refused("local size 1025 on axis 0, allowed 1..1024", (1,), (1025,), 1)
+    refused("2048 threads in a block, allowed 1024", (1, 1), (64, 32), 1)
+    refused("at most 65535 on axis 1, found", (1, 65536), (1, 1), 1)
+    refused("wanted a grid of 1 to 3 axes", (), (), 1)
+    device.bind(handle, [buffer], [1], (0,), (1,))()
+    big = TURN.replace("tile[32]", "tile[50000]").replace("{barrier}", "")
+    with pytest.raises(BuildError, match="wanted 200000 bytes of shared memory, allowed 166912"):
+        device.compile([KernelSource("turn", "cuda", big)])
+    with pytest.raises(BuildError, match="no such kernel"):
+        device.compile([KernelSource("turn", "cuda", TURN.replace("__global__", "").replace("{barrier}", ""))])
+
+
+def test_launches_ask_for_shared_memory_beyond_the_static_limit(device: CUDADevice) -> None:
+    source = """extern "C" __global__ void turn(const float *x, float *y) {
+  extern __shared__ __align__(16) unsigned char rt_shared[]; /*shared 65536*/
+  float *const tile = (float *)(rt_shared + 61440);
+  tile[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  y[threadIdx.x] = tile[1023 - threadIdx.x];
+}
+"""
+    handle = device.compile([KernelSource("turn", "cuda", source)])["turn"]
+    row = np.arange(1024, dtype=F32)
+    x, y = device.alloc(row.nbytes), device.alloc(row.nbytes)
+    device.upload(x, row)
+    device.bind(handle, [x, y], [], (1,), (1024,))()
+    assert (device.download(y, F32, (1024,)) == row[::-1]).all()
+
+
+def test_items_do_together_what_the_loops_say(device: CUDADevice) -> None:
+    names = list(TEXTS)
+    runs = Compiled.together(device, "cuda", [function(name) for name in names])
+    rng = np.random.default_rng(1)
+    for name, run in zip(names, runs, strict=True):
+        for n in (0, 1, 5):
+            dims: dict[str, Any] = {"n": n, "m": 3}
+            shapes = [[int(str(dims.get(str(d), d))) for d in b.shape] for b in run.func.buffers]
+            arrays = [rng.standard_normal(s).astype(F32) for s in shapes]
+            wanted = [a.copy() for a in arrays]
+            run_prim(run.func, wanted)
+            for found, w in zip(run(arrays), wanted[1:], strict=True):
+                np.testing.assert_allclose(found, w, rtol=1e-6, err_msg=name)

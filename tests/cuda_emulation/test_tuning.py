@@ -1,0 +1,26 @@
+"""`--target cuda` goes the way of the others, child processes and all: on the emulation, without a GPU's packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.ccompiler
+def test_a_model_is_tuned_built_and_run(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(HERE / "packages"), str(HERE.parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, str(HERE / "tuned.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": path, "RELAX_TUNE_CACHE": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "listed ['emulated']" in done.stdout

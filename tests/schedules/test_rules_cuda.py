@@ -1,0 +1,69 @@
+"""Candidates of every rule as CUDA: machine code for two architectures, and on the emulation the reference's outputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from tests.cuda_emulation.driver import emulated
+from tests.ir.codegen_runner import Compiled, kernels_of
+from tests.schedules.candidates import CASES, MACHINES, arguments, drawn, problems
+
+from relax_tune.ir.function import PrimFunc
+from relax_tune.runtime.device.cuda_compiler import CUDACompiler
+from relax_tune.runtime.program import KernelSource
+from relax_tune.schedules.sketch import RULES, Rule, Sketch, generate_sketches, instantiate
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+@cache
+def chosen() -> list[tuple[str, str, PrimFunc]]:
+    """(case, what it is, instance) of a candidate of each rule, as OpenCL devices get them: of three the one with the shortest text."""
+    rng = random.Random("cuda")
+    cases = rng.sample(list(CASES), len(CASES))
+    made = []
+    for at, (rule, generator) in enumerate(RULES.items()):
+        of_rule = ((case, s) for case in cases for s in _sketches(case, {rule: generator}))
+        some = []
+        for case, sketch in islice(of_rule, 3):
+            values = drawn(sketch, rng)
+            instance = replace(instantiate(sketch, values), name=f"f{at}")
+            some.append((case, f"{sketch.name} {values}", instance))
+        made.append(min(some, key=lambda s: sum(len(k.source) for k in kernels_of(s[2], "cuda"))))
+    return made
+
+
+def _sketches(case: str, rules: Mapping[str, Rule]) -> Iterator[Sketch]:
+    """One of the sketches that a rule gives for a case, if it gives any."""
+    found = generate_sketches(CASES[case][0](), MACHINES["opencl"], rules)
+    if found:
+        yield random.Random(case).choice(found)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_they_compile(architecture: str) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    mine = chosen()[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)]
+    kernels = [k for _, _, func in mine for k in kernels_of(func, "cuda")]
+    made = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source) for k in kernels])
+    assert set(made.kernels) == {k.name for k in kernels}
+    assert all(0 < report.registers <= 255 for report in made.kernels.values())
+
+
+@pytest.mark.ccompiler
+def test_they_compute_what_the_function_means(tmp_path: Path) -> None:
+    device = emulated(tmp_path)
+    runs = Compiled.together(device, "cuda", [func for _, _, func in chosen()])
+    for (case, what, func), run in zip(chosen(), runs, strict=True):
+        for seed, dims in enumerate(CASES[case][1]):
+            arrays, scalars = arguments(func, dims, seed)
+            wrong = problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
+            assert not wrong, f"{case}, {what}: {wrong}"
+    device.close()
