@@ -58,6 +58,8 @@ class Bound:
             self._steps += variant.steps
         self.choices = tuple(labels)
         self._launches: list[Launch] = []
+        self._recorded: Launch | None = None
+        self._runs = 0
         self._generation = -1
 
     def prepare(self) -> None:
@@ -66,14 +68,23 @@ class Bound:
         self._executor._grow(self)
         if self._generation != self._executor._generation:
             self._launches = [self._executor._launch_of(step, self.values) for step in self._steps]
+            self._recorded, self._runs = None, 0
             self._generation = self._executor._generation
 
     def launch(self) -> None:
-        """Enqueue every step, in order. The device's `synchronize` waits for them."""
+        """Enqueue every step, in order. The device's `synchronize` waits for them. What comes a second time is recorded, where the
+        device can."""
         if self._generation != self._executor._generation:
             self.prepare()
+        if self._recorded is not None:
+            self._recorded()
+            return
         for launch in self._launches:
             launch()
+        if self._runs < 2:
+            self._runs += 1
+            if self._runs == 2:
+                self._recorded = self._executor.device.record(self._launches)
 
 
 class Executor:

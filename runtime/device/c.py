@@ -266,6 +266,10 @@ class CDevice:
     def native(self, buffers: Sequence[CBuffer]) -> None:
         """None: there is no queue."""
 
+    def record(self, launches: Sequence[Launch]) -> Launch | None:
+        """None: a launch is a call."""
+        return None
+
     def synchronize(self) -> None:
         """Nothing to wait for: launches return when they are done."""
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.cuda_compiler import Binary, CUDACompiler, KernelReport
+from relax_tune.runtime.device.cuda_graphs import GraphError, Recorder, load_recorder
 from relax_tune.runtime.device.memory import check_transfer
 from relax_tune.runtime.device.quirks import with_quirks
 from relax_tune.runtime.device.source import dynamic_shared_bytes, group_by_flags
@@ -37,6 +38,7 @@ STICKY = re.compile(
 )
 REGISTERS = 255
 PINNED_BYTES = 4 << 20
+RECORDED = 3  # launches that are worth a recording
 MODULES = 256  # that are kept for kernels compiled again
 
 # name of a limit: the driver's attribute
@@ -113,14 +115,19 @@ class Handle:
 class CUDADevice:
     """The `Device` contract over one NVIDIA GPU and one stream.
 
-    driver: a module with the names of `pycuda.driver` that are used here; compiler: makes a compiler for an architecture. Tests
-    give others, which need no GPU.
+    driver: a module with the names of `pycuda.driver` that are used here; compiler: makes a compiler for an architecture;
+    recorder: makes what records launches, or None. Tests give others, which need no GPU.
     """
 
     def __init__(
-        self, ordinal: int = 0, driver: Any = None, compiler: Callable[[str], Compiler] = CUDACompiler
+        self,
+        ordinal: int = 0,
+        driver: Any = None,
+        compiler: Callable[[str], Compiler] = CUDACompiler,
+        recorder: Callable[[], Recorder | None] = load_recorder,
     ) -> None:
         self._driver = load_pycuda() if driver is None else driver
+        self._recorder = recorder()
         count = self._driver.Device.count()
         if not 0 <= ordinal < count:
             raise MeasureError(f"CUDA: wanted device {ordinal}, found {count} of them, numbered from 0")
@@ -304,6 +311,19 @@ class CUDADevice:
         """The stream's handle and addresses in device memory. The primary context is the one they belong to."""
         return int(self._stream.handle), tuple(buffer.live() for buffer in buffers)
 
+    def record(self, launches: Sequence[Launch]) -> Launch | None:
+        """A CUDA graph, where cuda-bindings are installed and there are enough launches."""
+        recorder, stream = self._recorder, int(self._stream.handle)
+        if recorder is None or len(launches) < RECORDED:
+            return None
+
+        def enqueue() -> None:
+            for launch in launches:
+                launch()
+
+        replay = self._call("recording launches", lambda: recorder.record(stream, enqueue))
+        return None if replay is None else lambda: self._call("launching a recording", replay)
+
     def synchronize(self) -> None:
         self._call("waiting", self._stream.synchronize)
 
@@ -325,7 +345,7 @@ class CUDADevice:
         self._context.push()
         try:
             return action()
-        except self._driver.Error as error:
+        except (self._driver.Error, GraphError) as error:
             failure = self._failure(what, error)
             raise (failure if self._lost else kind(str(failure))) from None
         finally:

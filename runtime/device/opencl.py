@@ -297,6 +297,10 @@ class OpenCLDevice:
     def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
         return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)
 
+    def record(self, launches: Sequence[Launch]) -> Launch | None:
+        """None: OpenCL 1.2 has no recordings."""
+        return None
+
     def synchronize(self) -> None:
         self._guard(self._queue.finish)
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError
+from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.device.cuda_compiler import Binary, KernelReport
 from relax_tune.runtime.device.source import join_sources
@@ -121,6 +122,7 @@ class EmulatedDriver:
         self.backwards = backwards
         self.allocations: dict[int, Allocation] = {}
         self.queue: list[Callable[[], None]] = []
+        self.recording: list[Callable[[], None]] | None = None
         self.depth, self.deepest, self.broken = 0, 0, ""
         self.device_attribute, self.function_attribute = Names(), Names()
         driver = self
@@ -194,8 +196,23 @@ class EmulatedDriver:
         if self.depth < 1:
             raise self.LogicError("failed: invalid device context")
 
+    def enqueue(self, action: Callable[[], None]) -> None:
+        (self.queue if self.recording is None else self.recording).append(action)
+
+    def record(self, stream: int, enqueue: Callable[[], None]) -> Launch | None:
+        """As `cuda_graphs.Graphs`."""
+        self.check()
+        self.recording = []
+        try:
+            enqueue()
+        finally:
+            found, self.recording = self.recording, None
+        return lambda: self.queue.extend(found)
+
     def run(self) -> None:
         """What was enqueued happens now."""
+        if self.recording is not None:
+            raise self.LogicError("cuStreamSynchronize failed: operation not permitted when stream is capturing")
         queue, self.queue = self.queue, []
         for action in queue:
             action()
@@ -214,11 +231,11 @@ class EmulatedDriver:
 
     def memcpy_htod_async(self, address: int, data: NDArray[np.uint8], stream: Any) -> None:
         self.check()
-        self.queue.append(lambda: ctypes.memmove(address, data.ctypes.data, data.nbytes) and None)
+        self.enqueue(lambda: ctypes.memmove(address, data.ctypes.data, data.nbytes) and None)
 
     def memcpy_dtoh_async(self, data: NDArray[np.uint8], address: int, stream: Any) -> None:
         self.check()
-        self.queue.append(lambda: ctypes.memmove(data.ctypes.data, address, data.nbytes) and None)
+        self.enqueue(lambda: ctypes.memmove(data.ctypes.data, address, data.nbytes) and None)
 
     def module_from_buffer(self, code: bytes) -> Any:
         self.check()
@@ -261,9 +278,10 @@ class Function:
             if not all(a.intact() for a in driver.allocations.values()):
                 driver.fail("an illegal memory access was encountered: a kernel wrote beside a buffer")
 
-        driver.queue.append(action)
+        driver.enqueue(action)
 
 
 def emulated(folder: Path, backwards: bool = False) -> CUDADevice:
     """The device over an emulated GPU."""
-    return CUDADevice(0, EmulatedDriver(backwards), lambda architecture: EmulatedCompiler(folder))
+    driver = EmulatedDriver(backwards)
+    return CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder), lambda: driver)

@@ -162,6 +162,18 @@ def test_launches_are_in_order(device: Device, kernels: dict[str, Any]) -> None:
     np.testing.assert_array_equal(device.download(buffer, F32, (n,)), ((np.arange(n) + 3) * 2 + 3) * 2)
 
 
+def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> None:
+    buffer = filled(device, np.arange(40))
+    add = device.bind(kernels["add"], [buffer], [40, 3], *grid(device, 40))
+    twice = device.bind(kernels["twice"], [buffer], [40], *grid(device, 40))
+    one = device.record([add, twice, add])
+    assert device.download(buffer, F32, (40,)).tolist() == list(range(40)), "nothing has run"
+    assert device.record([]) is None and (one is None) == (device.info.kind != "cuda")
+    for launch in (add, *([add, twice, add] if one is None else [one]), twice):
+        launch()
+    np.testing.assert_array_equal(device.download(buffer, F32, (40,)), ((np.arange(40) + 6) * 2 + 3) * 2)
+
+
 def test_bindings_do_not_share_arguments(device: Device, kernels: dict[str, Any]) -> None:
     first, second = filled(device, np.zeros(8)), filled(device, np.zeros(8))
     one = device.bind(kernels["add"], [first], [8, 1], *grid(device, 8))

@@ -1,0 +1,63 @@
+"""Launches recorded once and replayed as one: CUDA graphs by stream capture, through cuda-bindings (pycuda has none)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from relax_tune.runtime.device.base import Launch
+
+
+class Recorder(Protocol):
+    """Records what is enqueued on a stream, by the driver's handle of it."""
+
+    def record(self, stream: int, enqueue: Callable[[], None]) -> Launch | None:
+        """What `enqueue` puts on the stream as one launch, or None where the driver refuses. Nothing runs."""
+        ...
+
+
+def load_recorder() -> Recorder | None:
+    """The recorder of cuda-bindings; None where it is not installed."""
+    try:
+        from cuda.bindings import driver
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return Graphs(driver)
+
+
+class Graphs:
+    """Stream capture. driver: a module with the names of cuda.bindings.driver."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def record(self, stream: int, enqueue: Callable[[], None]) -> Launch | None:
+        driver, done = self._driver, self._driver.CUresult.CUDA_SUCCESS
+        # others of the process may allocate meanwhile
+        (status,) = driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        if status != done:
+            return None
+        try:
+            enqueue()
+        finally:
+            status, graph = driver.cuStreamEndCapture(stream)
+        if status != done:
+            return None
+        status, runnable = driver.cuGraphInstantiate(graph, 0)
+        driver.cuGraphDestroy(graph)
+        if status != done:
+            return None
+        start = driver.cuGraphLaunch
+
+        def launch() -> None:
+            (status,) = start(runnable, stream)
+            if status != done:
+                raise GraphError(driver.cuGetErrorString(status)[1].decode())
+
+        weakref.finalize(launch, driver.cuGraphExecDestroy, runnable)
+        return launch
+
+
+class GraphError(Exception):
+    """A recording could not be launched; the message is the driver's."""

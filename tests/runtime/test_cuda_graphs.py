@@ -1,0 +1,99 @@
+"""Recordings of launches: what is asked of the driver, and a binding that replays what came a second time."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cuda_emulation.driver import emulated
+
+from relax_tune.runtime.device.cuda_graphs import GraphError, Graphs
+from relax_tune.runtime.program import BufferSpec, Call, KernelSource, Program, Step, Variant
+from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.runtime.vm import Executor
+
+ADD = 'extern "C" __global__ void add(float *a) { a[threadIdx.x] += 1.0f; }\n'
+
+
+class Result(Enum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR = 1
+
+
+class Driver:
+    """Names of cuda.bindings.driver. failing: the call that does not succeed."""
+
+    CUresult = Result
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing, self.calls = failing, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            self.calls.append(name)
+            status = Result.CUDA_ERROR if name == self.failing else Result.CUDA_SUCCESS
+            values = {"cuStreamEndCapture": "graph", "cuGraphInstantiate": "exec", "cuGetErrorString": b"it broke"}
+            return (status, values[name]) if name in values else (status,)
+
+        return call
+
+
+def test_a_recording_is_made_once_and_given_back() -> None:
+    driver = Driver()
+    launch = Graphs(driver).record(5, lambda: driver.calls.append("enqueue"))
+    assert launch is not None
+    launch()
+    launch()
+    del launch
+    begun = ["cuStreamBeginCapture", "enqueue", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
+    assert driver.calls == [*begun, "cuGraphLaunch", "cuGraphLaunch", "cuGraphExecDestroy"]
+
+
+@pytest.mark.parametrize("failing", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"])
+def test_what_the_driver_does_not_record_is_launched_as_ever(failing: str) -> None:
+    driver = Driver(failing)
+    assert Graphs(driver).record(5, lambda: None) is None
+    assert driver.calls.count("cuStreamBeginCapture") == 1
+    assert driver.calls.count("cuStreamEndCapture") == (failing != "cuStreamBeginCapture")
+
+
+def test_a_recording_that_fails_says_so_and_capture_ends_with_an_error() -> None:
+    launch = Graphs(Driver("cuGraphLaunch")).record(5, lambda: None)
+    assert launch is not None
+    with pytest.raises(GraphError, match="it broke"):
+        launch()
+    driver = Driver()
+    with pytest.raises(ZeroDivisionError):
+        Graphs(driver).record(5, lambda: print(1 // 0))
+    assert driver.calls[-1] == "cuStreamEndCapture"
+
+
+@pytest.mark.ccompiler
+def test_a_binding_that_comes_again_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = ScalarBuilder()
+    four, one, zero = b.const(4), b.const(1), b.const(0)
+    step = Step("kernel", "add", (1,), (), (one,), (4,))
+    copy = Step("kernel", "copy", (0, 1), (), (one,), (4,))
+    source = 'extern "C" __global__ void copy(const float *a, float *b) { b[threadIdx.x] = a[threadIdx.x]; }\n'
+    program = Program(
+        symbols=(), scalars=b.code, checks=(), storages=(), prepare=(), inputs=(0,), outputs=(1,),
+        buffers=(BufferSpec("x", "float32", (four,), "input"), BufferSpec("y", "float32", (four,), "output")),
+        kernels=(KernelSource("add", "cuda", ADD), KernelSource("copy", "cuda", source)),
+        calls=(Call("f", "task", zero, (Variant("generic", (copy, step, step)),)),),
+    )  # fmt: skip
+    device = emulated(tmp_path)
+    recorded: list[int] = []
+    record = device.record
+    monkeypatch.setattr(device, "record", lambda launches: (recorded.append(len(launches)), record(launches))[1])
+    executor = Executor(program, device, {})
+    for k in range(5):
+        data = np.full(4, k, np.float32)
+        assert executor.run([data])[0].tolist() == [k + 2] * 4
+    assert recorded == [3]
+    executor.close()
+    device.close()
