@@ -1,8 +1,9 @@
 """Barriers between the work-items of a group: wherever one may depend on another, and only where all of them come by.
 
-Items depend on each other through shared memory, and through global memory that one loop over items writes and another one touches
-(inside of one loop over items each has elements of its own: that is what binding a loop checks). A barrier stands before the
-outermost statement that needs it. A condition that holds for some of the items moves inwards, to what lies between the barriers.
+Items depend on each other through shared memory, unless its places tell them apart, and through global memory that one loop over
+items writes and another one touches (inside of one loop over items each has elements of its own: that is what binding a loop
+checks). A barrier stands before the outermost statement that needs it. A condition that holds for some of the items moves inwards,
+to what lies between the barriers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import groupby
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer, Scope
-from relax_tune.ir.codegen.affine import Algebra
+from relax_tune.ir.codegen.affine import Algebra, Poly
 from relax_tune.ir.codegen.lowered import (
     NOTHING,
     Barrier,
@@ -111,10 +112,12 @@ NOTHING_YET = Uses(frozenset(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The axes that loops over items around a place are of, and those that only one item of passes there."""
+    """The axes that loops over items around a place are of, those that only one item of passes there, and the shared buffers of which
+    each item below has elements of its own."""
 
     spread: frozenset[int] = frozenset()
     alone: frozenset[int] = frozenset()
+    own: frozenset[Buffer] = frozenset()
 
 
 class _Placer:
@@ -149,8 +152,9 @@ class _Placer:
     def _scopes(self, apart: Iterable[Buffer], bound: Within) -> frozenset[Scope]:
         if self.axes <= bound.alone:
             return frozenset()
-        found = frozenset(b.scope for b in apart)
-        return found - {"global"} if self.axes <= bound.spread else found
+        if self.axes <= bound.spread:
+            return frozenset(b.scope for b in apart if b.scope != "global" and b not in bound.own)
+        return frozenset(b.scope for b in apart)
 
     def _inside(self, n: Node, before: Uses, bound: Within) -> tuple[Node, Uses]:
         if isinstance(n, Store):
@@ -169,7 +173,8 @@ class _Placer:
             return self._repeated(n, before, bound)
         if isinstance(n, Loop) and n.kind == "item":
             alone = bound.alone | {n.axis} if _size(n, self.algebra) == 1 else bound.alone
-            bound = Within(bound.spread | {n.axis}, alone)
+            own = _of_items(n, self.algebra)
+            bound = Within(bound.spread | {n.axis}, alone, own & bound.own if bound.spread else own)
         (body,) = children(n)
         new, after = self.place(body, before, bound)
         return with_children(n, (new,)), after
@@ -183,6 +188,33 @@ class _Placer:
         if scopes:
             body = block(Barrier(scopes), body)
         return replace(n, body=body), before | after
+
+
+def _of_items(n: Loop, algebra: Algebra) -> frozenset[Buffer]:
+    """The shared buffers whose places below a loop over items tell which item it is: along some dimension all accesses step alike with
+    it, by more than loops inside move them."""
+    inner = {m.var for m in walk(n.body) if isinstance(m, (Loop, Let))}
+    steps: dict[Buffer, list[set[tuple[int, tuple[tuple[object, int], ...]] | None]]] = {}
+    for b, indices, _written in accesses(n):
+        if b.scope == "shared":
+            found = steps.setdefault(b, [set() for _ in indices])
+            for d, e in enumerate(indices):
+                found[d].add(_step(algebra.static(e), n.var, inner, algebra))
+    return frozenset(b for b, dims in steps.items() if any(len(d) == 1 and None not in d for d in dims))
+
+
+def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, tuple[tuple[object, int], ...]] | None:
+    """What an item moves an index by, and what is fixed of it; None where the index does not tell the item."""
+    step = p.get((item,), 0)
+    rest = {m: c for m, c in p.items() if m != (item,)}
+    if not step or algebra.depends(rest, (item,)):
+        return None
+    moving = {m: c for m, c in rest.items() if algebra.depends({m: c}, tuple(inner))}
+    low, high = algebra.bounds(moving)
+    if low is None or high is None or high - low >= abs(step):
+        return None
+    fixed = {m: c for m, c in rest.items() if m not in moving}
+    return step, tuple(sorted(((repr(m), c) for m, c in fixed.items())))
 
 
 class _Inwards:

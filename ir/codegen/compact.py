@@ -2,12 +2,14 @@
 
 A buffer is declared around the innermost statement that holds all of its accesses, and outside of every loop whose
 variable does not move the stores (such a loop may carry values from one iteration to the next), and for a shared one outside of
-loops over work-items. Loop variables outside the declaration are fixed, the ones inside are relaxed over their ranges.
+loops over work-items. Loop variables outside the declaration are fixed, the ones inside are relaxed over their ranges, but for a
+local one those of loops over work-items: each item has its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
@@ -98,8 +100,9 @@ def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[t
         fixed: Poly | None = None
         low, high = 0, -1
         for indices, _written, path in use.found:
-            inner = {m.var for m in path[depth:] if isinstance(m, (Loop, Let))}
-            part = _relax(algebra.static(indices[d]), inner, algebra)
+            inner = {m.var for m in path[depth:] if isinstance(m, (Loop, Let)) and not _is_own(buffer, m)}
+            with _items_of(path, algebra):
+                part = _relax(algebra.static(indices[d]), inner, algebra)
             if part is None or (fixed is not None and part[0] != fixed):
                 fixed = None
                 break
@@ -122,6 +125,25 @@ def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[t
                 "over loops of symbolic extent; tile the loop by a constant or give the buffer global scope"
             )
     return tuple(starts), tuple(extents)
+
+
+@contextmanager
+def _items_of(path: Sequence[Node], algebra: Algebra) -> Iterator[None]:
+    """Indices of the launch have the ranges of the loops around a place, not of the longest along their axes."""
+    before = dict(algebra.ranges)
+    for m in path:
+        size = as_int(m.extent) if isinstance(m, Loop) and m.kind == "item" else None
+        if isinstance(m, Loop) and size is not None:
+            algebra.ranges[m.var] = (0, max(size - 1, 0))
+    yield
+    algebra.ranges.clear()
+    algebra.ranges.update(before)
+
+
+def _is_own(buffer: Buffer, m: Loop | Let) -> bool:
+    """Whether an iteration has a buffer of its own, declared outside of the loop: a work-item keeps its registers from one loop
+    over the items of a group to the next."""
+    return buffer.scope == "local" and isinstance(m, Loop) and m.kind == "item"
 
 
 def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:

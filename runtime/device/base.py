@@ -18,9 +18,10 @@ Launch = Callable[[], None]
 class DeviceInfo:
     """What is known of a device. `fingerprint` (text to text, sorted) identifies device, driver and compiler well
     enough to reuse a timing; `limits` (text to int) holds what rules and constraints read: `workers`, `vector_bits`,
-    `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`; what the
-    device does not tell of itself comes from `runtime/device/quirks`. `libraries`: name and fingerprint of each library opened
-    beside it, as `library.registry.library_facts` writes them; None where nobody has looked."""
+    `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`, and of a GPU
+    `warp`, `registers_per_sm`, `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`; what the device does not tell of itself
+    comes from `runtime/device/quirks`. `libraries`: name and fingerprint of each library opened beside it, as
+    `library.registry.library_facts` writes them; None where nobody has looked."""
 
     kind: str
     name: str

@@ -14,6 +14,7 @@ from relax_tune.ir.expr import Var, free_vars, load
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
+from relax_tune.schedules.items import require_own_items
 from relax_tune.schedules.nest import (
     block_loads,
     block_value,
@@ -117,10 +118,14 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
 
     Before: `B = alloc((I, J), f32, scope="global")`
     After: `B = alloc((I, J), f32, scope="local")`
-    Checks: an intermediate; one that is filled once, before any call, stays global, and aligned rows stay off global memory.
+    Checks: an intermediate; one that is filled once, before any call, stays global, and aligned rows stay off global memory;
+    what one loop over the work-items of a group makes `local` and statements outside of it touch, is touched there by the
+    same item.
     """
     old = find_alloc(func, buffer)
     require_scope(func, scope)
+    if scope == "local":
+        require_own_items(func, old)
     if scope != "global":
         require_role(func, "set_scope", *writers(func, old))
     elif old.row is not None:

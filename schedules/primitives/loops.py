@@ -223,8 +223,8 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     Before: `for i in serial(N): S(i)`
     After: `for i in parallel(N): S(i)`
     Checks: every iteration is independent, i.e. the variable feeds no reduction iterator of a block below (an `unrolled`
-    loop may), and iterations provably write different elements of every buffer they share (all but `local` ones; under
-    `vectorized` those too; a `local` one that a `parallel`, `group` or `item` loop writes is touched nowhere else);
+    loop may), and iterations provably write different elements of every buffer they share (all but `local` ones, and under
+    `group` `shared` ones; under `vectorized` those too; one that a loop's iterations each have, and write, is touched nowhere else);
     vectorized and unrolled extents hold no shape symbol; a grid axis is bound once on a path; no parallel loop is around
     another.
     """
@@ -252,7 +252,8 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             where = [bracketed(block_value(block, i), block.predicate) for i in block.body.indices]
             path = enclosing(func, block)
             inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
-            shared = target.scope != "local" or kind == "vectorized"
+            own = target.scope == "local" or (target.scope == "shared" and kind == "group")
+            shared = not own or kind == "vectorized"
             # points that a guard leaves out write nothing
             if shared and not separates(where, node.var, inner, loop_env(path), block.predicate):
                 raise ScheduleError(
@@ -260,7 +261,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
                     f"write the same element of {target.name!r} in block {block.name!r}"
                 )
             outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _touches(b, target)]
-            if target.scope == "local" and kind != "vectorized" and outside:
+            if own and kind != "vectorized" and outside:
                 raise ScheduleError(
                     f"{func.name}: {kind} gives every iteration of {loop!r} a {target.name!r} of its own, but block "
                     f"{outside[0].name!r}, which is not below it, reads or writes that buffer; make its scope global first"

@@ -17,6 +17,7 @@ from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import DType
 from relax_tune.ir.expr import (
+    TRUE,
     Const,
     Expr,
     Op,
@@ -141,7 +142,9 @@ def combiner(block: Block) -> tuple[str, Expr]:
     )
 
 
-def rfactor(func: PrimFunc, block: str, loop: str, scope: Literal["local", "global"] = "local") -> PrimFunc:
+def rfactor(
+    func: PrimFunc, block: str, loop: str, scope: Literal["local", "global"] = "local", whole: bool = False
+) -> PrimFunc:
     """Give every iteration of a reduction loop its own accumulator, and combine those afterwards.
 
     Before: `for i: for k0: for k1: B[i] += A[i, k0 * F + k1]`
@@ -151,7 +154,8 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: Literal["local", "glob
     neutral element); nothing else in its outermost reduction loop touches what it writes.
     The final combination is placed after the outermost reduction loop of the block; loops over elements inside that one get
     copies around it. Initial values are stored separately, as by `decompose_reduction`: a condition may keep an accumulator
-    from its first point. They are stored inside `loop` where that is the outermost one.
+    from its first point. They are stored inside `loop` where that is the outermost one. With `whole` they stay with the sums,
+    where there is no condition, so that these are a reduction like the one there was.
     """
     if scope not in ("local", "global"):
         raise ScheduleError(f"{func.name}: rfactor wants accumulators in local or global memory, found {scope!r}")
@@ -228,7 +232,11 @@ def rfactor(func: PrimFunc, block: str, loop: str, scope: Literal["local", "glob
         final = For(var, p.extent, final, kind)
     body = seq(replace_node(top, node, factored), For(r, target.extent, final))
     made = replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
-    if not alone:
+    if whole and not alone and node.predicate is not TRUE:
+        raise ScheduleError(
+            f"{func.name}: rfactor wants a block that runs everywhere to keep initial values with its sums, found {node.predicate!r}"
+        )
+    if not alone and not whole:
         inner = reduce_loops[1] if target is top and len(reduce_loops) > 1 else top
         return decompose_reduction(made, factored.name, inner.var.name)
     if any(target.var in free_vars(c) for c in conjuncts(node.predicate)):

@@ -30,18 +30,33 @@ def f(x: Buffer((n, m, 16), f32), y: Buffer((n, m, 16), f32)):
 """),
     "below conditions that some items meet": (3, """
 def f(x: Buffer((n, m, 16), f32), y: Buffer((n, 16), f32)):
+    row = alloc((4, 16), f32, scope="shared")
+    for g in group((n + 3) // 4):
+        for r in item(4, axis=1):
+            if g * 4 + r < n and r != 2:
+                for z in item(16):
+                    y[g * 4 + r, z] = 0.0
+                for k in serial(m):
+                    for a in item(16):
+                        row[r, a] = x[g * 4 + r, k, a]
+                    for c in item(16):
+                        y[g * 4 + r, c] = y[g * 4 + r, c] + row[r, 15 - c]
+            else:
+                if g * 4 + r < n:
+                    for d in item(16):
+                        y[g * 4 + r, d] = 5.0
+"""),
+    "an item's own elements": (0, """
+def f(x: Buffer((n, m, 16), f32), y: Buffer((n, 16), f32)):
     total = alloc((4, 16), f32, scope="shared")
     for g in group((n + 3) // 4):
         for r in item(4, axis=1):
             for a in item(16):
-                if g * 4 + r < n and a != 3:
+                if g * 4 + r < n:
                     total[r, a] = 0.0
                     for k in serial(m):
                         total[r, a] = total[r, a] + x[g * 4 + r, k, a]
                     y[g * 4 + r, a] = total[r, a]
-                else:
-                    if g * 4 + r < n:
-                        y[g * 4 + r, a] = 5.0
 """),
     "by one item, for all": (1, """
 def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):

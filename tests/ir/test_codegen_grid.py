@@ -69,7 +69,7 @@ def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
     for g in group(n):
         for a in item(16):
             for k in serial(a):
-                tile[a] = tile[a] + x[g, k]
+                tile[a] = tile[15 - a] + x[g, k]
             y[g, a] = tile[a]
 """
     for language in ("opencl", "cuda"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relax_tune.schedules.target import Machine
 
 
@@ -20,3 +22,33 @@ def test_a_device_that_says_nothing_gets_a_modest_machine() -> None:
 
 def test_named_opencl_devices_are_opencl() -> None:
     assert Machine.from_limits("opencl:oclgrind", {}).language == "opencl"
+
+
+# From NVIDIA's data sheets and the CUDA C++ Programming Guide: A100 and H100 (SXM).
+SM_80 = {
+    "workers": 108, "warp": 32, "max_group_size": 1024, "max_local_bytes": 163 << 10, "local_bytes_per_sm": 164 << 10,
+    "registers_per_sm": 64 << 10, "threads_per_sm": 2048, "groups_per_sm": 32, "l2_bytes": 40 << 20, "vector_bits": 128,
+}  # fmt: skip
+SM_90 = SM_80 | {
+    "workers": 132, "max_local_bytes": 227 << 10, "local_bytes_per_sm": 228 << 10, "l2_bytes": 50 << 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "local"), [(SM_80, 163 << 10), (SM_90, 227 << 10)])
+def test_a_device_with_warps_is_a_gpu(limits: dict[str, int], local: int) -> None:
+    machine = Machine.from_limits("cuda", limits)
+    assert machine.is_gpu and machine.groups and machine.language == "cuda"
+    assert (machine.lanes, machine.warp, machine.group_size, machine.local_bytes) == (4, 32, 1024, local)
+    assert (machine.registers, machine.core_registers, machine.core_threads, machine.core_groups) == (
+        255,
+        64 << 10,
+        2048,
+        32,
+    )
+    same = Machine.from_limits("opencl", limits)
+    assert same.is_gpu and same.language == "opencl"
+
+
+def test_a_processor_is_none() -> None:
+    assert not Machine.from_limits("opencl", {"max_group_size": 4096}).is_gpu
+    assert not Machine.from_limits("c", SM_80).is_gpu

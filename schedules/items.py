@@ -1,0 +1,66 @@
+"""Which work-items of a group touch which elements: loops over items of one axis are the same index of the launch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.arith.radix import separates
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer
+from relax_tune.ir.expr import Expr, Var, free_vars, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, blocks
+from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
+
+# What an item moves an index by, what loops do, and the rest of it.
+_Place = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
+
+
+def require_own_items(func: PrimFunc, buffer: Buffer) -> None:
+    """Every element that a work-item writes is touched by that item alone, in whichever loops over items; else ScheduleError.
+
+    What is written outside of all loops over an axis is made by every item for itself.
+    """
+    paths = {b: enclosing(func, b) for b in blocks(func.body)}
+    users = [b for b in paths if b.body.buffer is buffer or any(x.buffer is buffer for x in block_loads(b))]
+    for axis in range(3):
+        around = {b: next((p for p in paths[b] if p.kind == "item" and p.axis == axis), None) for b in users}
+        made = [p for b, p in around.items() if p is not None and b.body.buffer is buffer]
+        if not made or all(p is made[0] for p in around.values()):
+            continue
+        for b, p in around.items():
+            if p is None or not _moves_alike(buffer, around, paths):
+                raise ScheduleError(
+                    f"{func.name}: set_scope gives every work-item a {buffer.name!r} of its own, but block {b.name!r} touches "
+                    "elements that another item makes; make its scope shared"
+                )
+
+
+def _moves_alike(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
+    """All accesses run alike through some dimension, whose places tell the item."""
+    one = Var("item")
+    found: list[list[_Place | None]] = []
+    for block, loop in around.items():
+        assert loop is not None
+        inner = {p.var: p.extent for p in paths[block] if p is not loop and p.kind != "group"}
+        env = loop_env((*paths[block], For(one, loop.extent, loop.body)))
+        spots = [block.body.indices] if block.body.buffer is buffer else []
+        spots += [x.indices for x in block_loads(block) if x.buffer is buffer]
+        for where in spots:
+            placed = (simplify(block_value(block, e), env) for e in where)
+            found.append([_place(substitute(e, {loop.var: one}), one, inner, env) for e in placed])
+    return any(len({w[d] for w in found}) == 1 and found[0][d] is not None for d in range(len(buffer.shape)))
+
+
+def _place(e: Expr, one: Var, inner: Mapping[Var, Expr], env: Env) -> _Place | None:
+    """How an index runs through its dimension, up to the names of loops; None where that does not tell the item."""
+    own = {v: inner[v] for v in free_vars(e) if v in inner}
+    parts = linear(e, (one, *own), env)
+    if parts is None or one not in parts[0] or not separates((e,), one, own, env):
+        return None
+    steps = frozenset(Counter((step, own[v]) for v, step in parts[0].items() if v in own).items())
+    return parts[0][one], steps, parts[1]
