@@ -19,6 +19,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Expr, Op, Var, as_int, ceildiv, const, free_vars, maximum, minimum, mul, postorder
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, blocks
+from relax_tune.schedules.gpu_features import gpu_features
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.sketch import Sketch
 from relax_tune.schedules.target import Machine
@@ -48,7 +49,8 @@ class FeatureFunction:
         self.features = sketch_features(sketch.func, machine)
         exprs = [e for f in self.features for e in (f.numerator, f.denominator)]
         self._run, self.variables = compile_numpy(exprs)
-        self._threads = machine.workers
+        # the multiprocessors of a GPU are no threads here
+        self._threads = 2 if machine.is_gpu else machine.workers
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ def _stride(access: _Access, var: Var | None) -> Expr:
 
 
 def sketch_features(func: PrimFunc, machine: Machine) -> tuple[Feature, ...]:
-    """The features, always the same names in the same order for every sketch of every function."""
+    """The features, always the same names in the same order for every sketch of every function on one kind of machine."""
     main = _main(func)
     path = enclosing(func, main)
     compute = [b for b in blocks(func.body) if b.role == "compute"]
@@ -227,6 +229,8 @@ def sketch_features(func: PrimFunc, machine: Machine) -> tuple[Feature, ...]:
         out.append(Feature(f"tile{number}", _footprint(access, innermost or path) if access else const(0)))
         out.append(Feature(f"worker{number}", _footprint(access, within) if access else const(0)))
         out.append(Feature(f"whole{number}", _footprint(access, path) if access else const(0)))
+    if machine.is_gpu:
+        out += [Feature(*f) for f in gpu_features(func, main, machine)]
     return tuple(out)
 
 

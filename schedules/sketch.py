@@ -11,10 +11,18 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.expr import Expr, Op, Tunable, Var, and_, conjuncts, const, free_vars, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
+from relax_tune.schedules.occupancy import limits
 from relax_tune.schedules.rules import (
     attention,
     convolution,
     fallback,
+    gpu_attention,
+    gpu_fallback,
+    gpu_injective,
+    gpu_matmul,
+    gpu_matvec,
+    gpu_reductions,
+    gpu_rows,
     injective,
     matmul,
     matvec,
@@ -22,14 +30,14 @@ from relax_tune.schedules.rules import (
     reductions_split,
     rows,
 )
-from relax_tune.schedules.schedule import Schedule, replay
+from relax_tune.schedules.schedule import Schedule, holds, replay
 from relax_tune.schedules.target import Machine
 from relax_tune.schedules.trace import Trace
 
 Rule = Callable[[PrimFunc, Machine], Iterator[tuple[str, Schedule]]]
 
-# Every rule, in the order its sketches are listed. A new rule is added here, and nowhere else.
-RULES: Mapping[str, Rule] = {
+# The rules for processors and those for GPUs, in the order their sketches are listed. A new rule is added here, and nowhere else.
+PROCESSOR_RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
     "matvec": matvec.sketches,
     "attention": attention.sketches,
@@ -40,6 +48,21 @@ RULES: Mapping[str, Rule] = {
     "injective": injective.sketches,
     "fallback": fallback.sketches,
 }
+GPU_RULES: Mapping[str, Rule] = {
+    "gpu_matmul": gpu_matmul.sketches,
+    "gpu_matvec": gpu_matvec.sketches,
+    "gpu_attention": gpu_attention.sketches,
+    "gpu_rows": gpu_rows.sketches,
+    "gpu_reductions": gpu_reductions.sketches,
+    "gpu_injective": gpu_injective.sketches,
+    "gpu_fallback": gpu_fallback.sketches,
+}
+RULES: Mapping[str, Rule] = {**PROCESSOR_RULES, **GPU_RULES}
+
+
+def rules_for(machine: Machine) -> Mapping[str, Rule]:
+    """The rules that make sketches for a machine."""
+    return {name: rule for name, rule in RULES.items() if (name in GPU_RULES) == machine.is_gpu}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +80,24 @@ class Sketch:
         return self.trace.tunables
 
 
-def generate_sketches(func: PrimFunc, machine: Machine, rules: Mapping[str, Rule] = RULES) -> tuple[Sketch, ...]:
-    """All sketches of a function. The last one is always the fallback, which fits every function."""
+def generate_sketches(func: PrimFunc, machine: Machine, rules: Mapping[str, Rule] | None = None) -> tuple[Sketch, ...]:
+    """All sketches of a function, by the machine's rules or the given ones. The last one is always the fallback, which fits every
+    function."""
     found = []
-    for rule in rules.values():
+    for rule in (rules_for(machine) if rules is None else rules).values():
         for name, s in rule(func, machine):
+            if machine.is_gpu:
+                _limit(s, machine)
             found.append(Sketch(name, s.func, s.trace, tuple(s.constraints), s.guesses))
     return tuple(found)
+
+
+def _limit(s: Schedule, machine: Machine) -> None:
+    """Kernels that a GPU can launch; guesses that it cannot are none."""
+    for fact in limits(s.func, machine):
+        s.require(fact)
+    declared = s.tunables.values()
+    s.guesses = tuple(g for g in s.guesses if all(holds(c, {t: g[t.name] for t in declared}) for c in s.constraints))
 
 
 def first_to_try(sketches: Sequence[Sketch]) -> Sketch:

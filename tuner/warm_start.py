@@ -180,9 +180,11 @@ def _rows(
 
 def log_roofline(features: FeatureArray, machine: Machine) -> FloatArray:
     """log seconds (R,) of a nominal machine of this size for the work a row (R, F) stands for, which makes times of different
-    functions and shapes comparable: full vectors at 2 GHz, 8 GB/s, a microsecond to begin with."""
+    functions and shapes comparable: full vectors at 2 GHz, 8 GB/s, a microsecond to begin with; of a GPU 128 lanes and 15 GB/s for
+    each multiprocessor."""
     flops, moved = (np.exp2(features[:, c].astype(np.float64)) - 1 for c in (FLOPS_COLUMN, BYTES_COLUMN))
-    return np.asarray(np.log(1e-6 + flops / (4e9 * machine.lanes * machine.workers) + moved / 8e9))
+    lanes, bandwidth = (128, 15e9 * machine.workers) if machine.is_gpu else (machine.lanes, 8e9)
+    return np.asarray(np.log(1e-6 + flops / (4e9 * lanes * machine.workers) + moved / bandwidth))
 
 
 def roofline(space: ParameterSpace, points: IntArray, machine: Machine) -> FloatArray:

@@ -97,12 +97,12 @@ def build(func: PrimFunc, machine: Machine) -> Schedule:
         s.compute_at(name, i_0)
         _order(s, name, i_0, "vb", *_others(s, name, i_0, "vb"))
     s.apply("rolling_update", block=r.top)
-    (key,) = _feeding(s, r.top, i_0, "vb")
+    (key,) = feeding(s, r.top, i_0, "vb")
     _weighted_values(s, r, key, height, width)
     _exponentials(s, r, key)
     _scores(s, r, key, unroll)
     s.compute_at(turned, i_0)
-    rows = _feeding(s, turned, i_0, _iter_at(s, turned, r.query_dim))
+    rows = feeding(s, turned, i_0, _iter_at(s, turned, r.query_dim))
     s.reorder([*(n for n in s.inner_loops(turned, i_0) if n not in rows), *rows])
     for b in blocks(s.func.body):
         inner = s.nest_of(b.name)[-1]
@@ -120,7 +120,7 @@ def _weighted_values(s: Schedule, r: Roles, key: str, height: Tunable, width: Tu
     c_0, c_1 = s.split(columns, [None, width], divides=True)
     s.reorder([a_0, c_0, a_1, c_1])
     s.compute_at(part, c_0)
-    (step,) = _feeding(s, part, c_0, "vt")
+    (step,) = feeding(s, part, c_0, "vt")
     _order(s, part, c_0, "vt", *_others(s, part, c_0, "vt"))
     s.set_tail(step, "peel")
     for loop in (a_1, s.inner_loops(part, c_0)[1]):
@@ -133,10 +133,10 @@ def _exponentials(s: Schedule, r: Roles, key: str) -> None:
     part = f"{r.total}_rf"
     s.compute_at(part, key)
     _order(s, part, key, "vt", *_others(s, part, key, "vt"))
-    (step,) = _feeding(s, part, key, "vt")
+    (step,) = feeding(s, part, key, "vt")
     s.apply("decompose_reduction", block=part, loop=step)
     s.compute_at(r.weights, key)
-    lanes, keys = (_feeding(s, r.weights, key, v) for v in (r.weight_row, r.weight_key))
+    lanes, keys = (feeding(s, r.weights, key, v) for v in (r.weight_row, r.weight_key))
     s.reorder([*keys, *lanes])
     s.merge_loops(keys[0], step)
     s.set_tail(keys[0], "peel")
@@ -146,12 +146,12 @@ def _scores(s: Schedule, r: Roles, key: str, unroll: Tunable) -> None:
     """A few keys at a time against all queries of the tile in registers; their maximum while they are there."""
     part = f"{r.top}_rf"
     s.compute_at(part, key)
-    m_0, m_1 = s.split(_feeding(s, part, key, "vt")[0], [None, unroll])
+    m_0, m_1 = s.split(feeding(s, part, key, "vt")[0], [None, unroll])
     s.reorder([m_0, m_1, *(n for n in s.inner_loops(part, key) if n not in (m_0, m_1))])
     s.apply("decompose_reduction", block=part, loop=m_0)
     s.unroll(m_1)
     s.compute_at(r.score, key)
-    lanes, keys = (_feeding(s, r.score, key, v)[0] for v in (r.score_row, r.score_key))
+    lanes, keys = (feeding(s, r.score, key, v)[0] for v in (r.score_row, r.score_key))
     j_0, j_1 = s.split(keys, [None, unroll])
     s.reorder([j_0, j_1, lanes])
     s.merge_loops(j_0, m_0)
@@ -159,7 +159,7 @@ def _scores(s: Schedule, r: Roles, key: str, unroll: Tunable) -> None:
     s.unroll(j_1)
     s.compute_at(r.product, j_0)
     steps = [i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce"]
-    loops = [_feeding(s, r.product, j_0, v)[0] for v in (*steps, r.product_key, r.product_row)]
+    loops = [feeding(s, r.product, j_0, v)[0] for v in (*steps, r.product_key, r.product_row)]
     s.reorder(loops)
     s.unroll(loops[1])
     s.apply("decompose_reduction", block=r.product, loop=loops[0])
@@ -262,7 +262,7 @@ def _iter_at(s: Schedule, block: str, dim: int) -> str:
     return find_block(s.func, block).iters[dim].var.name
 
 
-def _feeding(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
+def feeding(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
     """The loops of the block inside `loop`, or `loop` itself, that feed an iterator."""
     node = find_block(s.func, block)
     fed = {v.name for i, b in zip(node.iters, node.bindings) if i.var.name == iterator for v in free_vars(b)}
@@ -271,13 +271,13 @@ def _feeding(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
 
 def _others(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
     """The loops of the block inside `loop` that do not feed an iterator."""
-    own = _feeding(s, block, loop, iterator)
+    own = feeding(s, block, loop, iterator)
     return [n for n in s.inner_loops(block, loop) if n not in own]
 
 
 def _order(s: Schedule, block: str, loop: str, first: str, *rest: str) -> None:
     """The loops of an iterator first."""
-    s.reorder([*_feeding(s, block, loop, first), *rest])
+    s.reorder([*feeding(s, block, loop, first), *rest])
 
 
 def _last(rank: int, dims: Sequence[int]) -> list[int]:

@@ -83,7 +83,7 @@ def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:
     """Everything inlined into the outputs; of each the last dimension in vectors, and on several workers all of it cut into runs
     of vectors, of which each of GP parts gets as many as the others."""
     s = Schedule(func)
-    left = _inlined(s)
+    left = inlined(s)
     width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
     if form == "serial":
         for block in left:
@@ -112,7 +112,7 @@ def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:
     return s
 
 
-def _inlined(s: Schedule) -> tuple[Block, ...]:
+def inlined(s: Schedule) -> tuple[Block, ...]:
     """The blocks that are left when everything is inlined into the outputs."""
     for block in blocks(s.func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
@@ -127,7 +127,7 @@ def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Sch
     """A function that reads arrays along another dimension than it writes: square tiles of these are turned over in registers into
     a local one."""
     s = Schedule(func)
-    block = _inlined(s)
+    block = inlined(s)
     if len(block) != 1:
         raise ScheduleError(f"{func.name}: wanted one block, found {len(block)}")
     name = block[0].name
@@ -135,7 +135,7 @@ def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Sch
     column = node.iters[-1].var
     if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
         raise ScheduleError(f"{func.name}: {name!r} does not write along its last iterator")
-    reads = _across(node, column)
+    reads = turned_reads(node, column)
     tile = machine.lanes
     at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
     copies = []
@@ -168,7 +168,7 @@ def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Sch
     return s
 
 
-def _across(block: Block, column: Var) -> tuple[Load, ...]:
+def turned_reads(block: Block, column: Var) -> tuple[Load, ...]:
     """The reads of a block along another iterator than it writes along; ScheduleError when there are none, or of several kinds."""
     found = []
     for access in block_loads(block):

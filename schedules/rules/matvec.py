@@ -86,7 +86,7 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
 def _columns(s: Schedule, main: str, epilogue: str, roles: Contraction, machine: Machine, choice: Choice) -> Schedule:
     """Lanes are columns; a tile is some rows by some vectors of columns, each vector from a panel of its own."""
     block = find_block(s.func, main)
-    halves, group = _steps_together(block, roles)
+    halves, group = steps_together(block, roles)
     if choice.grouped and (group is None or len(roles.reduce) != 1):
         raise ScheduleError(f"{s.func.name}: no factor belongs to a group of steps")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
@@ -228,7 +228,7 @@ def _panels(s: Schedule, main: str, roles: Contraction, machine: Machine) -> Non
         raise ScheduleError(f"{s.func.name}: no constant operand has columns")
 
 
-def _steps_together(block: Block, roles: Contraction) -> tuple[int, int | None]:
+def steps_together(block: Block, roles: Contraction) -> tuple[int, int | None]:
     """How many steps share what is read for one of them (numbers in one byte), and how many a float factor."""
     halves, group = 1, None
     for access in block_loads(block):

@@ -40,8 +40,8 @@ def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
         s.apply("cache_write", block=final_block(s.func).name, scope="local")
     last = final_block(s.func)
     stages = [b for b in blocks(s.func.body) if b.name != last.name]
-    across = {b.name for b in stages if b.is_reduction and _steps_across(b)}
-    if not across or any(not b.is_reduction or not (b.name in across or _steps_along(b)) for b in stages):
+    across = {b.name for b in stages if b.is_reduction and steps_across(b)}
+    if not across or any(not b.is_reduction or not (b.name in across or steps_along(b)) for b in stages):
         raise ScheduleError(f"{func.name}: not every stage reduces across columns")
     divide_once(s, last.name)
     *outer, column = s.loops_of(last.name)
@@ -91,7 +91,7 @@ def _strip(s: Schedule, block: str, strip: str) -> None:
     s.set_kind(columns[0], "vectorized")
 
 
-def _steps_across(block: Block) -> bool:
+def steps_across(block: Block) -> bool:
     """Every operand that has the last output dimension has it innermost, and some operand is reduced across it; each
     reduction step stands alone as an index, and rows are not combined with other rows."""
     steps = {i.var for i in block.iters if i.kind == "reduce"}
@@ -105,7 +105,7 @@ def _steps_across(block: Block) -> bool:
     return plain and any(x in reads for x in with_column) and all(x.indices[-1] is fast for x in with_column)
 
 
-def _steps_along(block: Block) -> bool:
+def steps_along(block: Block) -> bool:
     """A reduction of rows whose last step walks along memory."""
     step = next(i.var for i in reversed(block.iters) if i.kind == "reduce")
     return all(step not in free_vars(*x.indices[:-1]) for x in block_loads(block))

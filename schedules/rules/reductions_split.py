@@ -105,28 +105,28 @@ def _steps_across(block: Block, machine: Machine) -> bool:
     return ends != {step}
 
 
-def _chunks(s: Schedule, block: str, chunk: str, outer: int) -> str:
+def chunked(s: Schedule, block: str, chunk: str, outer: int) -> str:
     """Results of its own for every iteration of `chunk`, in a nest apart from that which combines them, and from the initial value
     where that may be combined only once. The block that makes them; outer: the number of loops around `chunk`."""
-    apart = not starts_neutral(find_block(s.func, block))
-    if apart:
-        start = _new(s, "decompose_reduction", block=block, loop=chunk)[0]
-        _alone(s, start, outer)
-    part = next(n for n in _new(s, "rfactor", block=block, loop=chunk, scope="global") if not n.endswith("_init"))
-    _alone(s, part, outer)
-    if not apart:
+    unique = not starts_neutral(find_block(s.func, block))
+    if unique:
+        start = new_blocks(s, "decompose_reduction", block=block, loop=chunk)[0]
+        apart(s, start, outer)
+    part = next(n for n in new_blocks(s, "rfactor", block=block, loop=chunk, scope="global") if not n.endswith("_init"))
+    apart(s, part, outer)
+    if not unique:
         s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[outer])
     return part
 
 
-def _new(s: Schedule, primitive: str, **arguments: str) -> list[str]:
+def new_blocks(s: Schedule, primitive: str, **arguments: str | bool) -> list[str]:
     """The names of the blocks that a step makes."""
     before = {b.name for b in blocks(s.func.body)}
     s.apply(primitive, **arguments)
     return [b.name for b in blocks(s.func.body) if b.name not in before]
 
 
-def _alone(s: Schedule, block: str, outer: int) -> None:
+def apart(s: Schedule, block: str, outer: int) -> None:
     """A nest for what comes after the block's statement inside its outer loops."""
     for depth in reversed(range(outer)):
         s.apply("fission", loop=s.loops_of(block)[depth], block=block)
@@ -145,7 +145,7 @@ def _cut_along(s: Schedule, block: Block, numbers: _Along, kind: str) -> None:
     """Chunks of rows, in vectors with an accumulator for every lane."""
     *outer, along = s.loops_of(block.name)
     chunk, inside = s.split(along, [None, numbers.chunk])
-    part = _chunks(s, block.name, chunk, len(outer))
+    part = chunked(s, block.name, chunk, len(outer))
     in_vectors(s, part, inside, numbers.width, divides=True)
     _share(s, block.name, part, len(outer), kind)
 
@@ -159,7 +159,7 @@ def _cut_across(s: Schedule, block: Block, numbers: _Across, kind: str) -> None:
     strip, lanes = s.split(column, [None, numbers.width])
     s.set_tail(strip, "peel")
     s.reorder([*outer, chunk, strip, several, row, lanes])
-    part = _chunks(s, block.name, chunk, len(outer))
+    part = chunked(s, block.name, chunk, len(outer))
     made = find_block(s.func, part).body.buffer
     rank = len(made.shape)
     s.apply("permute_layout", buffer=made.name, order=[*range(rank - 2), rank - 1, rank - 2])

@@ -59,7 +59,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_regis
         if inlinable(s.func, current) and (keep == "none" or (keep == "expensive" and not is_expensive(current))):
             s.compute_inline(block.name)
     for block in reductions(s.func):
-        _require_rowwise(block)
+        require_rowwise(block)
     if in_registers:
         _require_short(s.func, machine)
     for block in blocks(s.func.body):
@@ -141,7 +141,7 @@ def _under_last(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple[s
     return f_0, f_1
 
 
-def _require_rowwise(block: Block) -> None:
+def require_rowwise(block: Block) -> None:
     """The innermost reduction steps must walk along memory (vectors along another dimension would gather), over one row at a
     time; windows that overlap are no rows."""
     steps = [i.var for i in block.iters if i.kind == "reduce"]

@@ -18,7 +18,7 @@ from relax_tune.ir.dtype import bf16, f16
 from relax_tune.ir.expr import Var
 from relax_tune.ir.function import PrimFunc
 from relax_tune.schedules.schedule import Schedule, holds
-from relax_tune.schedules.sketch import Rule, Sketch, generate_sketches, instantiate, simplify_func
+from relax_tune.schedules.sketch import RULES, Rule, Sketch, generate_sketches, instantiate, rules_for, simplify_func
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.reference import evaluate, tolerances
 
@@ -28,7 +28,17 @@ Dims = Mapping[str, int]
 MACHINES = {
     "c": Machine("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20),
     "opencl": Machine("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20),
+    # a small GPU, whose groups a simulator runs in a moment
+    "gpu": Machine.from_limits(
+        "opencl",
+        {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10, "registers_per_sm": 64 << 10},
+    ),
 }
+# Functions that GPU sketches are tried on, one or two of each kind.
+GPU_CASES = (
+    "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
+    "attention over a cache", "mean pool", "sum of all",
+)  # fmt: skip
 
 
 def _zoo(name: str) -> Callable[[], PrimFunc]:
@@ -44,6 +54,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "matmul 50, bare": (lambda: make.matmul(50, 9, epilogue=False), ({"m": 29}, {"m": 4})),
     "matmul 96, bf16": (lambda: make.matmul(96, 24, stored=bf16), ({"m": 1}, {"m": 37}, {"m": 0})),
     "matmul 33, f16": (lambda: make.matmul(33, 7, const_weight=False, stored=f16), ({"m": 5}, {"m": 17})),
+    "NT, 128 steps": (lambda: make.dense(64, 128), ({"m": 5},)),
     "NT": (lambda: make.dense(21, 37), ({"m": 1}, {"m": 9}, {"m": 0})),
     "one row": (lambda: make.dense(48, 40, rows=1), ({},)),
     "a matrix and a vector": (make.rows_by_vector, ({"m": 11, "k": 37}, {"m": 1, "k": 1})),
@@ -51,6 +62,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "int8, KN": (lambda: make.quantised(32, 20, 8, transposed=False), ({"m": 2}, {"m": 8})),
     "int4": (lambda: make.quantised(40, 64, 4), ({"m": 1}, {"m": 7}, {"m": 9})),
     "int4, KN, odd": (lambda: make.quantised(21, 33, 4, 8, transposed=False), ({"m": 1}, {"m": 8})),
+    "int4, many columns": (lambda: make.quantised(128, 64, 4, 32), ({"m": 3},)),
     "int4, one row": (lambda: make.quantised(48, 64, 4, rows=1), ({},)),
     "batched NT": (make.scores, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "batched NN": (make.context, ({"b": 2, "n": 13}, {"b": 1, "n": 1})),
@@ -150,21 +162,24 @@ class Sample:
 
 
 def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -> list[Sample]:
-    """A random candidate of every sketch name that any rule gives for any function, and of every function.
+    """A random candidate of every sketch name that any rule gives for any function, and of every function but those that GPU
+    sketches are not tried on.
 
     Shapes: one of the function's own, and two random ones of 0, 1, primes, tile sizes and their neighbours, no dim above
     `largest`.
     """
     rng = random.Random(f"{seed} {language}")
     options: dict[tuple[str, str], list[tuple[str, Sketch]]] = {}
-    functions = {case: make() for case, (make, _) in CASES.items()}
+    names_of = GPU_CASES if MACHINES[language].is_gpu else tuple(CASES)
+    functions = {case: CASES[case][0]() for case in names_of}
+    own = {k: r for k, r in rules.items() if RULES.get(k) is not r or k in rules_for(MACHINES[language])}
     for case, func in functions.items():
-        for rule, generate in rules.items():
+        for rule, generate in own.items():
             for sketch in generate_sketches(func, MACHINES[language], {rule: generate}):
                 options.setdefault((rule, sketch.name), []).append((case, sketch))
     picked = [(rule, *rng.choice(found)) for (rule, _), found in options.items()]
     seen = {case for _, case, _ in picked}
-    for case in sorted(set(functions) - seen):
+    for case in sorted(set(functions) - seen) if not MACHINES[language].is_gpu else ():
         of_case = [(rule, case, s) for (rule, _), found in options.items() for c, s in found if c == case]
         picked.append(rng.choice(of_case))
     made = []

@@ -40,9 +40,9 @@ def check(sample: Sample, runs: Sequence[Compiled], say: Callable[[], str]) -> N
             assert a.tobytes() == b.tobytes(), f"{where}: depends on what was in memory before"
 
 
-def together(devices: Sequence[Device], language: str, say: Callable[[], str]) -> None:
+def together(devices: Sequence[Device], language: str, say: Callable[[], str], machines: Sequence[str]) -> None:
     """Every sample on both devices. `say`: what was found since the last call."""
-    found = [*samples(language, RULES, SEED, LARGEST[language]), *by_hand(language)]
+    found = [x for m in machines for x in samples(m, RULES, SEED, LARGEST[language])] + by_hand(language)
     Compiled.guard = 0
     funcs = [replace(s.instance, name=f"f{at}") for at, s in enumerate(found)]
     with ThreadPoolExecutor(2) as pool:
@@ -53,13 +53,13 @@ def together(devices: Sequence[Device], language: str, say: Callable[[], str]) -
 
 def c(folder: Path) -> None:
     recording = RecordingDevice(folder)
-    together([SanitizedDevice(folder), recording], "c", recording.complaints)
+    together([SanitizedDevice(folder), recording], "c", recording.complaints, ["c"])
     print("c done")
 
 
 def opencl(log: Path) -> None:
     devices = [SimulatedDevice(0), SimulatedDevice(1)]
-    together(devices, "opencl", lambda: log.read_text().strip() if log.exists() else "")
+    together(devices, "opencl", lambda: log.read_text().strip() if log.exists() else "", ["opencl", "gpu"])
     print("opencl done")
 
 

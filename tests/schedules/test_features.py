@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from tests.schedules import functions as make
-from tests.schedules.candidates import CASES, MACHINES, sketches_of
+from tests.schedules.candidates import CASES, GPU_CASES, MACHINES, sketches_of
 
 from relax_tune.schedules.features import FeatureFunction
 from relax_tune.schedules.sketch import generate_sketches
@@ -92,8 +92,7 @@ def found() -> dict[str, float]:
     return packed_matmul()
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "machine"), [(n, m) for m in MACHINES for n in (GPU_CASES if m == "gpu" else CASES)])
 def test_sketches_speak_of_the_same_features_rows_and_arrays_agree_and_are_finite(name: str, machine: str) -> None:
     names = FeatureFunction(sketches_of("pointwise 1", machine)[1][-1], MACHINES[machine]).names
     assert len(set(names)) == len(names)

@@ -47,6 +47,6 @@ def test_every_rule_has_a_sample() -> None:
         return iter(())
 
     rules = {**RULES, "a rule without one": never}
-    found = {s.rule for language in ("c", "opencl") for s in samples(language, rules, "memory", 17)}
+    found = {s.rule for language in ("c", "opencl", "gpu") for s in samples(language, rules, "memory", 17)}
     # a rule that misses here wants a function it takes in tests/schedules/candidates.py: CASES
     assert set(rules) - found == {"a rule without one"}

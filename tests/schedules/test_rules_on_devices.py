@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.ir.codegen_runner import Compiled, opened
-from tests.schedules.candidates import CASES, MACHINES, arguments, chosen, problems, sampled
+from tests.schedules.candidates import CASES, GPU_CASES, MACHINES, arguments, chosen, problems, sampled
 
 from relax_tune.runtime.device.base import Device
 from relax_tune.schedules.sketch import generate_sketches
@@ -28,9 +28,9 @@ def opencl() -> Iterator[Device]:
     device.close()
 
 
-def run(name: str, language: str, device: Device) -> None:
+def run(name: str, language: str, device: Device, machine: str = "", limit: int = LIMIT) -> None:
     func, shapes = CASES[name][0](), CASES[name][1]
-    candidates = sampled(func, language, LIMIT, name)
+    candidates = sampled(func, machine or language, limit, name)
     compiled = Compiled.together(device, language, [made for _, _, made in candidates])
     wrong = []
     for (sketch, values, _), kernel in zip(candidates, compiled, strict=True):
@@ -41,7 +41,7 @@ def run(name: str, language: str, device: Device) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("language", MACHINES)
+@pytest.mark.parametrize("language", ("c", "opencl"))
 def test_no_structural_choice_is_left_out(language: str) -> None:
     made, run_ = set(), set()
     for name, (build, _) in CASES.items():
@@ -61,3 +61,10 @@ def test_c(name: str, c: Device) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_opencl(name: str, opencl: Device) -> None:
     run(name, "opencl", opencl)
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_groups_of_items(name: str, opencl: Device) -> None:
+    """What is made for GPUs means the same where a processor runs the items of a group between barriers."""
+    run(name, "opencl", opencl, "gpu", 9)

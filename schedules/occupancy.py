@@ -1,0 +1,215 @@
+"""What a group of work-items takes of a GPU's multiprocessor, in closed form over tunables: items, shared memory, registers, and how
+many groups find room at once. The sizes are those that lowering gives buffers (`relax_tune.ir.codegen.compact`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.buffer import Buffer, Scope
+from relax_tune.ir.expr import (
+    Expr,
+    Op,
+    Tunable,
+    Var,
+    as_int,
+    ceildiv,
+    const,
+    floordiv,
+    free_vars,
+    le,
+    maximum,
+    minimum,
+    mul,
+    substitute,
+)
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks
+from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
+from relax_tune.schedules.target import Machine
+
+# The number of an item along each axis, whichever loop it comes from.
+ITEMS = tuple(Var(f"item_{axis}") for axis in range(3))
+# Registers that addresses, loop counters and the compiler's own take beside the buffers.
+SPARE = 32
+# The hardware hands out registers to warps in multiples of so many for each item.
+GRAIN = 8
+
+
+def kernels(func: PrimFunc) -> tuple[Stmt, ...]:
+    """The statements that are launched one after the other."""
+    return func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+
+
+def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
+    """The items of a group: of each axis as many as its longest loop has."""
+    axes: dict[int, list[Expr]] = {}
+    for b in blocks(kernel):
+        for p in enclosing(func, b):
+            if p.kind == "item":
+                axes.setdefault(p.axis, []).append(p.extent)
+    total: Expr = const(1)
+    for found in axes.values():
+        total = mul(total, reduce(maximum, dict.fromkeys(found)))
+    return simplify(total)
+
+
+def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
+    """Bytes of the buffers in `shared` memory of a group, or `local` to one item."""
+    total: Expr = const(0)
+    for buffer in func.allocs:
+        if buffer.scope == scope:
+            shape = stored_shape(func, kernel, buffer)
+            if shape:
+                total = total + mul(const(buffer.dtype.bytes), reduce(mul, shape))
+    return simplify(total)
+
+
+def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ...]:
+    """What is left of a shared or local buffer once it holds only what is touched between its first store and last load; nothing
+    where the kernel does not use it."""
+    found = _accesses(func, kernel, buffer)
+    if not found:
+        return ()
+    depth = _home(func, buffer, found)
+    shape = [_covered(buffer, d, found, depth) for d in range(len(buffer.shape))]
+    if buffer.row is not None and len(shape) > 1:
+        factor, offset = buffer.row
+        shape[-1] = mul(ceildiv(shape[-1], factor), factor) + offset
+    return tuple(map(simplify, shape)) or (const(1),)
+
+
+_Access = tuple[tuple[Expr, ...], tuple[For, ...], bool]
+
+
+def _accesses(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> list[_Access]:
+    """(indices over loop variables, the loops around, written) of every access."""
+    found: list[_Access] = []
+    for b in blocks(kernel):
+        path = enclosing(func, b)
+        for where, written in [(b.body.indices, True)] * (b.body.buffer is buffer) + [
+            (x.indices, False) for x in block_loads(b) if x.buffer is buffer
+        ]:
+            found.append((tuple(simplify(block_value(b, e), loop_env(path)) for e in where), path, written))
+    return found
+
+
+def _home(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
+    """How many of the loops around all accesses are outside of the buffer's declaration."""
+    paths = [path for _, path, _ in found]
+    depth = 0
+    while all(len(p) > depth for p in paths) and all(p[depth] is paths[0][depth] for p in paths):
+        depth += 1
+    above = paths[0][:depth]
+    own = ("group",) if buffer.scope == "shared" else ("group", "item")
+    first = max((d + 1 for d, p in enumerate(above) if p.kind in own), default=0)
+    stores = [where for where, _, written in found if written]
+    for d in range(first, depth):
+        if above[d].kind == "item" or not all(any(above[d].var in free_vars(e) for e in where) for where in stores):
+            return d
+    return depth
+
+
+def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Expr:
+    """Elements of a dimension that are touched while the loops inside the declaration run, where what fetches them, element by
+    element, and what reads them say the same."""
+    spans: list[tuple[bool, Expr, Expr]] = []
+    for where, path, _ in found:
+        inner = {p.var: p.extent for p in path[depth:] if buffer.scope == "shared" or p.kind != "item"}
+        reach = _reach(where[d], inner)
+        if reach is not None:
+            plain = linear(where[d], tuple(inner)) is not None
+            spans.append((plain, _by_axis(reach[0], path), reach[1]))
+    kept = [x for x in spans if x[0]] or spans
+    if not kept or len({start for _, start, _ in kept}) > 1:
+        return buffer.shape[d]
+    covered = reduce(maximum, dict.fromkeys(simplify(extent) for _, _, extent in kept))
+    return covered if as_int(buffer.shape[d]) is None else minimum(covered, buffer.shape[d])
+
+
+def _reach(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None:
+    """Where an index starts, and how many elements it runs through while the inner loops do; None where that is not known."""
+    own = {v: inner[v] for v in free_vars(e) if v in inner}
+    if not own:
+        return e, const(1)
+    try:
+        parts = linear(e, tuple(own))
+        if parts is not None:
+            return parts[1], extent_of(e, own)
+    except ScheduleError:
+        return None
+    if not isinstance(e, Op) or e.op not in ("add", "mul", "floordiv", "floormod"):
+        return None
+    a, b = (_reach(x, inner) for x in e.args)
+    if a is None or b is None:
+        return None
+    if e.op == "add":
+        return a[0] + b[0], a[1] + b[1] - 1
+    if b[1] is not const(1):
+        return None
+    if e.op == "mul":
+        return mul(a[0], b[0]), mul(a[1] - 1, b[0]) + 1
+    if simplify(a[0]) is not const(0):
+        return None
+    return const(0), ceildiv(a[1], b[0]) if e.op == "floordiv" else minimum(a[1], b[0])
+
+
+def _by_axis(e: Expr, path: Sequence[For]) -> Expr:
+    """The expression with one variable for all loops over the items of an axis."""
+    return simplify(substitute(e, {p.var: ITEMS[p.axis] for p in path if p.kind == "item"}))
+
+
+def registers(func: PrimFunc, kernel: Stmt) -> Expr:
+    """An estimate of the registers of an item: its local buffers, what the widest of its statements works on, and some to spare."""
+    held = ceildiv(stored_bytes(func, kernel, "local"), 4)
+    working: Expr = const(0)
+    for b in blocks(kernel):
+        working = maximum(working, _operands(func, b))
+    return simplify(held + working + SPARE)
+
+
+def _operands(func: PrimFunc, block: Block) -> Expr:
+    """Registers for what a statement reads that is not local: of each operand what moves with its own written-out loops over elements;
+    steps of a reduction follow each other."""
+    total: Expr = const(0)
+    steps = {v for i, e in zip(block.iters, block.bindings) if i.kind == "reduce" for v in free_vars(e)}
+    path = [p for p in enclosing(func, block) if p.kind in ("vectorized", "unrolled") and blocks(p) == (block,)]
+    for x in block_loads(block):
+        if x.buffer.scope == "local":
+            continue
+        used = set(free_vars(*(block_value(block, e) for e in x.indices))) - steps
+        size: Expr = const(1)
+        for p in path:
+            size = mul(size, p.extent) if p.var in used else size
+        total = total + size
+    return simplify(total)
+
+
+def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
+    """What the tunables of a GPU schedule must satisfy for its kernels to be launched at all."""
+    facts: list[Expr] = []
+    for kernel in kernels(func):
+        items, shared = group_items(func, kernel), stored_bytes(func, kernel, "shared")
+        held = minimum(const(machine.registers), floordiv(const(machine.core_registers), maximum(items, 1)))
+        facts += [le(items, machine.group_size), le(shared, machine.local_bytes), le(registers(func, kernel), held)]
+    return tuple(f for f in map(simplify, facts) if all(isinstance(v, Tunable) for v in free_vars(f)))
+
+
+def groups_at_once(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
+    """Groups that a multiprocessor holds: by items, shared memory and registers."""
+    warps = ceildiv(group_items(func, kernel), machine.warp)
+    each = mul(ceildiv(registers(func, kernel), GRAIN), GRAIN * machine.warp)
+    return simplify(
+        reduce(
+            minimum,
+            (
+                const(machine.core_groups),
+                floordiv(const(machine.core_threads // machine.warp), warps),
+                floordiv(const(machine.core_bytes), maximum(stored_bytes(func, kernel, "shared"), 1)),
+                floordiv(const(machine.core_registers), mul(warps, each)),
+            ),
+        )
+    )

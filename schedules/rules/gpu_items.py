@@ -1,0 +1,88 @@
+"""What the rules for GPUs share: loops over the items of a group, and sums over them through shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relax_tune.ir.buffer import Scope
+from relax_tune.ir.expr import Expr, Var, as_int, const, le
+from relax_tune.ir.stmt import LoopKind, blocks
+from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# Partial sums that are left when items have added up theirs: every item adds these.
+LEFT = 16
+
+
+def item_counts(machine: Machine, least: int = 64) -> list[int]:
+    """Items of a group along one axis: as many as a group may have at most."""
+    return [n for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= n <= machine.group_size] or [
+        machine.group_size
+    ]
+
+
+def vector_widths(columns: Sequence[Expr], machine: Machine) -> list[int]:
+    """Widths of vectors that divide all constant numbers of columns. Vectors of a column whose length nobody knows start anywhere
+    in memory, and are no better than their elements."""
+    sizes = [as_int(c) for c in columns]
+    return [w for w in (1, 2, 4) if w <= machine.lanes and all(w == 1 or (e is not None and e % w == 0) for e in sizes)]
+
+
+def over_items(s: Schedule, column: str, items: Expr, width: Expr | int) -> tuple[str, str, str]:
+    """A loop over elements cut so that neighbouring items have neighbouring vectors: its loops over rounds, items and lanes."""
+    vectors, lanes = s.split(column, [None, width], divides=as_int(s.extent(column)) is not None)
+    rounds, item = s.split(vectors, [None, items])
+    return rounds, item, lanes
+
+
+def each_point(s: Schedule, loops: Sequence[str], items: Expr | int) -> tuple[str, str]:
+    """An item for each point of some loops; the loops over groups and items, which are bound."""
+    group, item = s.split(s.fuse(loops), [None, items])
+    s.bind(group, "group")
+    s.bind(item, "item")
+    return group, item
+
+
+def sum_over_items(s: Schedule, block: str, item: str, lanes: str, axis: int = 0, tree: bool = False) -> str:
+    """The block that makes what items leave in shared memory of a reduction whose outermost loop is `item` and whose innermost is
+    `lanes`: each item adds up its own share in registers, and then all items what these have left; as a tree, after LEFT of them
+    have done most of it."""
+    partial = factored(s, block, item, "shared")
+    factored(s, partial, lanes, "local")
+    s.bind(item, "item", axis)
+    whole = s.loops_of(block)[-1]
+    if tree:
+        several, few = s.split(whole, [None, LEFT], divides=True)
+        s.reorder([few, several])
+        factored(s, block, few, "shared")
+        s.bind(few, "item", axis)
+        whole = s.loops_of(block)[-1]
+    if find_block(s.func, block).init is not None:
+        s.apply("decompose_reduction", block=block, loop=whole)
+    return partial
+
+
+def factored(s: Schedule, block: str, loop: str, scope: Scope, kind: LoopKind = "vectorized") -> str:
+    """Results of its own for every iteration of a loop, which becomes of a kind where they are local: the block that makes them."""
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply("rfactor", block=block, loop=loop, scope="local" if scope == "local" else "global")
+    made = [b for b in blocks(s.func.body) if b.name not in before]
+    for b in made:
+        if scope == "local":
+            s.set_kind(s.loops_of(b.name)[-1], kind)
+    partial = next(b for b in made if not b.name.endswith("_init"))
+    if scope == "shared":
+        s.apply("set_scope", buffer=partial.body.buffer.name, scope="shared")
+        return partial.name
+    node = find_block(s.func, block)
+    (over,) = (b for i, b in zip(node.iters, node.bindings) if i.kind == "reduce")
+    assert isinstance(over, Var)
+    s.unroll(over.name)
+    return partial.name
+
+
+def limit_items(s: Schedule, machine: Machine, items: Expr) -> None:
+    """A group has at least a warp of items, and no more than the machine lets it have."""
+    s.require(le(const(machine.warp), items))
+    s.require(le(items, const(machine.group_size)))

@@ -1,0 +1,281 @@
+"""Matmul-like functions on GPUs: sums of products with whatever is fused around them.
+
+A group makes a tile of the output, its items squares of that in registers. Slices of both operands pass through shared memory: all
+items fetch them together, in vectors along the operands' rows, and find them there with the reduction leading, so that what an item
+reads for its square lies side by side. Tiles are padded on the way into shared memory, so that nothing in between has conditions.
+The epilogue is computed on the registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, const, free_vars, le, mul
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, blocks
+from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
+from relax_tune.schedules.nest import block_loads, find_block
+from relax_tune.schedules.rules.gpu_items import each_point, limit_items
+from relax_tune.schedules.rules.matmul import inline_around, output_column
+from relax_tune.schedules.rules.reductions_split import apart, new_blocks
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+ITEMS = (4, 8, 16, 32)
+HEIGHTS = (1, 2, 4, 8)
+VECTORS = (1, 2, 4)
+STEPS = (8, 16, 32)
+SHARES = (2, 4, 8, 16)
+# Sums an item can have in registers beside what it multiplies.
+MOST_SUMS = 64
+# A constant extent that so many elements divide is cut by divisors, others are padded.
+EVEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The counts of a group's items, and of rows, vectors of columns, and elements of these that an item has."""
+
+    tx: Tunable
+    ty: Tunable
+    height: Tunable
+    vectors: Tunable
+    width: int
+
+    @property
+    def rows(self) -> Expr:
+        return mul(self.ty, self.height)
+
+    @property
+    def columns(self) -> Expr:
+        return mul(mul(self.vectors, self.tx), self.width)
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a matmul-like function; nothing when the function is none."""
+    found = reductions(func)
+    if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
+        return
+    for name, split in (("tiles", False), ("split", True)):
+        try:
+            yield f"matmul.{name}", build(func, machine, split)
+        except ScheduleError:
+            continue
+
+
+def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
+    """Raises ScheduleError where the function is no product of operands with rows and columns. split: groups share out the steps
+    too, and what they leave is added up afterwards."""
+    s = Schedule(func)
+    main = reductions(func)[0].name
+    inline_around(s, main)
+    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="global")
+    with suppress(ScheduleError):  # nothing may be the same all along
+        s.apply("hoist_factors", block=main)
+    last = final_block(s.func)
+    if split:
+        main, last = _split(s, main, machine)
+    roles = contraction(find_block(s.func, main), output_column(s, main, last))
+    if roles.row is None or len(roles.reduce) != 1:
+        raise ScheduleError(f"{func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+    tile = Tile(
+        s.tunable("TX", ITEMS),
+        s.tunable("TY", ITEMS),
+        s.tunable("MR", HEIGHTS),
+        s.tunable("NV", VECTORS),
+        min(4, machine.lanes),
+    )
+    limit_items(s, machine, mul(tile.tx, tile.ty))
+    s.require(le(mul(tile.height, tile.vectors) * tile.width, const(MOST_SUMS)))
+    halves = _steps_together(roles)
+    steps = s.tunable("KT", STEPS)
+    slices = _slices(s, roles, tile, mul(steps, halves), halves)
+
+    block = find_block(s.func, main)
+    nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
+    i_0, i_t, i_1 = s.split(nest[roles.row], [None, tile.ty, tile.height])
+    j_0, j_1, j_t, j_2 = s.split(
+        nest[roles.column], [None, tile.vectors, tile.tx, tile.width], divides=_is_even(roles, roles.column)
+    )
+    k_0, *k_1 = s.split(
+        nest[roles.reduce[0]],
+        [None, steps, halves] if halves > 1 else [None, steps],
+        divides=_is_even(roles, roles.reduce[0]),
+    )
+    batch = [nest[v] for v in roles.batch]
+    s.reorder([*batch, i_0, j_0, k_0, i_t, j_t, *k_1, i_1, j_1, j_2])
+    for x in slices:
+        _fetch(s, x, k_0, tile)
+    _by_squares(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
+    s.apply("decompose_reduction", block=main, loop=k_0)
+    for name in (main, f"{main}_init"):
+        *_, a, b, c, d, e = [n for n in s.inner_loops(name, j_0) if n not in (k_0, *k_1)]
+        s.bind(a, "item", 1)
+        s.bind(b, "item", 0)
+        for inner in (c, d):
+            s.unroll(inner)
+        s.vectorize(e)
+    sums = find_block(s.func, main).body
+    dim = next(d for d, e in enumerate(sums.indices) if e is roles.column)
+    rank = len(sums.indices)
+    for at, factor in ((dim, tile.columns), (dim + 1, tile.width), (dim + 1, tile.tx)):
+        s.apply("tile_layout", buffer=sums.buffer.name, dim=at, factor=factor, order=[*range(rank + 1)])
+        rank += 1
+    s.apply("set_scope", buffer=sums.buffer.name, scope="local")
+    s.bind(j_0, "group", 0)
+    s.bind(i_0, "group", 1)
+    if batch:
+        s.bind(s.fuse(batch), "group", 2)
+    shares = {"SK": 4} if split else {}
+    s.guess(
+        *(
+            {"TX": x, "TY": y, "MR": h, "NV": v, "KT": 16, **shares}
+            for x, y, h, v in ((16, 16, 4, 1), (16, 8, 8, 2), (8, 4, 1, 1))
+        )
+    )
+    return s
+
+
+def _split(s: Schedule, main: str, machine: Machine) -> tuple[str, Block]:
+    """SK sums of shares of the steps for each element, made by a product like that one; and the element from them, with what follows.
+    The block of that product, and the one that stores its results."""
+    epilogue = final_block(s.func).name
+    *points, steps = s.loops_of(main)
+    known = as_int(s.extent(steps))
+    if known is None or known % (min(STEPS) * max(SHARES)):
+        raise ScheduleError(f"{s.func.name}: wanted steps that shares divide, found {known}")
+    share, _ = s.split(steps, [s.tunable("SK", SHARES), None], divides=True)
+    (part,) = new_blocks(s, "rfactor", block=main, loop=share, scope="global", whole=True)
+    apart(s, part, len(points))
+    sums = find_block(s.func, part).body.buffer
+    rank = len(sums.shape)
+    s.apply("permute_layout", buffer=sums.name, order=[rank - 1, *range(rank - 1)])
+    (write,) = new_blocks(s, "cache_write", block=part, scope="global")
+    s.reverse_compute_at(epilogue, s.loops_of(main)[len(points) - 1])
+    s.apply("decompose_reduction", block=main, loop=s.loops_of(main)[-1])
+    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    each_point(s, s.loops_of(main)[: len(points)], min(256, machine.group_size))
+    return part, find_block(s.func, write)
+
+
+def _is_even(roles: Contraction, var: Var) -> bool:
+    """Whether tiles are divisors of an extent: of a constant one that is no odd number of them, or of a share of it."""
+    extent = next(i.extent for i in roles.block.iters if i.var is var)
+    known = as_int(extent)
+    if known is None:
+        return bool(free_vars(extent)) and all(isinstance(v, Tunable) for v in free_vars(extent))
+    return known > 0 and known % (min(STEPS) * _steps_together(roles) if var in roles.reduce else EVEN) == 0
+
+
+def _steps_together(roles: Contraction) -> int:
+    """How many steps share what is read for one of them: numbers of a few bits in one byte."""
+    found = [
+        as_int(n.args[1]) or 1
+        for x in block_loads(roles.block)
+        if x.buffer.dtype.is_int
+        for n in x.indices
+        if isinstance(n, Op) and n.op == "floordiv" and n.args[0] is roles.reduce[0]
+    ]
+    return max(found, default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """An operand that goes through shared memory: the block that fetches it, its dims of steps and of rows or columns, and its
+    vectors' widths."""
+
+    block: str
+    step: int
+    place: int
+    width: int
+
+
+def _slices(s: Schedule, roles: Contraction, tile: Tile, steps: Expr, halves: int) -> list[Slice]:
+    """Let the product read copies of its operands, padded to whole tiles where these do not divide an extent; what is small beside
+    them is read where it is."""
+    main = roles.block.name
+    whole = {roles.row: tile.rows, roles.column: tile.columns, roles.reduce[0]: steps}
+    factors = [None if i.var not in whole or _is_even(roles, i.var) else whole[i.var] for i in roles.block.iters]
+    if halves > 1 and not _is_even(roles, roles.reduce[0]):
+        raise ScheduleError(f"{s.func.name}: bytes of several steps are not padded")
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply("pad", block=main, factors=factors)
+    found: list[Slice] = []
+    for x in dict.fromkeys(block_loads(find_block(s.func, main))):
+        made = next((b for b in blocks(s.func.body) if b.body.buffer is x.buffer and b.name not in before), None)
+        step = [d for d, e in enumerate(x.indices) if _is_step(e, roles)]
+        place = [d for d, e in enumerate(x.indices) if e in (roles.row, roles.column)]
+        if len(step) != 1 or len(place) != 1:
+            if made is not None:
+                s.compute_inline(made.name)
+            continue
+        source = x.buffer if made is None else block_loads(made)[0].buffer
+        if made is None:
+            seen = {b.name for b in blocks(s.func.body)}
+            s.apply("cache_read", block=main, buffer=x.buffer.name, scope="shared")
+            made = next(b for b in blocks(s.func.body) if b.name not in seen)
+        else:
+            s.apply("set_scope", buffer=x.buffer.name, scope="shared")
+        found.append(Slice(made.name, step[0], place[0], 4 if (as_int(source.shape[-1]) or 1) % 4 == 0 else 1))
+    sums = find_block(s.func, main).body.buffer
+    for b in blocks(s.func.body):
+        if b.name not in before and b.body.buffer not in s.func.output_buffers and block_loads(b)[0].buffer is sums:
+            s.compute_inline(b.name)  # the elements taken from whole tiles, where an epilogue reads them
+    if len(found) < 2:
+        raise ScheduleError(f"{s.func.name}: wanted two operands with steps, found {len(found)}")
+    return found
+
+
+def _is_step(e: Expr, roles: Contraction) -> bool:
+    """The steps of the reduction, from where they begin, or pairs of them."""
+    (step,) = roles.reduce
+    if isinstance(e, Op) and e.op == "floordiv":
+        return e.args[0] is step and as_int(e.args[1]) == 2
+    parts = linear(e, (step,))
+    return parts is not None and parts[0].get(step) is const(1)
+
+
+def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile) -> None:
+    """All items fetch a slice together: neighbours take neighbouring vectors of the operand's rows."""
+    s.compute_at(x.block, k_0)
+    node = find_block(s.func, x.block)
+    own = s.inner_loops(x.block, k_0)
+    along = {n for n in own if n in {v.name for v in free_vars(node.bindings[-1])}}
+    if len(along) != 1:
+        raise ScheduleError(f"{s.func.name}: {x.block!r} is fetched in no rows")
+    (fast,) = along
+    s.reorder([*(n for n in own if n != fast), fast])
+    vectors, lanes = s.split(fast, [None, x.width], divides=True)
+    rounds, ty, tx = s.split(s.fuse([*(n for n in own if n != fast), vectors]), [None, tile.ty, tile.tx], divides=True)
+    s.reorder([ty, tx, rounds, lanes])
+    s.vectorize(lanes)
+    s.bind(ty, "item", 1)
+    s.bind(tx, "item", 0)
+    buffer = node.body.buffer
+    rest = [d for d in range(len(buffer.shape)) if d not in (x.step, x.place)]
+    s.apply("permute_layout", buffer=buffer.name, order=[*rest, x.step, x.place])
+    if x.step > x.place:
+        s.apply("storage_align", buffer=buffer.name, factor=4, offset=4)
+
+
+def _by_squares(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
+    """The epilogue on the square of each item."""
+    *rows, columns = own
+    if len(rows) != 1:
+        raise ScheduleError(f"{s.func.name}: the epilogue has other rows than the product")
+    i_t, i_1 = s.split(rows[0], [None, tile.height])
+    j_1, j_t, j_2 = s.split(columns, [None, tile.tx, tile.width])
+    s.reorder([i_t, j_t, i_1, j_1, j_2])
+    if _is_even(roles, roles.column):
+        s.vectorize(j_2)
+    else:
+        s.unroll(j_2)
+    for name in (i_1, j_1):
+        s.unroll(name)
+    s.bind(i_t, "item", 1)
+    s.bind(j_t, "item", 0)
