@@ -25,14 +25,16 @@ from relax_tune.tuner.commands.options import (
     Target,
     among,
     print_json,
+    settings_of,
 )
 from relax_tune.tuner.job import Job, device_info, model_key, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.table import dispatch_table, task_rows, task_table
-from relax_tune.tuner.settings import Policy, load_settings
+from relax_tune.tuner.settings import Policy
 
 
 def build(
+    context: typer.Context,
     model: Model,
     target: Target = None,
     db: Database = None,
@@ -69,18 +71,7 @@ def build(
     The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
-    flags = {
-        "target": target,
-        "db": db,
-        "effort": effort,
-        "products": products,
-        "attention": attention,
-        "precision": precision,
-        "memory": memory,
-        "shapes": shapes,
-        "profile": profile,
-    }
-    settings = load_settings(flags)
+    settings = settings_of(context)
     wanted = check_policy(policy)
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated, Any, get_args
 
 import typer
 
-from relax_tune.tuner.settings import EFFORTS, AttentionForm, Memory, Products
+from relax_tune.tuner.settings import EFFORTS, AttentionForm, Memory, Products, Settings, load_settings
 from relax_tune.tuner.settings import Precision as PrecisionName
 from relax_tune.tuner.settings import Shapes as ShapesName
+
+SETTINGS = frozenset(f.name for f in fields(Settings))
 
 
 def among(*values: str) -> Callable[[str], list[str]]:
@@ -156,6 +159,11 @@ Precision = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]
+
+
+def settings_of(context: typer.Context) -> Settings:
+    """The settings of a command: its options of their names, over the other sources."""
+    return load_settings({name: value for name, value in context.params.items() if name in SETTINGS})
 
 
 def print_json(value: Any) -> None:

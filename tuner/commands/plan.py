@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from relax_tune.runtime.plan import explain
 from relax_tune.runtime.plan_c import plans_in_c
 from relax_tune.runtime.writing import reason, write_whole
 from relax_tune.tuner.commands.options import (
+    SETTINGS,
     Bounds,
     Database,
     Effort,
@@ -30,19 +30,20 @@ from relax_tune.tuner.commands.options import (
     Shapes,
     Target,
     print_json,
+    settings_of,
 )
 from relax_tune.tuner.drift import ALLOWED, SHAPES, Drift, drift, model_regret
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.job import Job, device_info, parse_bounds
 from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.table import dispatch_table, task_rows
-from relax_tune.tuner.settings import load_settings
 
 UNMEASURED = 0.1
 """The share of calls at shapes nothing was timed near, from which a task is worth tuning again."""
 
 
 def plan(
+    context: typer.Context,
     subject: Annotated[
         str, typer.Argument(metavar="ARTIFACT|MODEL", help="An .rta file, or a model whose plans `tune` has stored.")
     ],
@@ -100,17 +101,7 @@ def plan(
         raise UserError(
             "--check looks at the current plans and --restore changes them, found both; leave one of them out"
         )
-    given = {
-        "target": target,
-        "db": db,
-        "effort": effort,
-        "products": products,
-        "attention": attention,
-        "precision": precision,
-        "shapes": shapes,
-        "profile": profile,
-    }
-    settings = load_settings(given)
+    settings = settings_of(context)
     module = load_model(subject, parse_bounds(bound or []))
     with open_store(settings.db, read_only=restore is None) as store:
         job = Job(module, device_info(settings.target), store, settings)
@@ -122,7 +113,7 @@ def plan(
             )
         document = _show_sets(job, console)
         if check:
-            document |= _check(job, _tuning(subject, given, bound or []), console)
+            document |= _check(job, _tuning(context, subject), console)
     if json:
         print_json(document)
 
@@ -168,13 +159,11 @@ def _show_sets(job: Job, console: Console) -> dict[str, Any]:
     return {"sets": names, "current": current.name, "versions": versions, "tasks": [row.to_json() for row in rows]}
 
 
-def _tuning(subject: str, given: Mapping[str, object], bound: Sequence[str]) -> str:
+def _tuning(context: typer.Context, model: str) -> str:
     """The command that tunes the model under the options that this one was given."""
-    options = [(name, str(value)) for name, value in given.items() if value is not None]
-    options += [("bound", text) for text in bound]
-    return shlex.join(
-        ["relax-tune", "tune", subject, *(part for name, text in options for part in (f"--{name}", text))]
-    )
+    options = [(name, value) for name, value in context.params.items() if name in {*SETTINGS, "bound"} and value]
+    each = [(name, str(text)) for name, value in options for text in (value if isinstance(value, list) else [value])]
+    return shlex.join(["relax-tune", "tune", model, *(part for name, text in each for part in (f"--{name}", text))])
 
 
 def _check(job: Job, command: str, console: Console) -> dict[str, Any]:

@@ -30,9 +30,12 @@ from relax_tune.tuner.commands.options import (
     JoinedProducts,
     Json,
     Precision,
+    Profile,
+    Shapes,
     Target,
     among,
     print_json,
+    settings_of,
 )
 from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.job import Job, device_info, parse_bounds
@@ -41,7 +44,7 @@ from relax_tune.tuner.report.console import make_console, say
 from relax_tune.tuner.report.model_view import IMPORTED, program_after, stage_names, task_document, tasks_table
 from relax_tune.tuner.report.show import show_task
 from relax_tune.tuner.report.task_view import BEST, GENERIC, LIBRARY, OF_VARIANT, SECTIONS, TaskView, recorded_task
-from relax_tune.tuner.settings import Settings, load_settings
+from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task import Choices, Task
 
 OF_MODEL = ("program", "tasks")
@@ -50,6 +53,7 @@ ALL = "all"
 
 
 def show(
+    context: typer.Context,
     subject: Annotated[
         str,
         typer.Argument(
@@ -97,6 +101,8 @@ def show(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    shapes: Shapes = None,
+    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Show a model's program and tasks, or all about one task.
@@ -115,35 +121,24 @@ def show(
                 "--products": products,
                 "--attention": attention,
                 "--precision": precision,
+                "--shapes": shapes,
+                "--profile": profile,
             },
             f"{subject!r} is a task on record",
         )
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        settings = load_settings({"target": target, "db": db})
-        _show_recorded(subject, sections, of, settings, json)
+        _show_recorded(subject, sections, of, settings_of(context), json)
     elif task is None:
         _refuse(
-            {"--target": target, "--db": db, "--of": of}, f"{subject!r} is a whole model; choose a task with --task"
+            {"--target": target, "--db": db, "--of": of, "--shapes": shapes, "--profile": profile},
+            f"{subject!r} is a whole model; choose a task with --task",
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        settings = load_settings(
-            {"effort": effort, "products": products, "precision": precision, "attention": attention}
-        )
-        _show_model(subject, sections, after, parse_bounds(bound or []), settings, json)
+        _show_model(subject, sections, after, parse_bounds(bound or []), settings_of(context), json)
     else:
         _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        settings = load_settings(
-            {
-                "target": target,
-                "db": db,
-                "effort": effort,
-                "products": products,
-                "precision": precision,
-                "attention": attention,
-            }
-        )
-        _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings, json)
+        _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings_of(context), json)
 
 
 def is_model(subject: str) -> bool:

@@ -41,6 +41,7 @@ from relax_tune.tuner.commands.options import (
     Target,
     among,
     print_json,
+    settings_of,
 )
 from relax_tune.tuner.job import Job, model_key, open_runner, parse_bounds
 from relax_tune.tuner.measure.cluster_address import check_needed
@@ -49,7 +50,7 @@ from relax_tune.tuner.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.report.progress import ProgressView
 from relax_tune.tuner.report.table import dispatch_table, task_table
 from relax_tune.tuner.search.registry import STRATEGIES, check_strategy
-from relax_tune.tuner.settings import Policy, load_settings
+from relax_tune.tuner.settings import Policy
 
 COMPARE_SIZES = (8, 64, 256, 512)
 COMPARE_ROUNDS, COMPARE_SECS = 20, 4.0
@@ -57,6 +58,7 @@ COMPARED: tuple[Policy, ...] = ("library", "generic")
 
 
 def tune(
+    context: typer.Context,
     model: Model,
     target: Target = None,
     db: Database = None,
@@ -103,26 +105,7 @@ def tune(
     What the database already holds is not measured again: an interrupted job goes on, a finished one measures nothing
     and writes the same artifact.
     """
-    settings = load_settings(
-        {
-            "target": target,
-            "db": db,
-            "effort": effort,
-            "trials": trials,
-            "seed": seed,
-            "strategy": strategy,
-            "scheduler": scheduler,
-            "ca": ca,
-            "certificate": certificate,
-            "key": key,
-            "products": products,
-            "attention": attention,
-            "precision": precision,
-            "memory": memory,
-            "shapes": shapes,
-            "profile": profile,
-        }
-    )
+    settings = settings_of(context)
     check_needed(settings.scheduler, ca, certificate, key)
     if compare and settings.scheduler is not None:
         raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
