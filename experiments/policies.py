@@ -3,9 +3,10 @@
     python experiments/policies.py measure [--target c] [--variants 24] [--kernel policy_matmul]     on a quiet machine
     python experiments/policies.py          the table, from results/policy_matrix.json.gz
 
-The matrix has the raw samples of variants x sizes of a product of M rows. A policy sees the odd samples, of the sizes it asks to have
-timed; it is scored by the even ones, at all sizes, against the best there. So luck in choosing is no merit. Timings are counted as
-(variant, size) pairs. The policies:
+The matrix has the raw samples of variants x sizes of a product of M rows, several passes over all of them; those of a size that
+were taken beside each other are levelled before anything is chosen, so that a busy moment is nobody's. A policy sees the odd
+samples, of the sizes it asks to have timed; it is scored by the even ones, at all sizes, against the best there. So luck in choosing
+is no merit. Timings are counted as (variant, size) pairs. The policies:
 
 * powers of two, FlashInfer's buckets, size hints (64, 256, 4096): the best kernel timed at each bucket's upper end serves the bucket.
 * Hidet's points: sizes between two points take the kernel that is best at the nearer one, the points being 1, 2, 4, 8, 16 and then
@@ -27,7 +28,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,11 @@ from relax_tune.tuner.job import Job, open_runner
 from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
 from relax_tune.tuner.plans import choose
 from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.validation import SHAPES, VALIDATIONS
 
 RESULTS = Path(__file__).parent / "results"
 MATRIX = RESULTS / "policy_matrix.json.gz"
-ANCHORS, CHECKED = 6, 6
+ANCHORS, CHECKED = 6, SHAPES["normal"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,18 @@ def load_matrix(path: Path) -> Matrix:
             f"{path}: wanted two samples at each of rising sizes, found fewer at {short[:3]}; measure it again"
         )
     return matrix
+
+
+def levelled(matrix: Matrix) -> Matrix:
+    """What a busy machine does to all variants at once taken out: a size's samples of one number were taken beside each other, and are
+    divided by their geometric mean over its median."""
+    samples: dict[str, dict[int, list[float]]] = {k: {} for k in matrix.samples}
+    for m in matrix.sizes:
+        rows = np.log([own[m] for own in matrix.samples.values()])
+        mean = rows.mean(axis=0)
+        for k, row in zip(matrix.samples, np.exp(rows - mean + np.median(mean)), strict=True):
+            samples[k][m] = row.tolist()
+    return replace(matrix, samples=samples)
 
 
 def save_matrix(matrix: Matrix, path: Path) -> None:
@@ -173,17 +187,29 @@ def ours(matrix: Matrix, seen: Seen) -> Decision:
     domain = Domain(tuple((m,) for m in anchors), (weight,) * len(anchors))
     timed = {k: {(("s0", m),): list(own[m]) for m in anchors} for k, own in seen.items()}
     steps = tuple(sorted({t for t in matrix.tiles.values() if t > 1})[:6])
-    others = snapped([round(m * 1.618) for m in anchors], sizes)
+    others = [m for m in snapped([round(m * 1.618) for m in anchors], sizes) if m not in anchors]
+    looked: list[int] = []
     while True:
         plan, _ = choose(timed, domain, set(matrix.libraries), steps)
         borders = [m for e in plan.entries for t, _ in e.tests if not t.modulus for m in (t.threshold, t.threshold + 1)]
-        wanted = [m for m in dict.fromkeys([*others, *snapped(borders, sizes)]) if m not in anchors][:CHECKED]
-        contenders = {*plan.variants, *(k for k in matrix.libraries if k in timed)}
-        lacking = [(k, m) for k in sorted(contenders) for m in wanted if (("s0", m),) not in timed[k]]
+        borders = [m for m in dict.fromkeys(snapped(borders, sizes)[:-1]) if m not in anchors]
+        between = [m for m in others if m not in borders][: max(CHECKED - len(borders), CHECKED - CHECKED // 2)]
+        wanted = [m for m in (*between, *borders)][:CHECKED]
+        looked += [m for m in wanted if m not in looked][: VALIDATIONS * CHECKED - len(looked)]
+        rest = [
+            [k for k in timed if k not in plan.variants and (k in matrix.libraries) is kind] for kind in (True, False)
+        ]
+        contenders = [*plan.variants, *(min(keys, key=lambda k: (over(timed[k], anchors), k)) for keys in rest if keys)]
+        lacking = [(k, m) for k in contenders for m in wanted if m in looked and (("s0", m),) not in timed[k]]
         if not lacking:
             return Decision({m: plan.choose((m,)) for m in sizes}, sum(map(len, timed.values())))
         for k, m in lacking:
             timed[k][(("s0", m),)] = list(seen[k][m])
+
+
+def over(timed: Mapping[Any, Sequence[float]], anchors: Sequence[int]) -> float:
+    """The sum of logarithms of a variant's times at the anchors."""
+    return sum(math.log(statistics.median(timed[("s0", m),])) for m in anchors)
 
 
 def oracle(matrix: Matrix, seen: Seen) -> Decision:
@@ -310,7 +336,7 @@ def main() -> None:
             args.matrix,
         )
         return
-    matrix = load_matrix(args.matrix)
+    matrix = levelled(load_matrix(args.matrix))
     lines = report(matrix)
     (args.out / "policies.json").write_text(json.dumps(scores(matrix), indent=1, sort_keys=True) + "\n")
     (args.out / "policies.md").write_text("\n".join(lines) + "\n")
