@@ -32,7 +32,7 @@ class Weights:
         if array.dtype != dtype or array.shape != shape:
             raise ArtifactError(f"constant {name}: wanted {dtype} {shape}, found {array.dtype} {array.shape}")
         if name not in self._constants:
-            self._constants[name] = self.device.alloc(array.nbytes)
+            self._constants[name] = self.device.alloc(array.nbytes, lasting=True)
             self.device.upload(self._constants[name], np.ascontiguousarray(array))
         return self._constants[name]
 
@@ -40,7 +40,7 @@ class Weights:
         """The device buffer of what `key` says how to pack, and whether it still has to be written."""
         fresh = key not in self._packed
         if fresh:
-            self._packed[key] = self.device.alloc(nbytes)
+            self._packed[key] = self.device.alloc(nbytes, lasting=True)
         return self._packed[key], fresh
 
     def close(self) -> None:

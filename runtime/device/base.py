@@ -45,8 +45,9 @@ class Device(Protocol):
         """Compile all kernels (one translation unit where that is cheaper); name -> handle."""
         ...
 
-    def alloc(self, nbytes: int) -> Any:
-        """Device memory, 64-byte aligned, contents undefined. Zero bytes is allowed."""
+    def alloc(self, nbytes: int, lasting: bool = False) -> Any:
+        """Device memory, 64-byte aligned, contents undefined. Zero bytes is allowed. lasting: it is kept about as long as all else
+        that is, as weights are, and may share pages with it."""
         ...
 
     def upload(self, buffer: Any, array: NDArray[Any]) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
-from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
+from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer
 from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program import KernelSource
@@ -62,11 +62,11 @@ class CBuffer:
 
     __slots__ = ("address", "array", "nbytes", "pointer", "seen")
 
-    def __init__(self, nbytes: int) -> None:
-        self.array: NDArray[np.uint8] | None = aligned_bytes(nbytes)
+    def __init__(self, nbytes: int, array: NDArray[np.uint8]) -> None:
+        self.array: NDArray[np.uint8] | None = array
         self.address = int(self.array.__array_interface__["data"][0])
         self.nbytes, self.seen = nbytes, False
-        self.pointer = Pointer(self.address, self.array)
+        self.pointer = Pointer(self.address, array)
 
     def live(self) -> NDArray[np.uint8]:
         if self.array is None:
@@ -112,6 +112,7 @@ class CDevice:
             limits=tuple(sorted(with_quirks("c", fingerprint, limits).items())),
         )
         self._libraries: list[ctypes.CDLL] = []
+        self._slabs = Slabs()
         self._try_compiler()
 
     def _try_compiler(self) -> None:
@@ -223,8 +224,8 @@ class CDevice:
             ) from None
         return target
 
-    def alloc(self, nbytes: int) -> CBuffer:
-        return CBuffer(nbytes)
+    def alloc(self, nbytes: int, lasting: bool = False) -> CBuffer:
+        return CBuffer(nbytes, self._slabs.take(nbytes) if lasting else aligned_bytes(nbytes))
 
     def upload(self, buffer: CBuffer, array: NDArray[Any]) -> None:
         check_transfer("C device upload", array.nbytes, buffer.nbytes)

@@ -191,7 +191,7 @@ class CUDADevice:
 
         return self._call(f"loading kernel {name}", load, BuildError)
 
-    def alloc(self, nbytes: int) -> CUDABuffer:
+    def alloc(self, nbytes: int, lasting: bool = False) -> CUDABuffer:
         if nbytes < 0:
             raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
         what = f"memory: wanted {nbytes} bytes"

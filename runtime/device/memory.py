@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import MeasureError
 
 ALIGNMENT = 64
+SLAB_BYTES = 32 << 20
+LARGE_PAGE = 2 << 20
 
 
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
@@ -27,6 +31,38 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
         raise MeasureError(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
     start = -int(raw.__array_interface__["data"][0]) % ALIGNMENT
     return raw[start : start + rounded]
+
+
+class Slabs:
+    """Memory that lives long, in large pages where the system gives them to who asks: arrays smaller than such a page lie in one
+    behind each other, so that reading many of them in turn crosses few pages. A slab is given back with the last of its arrays."""
+
+    def __init__(self) -> None:
+        self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """As `aligned_bytes`."""
+        rounded = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        if nbytes < 0 or rounded > SLAB_BYTES:
+            return aligned_bytes(nbytes)  # NumPy asks for large pages itself
+        if rounded > self._free.size:
+            self._free = _slab(nbytes)
+        found, rest = self._free[:rounded], self._free[rounded:]
+        self._free = rest if rest.size else np.empty(0, np.uint8)  # an empty view would keep the slab
+        return found
+
+
+def _slab(nbytes: int) -> NDArray[np.uint8]:
+    try:
+        pages = mmap.mmap(-1, SLAB_BYTES + LARGE_PAGE)
+    except OSError:
+        raise MeasureError(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(pages, np.uint8)  # keeps them mapped
+    start = -int(whole.__array_interface__["data"][0]) % LARGE_PAGE
+    return whole[start : start + SLAB_BYTES]
 
 
 def aligned_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -168,7 +168,7 @@ class OpenCLDevice:
             raise BuildError(f"OpenCL kernel {name}: wanted {local} bytes of local memory, allowed {self._max_local}")
         return _Handle(program, name, min(group, self._max_group))
 
-    def alloc(self, nbytes: int) -> OpenCLBuffer:
+    def alloc(self, nbytes: int, lasting: bool = False) -> OpenCLBuffer:
         flags = self._cl.mem_flags
         try:
             if self._is_cpu:

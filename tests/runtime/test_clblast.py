@@ -130,7 +130,7 @@ class Elsewhere:
     def native(self, buffers: Sequence[Any]) -> tuple[int, tuple[int, ...]]:
         return 1, (0,) * len(buffers)
 
-    def alloc(self, nbytes: int) -> Any:
+    def alloc(self, nbytes: int, lasting: bool = False) -> Any:
         return type("Memory", (), {"nbytes": nbytes})()
 
     def free(self, buffer: Any) -> None: ...

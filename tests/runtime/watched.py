@@ -107,7 +107,7 @@ class WatchedDevice(CDevice):
     def prepared(self, source: str) -> str:
         return source
 
-    def alloc(self, nbytes: int) -> Any:
+    def alloc(self, nbytes: int, lasting: bool = False) -> Any:
         return Block(self._libc, nbytes, self.poison)
 
     def free(self, buffer: Any) -> None:
@@ -151,7 +151,7 @@ class RecordingDevice(WatchedDevice):
     def prepared(self, source: str) -> str:
         return serial_loops(source)
 
-    def alloc(self, nbytes: int) -> Any:
+    def alloc(self, nbytes: int, lasting: bool = False) -> Any:
         buffer = super().alloc(nbytes)
         self._recorder.rec_register(ctypes.c_void_p(buffer.address), ctypes.c_uint64(nbytes), self._made)
         self._made += 1
@@ -223,7 +223,7 @@ class SimulatedDevice(OpenCLDevice):
         text = self.mutate(source)
         return text if self.poison is None else filled_privates(text, self.poison)
 
-    def alloc(self, nbytes: int) -> Any:
+    def alloc(self, nbytes: int, lasting: bool = False) -> Any:
         flags, size = self._cl.mem_flags, max(nbytes, 1)
         if self.poison is None:
             return OpenCLBuffer(self._cl.Buffer(self._context, flags.READ_WRITE, size=size), None, nbytes)

@@ -68,7 +68,7 @@ class SharedBuffers:
         for name, contents in _constant_contents(program, constant_seed):
             if contents not in self._constants:
                 array = random_array(*contents)
-                self._constants[contents] = self._device.alloc(array.nbytes)
+                self._constants[contents] = self._device.alloc(array.nbytes, lasting=True)
                 self._device.upload(self._constants[contents], array)
             shared[name] = self._constants[contents]
         for spec in program.buffers:

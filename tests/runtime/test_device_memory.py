@@ -1,0 +1,58 @@
+"""Host memory of devices: aligned, apart, and given back."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_tune.errors import MeasureError
+from relax_tune.runtime.device import memory
+from relax_tune.runtime.device.memory import ALIGNMENT, SLAB_BYTES, Slabs
+
+SIZES = st.one_of(
+    st.integers(0, 200), st.sampled_from([1 << 20, (2 << 20) + 1, SLAB_BYTES // 2 + 1, SLAB_BYTES, SLAB_BYTES + 1])
+)
+
+
+@settings(max_examples=20)
+@given(st.lists(SIZES, max_size=12))
+def test_arrays_are_aligned_and_share_no_byte(sizes: list[int]) -> None:
+    slabs = Slabs()
+    arrays = [slabs.take(size) for size in sizes]
+    places = sorted((int(a.__array_interface__["data"][0]), a.size) for a in arrays)
+    assert all(start % ALIGNMENT == 0 for start, _ in places)
+    assert all(a.size >= max(size, 1) and a.flags.writeable for a, size in zip(arrays, sizes, strict=True))
+    assert all(start + size <= after for (start, size), (after, _) in zip(places, places[1:], strict=False))
+
+
+def test_a_slab_lives_as_long_as_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[mmap.mmap]] = []
+
+    class Watched(mmap.mmap):
+        def __init__(self, *_: object) -> None:
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(memory.mmap, "mmap", Watched)
+    slabs = Slabs()
+    kept, other = slabs.take(100), slabs.take(SLAB_BYTES)  # no room beside the first
+    assert len(made) == 2
+    kept[:] = 7
+    del other
+    gc.collect()
+    assert made[0]() is not None and made[1]() is None and np.all(kept == 7)
+    del kept
+    gc.collect()
+    assert made[0]() is None
+
+
+def test_memory_that_there_is_not() -> None:
+    with pytest.raises(MeasureError, match="wanted a size of 0 or more bytes, found -1"):
+        Slabs().take(-1)
+    with pytest.raises(MeasureError, match="the host has not that much to give"):
+        Slabs().take(1 << 60)
