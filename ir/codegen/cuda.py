@@ -11,10 +11,11 @@ from math import gcd, prod
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen import math
+from relax_tune.ir.codegen.affine import Poly, as_constant
 from relax_tune.ir.codegen.c import float_literal
 from relax_tune.ir.codegen.cfamily import RESERVED
 from relax_tune.ir.codegen.grid import GridPrinter
-from relax_tune.ir.codegen.lowered import Barrier
+from relax_tune.ir.codegen.lowered import Barrier, Loop
 from relax_tune.ir.codegen.places import Address, Lane
 from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, stored
 from relax_tune.ir.dtype import DType, f32, i32
@@ -31,6 +32,10 @@ ACCESS_BYTES = 16
 STATIC_BYTES = 48 << 10
 # Blocks along the second and third axis of a launch.
 AXIS_LIMIT = 65535
+
+# A loop of more iterations than the first, which the compiler would write out when it knows how many, is written out the second many
+# times: all of it takes registers and time to compile.
+LONG_LOOP, WRITTEN_OUT = 32, 8
 
 VECTOR = f"""template <int B> struct rt_mask;
 template <> struct rt_mask<1> {{ typedef signed char type; }};
@@ -207,6 +212,11 @@ class CUDAPrinter(GridPrinter):
         """Elements that one instruction may access."""
         most = min(width, ACCESS_BYTES // dtype.bytes)
         return gcd(most, at.multiple)
+
+    def serial_loop(self, f: Loop, extent: Poly, head: str = "") -> None:
+        size = as_constant(extent)
+        long = size is not None and size > LONG_LOOP
+        super().serial_loop(f, extent, f"#pragma unroll {WRITTEN_OUT}" if long and not head else head)
 
     def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
         dtype = stored(b.dtype)

@@ -42,7 +42,8 @@ def _queries(func: PrimFunc, machine: Machine) -> Schedule:
     keys = mul(s.tunable("KU", (1, 2, 4, 8)), lanes)
     width = s.tunable("NR", [w for w in (4, 8, 16) if r.width % w == 0] or [1])
     limit_items(s, machine, items)
-    s.require(le(keys, const(32)))
+    # what is written out for a block takes long to compile
+    s.require(le(mul(keys, const(r.width)), const(1 << 10)))
     for name in (r.product, r.score, r.weights):
         _swap_last(s, find_block(s.func, name).body.buffer.name)
     value = _other(s, r.context, find_block(s.func, r.weights).body.buffer.name)
