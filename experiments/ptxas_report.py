@@ -1,0 +1,253 @@
+"""What the assembler says of sampled candidates of every GPU rule, against what we said of them before.
+
+    python experiments/ptxas_report.py [--samples 12] [--seed 0]
+
+For sm_80 and sm_90, through NVRTC (extra `cuda-compiler`); no GPU is needed, and nothing is timed. Candidates are drawn without the
+limits of the machine, every other one among those with many threads, so that some do not fit. One fits when it needs no more shared
+memory than a block may have, and no register of it is spilled within what its number of threads leaves each (`__launch_bounds__`).
+We accept one by `schedules/occupancy`: a false accept is a candidate that is measured in vain, a false reject one that is never
+tried. Shared bytes must agree everywhere. Writes experiments/results/ptxas_report.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
+from relax_tune.ir.expr import Expr, as_int, const, substitute
+from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.graph import GVar
+from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.decoder import RmsNorm
+from relax_tune.ir.op.elementwise import Add, Gelu
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.op.reduce import Softmax, Sum
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.quantize import QuantizeWeights
+from relax_tune.runtime.device.cuda_compiler import CUDACompiler
+from relax_tune.runtime.program import KernelSource
+from relax_tune.schedules.occupancy import group_items, kernels, limits, registers, stored_bytes
+from relax_tune.schedules.schedule import holds
+from relax_tune.schedules.sketch import GPU_RULES, Sketch, instantiate
+from relax_tune.schedules.target import Machine
+
+# Every other candidate has as many threads at least: registers are few for each.
+CROWDED = 512
+RESULTS = Path(__file__).resolve().parent / "results"
+# Per multiprocessor and block, from the CUDA C++ Programming Guide.
+LIMITS = {"workers": 108, "warp": 32, "max_group_size": 1024, "max_local_bytes": 163 << 10, "local_bytes_per_sm": 164 << 10,
+          "registers_per_sm": 64 << 10, "threads_per_sm": 2048, "groups_per_sm": 32, "vector_bits": 128}  # fmt: skip
+MACHINES = {
+    "sm_80": Machine.from_limits("cuda", LIMITS),
+    "sm_90": Machine.from_limits(
+        "cuda", LIMITS | {"workers": 132, "max_local_bytes": 227 << 10, "local_bytes_per_sm": 228 << 10}
+    ),
+}
+
+
+def _lowered(make: Callable[[GraphBuilder], GVar], quantized: bool = False) -> PrimFunc:
+    g = GraphBuilder()
+    module = g.finish(make(g))
+    (func,) = lower(QuantizeWeights(4, 32)(module) if quantized else module).prims.values()
+    return func
+
+
+def _dense(g: GraphBuilder, rows: Expr, columns: int = 4096, depth: int = 4096) -> GVar:
+    w = g.constant("w", np.broadcast_to(np.float32(0.5), (columns, depth)))
+    return g.call(Gelu(), g.call(Matmul(True), g.input("x", (rows, const(depth))), w))
+
+
+def _quantized(g: GraphBuilder) -> GVar:
+    w = g.constant("w", np.random.default_rng(0).standard_normal((256, 512), np.float32))
+    return g.call(Matmul(True), g.input("x", (g.symbol("m"), const(512))), w)
+
+
+def _attended(g: GraphBuilder, width: int) -> GVar:
+    n, m = g.symbol("n"), g.symbol("m")
+    q, k, v = (g.input(x, (const(8), r, const(width))) for x, r in (("q", n), ("k", m), ("v", m)))
+    return g.call(Attention(width**-0.5), q, k, v)
+
+
+def _product(g: GraphBuilder) -> GVar:
+    m, k, n = (g.symbol(x) for x in "mkn")
+    return g.call(Matmul(), g.input("a", (m, k)), g.input("b", (k, n)))
+
+
+def _added(g: GraphBuilder) -> GVar:
+    n = g.symbol("n")
+    return g.call(Gelu(), g.call(Add(), g.input("x", (n, const(4096))), g.input("y", (n, const(4096)))))
+
+
+def functions() -> dict[str, PrimFunc]:
+    """What models are made of, by name."""
+    return {
+        "dense f32": _lowered(lambda g: _dense(g, g.symbol("m"))),
+        "product of two inputs": _lowered(_product),
+        "one row": _lowered(lambda g: _dense(g, const(1))),
+        "int4": _lowered(_quantized, True),
+        "attention 64": _lowered(lambda g: _attended(g, 64)),
+        "attention 128": _lowered(lambda g: _attended(g, 128)),
+        "softmax": _lowered(lambda g: g.call(Softmax(), g.input("x", (g.symbol("n"), g.symbol("m"))))),
+        "RMS norm": _lowered(
+            lambda g: g.call(RmsNorm(1e-6), g.input("x", (g.symbol("n"), const(4096))), g.constant("s", np.ones(4096, np.float32)))
+        ),
+        "column sums": _lowered(lambda g: g.call(Sum((0,)), g.input("x", (g.symbol("n"), const(1024))))),
+        "sum of all": _lowered(lambda g: g.call(Sum((0,)), g.input("x", (g.symbol("n"),)))),
+        "elementwise": _lowered(_added),
+        "transpose": _lowered(lambda g: g.call(Permute((0, 2, 1)), g.input("x", (g.symbol("b"), g.symbol("n"), g.symbol("m"))))),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel of a candidate: what we said and what the assembler says."""
+
+    architecture: str
+    function: str
+    sketch: str
+    values: Mapping[str, int]
+    kernel: str
+    items: int
+    estimated_registers: int
+    registers: int
+    spilled_bytes: int
+    estimated_shared: int
+    shared: int
+    accepted: bool
+    fits: bool
+
+
+def _number(e: Expr, sketch: Sketch, values: Mapping[str, int]) -> int:
+    found = as_int(substitute(e, {t: const(values[t.name]) for t in sketch.tunables}))
+    assert found is not None, e
+    return found
+
+
+def _drawn(sketch: Sketch, rng: random.Random, least: int) -> dict[str, int] | None:
+    """Values that satisfy the constraints, with at least so many threads to a block."""
+    items = [group_items(sketch.func, k) for k in kernels(sketch.func)]
+    for _ in range(400):
+        values = {t.name: rng.choice(t.domain) for t in sketch.tunables}
+        if all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in sketch.constraints) and (
+            least == 0 or max(_number(e, sketch, values) for e in items) >= least
+        ):
+            return values
+    return None
+
+
+def examined(name: str, func: PrimFunc, architecture: str, samples: int, rng: random.Random) -> list[Row]:
+    """Rows of `samples` candidates of each sketch of a function."""
+    machine, compiler = MACHINES[architecture], CUDACompiler(architecture)
+    target = CodeTarget("cuda", machine.lanes)
+    rows: list[Row] = []
+    for rule in GPU_RULES.values():
+        for label, s in rule(func, machine):
+            sketch = Sketch(label, s.func, s.trace, tuple(s.constraints))
+            own = limits(s.func, machine)
+            seen: list[dict[str, int]] = []
+            for number in range(samples):
+                values = _drawn(sketch, rng, number % 2 * CROWDED)
+                if values is None or values in seen:
+                    continue
+                seen.append(values)
+                accepted = all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in own)
+                parts = zip(kernels(s.func), split_kernels(instantiate(sketch, values)), strict=True)
+                for part, one in parts:
+                    text = generate(one, target)
+                    shared = _number(stored_bytes(s.func, part, "shared"), sketch, values)
+                    asked = re.search(r"/\*shared (\d+)\*/", text.source)
+                    try:
+                        report = compiler.compile([KernelSource(text.name, "cuda", text.source)]).kernels[text.name]
+                        held, used = report.registers, report.shared_bytes
+                        spilled = report.spill_stores + report.spill_loads
+                    except BuildError as error:
+                        if "shared data" not in str(error):
+                            raise
+                        held, used, spilled = 0, shared, 0
+                    used = int(asked[1]) if asked else used
+                    rows.append(
+                        Row(
+                            architecture, name, label, values, text.name, prod(text.local),
+                            _number(registers(s.func, part), sketch, values), held, spilled, shared, used, accepted,
+                            spilled == 0 and used <= machine.local_bytes,
+                        )
+                    )  # fmt: skip
+    return rows
+
+
+def _same_shared(r: Row) -> bool:
+    """Up to what lies between arrays, which begin at multiples of 16 bytes."""
+    return 0 <= r.shared - r.estimated_shared < 128
+
+
+def summary(rows: list[Row]) -> tuple[dict[str, float], list[str]]:
+    """Rates over candidates (all of whose kernels must fit), and lines of a table."""
+    candidates: dict[tuple[object, ...], tuple[bool, bool]] = {}
+    for r in rows:
+        key = (r.architecture, r.function, r.sketch, tuple(sorted(r.values.items())))
+        candidates[key] = (r.accepted, candidates.get(key, (True, True))[1] and r.fits)
+    lines = [
+        "| sketch | architecture | candidates | fit | accepted | false accepts | false rejects |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for sketch, architecture in sorted({(str(k[2]), str(k[0])) for k in candidates}):
+        mine = [v for k, v in candidates.items() if (k[2], k[0]) == (sketch, architecture)]
+        lines.append(
+            f"| {sketch} | {architecture} | {len(mine)} | {sum(f for _, f in mine)} | {sum(a for a, _ in mine)} | "
+            f"{sum(a and not f for a, f in mine)} | {sum(f and not a for a, f in mine)} |"
+        )
+    everything = list(candidates.values())
+    rates = {
+        "candidates": len(everything),
+        "fit": sum(f for _, f in everything),
+        "false_accepts": sum(a and not f for a, f in everything) / len(everything),
+        "false_rejects": sum(f and not a for a, f in everything) / len(everything),
+        "shared_differs": sum(not _same_shared(r) for r in rows),
+    }
+    return rates, lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="functions whose name holds this")
+    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    for architecture in MACHINES:
+        for name, func in functions().items():
+            if options.only in name:
+                rows += examined(name, func, architecture, options.samples, random.Random(f"{options.seed} {name}"))
+    rates, table = summary(rows)
+    print(json.dumps(rates), *table, sep="\n")
+    for r in rows:
+        if options.dry or r.accepted != r.fits or not _same_shared(r):
+            print(json.dumps(asdict(r)))
+    if options.dry:
+        return
+    versions = {"nvrtc": CUDACompiler("sm_80").version, "samples": options.samples, "seed": options.seed}
+    text = {"environment": versions, "rates": rates, "rows": [asdict(r) for r in rows]}
+    (RESULTS / "ptxas_report.json").write_text(json.dumps(text, indent=None, separators=(",", ":")) + "\n")
+    head = (
+        f"# Estimates against the assembler\n\n`python experiments/ptxas_report.py`, {versions['nvrtc']}. Of "
+        f"{rates['candidates']} candidates {rates['fit']} fit; false accepts {rates['false_accepts']:.1%}, false rejects "
+        f"{rates['false_rejects']:.1%}; shared bytes differ for {rates['shared_differs']} kernels.\n\n"
+    )
+    (RESULTS / "ptxas_report.md").write_text(head + "\n".join(table) + "\n")
+
+
+if __name__ == "__main__":
+    main()
