@@ -266,13 +266,11 @@ class CUDADevice:
         packed = struct.pack(f"{len(addresses)}P{len(scalars)}q", *addresses, *scalars)
         enqueue, shared, stream = kernel.function._launch_kernel, kernel.shared_bytes, self._stream
         blocks, threads = tuple(int(g) for g in grid), tuple(int(x) for x in local)
-        push, pop, error_kind = self._context.push, self._driver.Context.pop, self._driver.Error
+        enter, pop, error_kind = self._enter, self._driver.Context.pop, self._driver.Error
         keep = (kernel, *buffers)
 
         def launch() -> None:
-            if self._lost:
-                raise MeasureError(self._lost)
-            push()
+            enter()
             try:
                 enqueue(blocks, threads, packed, shared, stream)
             except error_kind as error:
@@ -340,9 +338,7 @@ class CUDADevice:
         self, what: str, action: Callable[[], T], kind: type[BuildError] | type[MeasureError] = MeasureError
     ) -> T:
         """Do something with the context current."""
-        if self._lost:
-            raise MeasureError(self._lost)
-        self._context.push()
+        self._enter()
         try:
             return action()
         except (self._driver.Error, GraphError) as error:
@@ -351,6 +347,15 @@ class CUDADevice:
         finally:
             with suppress(self._driver.Error):  # of a context that is lost
                 self._driver.Context.pop()
+
+    def _enter(self) -> None:
+        """Make the context current, if there is any use in it."""
+        if self._lost:
+            raise MeasureError(self._lost)
+        try:
+            self._context.push()
+        except self._driver.Error as error:
+            raise self._failure("making its context current", error) from None
 
     def _failure(self, what: str, error: Exception) -> MeasureError:
         text = f"CUDA device {self.info.name}: {what} failed: {error}"

@@ -101,6 +101,23 @@ def test_nothing_happens_without_the_context_and_it_is_given_back(folder: Path) 
         CUDADevice(1, driver)
 
 
+def test_a_context_that_cannot_be_made_current(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = EmulatedDriver()
+    device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder), lambda: None)
+    launch = device.bind(
+        device.compile([KernelSource("beside", "cuda", BESIDE)])["beside"], [device.alloc(64)], [], (1,), (1,)
+    )
+
+    def refuse() -> None:
+        raise driver.LogicError("cuCtxPushCurrent failed: context is destroyed")
+
+    monkeypatch.setattr(device._context, "push", refuse)
+    for use in (launch, device.synchronize):
+        with pytest.raises(MeasureError, match=r"making its context current failed: .*; the device is lost"):
+            use()
+    assert driver.depth == 0
+
+
 def test_arrays_larger_than_the_pinned_buffers(device: CUDADevice) -> None:
     for size in (PINNED_BYTES - 1, PINNED_BYTES, 3 * PINNED_BYTES + 5):
         data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
