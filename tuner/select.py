@@ -33,6 +33,7 @@ MISSING = 1e3
 TIE = 1e-9
 
 BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
 Times = Mapping[str, Sequence[float | None]]
 
 
@@ -115,7 +116,8 @@ def select(
     error = np.zeros_like(log_time)
     if errors is not None:
         error = np.asarray([[e or 0.0 for e in errors.get(k, [0.0] * len(domain.points))] for k in keys])
-    gaps, equal = _gaps(log_time, error, np.asarray([k in libraries for k in keys], dtype=np.bool_))
+    order = np.argsort([math.prod(p) for p in domain.points], kind="stable")
+    gaps, equal = _gaps(log_time, error, np.asarray([k in libraries for k in keys], dtype=np.bool_), order)
     weights = np.asarray(domain.weights)
     plain = np.where(known, weights * np.where(equal, 0.0, gaps), MISSING)
     exact = np.where(known, weights * gaps, MISSING)
@@ -132,10 +134,11 @@ def select(
     return Plan(entries, float((weights * np.expm1(chosen - np.nanmin(log_time, axis=0))).sum()))
 
 
-def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray) -> tuple[FloatArray, BoolArray]:
+def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> tuple[FloatArray, BoolArray]:
     """How far each variant lies behind the one to dispatch at each point, (K, N) in log time; and where that is only noise.
 
-    Where a library was timed the others carry a handicap: what it takes to beat it."""
+    Where a library was timed the others carry a handicap: what it takes to beat it. order: of the points by size; the noise is that
+    of all neighbours together that say the same, slower or faster."""
     count = log_time.shape[1]
     points = np.arange(count)
     timed = np.where(np.isfinite(log_time), log_time, np.inf)
@@ -144,12 +147,23 @@ def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray) -> tuple[
         of_library = np.where(library[:, None], timed, np.inf)
         best = np.argmin(of_library, axis=0)
         there = np.isfinite(of_library[best, points])
-        margin = np.maximum(math.log1p(NOISE), BEYOND * np.hypot(error, error[best, points]))
+        agreeing = _runs((timed < of_library[best, points])[:, order])[:, np.argsort(order)]
+        margin = np.maximum(math.log1p(NOISE), BEYOND * np.hypot(error, error[best, points]) / np.sqrt(agreeing))
         handicap = np.where(there & ~library[:, None], margin, 0.0)
     first = np.argmin(timed + handicap, axis=0)
     gaps = log_time + handicap - (timed + handicap)[first, points]
     noise = np.where(library[:, None] == library[first], BEYOND * np.hypot(error, error[first, points]), 0.0)
     return gaps, gaps <= noise
+
+
+def _runs(x: BoolArray) -> IntArray:
+    """For each element of a row, how many neighbours in a row, itself among them, are the same."""
+    found = np.ones(x.shape, np.int64)
+    for row, lengths in zip(x, found, strict=True):
+        starts = np.flatnonzero(np.diff(row, prepend=not row[0] if row.size else False))
+        sizes = np.diff(starts, append=row.size)
+        lengths[:] = np.repeat(sizes, sizes)
+    return found
 
 
 def _quantities(symbols: int, steps: Sequence[int], workers: int) -> tuple[list[Quantity], list[Quantity]]:

@@ -126,6 +126,20 @@ def test_a_kernel_within_noise_of_the_library_does_not_win() -> None:
     assert select(times, domain, noisy, libraries={"library"}).variants == ("library",)
 
 
+def test_neighbours_that_agree_are_one_piece_of_evidence() -> None:
+    """6 % faster with errors of 2.5 % each says nothing at one shape; at six beside each other it does, unless they contradict."""
+    domain = Domain(tuple((2**e,) for e in range(6)), (1 / 6,) * 6)
+    errors = {k: [0.025] * 6 for k in ("kernel", "library")}
+    library = [1.0] * 6
+    faster = select({"kernel": [0.94] * 6, "library": library}, domain, errors, {"library"})
+    assert faster.variants == ("kernel",)
+    either = select({"kernel": [0.94, 1.06] * 3, "library": library}, domain, errors, {"library"})
+    assert either.variants == ("library",)
+    alone = Domain(domain.points[:1], (1.0,))
+    one = {k: [0.025] for k in errors}
+    assert select({"kernel": [0.94], "library": [1.0]}, alone, one, {"library"}).variants == ("library",)
+
+
 def test_ties_go_to_the_smaller_key_and_fewer_leaves() -> None:
     domain = domain_of([(1,), (8,), (64,)])
     assert select({"b": [1.0] * 3, "a": [1.0] * 3}, domain).variants == ("a",)
