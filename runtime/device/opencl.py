@@ -16,6 +16,7 @@ from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
+from relax_tune.runtime.device.opencl_gpus import gpu_limits
 from relax_tune.runtime.device.pocl import repair_target
 from relax_tune.runtime.device.quirks import with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
@@ -132,7 +133,7 @@ class OpenCLDevice:
         # PoCL's processor driver runs kernels on the host memory itself and its map only hands the pointer out, at 20 us a
         # buffer: there, waiting for the queue is all that host code needs.
         self._in_place = self._is_cpu and self._device.platform.name == PREFERRED_PLATFORM
-        self.info = _describe(self._device, self._is_cpu, repair_target(self._device))
+        self.info = _describe(self._device, self._is_cpu, repair_target(self._device), self._cl.Error)
         limits = dict(self.info.limits)
         self._max_local, self._max_group = limits["max_local_bytes"], limits["max_group_size"]
         self._max_items = tuple(self._device.max_work_item_sizes)
@@ -318,7 +319,7 @@ def _nothing() -> None:
     """The launch of an empty grid."""
 
 
-def _describe(device: Any, is_cpu: bool, target: str) -> DeviceInfo:
+def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) -> DeviceInfo:
     platform = device.platform
     lanes = max(1, int(device.native_vector_width_float))
     limits = {
@@ -333,6 +334,7 @@ def _describe(device: Any, is_cpu: bool, target: str) -> DeviceInfo:
             if is_cpu
             else {"l1_bytes": 0, "l2_bytes": int(device.global_mem_cache_size), "l3_bytes": 0}
         ),
+        **({} if is_cpu else gpu_limits(device, refusal)),
     }
     fingerprint = {
         "cpu": host.cpu_model(),
