@@ -1,6 +1,7 @@
 """The names of `cuda.bindings.nvrtc` that are used, over the emulation's compiler. A program is [source, log, code]."""
 
 import ctypes
+import os
 import re
 import tempfile
 from enum import Enum
@@ -11,7 +12,7 @@ from tests.cuda_emulation.driver import EmulatedCompiler
 from relax_tune.errors import BuildError
 from relax_tune.runtime.program import KernelSource
 
-_COMPILER = EmulatedCompiler(Path(tempfile.mkdtemp()))
+_COMPILER = EmulatedCompiler(Path(tempfile.mkdtemp(dir=os.environ.get("RELAX_TUNE_CACHE"))))
 _REPORT = """Compiling entry function '{}' for 'sm_80'
 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 Used {} registers, {} bytes smem
