@@ -120,7 +120,7 @@ PROCESSES = [
     (("build", "strange", "--target", "c"), {}, "wanted a model_type among bert, "),
     (("tune", "cut", "--target", "c"), {}, "wanted a complete safetensors file"),
     (("build", "bert", "--target", "c", "--bound", "n=1:99"), {}, "at most 32, the positions this model has"),
-    (("build", "bert", "--target", "cuda"), {}, "found 'cuda'; there are: c"),
+    (("build", "bert", "--target", "metal"), {}, "found 'metal'; there are: c"),
     (("build", "bert", "--target", "c"), {"CC": "false"}, "found exit code 1; set CC"),
     (("run", "m.rta", "--inputs", "right.npz"), {"PATH": "/nonexistent"}, "found no gcc or cc on PATH; install it"),
     (("run", "m.rta", "--inputs", "high.npz", "--out", "o.npz"), {}, "input_ids: wanted values from 0 to"),
@@ -158,7 +158,7 @@ def test_other_mistakes_of_run(unchanged: Path) -> None:
     assert "m.rtb" in refused("run", "m.rtb", "--inputs", "right.npz")
     assert "--model FOLDER" in refused("run", "m.rta", "--text", "a cat")
     assert "tokenizer.json" in refused("run", "m.rta", "--text", "a cat", "--model", "nowhere")
-    assert "found 'cuda'" in refused("run", "m.rta", "--inputs", "right.npz", "--device", "cuda")
+    assert "found 'metal'" in refused("run", "m.rta", "--inputs", "right.npz", "--device", "metal")
 
 
 LONG = "x" * 300
@@ -238,7 +238,7 @@ def test_damaged_npz_files(place: Path, tmp_path: Path, edits: list[tuple[float,
 
 
 def test_a_device_that_is_not_there_makes_no_database(unchanged: Path) -> None:
-    assert "found 'cuda'; there are: c" in refused("tune", "bert", "--target", "cuda", "--db", "new.db")
+    assert "found 'metal'; there are: c" in refused("tune", "bert", "--target", "metal", "--db", "new.db")
     assert "there are: c" in refused("build", "bert", "--target", "opencll", "--db", "memory://")
 
 
@@ -273,14 +273,14 @@ class NoRunner:
     "call",
     [
         lambda: rt.load(None), lambda: rt.load(3), lambda: rt.load(b"m.rta"), lambda: rt.load(["m.rta"]), lambda: rt.load(""),
-        lambda: rt.load("m.rta", device=3), lambda: rt.load("m.rta", device="cuda"), lambda: rt.load("m.rta", device=b"c"),
+        lambda: rt.load("m.rta", device=3), lambda: rt.load("m.rta", device="metal"), lambda: rt.load("m.rta", device=b"c"),
         lambda: rt.load_model(None), lambda: rt.load_model("bert", bounds=3), lambda: rt.load_model("bert", {"q": (1, 2)}),
         lambda: rt.build("bert", target=None), lambda: rt.build("bert", target="c", db=3), lambda: rt.build(3, target="c"),
         lambda: rt.build("bert", target="c", db="memory://", bounds=3), lambda: rt.build("bert", target="c", effort=["quick"]),
         lambda: rt.tune("bert", target="c", trials="x"), lambda: rt.tune("bert", target="c", trials=1.5),
         lambda: rt.tune("bert", target="c", trials=True), lambda: rt.tune("bert", target="c", seed="x"),
         lambda: rt.tune("bert", target="c", strategy="oracle"), lambda: rt.tune("bert", target="c", scheduler=3),
-        lambda: rt.tune("bert", target="cuda", db="new.db"), lambda: rt.open_database("mysql://x/y"),
+        lambda: rt.tune("bert", target="metal", db="new.db"), lambda: rt.open_database("mysql://x/y"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_from_python(unchanged: Path, call: Callable[[], object]) -> None:
