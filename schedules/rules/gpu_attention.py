@@ -9,6 +9,7 @@ make weights, and the columns of the values while they add these up.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, Tunable, as_int, const, le, mul
@@ -17,6 +18,7 @@ from relax_tune.ir.stmt import For, Seq, blocks
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.nest import block_loads, find_alloc, find_block, find_loop
 from relax_tune.schedules.rules.attention import Roles, feeding, find_roles
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -26,11 +28,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
-    for name, make in (("queries", _queries), ("keys", _keys)):
-        try:
-            yield f"attention.{name}", make(func, machine)
-        except ScheduleError:
-            continue
+    forms = (("queries", _queries), ("keys", _keys))
+    yield from fitting((f"attention.{name}", partial(make, func, machine)) for name, make in forms)
 
 
 def _queries(func: PrimFunc, machine: Machine) -> Schedule:

@@ -7,6 +7,7 @@ so that what a warp touches at once lies side by side.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, as_int, free_vars
@@ -14,6 +15,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.nest import find_block, find_loop
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_items import item_counts, vector_widths
 from relax_tune.schedules.rules.injective import inlined, turned_reads
 from relax_tune.schedules.schedule import Schedule
@@ -27,11 +29,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Long rows of vectors; and squares through shared memory where arrays are read along another dimension."""
     if reductions(func):
         return
-    for name, make in (("flat", _flat), ("turned", _turned)):
-        try:
-            yield f"injective.{name}", make(func, machine)
-        except ScheduleError:
-            continue
+    forms = (("flat", _flat), ("turned", _turned))
+    yield from fitting((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
 
 
 def _flat(func: PrimFunc, machine: Machine) -> Schedule:

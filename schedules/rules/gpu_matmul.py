@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
@@ -19,6 +20,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
 from relax_tune.schedules.nest import block_loads, find_block
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_items import each_point, limit_items
 from relax_tune.schedules.rules.matmul import inline_around, output_column
 from relax_tune.schedules.rules.reductions_split import apart, new_blocks
@@ -60,11 +62,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
         return
-    for name, split in (("tiles", False), ("split", True)):
-        try:
-            yield f"matmul.{name}", build(func, machine, split)
-        except ScheduleError:
-            continue
+    forms = (("tiles", False), ("split", True))
+    yield from fitting((f"matmul.{name}", partial(build, func, machine, split)) for name, split in forms)
 
 
 def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:

@@ -7,6 +7,7 @@ take chunks of a long row; what they leave is added up by a group for each resul
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, as_int, mul
@@ -14,9 +15,10 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_items import each_point, item_counts, limit_items, over_items, sum_over_items
 from relax_tune.schedules.rules.lanes import divide_once
-from relax_tune.schedules.rules.reductions import steps_across, steps_along
+from relax_tune.schedules.rules.reductions import stages_across
 from relax_tune.schedules.rules.reductions_split import chunked
 from relax_tune.schedules.rules.rows import require_rowwise
 from relax_tune.schedules.schedule import Schedule
@@ -33,11 +35,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Both forms, where they fit the function."""
     if not reductions(func):
         return
-    for name, make in (("columns", _columns), ("split", _split)):
-        try:
-            yield f"reductions.{name}", make(func, machine)
-        except ScheduleError:
-            continue
+    forms = (("columns", _columns), ("split", _split))
+    yield from fitting((f"reductions.{name}", partial(make, func, machine)) for name, make in forms)
 
 
 def _columns(func: PrimFunc, machine: Machine) -> Schedule:
@@ -45,10 +44,7 @@ def _columns(func: PrimFunc, machine: Machine) -> Schedule:
     s = Schedule(func)
     _inlined(s)
     last = final_block(s.func)
-    stages = [b for b in blocks(s.func.body) if b.name != last.name]
-    across = {b.name for b in stages if b.is_reduction and steps_across(b)}
-    if not across or any(not b.is_reduction or not (b.name in across or steps_along(b)) for b in stages):
-        raise ScheduleError(f"{func.name}: not every stage reduces across columns")
+    stages, across = stages_across(s.func)
     divide_once(s, last.name)
     items = s.tunable("TX", [n for n in item_counts(machine, 16) if n <= 256])
     height = s.tunable("TY", (1, 2, 4, 8, 16, 32))

@@ -8,6 +8,7 @@ the row is in the cache then; or (`kept`) it stays in the registers of the item 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Tunable, as_int, le, mul
@@ -15,6 +16,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.nest import find_alloc, find_block
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_items import item_counts, limit_items, over_items, sum_over_items, vector_widths
 from relax_tune.schedules.rules.lanes import divide_once
 from relax_tune.schedules.rules.rows import require_rowwise
@@ -29,16 +31,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """A few items for each of many rows, and many items for each of few; nothing when the function is no row-wise one."""
     if not reductions(func):
         return
-    for name, many, kept in (
-        ("few", False, False),
-        ("many", True, False),
-        ("few.kept", False, True),
-        ("many.kept", True, True),
-    ):
-        try:
-            yield f"rows.{name}", build(func, machine, many, kept)
-        except ScheduleError:
-            continue
+    forms = (("few", False, False), ("many", True, False), ("few.kept", False, True), ("many.kept", True, True))
+    yield from fitting((f"rows.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
 
 
 def build(func: PrimFunc, machine: Machine, many: bool, kept: bool = False) -> Schedule:

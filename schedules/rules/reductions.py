@@ -7,6 +7,7 @@ reduction runs, and what follows is computed while they are there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Var, as_int, free_vars
@@ -14,6 +15,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.nest import block_loads, find_block
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.lanes import decompose, divide_once, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -23,11 +25,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """The columns shared out to threads, and the same on one thread; nothing when no reduction steps across columns."""
     if not reductions(func):
         return
-    for order in ("parallel",) if machine.groups else ("parallel", "serial"):
-        try:
-            yield f"columns.{order}", build(func, machine, order == "parallel")
-        except ScheduleError:
-            continue
+    orders = ("parallel",) if machine.groups else ("parallel", "serial")
+    yield from fitting((f"columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
 
 
 def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
@@ -39,10 +38,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
     if final_block(s.func).is_reduction:
         s.apply("cache_write", block=final_block(s.func).name, scope="local")
     last = final_block(s.func)
-    stages = [b for b in blocks(s.func.body) if b.name != last.name]
-    across = {b.name for b in stages if b.is_reduction and steps_across(b)}
-    if not across or any(not b.is_reduction or not (b.name in across or steps_along(b)) for b in stages):
-        raise ScheduleError(f"{func.name}: not every stage reduces across columns")
+    stages, across = stages_across(s.func)
     divide_once(s, last.name)
     *outer, column = s.loops_of(last.name)
     widths = strip_widths(last.iters[-1], machine)
@@ -71,6 +67,17 @@ def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
         # a strip that may be incomplete is a loop of its own
         s.set_kind(s.fuse([*outer, strip]) if divides else s.fuse(outer) if outer else strip, "parallel")
     return s
+
+
+def stages_across(func: PrimFunc) -> tuple[list[Block], set[str]]:
+    """The stages before the last block, and the names of those that reduce across columns. Raises ScheduleError unless there is one,
+    and all others reduce too."""
+    last = final_block(func)
+    stages = [b for b in blocks(func.body) if b.name != last.name]
+    across = {b.name for b in stages if b.is_reduction and steps_across(b)}
+    if not across or any(not b.is_reduction or not (b.name in across or steps_along(b)) for b in stages):
+        raise ScheduleError(f"{func.name}: not every stage reduces across columns")
+    return stages, across
 
 
 def _strip(s: Schedule, block: str, strip: str) -> None:

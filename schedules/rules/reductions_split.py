@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Tunable, as_int, free_vars, le
@@ -16,6 +17,7 @@ from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.primitives.reductions import starts_neutral
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.lanes import divide_once, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -30,11 +32,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Chunks shared out to threads, and the same on one thread; nothing where no reduction is long."""
     if not reductions(func):
         return
-    for order in ("parallel",) if machine.groups else ("parallel", "serial"):
-        try:
-            yield f"split.{order}", build(func, machine, order == "parallel")
-        except ScheduleError:
-            continue
+    orders = ("parallel",) if machine.groups else ("parallel", "serial")
+    yield from fitting((f"split.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
 
 
 @dataclass(frozen=True, slots=True)

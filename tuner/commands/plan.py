@@ -161,7 +161,8 @@ def _show_sets(job: Job, console: Console) -> dict[str, Any]:
 
 def _tuning(context: typer.Context, model: str) -> str:
     """The command that tunes the model under the options that this one was given."""
-    options = [(name, value) for name, value in context.params.items() if name in {*SETTINGS, "bound"} and value]
+    taken = {*SETTINGS, "bound"}
+    options = [(name, value) for name, value in context.params.items() if name in taken and value]
     each = [(name, str(text)) for name, value in options for text in (value if isinstance(value, list) else [value])]
     return shlex.join(["relax-tune", "tune", model, *(part for name, text in each for part in (f"--{name}", text))])
 
