@@ -150,10 +150,18 @@ class MemoryStore:
     def _of_target(self, target: str) -> list[Measurement]:
         return [m for task, found in self._by_task.items() if task[1] == target for m in found.values()]
 
-    def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:
+    def count(
+        self,
+        target: str,
+        workload: str | None = None,
+        status: Status | None = None,
+        regime: Regime | None = None,
+    ) -> int:
         with self._lock:
             return sum(
-                (workload is None or m.workload == workload) and (status is None or m.status == status)
+                (workload is None or m.workload == workload)
+                and (status is None or m.status == status)
+                and (regime is None or m.regime == regime)
                 for m in self._of_target(target)
             )
 

@@ -277,8 +277,14 @@ class SqlStore:
         return found
 
     @patient
-    def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:
-        conditions = MeasurementRow.matching(target, workload=workload, status=status)
+    def count(
+        self,
+        target: str,
+        workload: str | None = None,
+        status: Status | None = None,
+        regime: Regime | None = None,
+    ) -> int:
+        conditions = MeasurementRow.matching(target, workload=workload, status=status, regime=regime)
         with self._read("count measurements") as connection:
             return connection.execute(select(func.count()).where(*conditions)).scalar_one()
 

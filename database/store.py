@@ -115,7 +115,13 @@ class Store(Protocol):
         """
         ...
 
-    def count(self, target: str, workload: str | None = None, status: Status | None = None) -> int:
+    def count(
+        self,
+        target: str,
+        workload: str | None = None,
+        status: Status | None = None,
+        regime: Regime | None = None,
+    ) -> int:
         """How many measurements `target` has."""
         ...
 

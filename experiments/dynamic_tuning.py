@@ -94,7 +94,7 @@ class Work:
 
     def _written(self, case: str, job: Job, alone: bool, wall: float, trials: int) -> Tuned:
         built = job.build()
-        records = [r for c in job.choices.values() for r in job.records(c.task.key)]
+        records = [r for c in job.choices.values() for r in job.records(c.task.key, c.task.regime)]
         self._save(case, "oracle" if alone else "ours", job.artifact(built))
         if not alone:
             self._save(case, "library", job.artifact(job.build("library")))

@@ -26,7 +26,7 @@ from relax_tune.tuner.loop import Progress, Work
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import AttentionForm, Effort, Memory, Policy, Precision, Products, Settings
+from relax_tune.tuner.settings import AttentionForm, Caches, Effort, Memory, Policy, Precision, Products, Settings
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
@@ -80,6 +80,7 @@ def tune(
     precision: Precision = "f32",
     products: Products = "apart",
     attention: AttentionForm = "whole",
+    caches: Caches = "warm",
     profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
     on_progress: Callable[[Progress], None] | None = None,
@@ -96,6 +97,8 @@ def tune(
     precision: `f16` or `bf16` stores weights and what products read in 16 bits and computes in float32; parameters and results
     keep their types. products: of one value with several weights, `apart` or `joined` into one. attention: one kernel each (`whole`, in
     f32), or two products and a softmax (`apart`), which libraries can take. Build with what was tuned.
+    caches: what kernels find in them when they are timed: `warm`, all that their last launch left; `model`, nothing where a kernel reads
+    many weights, since the rest of a model runs in between.
     profile: the file of a `ShapeProfile`; the shapes it counts then weigh most, each by the time it takes. Build with the same.
     rules: your own rewriting (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
@@ -117,6 +120,7 @@ def tune(
         products=products,
         precision=precision,
         attention=attention,
+        caches=caches,
         profile=None if profile is None else str(profile),
     )
     check_needed(scheduler, ca, certificate, key)
@@ -141,6 +145,7 @@ def build(
     precision: Precision = "f32",
     products: Products = "apart",
     attention: AttentionForm = "whole",
+    caches: Caches = "warm",
     memory: Memory = "symbolic",
     profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
@@ -164,6 +169,7 @@ def build(
         products=products,
         precision=precision,
         attention=attention,
+        caches=caches,
         memory=memory,
         profile=None if profile is None else str(profile),
     )
@@ -175,7 +181,7 @@ def build(
 
 def tune_result(job: Job, work: Work, built: BuildResult) -> TuneResult:
     """What a job found, from its store."""
-    records = {name: job.records(c.task.key) for name, c in job.choices.items()}
+    records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes)
 
 

@@ -70,7 +70,7 @@ def build_programs(
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
-        records = facts.store.query(target_key, own.task.key)
+        records = facts.store.query(target_key, own.task.key, regime=own.task.regime)
         current = [r for r in records if facts.counts(r)]
         if stored is None:
             plans[callee] = plan_task(own, current, policy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from relax_tune.database.records import Regime
 from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.expr import Expr, Var, free_vars
 from relax_tune.ir.function import IRModule, PrimFunc
@@ -18,10 +19,13 @@ from relax_tune.ir.struct_info import TensorInfo
 from relax_tune.ir.structural import workload_key
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.tuner.domain import Range, anchors
+from relax_tune.tuner.settings import Caches
 from relax_tune.tuner.task import Task
 
 # A symbol without a declared upper bound is tuned up to here; it runs beyond, by the last entry of each plan.
 DEFAULT_UPPER = 512
+# Bytes of weights that a worker's nearest cache cannot keep from one call to the next.
+MANY_WEIGHTS = 64 << 10
 
 
 def ranges_of(module: IRModule) -> dict[Var, Range]:
@@ -49,8 +53,10 @@ def extract_tasks(
     count: int = 6,
     overrides: Mapping[str, Range] | None = None,
     profile: ShapeProfile | None = None,
+    caches: Caches = "warm",
 ) -> tuple[Task, ...]:
-    """The tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served.
+    """The tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served;
+    caches: as of the settings.
 
     Raises UserError for an override of a symbol the model does not have, and for a profile that counts none of its symbols.
     """
@@ -67,6 +73,7 @@ def extract_tasks(
             raise UserError(f"--bound {name}: wanted a symbol of the model, which has {known}")
         ranges.update(dict.fromkeys(matches, narrower))
     sites: dict[str, list[tuple[Expr, ...]]] = {}
+    weights: dict[str, int] = {}
     served: dict[str, list[tuple[tuple[Expr, ...], Mapping[Var, Mapping[int, int]]]]] = {}
     for caller in lowered.functions:
         for call in lowered.calls(caller):
@@ -74,6 +81,8 @@ def extract_tasks(
             meaning = site_symbols(func, call)
             site = tuple(meaning[v] for v in func.symbols)
             sites.setdefault(call.callee, []).append(site)
+            held = (lowered.module.constants[v.name] for v in call.args if isinstance(v, Constant))
+            weights[call.callee] = sum(array.nbytes for array in held)
             own, wanted = counted.get(caller, {}), free_vars(*site)
             if all(v in own for v in wanted):
                 served.setdefault(call.callee, []).append((site, {v: own[v] for v in wanted}))
@@ -84,7 +93,8 @@ def extract_tasks(
         text = print_text(func, normalise=True)
         # traces name loops and blocks: they are made on the normalised function, so a record fits whatever the model calls things
         plain = replace(parse_prim_func(text), name=name)
-        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain))
+        regime: Regime = "flushed" if caches == "model" and weights[name] >= MANY_WEIGHTS else "warm"
+        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime))
     return tuple(tasks)
 
 

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from relax_tune.database.records import Measurement, ShapeHistogram, Target, canonical_json
+from relax_tune.database.records import Measurement, Regime, ShapeHistogram, Target, canonical_json
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.arith.solver import installed_solver
@@ -137,7 +137,7 @@ class Job:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        return extract_tasks(self.lowered, self.settings.anchors, self.overrides, self.profile)
+        return extract_tasks(self.lowered, self.settings.anchors, self.overrides, self.profile, self.settings.caches)
 
     @cached_property
     def libraries(self) -> Mapping[str, str]:
@@ -149,9 +149,9 @@ class Job:
     def facts(self) -> LibraryFacts:
         return LibraryFacts(self.store, self.libraries)
 
-    def records(self, workload: str) -> list[Measurement]:
+    def records(self, workload: str, regime: Regime) -> list[Measurement]:
         """What is on record of a workload for this device, but for times of libraries that are not here or were others."""
-        return [r for r in self.store.query(self.target.key, workload) if self.facts.counts(r)]
+        return [r for r in self.store.query(self.target.key, workload, regime=regime) if self.facts.counts(r)]
 
     @cached_property
     def choices(self) -> dict[str, Choices]:

@@ -221,7 +221,7 @@ class Tuner:
         """Shapes that the plan's variants lack; nothing when asking brought no record."""
         if state.lacking is None or state.lacking[0] != len(state.records):
             with shielded():
-                found = self.store.query(self.target_key, state.task.key)
+                found = self.store.query(self.target_key, state.task.key, regime=state.task.regime)
             records = [r for r in found if r.id in state.records and state.counts(r)]
             state.lacking = len(state.records), {}
             with self._isolated(state, give_up=True):
@@ -309,8 +309,9 @@ class Tuner:
     def _refresh(self, state: TaskState) -> None:
         """Learn what the store has on a task by now."""
         with shielded():
-            new = self.store.count(self.target_key, state.task.key) != len(state.records)
-            records = self.store.query(self.target_key, state.task.key) if new else ()
+            key, regime = state.task.key, state.task.regime
+            new = self.store.count(self.target_key, key, regime=regime) != len(state.records)
+            records = self.store.query(self.target_key, key, regime=regime) if new else ()
         if new:
             with self._isolated(state, give_up=True):
                 state.learn(records, self.job)
@@ -353,7 +354,7 @@ class Tuner:
         checks = standard = tuple(self._check(state, n) for n in range(2))
         stops = self._stops(state) if shapes is None else ()
         least, most = ROUNDS if part == "trial" else FINAL_ROUNDS
-        policy = TimingPolicy(least, most, budget_secs or self.settings.timing_secs, 0.1, stops)
+        policy = TimingPolicy(least, most, budget_secs or self.settings.timing_secs, 0.1, stops, task.regime)
         for variant in variants:
             self._renew()
             identity = self._id(task, variant, part)
@@ -412,6 +413,7 @@ class Tuner:
                 variant=variant,
                 symbols=timing.symbols,
                 samples_secs=timing.samples_secs,
+                regime=timing.regime,
                 checked=result.checked,
                 build_secs=result.build_secs,
                 job=self.job,
@@ -431,6 +433,7 @@ class Tuner:
             target=self.target_key,
             variant=variant,
             status="failed",
+            regime=task.regime,
             stage=stage,  # type: ignore[arg-type]
             message=message or f"failed at stage {stage} without a message",
             build_secs=build_secs,
@@ -440,7 +443,8 @@ class Tuner:
         )
 
     def _id(self, task: Task, variant: VariantRecord, part: str) -> str:
-        text = f"{task.key}:{self.target_key}:{variant.key}:{self.job}:{part}"
+        timed = "" if task.regime == "warm" else f":{task.regime}"
+        text = f"{task.key}:{self.target_key}:{variant.key}:{self.job}:{part}{timed}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def _check(self, state: TaskState, number: int) -> CheckCase:

@@ -17,6 +17,7 @@ Products = Literal["apart", "joined"]
 AttentionForm = Literal["whole", "apart"]
 Precision = Literal["f32", "f16", "bf16"]
 Shapes = Literal["uniform", "profile"]
+Caches = Literal["warm", "model"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 # Candidates per task and per batch, anchors, and how long each shape is timed.
@@ -36,8 +37,9 @@ class Settings:
     attention: one kernel each, or its products and softmax.
     memory: of intermediate values, sized by each call's shapes or once for the largest that the declared bounds allow; inplace:
     results written over arguments that nobody reads later. shapes: which count for how much, evenly on a log scale or as a profile
-    of those served says: of the file `profile`, which asks for it by itself, or of the database. ca, certificate, key: PEM files for
-    a scheduler beyond loopback."""
+    of those served says: of the file `profile`, which asks for it by itself, or of the database. caches: what tasks find in them
+    when they are timed, all that their last launch left, or, as in a model, nothing where they have many weights. ca, certificate,
+    key: PEM files for a scheduler beyond loopback."""
 
     target: str = "opencl"
     db: str | None = None
@@ -55,6 +57,7 @@ class Settings:
     memory: Memory = "symbolic"
     shapes: Shapes | None = None
     profile: str | None = None
+    caches: Caches = "warm"
 
     def __post_init__(self) -> None:
         for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
@@ -73,6 +76,8 @@ class Settings:
             raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
         if not isinstance(self.memory, str) or self.memory not in get_args(Memory):
             raise UserError(f"--memory wants one of {', '.join(get_args(Memory))}; found {self.memory!r:.80}")
+        if self.caches not in get_args(Caches):
+            raise UserError(f"--caches wants one of {', '.join(get_args(Caches))}; found {self.caches!r:.80}")
         if self.shapes is not None and self.shapes not in get_args(Shapes):
             raise UserError(f"--shapes wants one of {', '.join(get_args(Shapes))}; found {self.shapes!r:.80}")
         if self.shapes == "uniform" and self.profile is not None:

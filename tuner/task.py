@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.database.records import Regime
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.errors import BuildError, ParseError, ScheduleError
 from relax_tune.ir.buffer import Buffer
@@ -46,7 +47,8 @@ SEED_ROWS = 4096
 class Task:
     """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
 
-    `sites`: for every call site, the task's symbols as expressions over the model's symbols.
+    `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: what is in the caches when it is
+    timed; records of another say nothing of it.
     """
 
     key: str
@@ -54,6 +56,7 @@ class Task:
     func: PrimFunc
     sites: tuple[tuple[Expr, ...], ...]
     domain: Domain
+    regime: Regime = "warm"
 
     @property
     def name(self) -> str:

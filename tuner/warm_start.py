@@ -16,10 +16,11 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from relax_tune.database.records import Measurement
+from relax_tune.database.records import Measurement, Regime
 from relax_tune.database.store import Store
 from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.function import PrimFunc
@@ -71,10 +72,11 @@ class History:
         task = choices.task
         self._funcs[task.key] = task.func
         anchors = {tuple(sorted(b.items())) for b in task.bindings()}
-        parts = [self._part(self.target_key, choices.machine, task.key, OWN_ROWS, anchors)]
-        parts += [self._part(target, choices.machine, task.key, OWN_ROWS) for target in self._other_devices()]
+        part = partial(self._part, task.regime, machine=choices.machine)
+        parts = [part(self.target_key, workload=task.key, count=OWN_ROWS, but=anchors)]
+        parts += [part(target, workload=task.key, count=OWN_ROWS) for target in self._other_devices()]
         others = self._other_workloads(task.key, task.text)
-        parts += [self._part(self.target_key, choices.machine, key, OTHER_ROWS) for key in others]
+        parts += [part(self.target_key, workload=key, count=OTHER_ROWS) for key in others]
         found = [p for p in parts if p is not None]
         if not found:
             return None
@@ -110,13 +112,13 @@ class History:
         return likest
 
     def _part(
-        self, target: str, machine: Machine, workload: str, count: int, but: Collection[Point] = ()
+        self, regime: Regime, target: str, *, machine: Machine, workload: str, count: int, but: Collection[Point] = ()
     ) -> TrainingRows | None:
-        """Up to `count` rows of one workload on one device; groups are its shapes, counted from 0."""
+        """Up to `count` rows of one workload on one device, timed in one regime; groups are its shapes, counted from 0."""
         func = self._funcs[workload]
         if func is None:
             return None
-        records = self.store.query(target, workload, kinds=("tuned",), limit=ROWS_A_READ * count)
+        records = self.store.query(target, workload, kinds=("tuned",), regime=regime, limit=ROWS_A_READ * count)
         timed = [r for r in records if r.status == "ok" and r.checked and r.median_secs > 0 and _point(r) not in but]
         shapes = sorted({_point(r) for r in timed})
         if not shapes:

@@ -11,11 +11,13 @@ import pytest
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver, emulated
 from tests.ir.codegen_runner import Compiled
 from tests.ir.grid_cases import TEXTS, function
+from tests.tuner.flushed import every_line_once_more
 
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.ir.interp import run_prim
 from relax_tune.runtime.device.cuda import PINNED_BYTES, CUDADevice
 from relax_tune.runtime.program import KernelSource
+from relax_tune.tuner.measure.flush import LINE_BYTES, CacheFlush
 
 pytestmark = pytest.mark.ccompiler
 
@@ -42,6 +44,11 @@ def device(folder: Path, request: pytest.FixtureRequest) -> Iterator[CUDADevice]
     opened = emulated(folder, request.param)
     yield opened
     opened.close()
+
+
+def test_the_kernel_that_fills_caches_goes_over_every_line(device: CUDADevice) -> None:
+    flush = CacheFlush(device, 70 * LINE_BYTES)  # two groups, one of them in part
+    every_line_once_more(device, flush)
 
 
 def turned(device: CUDADevice, barrier: str) -> bool:

@@ -71,10 +71,12 @@ def test_times_of_another_state_of_the_library_do_not_count_until_it_is_timed_ag
     assert kinds(job, choices) == {"tuned"}
     (note,) = notes(job, choices, "openblas")
     assert ("core Elder (here core Paper)" if known else "not recorded (here core Paper; threads 2)") in note
-    assert "relax-tune tune" in note and not [r for r in job.records(choices.task.key) if r.variant.kind == "library"]
+    assert "relax-tune tune" in note and not [
+        r for r in job.records(choices.task.key, choices.task.regime) if r.variant.kind == "library"
+    ]
     runner = RecordedRunner(lambda program, symbols: 1e-6 if program.calls[0].variants[0].label == "library" else 1.0)
     job.tune(runner)
-    again = [r for r in job.records(choices.task.key) if r.variant.kind == "library"]
+    again = [r for r in job.records(choices.task.key, choices.task.regime) if r.variant.kind == "library"]
     assert again and not {r.id for r in again} & {r.id for r in stale}
     assert all(job.facts.recorded(r) == job.libraries for r in again)
     assert kinds(job, choices) == {"library"} and not notes(job, choices, "openblas")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from tests.tuner.measure_programs import LIMIT_SECS, POLICY, check, program, request
@@ -79,6 +80,15 @@ def test_a_good_candidate_is_checked_and_timed_at_every_shape(runner: Runner) ->
         assert POLICY.min_repeats <= len(timing.samples_secs) <= POLICY.max_repeats
         assert min(timing.samples_secs) > 0
         assert timing.regime == "warm" and not timing.lost and timing.launches_per_sample >= 1
+
+
+def test_a_candidate_is_timed_without_what_its_last_launch_left_in_the_caches(runner: Runner) -> None:
+    asked = replace(request("good", language_of(runner)), policy=replace(POLICY, regime="flushed"))
+    (result,) = runner.submit([asked]).result(LIMIT_SECS)
+    assert result.status == "ok" and result.checked
+    for timing in result.timings:
+        assert timing.regime == "flushed" and timing.launches_per_sample == 1
+        assert len(timing.samples_secs) >= POLICY.min_repeats and min(timing.samples_secs) > 0
 
 
 def test_every_bad_candidate_fails_by_itself(runner: Runner) -> None:

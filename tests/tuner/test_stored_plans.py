@@ -142,7 +142,7 @@ def at(*points: int) -> Domain:
 def test_what_a_plan_loses_is_predicted_between_what_was_timed() -> None:
     job = small_job()
     (choices,) = job.choices.values()
-    records = job.records(choices.task.key)
+    records = job.records(choices.task.key, choices.task.regime)
     fits = plan_task(choices, records)
     generic = Plan((PlanEntry((), choices.generic().key),), 0.0)
     kept = (fits.plan, {k: fits.variants[k] for k in fits.plan.variants})

@@ -196,7 +196,8 @@ class RecordedRunner:
         bad = next((a for a in answers if isinstance(a, str)), None)
         if bad is not None:
             return failed(request.id, "compile", bad)
-        timings = tuple(ShapeTiming(dict(s), (float(a),) * 3) for s, a in zip(request.timings, answers))
+        regime = request.policy.regime
+        timings = tuple(ShapeTiming(dict(s), (float(a),) * 3, regime=regime) for s, a in zip(request.timings, answers))
         return MeasureResult(request.id, "ok", timings=timings, checked=True, build_secs=0.01)
 
     def programs(self) -> list[str]:

@@ -23,6 +23,7 @@ from relax_tune.tuner.commands.options import (
     Profile,
     Shapes,
     Target,
+    TimedCaches,
     among,
     print_json,
     settings_of,
@@ -52,6 +53,7 @@ def build(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    caches: TimedCaches = None,
     memory: PlannedMemory = None,
     shapes: Shapes = None,
     profile: Profile = None,
@@ -81,7 +83,7 @@ def build(
         job = Job(module, device_info(settings.target), store, settings)
         built = job.build(wanted)
         saved = job.artifact(built, pack).save(path)
-        records = {name: job.records(c.task.key) for name, c in job.choices.items()}
+        records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(task_table(rows))
     console.print(dispatch_table(rows))

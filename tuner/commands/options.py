@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from relax_tune.tuner.settings import EFFORTS, AttentionForm, Memory, Products, Settings, load_settings
+from relax_tune.tuner.settings import EFFORTS, AttentionForm, Caches, Memory, Products, Settings, load_settings
 from relax_tune.tuner.settings import Precision as PrecisionName
 from relax_tune.tuner.settings import Shapes as ShapesName
 
@@ -138,6 +138,16 @@ JoinedProducts = Annotated[
         autocompletion=among(*get_args(Products)),
         help="Products of one value with several weights (query, key, value): each by itself, or joined into one wide product, "
         "which makes fewer calls of other tasks. [default: apart]",
+    ),
+]
+TimedCaches = Annotated[
+    str | None,
+    typer.Option(
+        "--caches",
+        metavar="|".join(get_args(Caches)),
+        autocompletion=among(*get_args(Caches)),
+        help="What kernels find in the caches when they are timed: warm, all that their last launch left; model, nothing where a kernel "
+        "reads many weights, since the rest of the model has run in between. Build with what was tuned. [default: warm]",
     ),
 ]
 FormOfAttention = Annotated[

@@ -29,6 +29,7 @@ from relax_tune.tuner.commands.options import (
     Profile,
     Shapes,
     Target,
+    TimedCaches,
     print_json,
     settings_of,
 )
@@ -77,6 +78,7 @@ def plan(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    caches: TimedCaches = None,
     shapes: Shapes = None,
     profile: Profile = None,
     json: Json = False,
@@ -152,7 +154,7 @@ def _show_sets(job: Job, console: Console) -> dict[str, Any]:
     names = [s.name for s in job.plan_sets()]
     say(console, f"sets of plans stored, the current one last: {' '.join(names)}")
     built = job.build("stored")
-    records = {name: job.records(c.task.key) for name, c in job.choices.items()}
+    records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)
     console.print(dispatch_table(rows))
     versions = {name: current.records[c.task.key].version for name, c in job.choices.items()}
@@ -174,7 +176,7 @@ def _check(job: Job, command: str, console: Console) -> dict[str, Any]:
     found: dict[str, Drift] = {}
     for name, choices in job.choices.items():
         key = choices.task.key
-        found[name] = drift(choices, job.records(key), current.plan(key), domains[name])
+        found[name] = drift(choices, job.records(key, choices.task.regime), current.plan(key), domains[name])
     regret = model_regret(found, {name: len(c.task.sites) for name, c in job.choices.items()})
     again = [n for n, d in found.items() if d.unmeasured > UNMEASURED or (regret > ALLOWED and d.regret > ALLOWED)]
     where = "as served" if job.profile is not None else "evenly over the declared ranges"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from relax_tune.database.engine import default_url, parse_url, sqlite_path
-from relax_tune.database.records import Measurement
+from relax_tune.database.records import REGIMES, Measurement
 from relax_tune.database.records import Target as DeviceTarget
 from relax_tune.database.store import MEMORY_URL, MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError, UserError
@@ -33,6 +33,7 @@ from relax_tune.tuner.commands.options import (
     Profile,
     Shapes,
     Target,
+    TimedCaches,
     among,
     print_json,
     settings_of,
@@ -101,6 +102,7 @@ def show(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    caches: TimedCaches = None,
     shapes: Shapes = None,
     profile: Profile = None,
     json: Json = False,
@@ -121,6 +123,7 @@ def show(
                 "--products": products,
                 "--attention": attention,
                 "--precision": precision,
+                "--caches": caches,
                 "--shapes": shapes,
                 "--profile": profile,
             },
@@ -226,7 +229,7 @@ def _show_model_task(
                 f"--task wants the name of one task of {model}, or the start of its key: {known}; found {name!r}"
             )
         choices = job.choices[matching[0].name]
-        records = job.records(choices.task.key)
+        records = job.records(choices.task.key, choices.task.regime)
         if not notes and not records:
             notes = _elsewhere(store, choices.task, job.target)
     again = f"`relax-tune tune {model} --target {settings.target}` measures this task"
@@ -247,7 +250,7 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
         except UserError as error:
             raise UserError(f"{name!r} is no file, so it should be a task on record: {error}") from None
         job = Job(IRModule({}), device_info(settings.target), store, settings)
-        records = job.records(workload.key)
+        records = next((found for r in REGIMES if (found := job.records(workload.key, r))), [])
         task = recorded_task(workload, records)
         notes = [] if records else _elsewhere(store, task, job.target)
     choices = Choices(task, job.machine, job.code_target, alternatives_here(job.machine.language, job.libraries))

@@ -17,6 +17,7 @@ from relax_tune.runtime.program import Program, program_from_json
 from relax_tune.runtime.vm import Bound, Executor
 from relax_tune.tuner.measure.compare import difference
 from relax_tune.tuner.measure.compiling import CompiledKernels, Handles, compile_programs
+from relax_tune.tuner.measure.flush import CacheFlush
 from relax_tune.tuner.measure.inputs import buffer_shapes
 from relax_tune.tuner.measure.messages import (
     CheckCase,
@@ -74,6 +75,7 @@ class BatchMeasurement:
         self._device, self._libraries, self._progress = device, libraries, progress
         self._answer, self._probe = answer, probe
         self._shared = SharedBuffers(device)
+        self._flush: CacheFlush | None = None
 
     def run(self, requests: Sequence[MeasureRequest], alone: frozenset[int]) -> None:
         """Answer every request once. alone: indices to compile by themselves.
@@ -257,8 +259,12 @@ class BatchMeasurement:
             self._progress.tell(candidate.index, 1, "time")
             self._shared.load_inputs(candidate.program, bound, _TIMING_SEED)
 
+        flush = None
+        if request.policy.regime == "flushed":
+            self._flush = self._flush or CacheFlush(self._device)
+            flush = self._flush.run
         stops = request.policy.stop_above
-        return Contestant(bound, request.policy, symbols, stops[position] if stops else None, enter)
+        return Contestant(bound, request.policy, symbols, stops[position] if stops else None, enter, flush)
 
     def _refuse(self, candidate: _Candidate, refusal: _Refused) -> None:
         """Answer a failure; when the device itself is gone, say that instead and stop."""

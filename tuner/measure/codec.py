@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.messages import (
+    REGIMES,
     STAGES,
     CheckCase,
     MeasureRequest,
@@ -218,7 +219,7 @@ def _decode_policy(record: Mapping[str, Any]) -> TimingPolicy:
         budget_secs=_field(record, "budget_secs", _is_seconds, "seconds"),
         max_single_secs=_field(record, "max_single_secs", _is_seconds, "seconds"),
         stop_above=tuple(stops),
-        regime=_field(record, "regime", lambda v: v == "warm", "'warm'"),
+        regime=_field(record, "regime", lambda v: v in REGIMES, " or ".join(REGIMES)),
     )
 
 
@@ -273,7 +274,7 @@ def _decode_timing(record: Any) -> ShapeTiming:
         symbols=_symbols(record.get("symbols")),
         samples_secs=_seconds_tuple(record, "samples_secs"),
         launches_per_sample=_field(record, "launches_per_sample", lambda v: _is_int(v) and v >= 1, "a positive count"),
-        regime=_field(record, "regime", lambda v: v == "warm", "'warm'"),
+        regime=_field(record, "regime", lambda v: v in REGIMES, " or ".join(REGIMES)),
         lost=_field(record, "lost", _is_bool, "true or false"),
     )
 

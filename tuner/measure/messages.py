@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from relax_tune.errors import MeasureError
 
 Stage = Literal["constraint", "compile", "launch", "runtime", "wrong-result", "timeout", "crash", "device-lost"]
-Regime = Literal["warm"]
+Regime = Literal["warm", "flushed"]
 STAGES: tuple[str, ...] = get_args(Stage)
+REGIMES: tuple[str, ...] = get_args(Regime)
 
 Symbols = dict[str, int]
 
@@ -51,7 +52,8 @@ class TimingPolicy:
     The number of samples is what fits `budget_secs`, within [min_repeats, max_repeats]. A shape whose single run is
     longer than `max_single_secs` gets two samples only. `stop_above` (empty, or one entry per timing) holds times that no
     contender is slower than: a shape whose best sample is slower after the second visit, or twice as slow within the first, stops
-    there and is marked `ShapeTiming.lost`. regime `warm`: each visit starts with an untimed launch.
+    there and is marked `ShapeTiming.lost`. regime `warm`: each visit starts with an untimed launch; `flushed`: before each sample
+    the caches are filled with other data, so that all a launch reads comes from memory.
     """
 
     min_repeats: int = 5

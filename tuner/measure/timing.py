@@ -1,7 +1,8 @@
 """Timing candidates against each other: rounds over all of them, a few samples a visit, raw samples kept.
 
 Interleaving lets a busy neighbour on the machine hit all candidates alike. Each visit of a short kernel begins with an
-untimed launch (regime `warm`), because the other candidates' packed weights have just evicted this one's.
+untimed launch (regime `warm`), because the other candidates' packed weights have just evicted this one's; or every sample does
+by filling the caches with other data (regime `flushed`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ _QUEUED_LAUNCHES = 64
 
 @dataclass(slots=True)
 class Contestant:
-    """One candidate at one shape. `enter` runs before each visit (tells progress, loads inputs); it is not timed."""
+    """One candidate at one shape. `enter` runs before each visit (tells progress, loads inputs), `flush` before each sample, which is
+    then one launch; neither is timed."""
 
     bound: Bound
     policy: TimingPolicy
     symbols: Symbols
     stop_above: float | None
     enter: Callable[[], None]
+    flush: Callable[[], None] | None = None
     samples: list[float] = field(default_factory=list)
     visits: int = 0
     launches: int = 1
@@ -103,13 +106,18 @@ def _first_visit(device: Device, contestant: Contestant) -> None:
         contestant.samples.append(_timed(device, contestant.bound, 1))
         contestant.wanted, contestant.rewarm = 2, False
         return
+    began = time.perf_counter()
+    if contestant.flush is not None:
+        contestant.flush()
     single = _timed(device, contestant.bound, 1)
-    if device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
+    if contestant.flush is not None:  # which takes its part of the budget
+        single = time.perf_counter() - began
+    elif device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
         contestant.launches = min(_QUEUED_LAUNCHES, math.ceil(_QUEUED_SECS / max(single, 1e-6)))
         single = _timed(device, contestant.bound, contestant.launches)
     sample = max(single * contestant.launches, 1e-7)
     contestant.wanted = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))
-    contestant.rewarm = single < _REWARM_BELOW_SECS
+    contestant.rewarm = contestant.flush is None and single < _REWARM_BELOW_SECS
 
 
 def _sample(device: Device, contestant: Contestant) -> None:
@@ -122,6 +130,8 @@ def _sample(device: Device, contestant: Contestant) -> None:
     limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
     for _ in range(min(_VISIT_SAMPLES, contestant.wanted - len(samples))):
+        if contestant.flush is not None:
+            contestant.flush()
         samples.append(_timed(device, bound, contestant.launches))
         if len(samples) >= 2 and min(samples) > limit:
             contestant.lost = True
