@@ -285,7 +285,7 @@ class ProgramBuilder:
         """Generated once per function; named by its text, so that equal kernels are one."""
         made = self._generated.get(func)
         if made is None:
-            # under a name nothing else in the text contains (a function may be called `abs`, and `fabs` is a builtin)
+            # under a name nothing else in the text contains
             made = generate(replace(func, name="named_by_its_text"), self.target)
             digest = hashlib.blake2b(made.source.replace(made.name, "@").encode(), digest_size=8).hexdigest()
             made = replace(made, name=f"k{digest}", source=made.source.replace(made.name, f"k{digest}"))

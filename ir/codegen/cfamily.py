@@ -21,14 +21,8 @@ from relax_tune.ir.dtype import DType, i32, i64
 from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts
 from relax_tune.ir.stmt import Store
 
-RESERVED = frozenset(
-    """
-    auto bool break case char const constant continue default do double else enum extern float for global goto half i64 if
-    inline int kernel local long main private register restrict return short signed sizeof static struct switch typedef
-    uchar uint ulong union unsigned ushort void volatile while abs erf exp floor log max min pow sqrt tanh
-    fmod rint sin cos tan asin acos atan sinh cosh asinh acosh atanh
-    """.split()  # noqa: SIM905
-)
+# What no language of the family and none of their headers gives a meaning: one letter, or a number behind an underscore.
+FREE = re.compile(r"[A-Za-z](_\d+)?|[a-z]\w*_\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +33,50 @@ class Grid:
     items: tuple[int, ...] = ()
 
 
+def meaningless(name: str) -> str:
+    """The name; words get an underscore at their end, which no keyword, type, function or macro of the languages has."""
+    return name if FREE.fullmatch(name) else f"{name}_"
+
+
+def numbered(base: str, number: int) -> str:
+    """A name for one of several things."""
+    return meaningless(f"{base.rstrip('_')}_{number}")
+
+
 class Printer(Copies):
     """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
 
-    unset: what registers hold before their first store; reserved: names that mean something."""
+    unset: what registers hold before their first store."""
 
     unset = ""
-    reserved = RESERVED
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
         super().__init__(prelude, algebra, layouts)
         self.lanes = lanes
         self.in_threads = False
         self.written: frozenset[Buffer] = frozenset()
-        self._taken: dict[str, int] = dict.fromkeys(self.reserved, 0)
+        self._taken: dict[str, int] = {}
+        self._registers: dict[tuple[str, int], str] = {}
 
     # names
 
     def fresh(self, hint: str) -> str:
-        """An identifier nobody else has."""
-        base = re.sub(r"\W", "_", hint)
-        if not base or base[0].isdigit() or base.startswith(("rt_", "__")):
+        """An identifier that nobody else has and that means nothing in any language."""
+        base = re.sub(r"[^A-Za-z0-9_]", "_", hint)
+        if not base or not base[0].isalpha() or base.startswith("rt_"):
             base = f"v{base}"
-        if base not in self._taken:
-            self._taken[base] = 0
-            return base
-        k = self._taken[base]
-        while True:
-            k += 1
-            name = f"{base}_{k}"
-            if name not in self._taken:
-                break
-        self._taken[base] = k
+        name = base = meaningless(base)
+        while name in self._taken:
+            self._taken[base] += 1
+            name = numbered(base, self._taken[base])
         self._taken[name] = 0
         return name
+
+    def register_name(self, b: Buffer, offset: int) -> str:
+        key = self.buffers[b], offset
+        if key not in self._registers:
+            self._registers[key] = self.fresh(numbered(*key))
+        return self._registers[key]
 
     # statements
 

@@ -13,7 +13,6 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen import math
 from relax_tune.ir.codegen.affine import Poly, as_constant
 from relax_tune.ir.codegen.c import float_literal
-from relax_tune.ir.codegen.cfamily import RESERVED
 from relax_tune.ir.codegen.grid import GridPrinter
 from relax_tune.ir.codegen.lowered import Barrier, Loop
 from relax_tune.ir.codegen.places import Address, Lane
@@ -191,16 +190,6 @@ def _since(architecture: int, fast: str, portable: str) -> str:
 
 class CUDAPrinter(GridPrinter):
     """One CUDA kernel. Blocks lie along one axis of the launch where the others might have too many."""
-
-    reserved = RESERVED | frozenset(
-        """
-        alignas alignof and and_eq asm bitand bitor bool catch char8_t char16_t char32_t class compl concept consteval constexpr
-        constinit const_cast co_await co_return co_yield decltype delete dynamic_cast explicit export false friend mutable
-        namespace new noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires
-        static_assert static_cast template this thread_local throw true try typeid typename using virtual wchar_t xor xor_eq
-        threadIdx blockIdx blockDim gridDim warpSize
-        """.split()  # noqa: SIM905
-    )
 
     def space(self, buffer: Buffer) -> str:
         return ""

@@ -107,8 +107,9 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, target.lanes, layouts)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
     written = frozenset(m.buffer for m in walk(body) if isinstance(m, Store))
-    source, grid = printer.kernel(func.name, buffers, written, body)
-    return GeneratedKernel(func.name, source, buffers, tuple(printer.symbols), grid.groups, grid.items)
+    name = printer.fresh(func.name)
+    source, grid = printer.kernel(name, buffers, written, body)
+    return GeneratedKernel(name, source, buffers, tuple(printer.symbols), grid.groups, grid.items)
 
 
 def _check(func: PrimFunc, target: CodeTarget) -> None:

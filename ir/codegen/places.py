@@ -223,7 +223,7 @@ class Places:
                 yield self.register_name(b, r * size + start), width
 
     def register_name(self, b: Buffer, offset: int) -> str:
-        return f"{self.buffers[b]}_{offset}"
+        raise NotImplementedError
 
     def register(self, b: Buffer, p: Poly) -> tuple[str, int, int]:
         """(register, lane in it, its width) for an access to a buffer kept in registers."""

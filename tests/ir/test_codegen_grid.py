@@ -136,18 +136,10 @@ def f(x: Buffer((n, {rows}, 16), f32), y: Buffer((n, {rows}, 16), f32)):
 """
         return generate(parse_prim_func(text.strip() + "\n"), CUDA).source
 
-    assert "__shared__ __align__(16) float tile[12288];" in source(768) and "/*shared" not in source(768)
-    assert "/*shared 65536*/" in source(1024) and "float *const tile = (float *)(rt_shared + 0);" in source(1024)
+    assert "__shared__ __align__(16) float tile_[12288];" in source(768) and "/*shared" not in source(768)
+    assert "/*shared 65536*/" in source(1024) and "float *const tile_ = (float *)(rt_shared + 0);" in source(1024)
     with pytest.raises(BuildError, match=r"wanted at most 3 bytes .* found 4 of top"):
         generate(function("by one item, for all"), CodeTarget("cuda", 4, 3))
-
-
-def test_names_that_only_this_language_takes() -> None:
-    text = "@prim_func(outputs=1)\ndef f(template: Buffer((n,), f32), operator: Buffer((n,), f32)):\n"
-    text += "    for this in group(n):\n        operator[this] = template[this]\n"
-    source = generate(parse_prim_func(text), CUDA).source
-    assert "const float *__restrict__ template_1, float *__restrict__ operator_1" in source and "this_1 =" in source
-    assert "template_1" not in generate(parse_prim_func(text), TARGETS["opencl"]).source
 
 
 def test_the_same_function_gives_the_same_text() -> None:
