@@ -45,6 +45,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "scipy-openblas32": ("openblas", "OpenBLAS"),
     "onednn-cpu-gomp": ("onednn", "oneDNN"),
     "pycuda": ("cuda", "NVIDIA GPUs"),
+    "nvidia-cublas": ("cuda", "cuBLAS and cuBLASLt"),
     "nvidia-cuda-nvrtc": ("cuda-compiler", "compiling for NVIDIA GPUs"),
     "cuda-bindings": ("cuda-compiler", "compiling for NVIDIA GPUs"),
     "tokenizers": ("text", "sentences as input"),

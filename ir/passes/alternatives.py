@@ -8,13 +8,14 @@ routine becomes a variant of every task it fits, and is dispatched where it meas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.errors import UserError
-from relax_tune.ir.dtype import DType, f32
+from relax_tune.ir.dtype import DType, bf16, f16, f32
 from relax_tune.ir.expr import Expr, ceildiv, mul
 from relax_tune.ir.function import IRModule, PrimFunc
+from relax_tune.ir.passes.epilogue import TWO_SIDED
 from relax_tune.ir.passes.pipeline import lower
 
 Sizes = Mapping[str, Expr]
@@ -38,6 +39,11 @@ class MatrixProduct:
     """The one matrix product of a function, `C = op(A) op(B)` row-major, read off its loops; what is computed before and after
     it become kernels of their own, and operands that no strides describe are packed.
 
+    dtype: of the operands' elements. A product of 16-bit floats sums in f32, and is one here where both operands are stored so.
+    converts: whether such operands are written out as f32 for a routine that reads those; not where its library has one that reads
+    them as they are. result: the type of what it writes, where it is another than that of the operands; f32 is for sums of 16-bit
+    floats that the function uses as f32.
+
     Sizes: m, n, k; trans_a, trans_b (1 when stored transposed); lda, ldb, ldc, the lengths of rows in elements; and of a
     batched product batch, stride_a, stride_b, stride_c, the distances of matrices in elements. Buffers: A, B, C.
     transposed: whether the routine reads transposed operands; otherwise they are packed.
@@ -45,7 +51,8 @@ class MatrixProduct:
     follows: the operations it can do to each element of the product before storing it, names of `epilogue.FOLLOWING`; what the
     function does so after its product becomes part of the call, as far as it is that. The size `follows` tells which, in order: the
     sum of (place in this tuple, from 1) * 16**position. Two-sided ones read one more buffer each, between B and C, `operands`
-    of them at most; stride_d0, row_d0, column_d0 (d1 ...) are its strides, 0 where it has none of the role.
+    of them at most; stride_d0, row_d0, column_d0 (d1 ...) are its strides, 0 where it has none of the role. once: it does each at
+    most once, and nothing after one without an array.
 
     packing: how the routine wants B, which has to be a weight then; None: as it lies."""
 
@@ -55,6 +62,25 @@ class MatrixProduct:
     follows: tuple[str, ...] = ()
     operands: int = 0
     packing: Packing | None = None
+    result: DType | None = None
+    once: bool = False
+    converts: bool = True
+
+    @property
+    def writes(self) -> DType:
+        """The type of the result's elements."""
+        return self.result or self.dtype
+
+    def may_follow(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The operations it can do after these."""
+        with_array = sum(n in TWO_SIDED for n in names)
+        if self.once and with_array < len(names):
+            return ()
+        return tuple(
+            n
+            for n in self.follows
+            if (n not in TWO_SIDED or with_array < self.operands) and not (self.once and n in names)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +146,20 @@ _BLOCKS = Packing(
     lambda sizes: mul(mul(ceildiv(sizes["n"], 64), ceildiv(sizes["k"], 64)), 64 * 64),
 )
 
+
+def _of_nvidia() -> Iterator[Alternative]:
+    """cuBLAS, and cuBLASLt with what follows, for each pair of types."""
+    pairs = ((f32, None), (f16, None), (bf16, None), (f16, f32), (bf16, f32))
+    for batched in (False, True):
+        end, sizes = ("_batched", SIZES) if batched else ("", PLAIN_SIZES)
+        for dtype, result in pairs:
+            kind = str(dtype) if result is None else f"{dtype}_{result}"
+            plain = MatrixProduct(dtype, batched, result=result, converts=False)
+            yield Alternative(f"cublas.gemm_{kind}{end}", plain, sizes, ("cuda",))
+            more = replace(plain, follows=("bias", "residual", "relu", "gelu_tanh"), operands=2, once=True)
+            yield Alternative(f"cublaslt.matmul_{kind}{end}", more, (*sizes, *following_sizes(more)), ("cuda",))
+
+
 ALTERNATIVES: tuple[Alternative, ...] = (
     Alternative(
         "openblas.sgemm",
@@ -144,6 +184,7 @@ ALTERNATIVES: tuple[Alternative, ...] = (
         ("c",),
     ),
     Alternative("onednn.matmul_batched", replace(_ONEDNN, batched=True), (*SIZES, *following_sizes(_ONEDNN)), ("c",)),
+    *_of_nvidia(),
 )
 
 

@@ -16,6 +16,8 @@ from relax_tune.ir.stmt import Block, Store
 
 FOLLOWING: Mapping[str, str] = {
     "add": "y + d, with an array d",
+    "bias": "y + d, with an array d over the columns alone",
+    "residual": "y + d, with an array d of every element",
     "mul": "y * d, with an array d",
     "relu": "max(y, 0)",
     "gelu": "y * (1 + erf(y / sqrt(2))) / 2",
@@ -25,6 +27,9 @@ FOLLOWING: Mapping[str, str] = {
     "swish": "y / (1 + exp(-y))",
 }
 """The operations there are: name -> meaning."""
+
+TWO_SIDED: Mapping[str, str] = {"add": "add", "bias": "add", "residual": "add", "mul": "mul"}
+"""Those with an array, each with what it is on elements."""
 
 
 def _swish(y: Expr) -> Expr:
@@ -69,10 +74,15 @@ class Epilogue:
 
 
 def take_epilogue(
-    product: Block, after: Sequence[Block], known: Sequence[str], readable: Callable[[Load], bool], most: int
+    product: Block,
+    after: Sequence[Block],
+    known: Callable[[Sequence[str]], Sequence[str]],
+    readable: Callable[[str, Load], bool],
+    least: int = 1,
 ) -> Epilogue | None:
-    """The longest run of `known` operations that the first block after a product begins with, reading at most `most` arrays that
-    are `readable`; None when there is none, or the block is over other points than the product."""
+    """The longest run of operations that the first block after a product begins with: `known` says which may come after those there
+    are, `readable` which arrays those may read. None when there are fewer than `least`, or the block is over other points than the
+    product."""
     target = product.body.buffer
     if not after or any(r.buffer is target for b in after[1:] for r in block_loads(b)):
         return None
@@ -91,17 +101,17 @@ def take_epilogue(
     names: list[str] = []
     arrays: list[Load] = []
 
-    def fits(read: Load) -> bool:
-        return read.buffer is not target and readable(read)
+    def fits(operation: str, read: Load) -> bool:
+        return read.buffer is not target and readable(operation, read)
 
     while True:
-        step = _next(value, now, [k for k in known if k in _FORMS or len(arrays) < most], fits)
+        step = _next(value, now, known(names), fits)
         if step is None:
             break
         name, now, array = step
         names.append(name)
         arrays += [] if array is None else [array]
-    if not names:
+    if len(names) < least:
         return None
     left = transform(value, lambda e: y if e is now else None)
     spatial = tuple(i for i in product.iters if i.kind == "spatial")
@@ -128,7 +138,7 @@ def _same_points(product: Block, first: Block) -> dict[Var, Expr] | None:
 
 
 def _next(
-    value: Expr, now: Expr, known: Sequence[str], readable: Callable[[Load], bool]
+    value: Expr, now: Expr, known: Sequence[str], readable: Callable[[str, Load], bool]
 ) -> tuple[str, Expr, Load | None] | None:
     """An operation on `now` through which alone `value` uses it: its name, its result in `value`, the array it reads."""
     nodes = tuple(postorder((value,)))
@@ -140,10 +150,10 @@ def _next(
                     return name, made, None
             continue
         for node in nodes:
-            if not (isinstance(node, Op) and node.op == name and now in node.args):
+            if not (isinstance(node, Op) and node.op == TWO_SIDED[name] and now in node.args):
                 continue
             (other,) = [a for a in node.args if a is not now] or [now]
-            if isinstance(other, Load) and readable(other) and _only_through(value, now, node):
+            if isinstance(other, Load) and readable(name, other) and _only_through(value, now, node):
                 return name, node, other
     return None
 

@@ -12,8 +12,21 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import u8
-from relax_tune.ir.expr import Const, Expr, Load, Var, as_int, const, free_vars, load, mul, substitute
+from relax_tune.ir.dtype import DType, bf16, f16, f32, u8
+from relax_tune.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    as_int,
+    const,
+    free_vars,
+    load,
+    mul,
+    substitute,
+    transform,
+)
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.op.base import product
 from relax_tune.ir.passes.alternatives import (
@@ -149,12 +162,23 @@ def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct
     if kinds.count(PatternKind.OUT_FUSIBLE) != 1:
         return None
     at = kinds.index(PatternKind.OUT_FUSIBLE)
-    block, rest = blocks[at], blocks[at + 1 :]
+    block, rest = blocks[at], list(blocks[at + 1 :])
     factors = operands(block)
     zero = block.init is not None and isinstance(block.init.value, Const) and block.init.value.value == 0
-    if at != 0 or factors is None or not zero or block.body.buffer.dtype is not takes.dtype:
+    sums = f32 if takes.dtype.is_half else takes.dtype
+    if at != 0 or factors is None or not zero or block.body.buffer.dtype is not sums:
         return None
-    if any(b.is_reduction for b in rest) or any(f.dtype is not takes.dtype for f in factors):
+    if any(b.is_reduction for b in rest) or any(f.dtype is not sums for f in factors):
+        return None
+    if takes.dtype.is_half:
+        stored = [_widened(f, takes.dtype) for f in factors]
+        rounded = _rounded(func, block, rest, takes.dtype)
+        if stored[0] is None or stored[1] is None or (rounded is None) is not (takes.writes is f32):
+            return None
+        factors = (stored[0], stored[1])
+        if rounded is not None:
+            func, block, rest = rounded
+    elif not takes.converts and any(all(_widened(f, half) is not None for f in factors) for half in (f16, bf16)):
         return None
     spatial = [i for i in block.iters if i.kind == "spatial"]
     left, right = (set(free_vars(f)) for f in factors)
@@ -172,6 +196,31 @@ def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct
         factors = (factors[1], factors[0])
         axes = replace(axes, rows=axes.columns, columns=axes.rows)
     return _Splitter(func, block, rest, axes, alternative, takes).split(factors[0], factors[1])
+
+
+def _widened(factor: Expr, dtype: DType) -> Expr | None:
+    """What is of 16 bits until a product reads it."""
+    return factor.args[0] if isinstance(factor, Op) and factor.op == "cast" and factor.args[0].dtype is dtype else None
+
+
+def _rounded(
+    func: PrimFunc, block: Block, rest: Sequence[Block], dtype: DType
+) -> tuple[PrimFunc, Block, list[Block]] | None:
+    """The function with the product's array of `dtype`, where nothing reads it but rounded to that."""
+    wide = block.body.buffer
+    narrow = Buffer(wide.name, wide.shape, dtype)
+
+    def use(e: Expr) -> Expr | None:
+        if not (isinstance(e, Op) and e.op == "cast" and e.dtype is dtype):
+            return None
+        (read,) = e.args
+        return load(narrow, read.indices) if isinstance(read, Load) and read.buffer is wide else None
+
+    after = [replace(b, body=replace(b.body, value=transform(b.body.value, use))) for b in rest]
+    if wide in func.output_buffers or any(r.buffer is wide for b in after for r in block_loads(b)):
+        return None
+    allocs = tuple(narrow if a is wide else a for a in func.allocs)
+    return replace(func, allocs=allocs), replace(block, body=replace(block.body, buffer=narrow)), after
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +286,10 @@ class _Splitter:
         self.alternative, self.takes = alternative, takes
         self.temps: list[Buffer] = []
         self.before: list[FunctionStep] = []
+        # what only rounds, and is a copy then, is part of a call that rounds
+        least = 0 if takes.writes.is_half else 1
         self.epilogue = (
-            take_epilogue(block, rest, takes.follows, self._readable, takes.operands) if takes.follows else None
+            take_epilogue(block, rest, takes.may_follow, self._readable, least) if takes.follows or least == 0 else None
         )
 
     def split(self, left: Expr, right: Expr) -> LibraryForm | None:
@@ -277,9 +328,20 @@ class _Splitter:
         name = _free_name("b_packed", self.func, self.temps)
         return LibraryCall(wanted.routine, (b, Buffer(name, (simplify(wanted.elements(sizes)),), b.dtype)), told)
 
-    def _readable(self, read: Load) -> bool:
-        """Whether an operation after the product can read an array: by strides."""
-        return read.dtype is self.takes.dtype and _strides(read, self.axes) is not None
+    def _readable(self, operation: str, read: Load) -> bool:
+        """Whether an operation after the product can read an array: by strides, and as its name says."""
+        found = _strides(read, self.axes)
+        if read.dtype is not self.takes.writes or found is None:
+            return False
+        if operation not in ("bias", "residual"):
+            return True
+        has = [s is not None for s in (found.batch, found.rows)]
+        of_all = [bool(self.axes.batch), bool(self.axes.rows)]
+        return (
+            found.unit_columns
+            and found.columns is not None
+            and has == (of_all if operation == "residual" else [False] * 2)
+        )
 
     def _following(self) -> dict[str, Expr]:
         """What the routine is told of the operations after its product."""
@@ -295,9 +357,9 @@ class _Splitter:
             found |= {name: const(0) if s is None else s for name, s in named.items()}
         return found
 
-    def _temp(self, name: str, roles: Sequence[IterVar]) -> Buffer:
+    def _temp(self, name: str, roles: Sequence[IterVar], dtype: DType) -> Buffer:
         name = _free_name(name, self.func, self.temps)
-        buffer = Buffer(name, tuple(i.extent for i in roles), self.takes.dtype)
+        buffer = Buffer(name, tuple(i.extent for i in roles), dtype)
         self.temps.append(buffer)
         return buffer
 
@@ -317,7 +379,7 @@ class _Splitter:
         last = value.indices[-1] if isinstance(value, Load) else None
         turned = self.takes.transposed and any(i.var is last for i in first) and not any(i.var is last for i in second)
         order = (*self.axes.batch, *((*second, *first) if turned else (*first, *second)))
-        packed = self._temp(name, order)
+        packed = self._temp(name, order, self.takes.dtype)
         indices = tuple(i.var for i in order)
         spatial = tuple(IterVar(i.var, i.extent) for i in order)
         pack = Block(f"pack_{name}", spatial, indices, Store(packed, indices, value))
@@ -346,7 +408,7 @@ class _Splitter:
             self.temps.append(target)
             return target, found, self._after(rest, target, output)
         order = (*self.axes.batch, *self.axes.rows, *self.axes.columns)
-        packed = self._temp("c_packed", order)
+        packed = self._temp("c_packed", order, self.takes.writes)
         spatial = tuple(i for i in self.block.iters if i.kind == "spatial")
         copy = Block(
             "unpack",

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +144,7 @@ class CUDADevice:
         self._max_local, self._max_group = limits["max_local_bytes"], limits["max_group_size"]
         self._grid, self._block = ([self._attribute(name) for name in names] for names in (GRID, BLOCK))
         self._modules: dict[tuple[object, ...], tuple[Any, Binary]] = {}
+        self._held: dict[object, tuple[Any, Callable[[], None]]] = {}
         self._stream, self._pinned = self._call("opening", self._open)
 
     def _open(self) -> tuple[Any, list[tuple[NDArray[np.uint8], Any]]]:
@@ -309,6 +310,18 @@ class CUDADevice:
         """The stream's handle and addresses in device memory. The primary context is the one they belong to."""
         return int(self._stream.handle), tuple(buffer.live() for buffer in buffers)
 
+    def within(self, what: str, action: Callable[[], T]) -> T:
+        """Have a library do something on the stream of `native`: with the device's context current."""
+        return self._call(what, action)
+
+    def held(self, owner: object, make: Callable[[], T], end: Callable[[T], None]) -> T:
+        """What `owner` made for this device, made once, with its context current; `end` gives it back when the device is closed."""
+        found = self._held.get(owner)
+        if found is None:
+            made = self._call("opening a library", make)
+            found = self._held[owner] = made, lambda: end(made)
+        return cast(T, found[0])
+
     def record(self, launches: Sequence[Launch]) -> Launch | None:
         """A CUDA graph, where cuda-bindings are installed and there are enough launches."""
         recorder, stream = self._recorder, int(self._stream.handle)
@@ -330,7 +343,10 @@ class CUDADevice:
         try:
             if not self._lost:
                 self.synchronize()
+                for _, end in self._held.values():
+                    self._call("closing a library", end)
         finally:
+            self._held.clear()
             self._modules.clear()
             self._pinned.clear()
 

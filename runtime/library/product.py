@@ -1,7 +1,7 @@
-"""What routines for strided matrix products are told: `C = op(A) op(B)`, row-major f32, op is transposition.
+"""What routines for strided matrix products are told: `C = op(A) op(B)`, row-major, op is transposition.
 
 op(A) is (m, k), op(B) (k, n), C (m, n); `trans_*` is non-zero where an operand is stored transposed; `ld*` are the row lengths in
-memory, in floats; in the batched form `stride_*` is the distance between matrices, in floats. Buffers: A, B, C.
+memory, in elements; in the batched form `stride_*` is the distance between matrices, in elements. Buffers: A, B, C.
 """
 
 from __future__ import annotations
@@ -21,18 +21,28 @@ _FLOAT = 4
 def product_sizes(
     library: str, routines: Mapping[str, Sequence[str]], routine: str, buffers: Sequence[Any], scalars: Sequence[int]
 ) -> dict[str, int]:
-    """The scalars of a product by name, a plain one as a batch of one.
-
-    Raises: ArtifactError for an unknown routine or a wrong number of buffers or scalars; MeasureError for negative sizes, and for
-    those that 32 bits do not hold."""
+    """As `named_sizes`, of a product alone: a wrong number of buffers is an ArtifactError too."""
     names = routines.get(routine)
-    if names is None:
-        raise ArtifactError(f"{library}: wanted one of {', '.join(routines)}, found {routine}")
-    if len(buffers) != 3 or len(scalars) != len(names):
+    if names is not None and (len(buffers) != 3 or len(scalars) != len(names)):
         raise ArtifactError(
             f"{routine}: wanted 3 buffers and the scalars {', '.join(names)}, "
             f"found {len(buffers)} buffers and {len(scalars)} scalars"
         )
+    return named_sizes(library, routines, routine, scalars)
+
+
+def named_sizes(
+    library: str, routines: Mapping[str, Sequence[str]], routine: str, scalars: Sequence[int]
+) -> dict[str, int]:
+    """The scalars of a routine by name, those of batches as for one where it has none.
+
+    Raises: ArtifactError for an unknown routine or a wrong number of scalars; MeasureError for negative sizes, and for those that 32
+    bits do not hold."""
+    names = routines.get(routine)
+    if names is None:
+        raise ArtifactError(f"{library}: wanted one of {', '.join(routines)}, found {routine}")
+    if len(scalars) != len(names):
+        raise ArtifactError(f"{routine}: wanted the scalars {', '.join(names)}, found {len(scalars)} scalars")
     sizes = {"batch": 1, "stride_a": 0, "stride_b": 0, "stride_c": 0}
     sizes |= zip(names, (int(value) for value in scalars), strict=True)
     for name, value in sizes.items():
@@ -42,13 +52,15 @@ def product_sizes(
     return sizes
 
 
-def product_bytes(routine: str, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-    """The bytes that A, B and C must have. Raises MeasureError for rows that overlap."""
+def product_bytes(
+    routine: str, sizes: Mapping[str, int], widths: tuple[int, int, int] = (_FLOAT, _FLOAT, _FLOAT)
+) -> tuple[int, int, int]:
+    """The bytes that A, B and C must have. widths: bytes of an element of each. Raises MeasureError for rows that overlap."""
     needs = []
-    for which, rows, columns, transposed in (
-        ("a", sizes["m"], sizes["k"], sizes["trans_a"]),
-        ("b", sizes["k"], sizes["n"], sizes["trans_b"]),
-        ("c", sizes["m"], sizes["n"], 0),
+    for which, width, rows, columns, transposed in (
+        ("a", widths[0], sizes["m"], sizes["k"], sizes["trans_a"]),
+        ("b", widths[1], sizes["k"], sizes["n"], sizes["trans_b"]),
+        ("c", widths[2], sizes["m"], sizes["n"], 0),
     ):
         if transposed:
             rows, columns = columns, rows
@@ -58,5 +70,5 @@ def product_bytes(routine: str, sizes: Mapping[str, int]) -> tuple[int, int, int
         row_length = sizes[f"ld{which}"]
         if row_length < columns:
             raise MeasureError(f"{routine}: scalar ld{which}: wanted at least {columns}, found {row_length}")
-        needs.append(((sizes["batch"] - 1) * sizes[f"stride_{which}"] + (rows - 1) * row_length + columns) * _FLOAT)
+        needs.append(((sizes["batch"] - 1) * sizes[f"stride_{which}"] + (rows - 1) * row_length + columns) * width)
     return needs[0], needs[1], needs[2]

@@ -7,15 +7,19 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from relax_tune.errors import BuildError
-from relax_tune.runtime.library import clblast
+from relax_tune.runtime.library import clblast, cublas_api
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.clblast import ClBlast
+from relax_tune.runtime.library.cublas import CuBlas
+from relax_tune.runtime.library.cublaslt import CuBlasLt
 from relax_tune.runtime.library.onednn import OneDnn
 from relax_tune.runtime.library.openblas import OpenBlas
 
 GROUP = "relax_tune.libraries"
 OURS: Mapping[type[Library], str] = {
     ClBlast: clblast.INSTALL,
+    CuBlas: cublas_api.INSTALL,
+    CuBlasLt: cublas_api.INSTALL,
     OneDnn: "pip install 'relax-tune[onednn]'",
     OpenBlas: "pip install 'relax-tune[openblas]'",
 }

@@ -13,23 +13,23 @@ from tests.runtime.library_matrices import ACTIVATIONS
 
 from relax_tune.errors import UserError
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import f32, f64, u8
+from relax_tune.ir.dtype import DType, bf16, f16, f32, f64, u8
 from relax_tune.ir.expr import Expr, Var, as_int, const, eq, substitute
 from relax_tune.ir.function import IRModule, PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Add, AddScalar, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.passes.alternatives import ALTERNATIVES, Alternative, MatrixProduct, whole
-from relax_tune.ir.passes.epilogue import FOLLOWING
+from relax_tune.ir.passes.epilogue import FOLLOWING, TWO_SIDED
 from relax_tune.ir.passes.libraries import LibraryForm, library_forms
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.reference import evaluate_prim
 from relax_tune.ir.passes.split import FunctionStep
 from relax_tune.ir.struct_info import TensorInfo
-from relax_tune.runtime.library import onednn
+from relax_tune.runtime.library import cublaslt, onednn
 from relax_tune.runtime.library.registry import OURS
 
 Array = np.ndarray[Any, Any]
@@ -39,20 +39,30 @@ RNG = np.random.default_rng(11)
 OPENBLAS = [a for a in ALTERNATIVES if a.library == "openblas"]
 PACKED = [a for a in ALTERNATIVES if isinstance(a.takes, MatrixProduct) and a.takes.packing is not None]
 ONEDNN = [a for a in ALTERNATIVES if a.library == "onednn" and a not in PACKED]
+CUBLAS, CUBLASLT = ([a for a in ALTERNATIVES if a.library == name] for name in ("cublas", "cublaslt"))
 SCALARS = {a.routine: a.scalars for a in ALTERNATIVES}
 PACKINGS = {p.routine: p for a in PACKED if isinstance(a.takes, MatrixProduct) and (p := a.takes.packing) is not None}
 AFTER: Mapping[str, Callable[..., Array]] = {
     "add": lambda y, d: y + d,
     "mul": lambda y, d: y * d,
+    "bias": lambda y, d: y + d,
+    "residual": lambda y, d: y + d,
     **ACTIVATIONS,
 }
 
 
-def followed(code: int) -> list[str]:
-    return [] if code == 0 else [onednn.FOLLOWS[code % 16 - 1], *followed(code // 16)]
+def followed(code: int, known: Sequence[str] = onednn.FOLLOWS) -> list[str]:
+    return [] if code == 0 else [known[code % 16 - 1], *followed(code // 16, known)]
 
 
-def gemm(a: Array, b: Array, arrays: Sequence[Array], sizes: Mapping[str, int], total: int) -> Array:
+def gemm(
+    a: Array,
+    b: Array,
+    arrays: Sequence[Array],
+    sizes: Mapping[str, int],
+    total: int,
+    known: Sequence[str] = onednn.FOLLOWS,
+) -> Array:
     """Row-major strided products read from flat memory and what follows them, as the routine defines them."""
     m, n, k = (sizes[x] for x in "mnk")
     out = np.full(total, np.nan)
@@ -67,8 +77,8 @@ def gemm(a: Array, b: Array, arrays: Sequence[Array], sizes: Mapping[str, int], 
 
     for i in range(sizes.get("batch", 1)):
         y, left = operand("a", a, i, m, k) @ operand("b", b, i, k, n), list(enumerate(arrays))
-        for name in followed(sizes.get("follows", 0)):
-            if name in ("add", "mul"):
+        for name in followed(sizes.get("follows", 0), known):
+            if name in TWO_SIDED:
                 (at, array), *left = left
                 stride, row, column = (sizes[f"{what}_d{at}"] for what in ("stride", "row", "column"))
                 y = AFTER[name](y, matrix(array, i * stride, m, n, row, column))
@@ -79,10 +89,10 @@ def gemm(a: Array, b: Array, arrays: Sequence[Array], sizes: Mapping[str, int], 
 
 
 def run_form(func: PrimFunc, form: LibraryForm, inputs: list[Array], symbols: dict[Var, int]) -> Array:
-    known: dict[Var, Expr] = {v: const(s) for v, s in symbols.items()}
+    table: dict[Var, Expr] = {v: const(s) for v, s in symbols.items()}
 
     def number(e: Expr) -> int:
-        found = as_int(substitute(e, known))
+        found = as_int(substitute(e, table))
         assert found is not None
         return found
 
@@ -104,23 +114,26 @@ def run_form(func: PrimFunc, form: LibraryForm, inputs: list[Array], symbols: di
         told = dict(zip(PACKINGS[form.packing.routine].scalars, map(number, form.packing.scalars), strict=True))
         assert sizes | told == told | sizes, "what both are told is the same"
         sizes |= told
-    flat = gemm(memory[a], memory[b], [memory[d] for d in arrays], sizes, int(np.prod(shape)))
-    memory[c] = flat.reshape(shape)
+    wide = [memory[x].astype(np.float64) for x in (a, b, *arrays)]
+    known = cublaslt.FOLLOWS if form.routine.startswith("cublaslt") else onednn.FOLLOWS
+    flat = gemm(wide[0], wide[1], wide[2:], sizes, int(np.prod(shape)), known)
+    memory[c] = flat.astype(c.dtype.numpy).reshape(shape)
     if form.after is not None:
         step(form.after)
     return memory[func.output_buffers[0]]
 
 
-def check(func: PrimFunc, *sizes: int, table: Sequence[Alternative] = OPENBLAS) -> LibraryForm:
+def check(func: PrimFunc, *sizes: int, table: Sequence[Alternative] = OPENBLAS, bound: float = 1e-6) -> LibraryForm:
     (form,) = library_forms(func, table)
     symbols = dict(zip(func.symbols, sizes, strict=True))
     known: dict[Var, Expr] = {v: const(s) for v, s in symbols.items()}
     inputs = [
-        RNG.standard_normal([as_int(substitute(d, known)) or 0 for d in b.shape]).astype(np.float32)
+        RNG.standard_normal([as_int(substitute(d, known)) or 0 for d in b.shape]).astype(b.dtype.numpy)
         for b in func.input_buffers
     ]
     (wanted,) = evaluate_prim(func, inputs)
-    np.testing.assert_allclose(run_form(func, form, inputs, symbols), wanted, rtol=1e-6, atol=1e-6)
+    found = run_form(func, form, inputs, symbols)
+    np.testing.assert_allclose(found.astype(float), wanted.astype(float), rtol=bound, atol=bound)
     return form
 
 
@@ -232,6 +245,91 @@ def test_operations_after_a_product_of_batches() -> None:
     assert form.routine == "onednn.matmul_batched" and form.after is None and not form.before
 
 
+# -- 16-bit floats, and what NVIDIA's libraries take -------------------------------------------------------------------------
+
+HALF_BOUND = 1e-2
+
+
+def half_product(dtype: DType, after: Any, turned: bool = False, batched: bool = False) -> PrimFunc:
+    """The tensor function of a product of arrays of `dtype` and what `after(builder, product, rows)` makes of it."""
+    g = GraphBuilder()
+    rows = g.symbol("n")
+    lead = (3,) if batched else ()
+    x, w = g.input("x", (*lead, rows, 6), dtype), g.input("w", (*lead, *((5, 6) if turned else (6, 5))), dtype)
+    (func,) = lower(g.finish(after(g, g.call(Matmul(turned), x, w), rows))).prims.values()
+    return func
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_16_bit_floats(dtype: DType, batched: bool, turned: bool) -> None:
+    """They write what the function makes of their sums: rounded, or as they are."""
+    end = "_batched" if batched else ""
+    for table, name in ((CUBLAS, "cublas.gemm"), (CUBLASLT, "cublaslt.matmul")):
+        form = check(half_product(dtype, lambda g, y, n: y, turned, batched), 4, table=table, bound=HALF_BOUND)
+        assert form.routine == f"{name}_{dtype}{end}" and not form.before and form.after is None and not form.temps
+    wide = half_product(dtype, lambda g, y, n: g.call(Exp(), y), turned, batched)
+    form = check(wide, 4, table=CUBLAS, bound=HALF_BOUND)
+    assert form.routine == f"cublas.gemm_{dtype}{end}" and form.after is not None and form.temps[0].dtype is dtype
+
+
+def test_sums_of_16_bit_floats_used_as_float32() -> None:
+    g = GraphBuilder()
+    rows = g.symbol("n")
+    x, w = (g.call(Cast(f32), g.input(name, shape, bf16)) for name, shape in (("x", (rows, 6)), ("w", (6, 5))))
+    (func,) = lower(g.finish(g.call(Relu(), g.call(Matmul(), x, w)))).prims.values()
+    form = check(func, 7, table=CUBLASLT)
+    assert (
+        form.routine == "cublaslt.matmul_bf16_f32"
+        and form.after is None
+        and not form.before
+        and form.buffers[-1].dtype is f32
+    )
+
+
+def bias(g: GraphBuilder, y: Any, dtype: DType = f32) -> Any:
+    return g.call(Add(), y, g.input(f"b{next(COUNT)}", (5,), dtype))
+
+
+def residual(g: GraphBuilder, y: Any, rows: Any, dtype: DType = f32) -> Any:
+    return g.call(Add(), g.input(f"r{next(COUNT)}", (rows, 5), dtype), y)
+
+
+@pytest.mark.parametrize(
+    ("names", "rest", "make"),
+    [
+        ("bias", False, lambda g, y, n: bias(g, y)),
+        ("residual", False, lambda g, y, n: residual(g, y, n)),
+        ("bias relu", False, lambda g, y, n: g.call(Relu(), bias(g, y))),
+        ("bias residual gelu_tanh", False, lambda g, y, n: gelu_by_tanh(g, residual(g, bias(g, y), n))),
+        ("residual bias", False, lambda g, y, n: bias(g, residual(g, y, n))),
+        ("bias", True, lambda g, y, n: bias(g, bias(g, y))),
+        ("bias", True, lambda g, y, n: g.call(Gelu(), bias(g, y))),
+        ("relu", True, lambda g, y, n: residual(g, g.call(Relu(), y), n)),
+        ("", True, lambda g, y, n: g.call(Mul(), y, g.input("z", (5,)))),
+    ],
+)
+def test_what_cublaslt_takes_along(names: str, rest: bool, make: Any) -> None:
+    """A bias and a residual once each, then an activation; GELU by tanh alone, which is what the library means by it."""
+    g = GraphBuilder()
+    rows = g.symbol("n")
+    product = g.call(Matmul(), g.input("x", (rows, 6)), g.input("w", (6, 5)))
+    (func,) = lower(g.finish(make(g, product, rows))).prims.values()
+    for size in (1, 7):
+        form = check(func, size, table=CUBLASLT)
+    code = form.scalars[SCALARS["cublaslt.matmul_f32"].index("follows")]
+    assert followed(as_int(code) or 0, cublaslt.FOLLOWS) == names.split() and (form.after is not None) == rest
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_what_follows_in_16_bit_floats(dtype: DType) -> None:
+    func = half_product(dtype, lambda g, y, n: g.call(Relu(), residual(g, bias(g, y, dtype), n, dtype)))
+    form = check(func, 9, table=CUBLASLT, bound=HALF_BOUND)
+    code = form.scalars[SCALARS[form.routine].index("follows")]
+    assert followed(as_int(code) or 0, cublaslt.FOLLOWS) == ["bias", "residual", "relu"] and form.after is None
+
+
 def test_layouts_no_stride_reads_are_packed_and_unpacked() -> None:
     g = GraphBuilder()
     b, rows = g.symbol("b"), g.symbol("n")
@@ -262,7 +360,10 @@ def test_every_entry_is_what_the_library_offers() -> None:
     assert {(a.takes.follows, a.takes.operands) for a in ONEDNN if isinstance(a.takes, MatrixProduct)} == {
         (onednn.FOLLOWS, onednn.OPERANDS)
     }
-    assert set(FOLLOWING) == set(onednn.FOLLOWS)
+    assert {(a.takes.follows, a.takes.operands) for a in CUBLASLT if isinstance(a.takes, MatrixProduct)} == {
+        (cublaslt.FOLLOWS, len(cublaslt.WITH_ARRAY))
+    }
+    assert set(FOLLOWING) == {*onednn.FOLLOWS, *cublaslt.FOLLOWS}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""cuBLAS's and cuBLASLt's C interfaces as far as `cublas` and `cublaslt` use them: where the libraries are, prototypes, numbers.
+
+Prototypes and numbers are those of cublas_api.h, cublasLt.h and library_types.h of CUDA 12 and 13, which agree in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.cuda import CUDADevice
+
+INSTALL = "pip install 'relax-tune[cuda]' where NVIDIA's driver is installed"
+MAJORS = (13, 12)
+
+# library_types.h: cudaDataType_t
+R_32F, R_16F, R_16BF = 0, 2, 14
+# cublas_api.h: cublasOperation_t, cublasPointerMode_t, cublasMath_t, cublasComputeType_t, cublasGemmAlgo_t, cublasStatus_t
+AS_STORED, TRANSPOSED = 0, 1
+POINTERS_OF_HOST = 0
+DEFAULT_MATH, NO_SUMS_IN_RESULT_TYPE = 0, 16
+COMPUTE_32F = 68
+ANY_ALGORITHM = -1
+STATUS_NOT_SUPPORTED = 15
+# cublasLt.h: cublasLtMatrixLayoutAttribute_t, cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t,
+# cublasLtReductionScheme_t, cublasLtEpilogue_t
+LAYOUT_BATCH_COUNT, LAYOUT_BATCH_OFFSET = 5, 6
+MATMUL_TRANSA, MATMUL_TRANSB, MATMUL_EPILOGUE, MATMUL_BIAS = 3, 4, 7, 8
+PREFER_WORKSPACE, PREFER_REDUCTIONS = 1, 3
+PREFER_ALIGNMENTS = (5, 6, 7, 8)  # of A, B, C and D
+REDUCE_IN_PLACE, REDUCE_IN_COMPUTE_TYPE = 1, 2
+EPILOGUE_DEFAULT, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_GELU = 1, 2, 4, 32
+
+_INT, _INT64, _SIZE, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_size_t, ctypes.c_void_p
+_UINT64 = ctypes.c_uint64
+_TYPED = (_POINTER, _INT, _INT)  # a matrix, the type of its elements, its leading dim
+
+CUBLAS: Mapping[str, Sequence[Any]] = {
+    "cublasCreate_v2": (_POINTER,),
+    "cublasDestroy_v2": (_POINTER,),
+    "cublasGetProperty": (_INT, _POINTER),
+    "cublasSetStream_v2": (_POINTER, _POINTER),
+    "cublasSetWorkspace_v2": (_POINTER, _POINTER, _SIZE),
+    "cublasSetPointerMode_v2": (_POINTER, _INT),
+    "cublasSetMathMode": (_POINTER, _INT),
+    "cublasGemmEx": (
+        *(_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER),
+        *(*_TYPED, *_TYPED, _POINTER, *_TYPED, _INT, _INT),
+    ),
+    "cublasGemmStridedBatchedEx": (
+        *(_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER),
+        *(*_TYPED, _INT64, *_TYPED, _INT64, _POINTER, *_TYPED, _INT64, _INT, _INT, _INT),
+    ),
+}
+CUBLASLT: Mapping[str, Sequence[Any]] = {
+    "cublasLtCreate": (_POINTER,),
+    "cublasLtDestroy": (_POINTER,),
+    "cublasLtGetProperty": (_INT, _POINTER),
+    "cublasLtMatmulDescCreate": (_POINTER, _INT, _INT),
+    "cublasLtMatmulDescDestroy": (_POINTER,),
+    "cublasLtMatmulDescSetAttribute": (_POINTER, _INT, _POINTER, _SIZE),
+    "cublasLtMatrixLayoutCreate": (_POINTER, _INT, _UINT64, _UINT64, ctypes.c_int64),
+    "cublasLtMatrixLayoutDestroy": (_POINTER,),
+    "cublasLtMatrixLayoutSetAttribute": (_POINTER, _INT, _POINTER, _SIZE),
+    "cublasLtMatmulPreferenceCreate": (_POINTER,),
+    "cublasLtMatmulPreferenceDestroy": (_POINTER,),
+    "cublasLtMatmulPreferenceSetAttribute": (_POINTER, _INT, _POINTER, _SIZE),
+    "cublasLtMatmulAlgoGetHeuristic": (*(_POINTER,) * 7, _INT, _POINTER, _POINTER),
+    "cublasLtMatmul": (*(_POINTER,) * 14, _SIZE, _POINTER),
+}
+
+
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t."""
+
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", Algorithm),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The types of a product's elements: of both operands, and of its result. Each with its bytes."""
+
+    operands: int
+    result: int
+
+    @property
+    def operand_bytes(self) -> int:
+        return 4 if self.operands == R_32F else 2
+
+    @property
+    def result_bytes(self) -> int:
+        return 4 if self.result == R_32F else 2
+
+
+ELEMENTS: Mapping[str, Elements] = {
+    "f32": Elements(R_32F, R_32F),
+    "f16": Elements(R_16F, R_16F),
+    "bf16": Elements(R_16BF, R_16BF),
+    "f16_f32": Elements(R_16F, R_32F),
+    "bf16_f32": Elements(R_16BF, R_32F),
+}
+"""By the ends of routines' names: operands, and the result where it is another type. All sum in f32."""
+
+
+class Functions:
+    """A library with its prototypes declared. name: as NVIDIA's packages call it, `cublas` or `cublasLt`.
+
+    Raises BuildError where it is not installed, or lacks a function."""
+
+    def __init__(self, name: str, prototypes: Mapping[str, Sequence[Any]], dll: Any = None) -> None:
+        self._dll = _load(name) if dll is None else dll
+        for function, arguments in prototypes.items():
+            try:
+                found = getattr(self._dll, function)
+            except AttributeError:
+                raise BuildError(f"{name}: wanted the function {function}, found none; update it: {INSTALL}") from None
+            found.restype, found.argtypes = ctypes.c_int, list(arguments)
+        self.version = ".".join(str(self._property(f"{name}GetProperty", part)) for part in range(3))
+
+    def _property(self, function: str, part: int) -> int:
+        value = ctypes.c_int()
+        self(function, part, ctypes.byref(value))
+        return value.value
+
+    def __call__(self, function: str, *arguments: Any) -> None:
+        """Raises MeasureError with the status where that is not success."""
+        check(function, self.raw(function)(*arguments))
+
+    def raw(self, function: str) -> Callable[..., int]:
+        """The function itself, which answers a status."""
+        found: Callable[..., int] = getattr(self._dll, function)
+        return found
+
+
+def check(function: str, status: int) -> None:
+    """Raises MeasureError for a status that is not success."""
+    if status:
+        raise MeasureError(
+            f"cuBLAS: wanted {function} to succeed, found status {status} (cublasStatus_t in cublas_api.h)"
+        )
+
+
+def _load(name: str) -> Any:
+    """By NVIDIA's own finder where it is installed (wheels, conda, CUDA_HOME), else where the system looks."""
+    reasons = []
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        path = load_nvidia_dynamic_lib(name).abs_path
+        if path is not None:
+            return ctypes.CDLL(path)
+    except (ImportError, OSError, RuntimeError) as error:
+        reasons.append(" ".join(str(error).split())[:200])
+    for major in MAJORS:
+        try:
+            return ctypes.CDLL(f"lib{name}.so.{major}")
+        except OSError as error:
+            reasons.append(str(error))
+    raise BuildError(f"{name}: wanted the library lib{name}.so.{MAJORS[0]}, found {'; '.join(reasons)}; {INSTALL}")
+
+
+def on_gpu(routine: str, device: Device) -> CUDADevice:
+    """Raises MeasureError for devices the library cannot reach."""
+    if not isinstance(device, CUDADevice):
+        raise MeasureError(f"{routine}: wanted a CUDA device, found {device.info.name}")
+    return device
