@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import combinations
 from types import MappingProxyType
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import TRUE, Const, Expr, Load, Op, Var, as_int
+from relax_tune.ir.expr import TRUE, Const, Expr, Load, Op, Var, as_int, const, free_vars
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.stmt import Block, For, Stmt, Store, lower_block
+from relax_tune.ir.warp_products import alone, meaning, text
 
 # An access to a tile: the buffer and the indices, in which the loops of the nest move.
 Access = tuple[Buffer, tuple[Expr, ...]]
@@ -26,18 +28,29 @@ Access = tuple[Buffer, tuple[Expr, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
-    """`text` is the meaning as a tensor function; its parameters are the operands, the written one last.
+    """`text` is the meaning as a tensor function; its parameters are the operands, the written one last. Loops that run to a symbol
+    may have any constant extent.
 
     dense: the operands whose elements lie side by side along their last index. body: the C twin, in the subset of C that
-    OpenCL shares. It sees a pointer to the first element of each operand under its name in lower case, and the stride of loop
-    variable `i` in operand A as `a_i`, but for the last index of a dense one; `@A` stands for the address space of A. fast: per
-    language a condition of the preprocessor and the body to use where it holds.
+    OpenCL shares. It sees a pointer to the first element of each operand under its name in lower case, the stride of loop
+    variable `i` in operand A as `a_i`, but for those in the last index of a dense one, and each symbol as a constant; `@A` stands
+    for the address space of A. fast: per language a condition of the preprocessor and the body to use where it holds.
+    only: the language that has the operation, if others keep the loops. needs: helper functions the bodies call.
+
+    An intrinsic whose meaning has loops over work-items is done by a whole warp at once (those loops are its items), from operands in
+    shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own.
     """
 
     text: str
     dense: frozenset[str]
     body: str
     fast: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    only: str = ""
+    needs: tuple[str, ...] = ()
+
+    @property
+    def of_warp(self) -> bool:
+        return any(f.kind == "item" for f in self.loops)
 
     @property
     def meaning(self) -> PrimFunc:
@@ -58,10 +71,10 @@ class Intrinsic:
         """(operand, loop variable) of every stride the body wants, in order."""
         meant = nest_of(self.meaning.body)
         assert meant is not None
-        found = {b.name: [i.name for i in where if isinstance(i, Var)] for b, where in accesses_of(meant[1])}
+        found = {b.name: where for b, where in accesses_of(meant[1])}
         for b in self.meaning.buffers:
-            names = found[b.name]
-            yield from ((b.name, v) for v in (names[:-1] if b.name in self.dense else names))
+            where = found[b.name]
+            yield from ((b.name, v.name) for v in free_vars(*(where[:-1] if b.name in self.dense else where)))
 
 
 @cache
@@ -96,28 +109,57 @@ def accesses_of(store: Store) -> list[Access]:
     return [*dict.fromkeys(found), (store.buffer, store.indices)]
 
 
-def match(intrinsic: Intrinsic, loops: Sequence[tuple[Var, Expr]], store: Store) -> dict[str, Access] | None:
-    """Which accesses of a nest the operands of the intrinsic are; None when the nest is not the intrinsic's.
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What a nest is of an intrinsic: its accesses by operand, its loops by those of the meaning (those of one iteration may be missing),
+    and the extents that the meaning leaves open."""
+
+    accesses: Mapping[str, Access]
+    loops: Mapping[Var, Var]
+    sizes: Mapping[str, Expr]
+
+
+def match(intrinsic: Intrinsic, loops: Sequence[For], store: Store) -> Matched | None:
+    """How a nest is the intrinsic's; None when it is not. Of `loops` only variables, extents, kinds and axes count.
 
     The loops are those of the meaning in its order; the values are the same up to the order of sums and products; each operand
-    moves with the loops that its indices in the meaning name, a dense one with the last of them along adjacent elements.
+    moves with the loops that its indices in the meaning name, a dense one with those of the last index along adjacent elements.
     """
-    meant = nest_of(intrinsic.meaning.body)
-    assert meant is not None
-    if [as_int(e) for _, e in loops] != [as_int(f.extent) for f in meant[0]]:
+    own = intrinsic.loops
+    open_ = [f for f in own if as_int(f.extent) is None]
+    for left in range(len(open_) + 1):
+        for missing in combinations(open_, left):
+            found = _match([f for f in own if f not in missing], missing, intrinsic, loops, store)
+            if found is not None:
+                return found
+    return None
+
+
+def _match(
+    meant: Sequence[For], missing: Sequence[For], intrinsic: Intrinsic, loops: Sequence[For], store: Store
+) -> Matched | None:
+    if len(meant) != len(loops):
         return None
-    variables = {f.var: v for f, (v, _) in zip(meant[0], loops)}
+    sizes: dict[str, Expr] = {f.extent.name: const(1) for f in missing if isinstance(f.extent, Var)}
+    for f, g in zip(meant, loops):
+        if isinstance(f.extent, Var):
+            sizes[f.extent.name] = g.extent
+        if (f.kind, f.axis) != (g.kind, g.axis) or as_int(f.extent) not in (None, as_int(g.extent)):
+            return None
+    grown = nest_of(intrinsic.meaning.body)
+    assert grown is not None
+    variables = {f.var: g.var for f, g in zip(meant, loops)}
     found: dict[str, Access] = {}
     if not (
-        _bind(found, meant[1], (store.buffer, store.indices)) and _same(meant[1].value, store.value, variables, found)
+        _bind(found, grown[1], (store.buffer, store.indices)) and _same(grown[1].value, store.value, variables, found)
     ):
         return None
-    for b, where in accesses_of(meant[1]):
-        moves = [variables[i] for i in where if isinstance(i, Var)]
-        if not _moves(found[b.name], moves, loops, b.name in intrinsic.dense):
+    items = {g.var for g in loops if g.kind == "item"}
+    for b, where in accesses_of(grown[1]):
+        if not _moves(found[b.name], where, variables, loops, items, b.name in intrinsic.dense):
             return None
-    others = [buffer for name, (buffer, _) in found.items() if name != meant[1].buffer.name]
-    return None if store.buffer in others else found
+    others = [buffer for name, (buffer, _) in found.items() if name != grown[1].buffer.name]
+    return None if store.buffer in others else Matched(found, variables, sizes)
 
 
 def _bind(found: dict[str, Access], meant: Store | Load, access: Access) -> bool:
@@ -144,19 +186,33 @@ def _same(meant: Expr, e: Expr, variables: Mapping[Var, Var], found: dict[str, A
     return False
 
 
-def _moves(access: Access, wanted: Sequence[Var], loops: Sequence[tuple[Var, Expr]], dense: bool) -> bool:
-    """The access moves linearly with the wanted loops and no others; a dense one with the last along adjacent elements."""
-    env, moved = Env(), set[Var]()
-    for v, extent in loops:
-        env = env.with_loop(v, extent)
+def _moves(
+    access: Access,
+    meant: Sequence[Expr],
+    variables: Mapping[Var, Var],
+    loops: Sequence[For],
+    items: set[Var],
+    dense: bool,
+) -> bool:
+    """The access moves linearly with the loops of its indices in the meaning and no others, by as much along its last dimension where it
+    is dense; what an item has for itself needs not move with the items."""
+    env = Env()
+    for f in loops:
+        env = env.with_loop(f.var, f.extent)
+    still = {f.var for f in loops if as_int(f.extent) == 1}
+    wanted = {variables[v] for v in free_vars(*meant) if v in variables} - still
+    beside = linear(meant[-1], tuple(variables)) if dense else None
+    steps = {} if beside is None else {variables[v]: as_int(k) for v, k in beside[0].items()}
+    moved = set[Var]()
     for d, e in enumerate(access[1]):
-        parts = linear(e, tuple(v for v, _ in loops), env)
+        parts = linear(e, tuple(f.var for f in loops), env)
         if parts is None:
             return False
-        moved |= parts[0].keys()
-        if dense and wanted[-1] in parts[0] and (d != len(access[1]) - 1 or as_int(parts[0][wanted[-1]]) != 1):
+        moved |= parts[0].keys() - still
+        last = d == len(access[1]) - 1
+        if any((as_int(k) if last else None) != steps[v] for v, k in parts[0].items() if v in steps):
             return False
-    return moved == set(wanted)
+    return moved == wanted or (access[0].scope == "local" and moved | items == wanted | items and moved <= wanted)
 
 
 _DOT4 = """
@@ -217,6 +273,23 @@ def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({si
     return Intrinsic(text, frozenset({"A", "C"}), plain, MappingProxyType(fast))
 
 
+def _warp_products() -> Iterator[tuple[str, Intrinsic]]:
+    """C += A B, f32 of 16-bit floats, by the warp; `n` or `t` for each operand: as it is multiplied, or turned."""
+    for dtype in ("f16", "bf16"):
+        for form in ("nn", "nt", "tn", "tt"):
+            name, lies = f"mma_{dtype}_{form}", (dtype, form[0] == "t", form[1] == "t")
+            fast = {"cuda": ("defined(RT_WARPS) || __CUDA_ARCH__ >= 800", text(*lies))}
+            made = Intrinsic(
+                meaning(name, *lies),
+                frozenset("ABC"),
+                alone(*lies),
+                MappingProxyType(fast),
+                only="cuda",
+                needs=(f"from_{dtype}",),
+            )
+            yield name, made
+
+
 # Every intrinsic by its name. A new one is added here, and nowhere else.
 INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
     # sums of four products of bytes for sixteen columns (AVX-512 VNNI: one instruction)
@@ -260,4 +333,5 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
             ),
         }),
     ),
+    **dict(_warp_products()),
 })  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
@@ -11,7 +11,7 @@ from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, Var, free_vars, substitute
+from relax_tune.ir.expr import Expr, Op, Var, ceildiv, const, free_vars, mul, postorder, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, blocks
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
@@ -41,18 +41,49 @@ def require_own_items(func: PrimFunc, buffer: Buffer) -> None:
 
 
 def _moves_alike(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
-    """All accesses run alike through some dimension, whose places tell the item."""
-    one = Var("item")
+    """All accesses run alike through some dimension, whose places tell the item; or through one for each digit of its number."""
+    loops = [p for p in around.values() if p is not None]
+    whole: dict[Var, Expr] = {Var("item"): loops[0].extent}
+    base = _base([b for b, _ in around.items()], loops)
+    if base is None:
+        return _tell(buffer, around, paths, whole, next(iter(whole)))
+    digits: dict[Var, Expr] = {Var("high"): ceildiv(loops[0].extent, base), Var("low"): base}
+    return any(all(_tell(buffer, around, paths, numbers, one) for one in numbers) for numbers in (whole, digits))
+
+
+def _base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
+    """What the number of an item is divided by where blocks look at its digits."""
+    own = {p.var for p in loops}
+    found = {
+        n.args[1]
+        for b in users
+        for n in postorder(b.bindings)
+        if isinstance(n, Op) and n.op in ("floordiv", "floormod") and n.args[0] in own
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _tell(
+    buffer: Buffer,
+    around: dict[Block, For | None],
+    paths: dict[Block, tuple[For, ...]],
+    numbers: Mapping[Var, Expr],
+    one: Var,
+) -> bool:
+    """All accesses run alike through some dimension, whose places tell `one` of the numbers that make up an item's."""
+    total: Expr = const(0)
+    for v, size in numbers.items():
+        total = mul(total, size) + v
     found: list[list[_Place | None]] = []
     for block, loop in around.items():
         assert loop is not None
         inner = {p.var: p.extent for p in paths[block] if p is not loop and p.kind != "group"}
-        env = loop_env((*paths[block], For(one, loop.extent, loop.body)))
+        env = loop_env((*paths[block], *(For(v, size, loop.body) for v, size in numbers.items())))
         spots = [block.body.indices] if block.body.buffer is buffer else []
         spots += [x.indices for x in block_loads(block) if x.buffer is buffer]
         for where in spots:
-            placed = (simplify(block_value(block, e), env) for e in where)
-            found.append([_place(substitute(e, {loop.var: one}), one, inner, env) for e in placed])
+            placed = (simplify(substitute(block_value(block, e), {loop.var: total}), env) for e in where)
+            found.append([_place(e, one, inner, env) for e in placed])
     return any(len({w[d] for w in found}) == 1 and found[0][d] is not None for d in range(len(buffer.shape)))
 
 

@@ -33,6 +33,7 @@ from relax_tune.ir.codegen.lowered import (
     with_children,
 )
 from relax_tune.ir.expr import Expr, Var, and_, as_int, const, loads, lt, not_
+from relax_tune.ir.intrinsics import INTRINSICS
 from relax_tune.ir.stmt import Store
 
 
@@ -54,7 +55,7 @@ def synchronise(n: Node, algebra: Algebra) -> Node:
         n = _alone(n, next(m for m in walk(n) if isinstance(m, Loop) and (m.kind, m.axis) == ("item", axis)))
     placed, _ = _Placer(axes, algebra).place(n, NOTHING_YET, Within())
     placed = _even(placed, sizes, algebra)
-    return _Inwards(placed, algebra).move(placed, ())
+    return whole_warps(_Inwards(placed, algebra).move(placed, ()), algebra)
 
 
 def _size(m: Loop, algebra: Algebra) -> int:
@@ -195,8 +196,10 @@ def _of_items(n: Loop, algebra: Algebra) -> frozenset[Buffer]:
     it, by more than loops inside move them."""
     inner = {m.var for m in walk(n.body) if isinstance(m, (Loop, Let))}
     steps: dict[Buffer, list[set[tuple[int, tuple[tuple[object, int], ...]] | None]]] = {}
+    # what a warp does together, each of its items does with the elements of all
+    together = {b for m in walk(n) if isinstance(m, Loop) and m.intrinsic for b, _i, _w in accesses(m)}
     for b, indices, _written in accesses(n):
-        if b.scope == "shared":
+        if b.scope == "shared" and b not in together:
             found = steps.setdefault(b, [set() for _ in indices])
             for d, e in enumerate(indices):
                 found[d].add(_step(algebra.static(e), n.var, inner, algebra))
@@ -215,6 +218,27 @@ def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, t
         return None
     fixed = {m: c for m, c in rest.items() if m not in moving}
     return step, tuple(sorted(((repr(m), c) for m, c in fixed.items())))
+
+
+def whole_warps(n: Node, algebra: Algebra) -> Node:
+    """Without the marks of operations that a whole warp does at once where some of its items may not come by: each then does its part
+    of the loops."""
+    if not any(isinstance(m, Loop) and m.intrinsic for m in walk(n)):
+        return n
+    differing = {m.var for m in walk(n) if isinstance(m, Loop) and m.kind == "item"}
+
+    def differs(e: Expr) -> bool:
+        return not differing.isdisjoint(algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
+
+    def visit(m: Node, apart: bool) -> Node:
+        if isinstance(m, Let) and differs(m.value):
+            differing.add(m.var)
+        apart = apart or (isinstance(m, Cond) and differs(m.cond)) or (isinstance(m, Loop) and differs(m.extent))
+        new = with_children(m, tuple(visit(c, apart) for c in children(m)))
+        marked = isinstance(new, Loop) and new.intrinsic in INTRINSICS and INTRINSICS[new.intrinsic].of_warp
+        return replace(new, intrinsic="") if apart and marked and isinstance(new, Loop) else new
+
+    return visit(n, False)
 
 
 class _Inwards:

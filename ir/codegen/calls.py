@@ -10,27 +10,32 @@ from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lowered import Cond, Loop, Node
 from relax_tune.ir.expr import Expr, Op, Var, as_int, conjuncts
 from relax_tune.ir.intrinsics import INTRINSICS, Intrinsic, match
-from relax_tune.ir.stmt import Store
+from relax_tune.ir.stmt import For, Seq, Store
+
+EMPTY = Seq(())
+# Elements of a row that a warp fetches at once.
+ROW = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters. rooms: what must be
-    positive for the nest to run everywhere, which is when the intrinsic does the same."""
+    """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters. sizes: the extents that
+    the meaning leaves open. rooms: what must be positive for the nest to run everywhere, which is when the intrinsic does the same."""
 
     intrinsic: Intrinsic
     operands: tuple[tuple[Buffer, Poly], ...]
     strides: tuple[Poly, ...]
+    sizes: tuple[tuple[str, int], ...] = ()
     rooms: tuple[Poly, ...] = ()
 
 
 def call_of(f: Loop, algebra: Algebra) -> Call | None:
     """The call a marked nest is, or None when it does not match."""
     intrinsic = INTRINSICS.get(f.intrinsic)
-    loops: list[tuple[Var, Expr]] = []
+    loops: list[Loop] = []
     body: Node = f
-    while isinstance(body, Loop) and body.intrinsic == f.intrinsic and body.kind == "serial":
-        loops.append((body.var, body.extent))
+    while isinstance(body, Loop) and body.intrinsic == f.intrinsic and body.kind in ("serial", "item"):
+        loops.append(body)
         body = body.body
     rooms: list[Poly] = []
     if isinstance(body, Cond) and body.orelse is None:
@@ -39,42 +44,57 @@ def call_of(f: Loop, algebra: Algebra) -> Call | None:
         if len(rooms) != len(least):
             return None
         body = body.then
-    found = match(intrinsic, loops, body) if intrinsic is not None and isinstance(body, Store) else None
+    nest = [For(m.var, m.extent, EMPTY, m.kind, m.axis) for m in loops]
+    found = match(intrinsic, nest, body) if intrinsic is not None and isinstance(body, Store) else None
     if intrinsic is None or found is None:
         return None
-    own = [v for v, _ in loops]
-    # the meaning's loops, in the order of these
-    names = [g.var.name for g in intrinsic.loops]
+    own = [m.var for m in loops]
     operands: list[tuple[Buffer, Poly]] = []
     steps: dict[tuple[str, str], Poly] = {}
     for b in intrinsic.meaning.buffers:
-        buffer, indices = found[b.name]
+        buffer, indices = found.accesses[b.name]
         flat: Poly = {}
         for d, i in enumerate(indices):
             wide = algebra.times(flat, algebra.static(buffer.shape[d])) if d else flat
             flat = plus(wide, algebra.static(i))
-        for v, name in zip(own, names, strict=True):
-            step = _stride(flat, v, own, algebra)
+        for g in intrinsic.loops:
+            step = _stride(flat, found.loops[g.var], own, algebra) if g.var in found.loops else {}
             if step is None:
                 return None
-            steps[b.name, name] = step
+            steps[b.name, g.var.name] = step
         operands.append((buffer, {m: c for m, c in flat.items() if not algebra.depends({m: c}, own)}))
-    return Call(intrinsic, tuple(operands), tuple(steps[key] for key in intrinsic.strides()), tuple(rooms))
+    strides = tuple(steps[key] for key in intrinsic.strides())
+    sizes = tuple((name, as_int(e) or 0) for name, e in found.sizes.items())
+    call = Call(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
+    return call if not intrinsic.of_warp or (not rooms and _fits_warp(call)) else None
 
 
-def _least_room(c: Expr, loops: Sequence[tuple[Var, Expr]], algebra: Algebra) -> Poly | None:
+def _fits_warp(call: Call) -> bool:
+    """Whether a warp can fetch the operands: from shared memory, in rows that begin at multiples of eight elements."""
+    for (buffer, start), b in zip(call.operands, call.intrinsic.meaning.buffers, strict=True):
+        if b in call.intrinsic.meaning.output_buffers:
+            if buffer.scope != "local":
+                return False
+            continue
+        steps = [p for p, (name, _) in zip(call.strides, call.intrinsic.strides(), strict=True) if name == b.name]
+        if buffer.scope != "shared" or any(c % ROW for p in (start, *steps) for c in p.values()):
+            return False
+    return all(size > 0 for _, size in call.sizes)
+
+
+def _least_room(c: Expr, loops: Sequence[Loop], algebra: Algebra) -> Poly | None:
     """The least that `b - a` of a condition `a < b` (`b - a + 1` of `a <= b`) is while the loops run; None when it is not linear."""
     if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
         return None
     room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
     if c.op == "le":
         room = plus(room, constant(1))
-    for v, extent in loops:
-        step, size = room.get((v,), 0), as_int(extent)
+    for f in loops:
+        step, size = room.get((f.var,), 0), as_int(f.extent)
         if size is None:
             return None
-        room = plus({m: k for m, k in room.items() if m != (v,)}, constant(min(step, 0) * (size - 1)))
-    return None if algebra.depends(room, [v for v, _ in loops]) else room
+        room = plus({m: k for m, k in room.items() if m != (f.var,)}, constant(min(step, 0) * (size - 1)))
+    return None if algebra.depends(room, [f.var for f in loops]) else room
 
 
 def _stride(p: Poly, var: Var, own: Collection[Var], algebra: Algebra) -> Poly | None:

@@ -19,6 +19,7 @@ from relax_tune.ir.codegen.values import VECTOR_TYPES
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.dtype import DType, i32, i64
 from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts
+from relax_tune.ir.intrinsics import Intrinsic
 from relax_tune.ir.stmt import Store
 
 # What no language of the family and none of their headers gives a meaning: one letter, or a number behind an underscore.
@@ -222,14 +223,15 @@ class Printer(Copies):
     def intrinsic(self, f: Loop) -> bool:
         """The call of the intrinsic that the loop is marked with; False when its nest is no longer that of the intrinsic."""
         found = None if self.lane is not None else call_of(f, self.algebra)
-        if found is None:
+        if found is None or not self.offers(found.intrinsic):
             return False
         names: list[str] = []
         for b, at in found.operands:
             offset = self.poly_text(self.algebra.resolve(at))
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
         names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides]
-        name = self.prelude.intrinsic(found.intrinsic, [(self.space(b), b.dtype) for b, _ in found.operands])
+        kinds = [(self.space(b), b.dtype) for b, _ in found.operands]
+        name = self.prelude.intrinsic(found.intrinsic, kinds, found.sizes)
         rooms = [self.algebra.resolve(r) for r in found.rooms]
         bounds = [self.algebra.bounds(r) for r in rooms]
         if any(high is not None and high <= 0 for _, high in bounds):
@@ -243,6 +245,10 @@ class Printer(Copies):
         with self.indented("else {"):
             self.loop(replace(f, intrinsic=""))
         return True
+
+    def offers(self, intrinsic: Intrinsic) -> bool:
+        """Whether this kernel can call an intrinsic."""
+        return intrinsic.only in ("", self.prelude.language)
 
     def fold(self, f: Loop, size: int) -> bool:
         """A reduction over the lanes of vector registers as a tree; False when the elements are not in such registers."""

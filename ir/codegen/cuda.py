@@ -18,7 +18,9 @@ from relax_tune.ir.codegen.lowered import Barrier, Loop
 from relax_tune.ir.codegen.places import Address, Lane
 from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, stored
 from relax_tune.ir.dtype import DType, f32, i32
-from relax_tune.ir.expr import Expr, const
+from relax_tune.ir.expr import Expr, as_int, const
+from relax_tune.ir.intrinsics import Intrinsic
+from relax_tune.ir.warp_products import OPERATIONS
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
@@ -124,6 +126,13 @@ class CUDAPrelude(Prelude):
         if name in ("pow", "fmod"):
             return (), f"STATIC $V $N($V a, $V b) {{ return {name}{f}(a, b); }}"
         return (), f"STATIC $V $N($V a) {{ return {'fabs' if name == 'abs' else name}{f}(a); }}"
+
+    def intrinsic(
+        self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
+    ) -> str:
+        if found.of_warp:
+            self.add("warp_operations", f"#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800\n{OPERATIONS}\n#endif")
+        return super().intrinsic(found, operands, sizes)
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         if width > 1:
@@ -265,6 +274,10 @@ class CUDAPrinter(GridPrinter):
         for e in groups:
             total = total * e
         return (total, *(const(1) for _ in groups[1:]))
+
+    def offers(self, intrinsic: Intrinsic) -> bool:
+        items = {f.axis: as_int(f.extent) for f in intrinsic.loops if f.kind == "item"}
+        return super().offers(intrinsic) and all(self.items[a : a + 1] == (size,) for a, size in items.items())
 
     def barrier(self, n: Barrier) -> None:
         self.line("__syncthreads();")

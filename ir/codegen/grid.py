@@ -63,7 +63,7 @@ class GridPrinter(Printer):
     ) -> tuple[str, Grid]:
         self.shared: list[tuple[Buffer, str, int]] = []
         grid = self._grid(name, body)
-        self.groups = grid.groups
+        self.groups, self.items = grid.groups, grid.items
         for b in buffers:
             self.buffers[b] = self.fresh(b.name)
         parameters = [f"{self.parameter(b, b in written)}{self.buffers[b]}" for b in buffers]

@@ -60,10 +60,15 @@ class Prelude:
             guard = f"RT_{key.upper()}"
             self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
 
-    def intrinsic(self, found: Intrinsic, operands: Sequence[tuple[str, DType]]) -> str:
-        """The function of an intrinsic for operands in these address spaces, the written one last."""
-        spaces = "".join(f"_{space.strip()}" for space, _ in operands if space)
-        name, meaning = f"rt_{found.name}{spaces}", found.meaning
+    def intrinsic(
+        self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
+    ) -> str:
+        """The function of an intrinsic for operands in these address spaces, the written one last, and these extents."""
+        for helper in found.needs:
+            self.helper(helper, f32, 1)
+        ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{size}" for _, size in sizes]
+        name, meaning = f"rt_{found.name}{''.join(ends)}", found.meaning
+        known = f"  enum {{ {', '.join(f'{v} = {size}' for v, size in sizes)} }};\n" if sizes else ""
         parameters = [
             f"{'' if b in meaning.output_buffers else 'const '}{space}{self.storage(dtype)} *{b.name.lower()}"
             for b, (space, dtype) in zip(meaning.buffers, operands, strict=True)
@@ -76,10 +81,10 @@ class Prelude:
                 body = body.replace(f"@{b.name} ", space)
             return body
 
-        text = f"{head} {{\n{found.body}\n}}"
+        text = f"{head} {{\n{known}{found.body}\n}}"
         if self.language in found.fast:
             condition, fast = found.fast[self.language]
-            text = f"#if {condition}\n{head} {{\n{fast}\n}}\n#else\n{text}\n#endif"
+            text = f"#if {condition}\n{head} {{\n{known}{fast}\n}}\n#else\n{text}\n#endif"
         self.add(name, placed(text))
         return name
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import TRUE, as_int
+from relax_tune.ir.expr import TRUE, Expr, Tunable, as_int, free_vars
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.intrinsics import INTRINSICS, match, nest_of
 from relax_tune.ir.printer import print_text
@@ -19,9 +20,10 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
 
     Before: `for i in range(4): for j in range(16): C[y + i, x + j] = C[y + i, x + j] + A[y + i, k] * B[k, x + j]`
     After: `for i in serial(4, intrinsic="outer_f32_4x16"): for j in serial(16, intrinsic=...): ...` with the same meaning
-    Checks: the nest that starts at `loop` is serial and perfect, with the constant extents of the intrinsic's meaning; its one
-    block has no initial value of its own; its value is the intrinsic's, of buffers of the same types, of which the written one is
-    read as the accumulator alone; each operand moves with the loops that the meaning says, the dense ones along adjacent elements.
+    Checks: the nest that starts at `loop` is perfect, with the loops of the intrinsic's meaning: of the same extents (where the meaning
+    has a symbol, of any without shape symbols), serial or over the work-items of the same axes; its one block has no initial value
+    of its own; its value is the intrinsic's, of buffers of the same types, of which the written one is read as the accumulator
+    alone; each operand moves with the loops that the meaning says, the dense ones along adjacent elements.
     """
     wanted = INTRINSICS.get(intrinsic)
     if wanted is None:
@@ -31,18 +33,18 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     node = find_loop(func, loop)
     nest: list[For] = []
     body: Stmt = node
+    kinds = {"serial"} | {f.kind for f in wanted.loops}
     while isinstance(body, For):
-        if body.kind != "serial" or body.intrinsic:
+        if body.kind not in kinds or body.intrinsic:
             raise ScheduleError(f"{func.name}: tensorize wants serial loops, found {body.var.name!r} marked")
         nest.append(body)
         body = body.body
-    extents = [as_int(f.extent) for f in wanted.loops]
-    if not isinstance(body, Block) or [as_int(f.extent) for f in nest] != extents:
+    if not isinstance(body, Block) or not _alike(wanted.loops, nest):
         shown = " around ".join(f"{f.var.name!r} of extent {f.extent!r}" for f in nest)
         more = "" if isinstance(body, Block) else ", which holds several statements"
         raise ScheduleError(
-            f"{func.name}: {intrinsic} wants a nest of loops of extents {', '.join(map(str, extents))} around one block, "
-            f"found {shown}{more}"
+            f"{func.name}: {intrinsic} wants a nest of loops of extents {', '.join(repr(f.extent) for f in wanted.loops)} around "
+            f"one block, found {shown}{more}"
         )
     require_role(func, "tensorize", *blocks(node))
     if body.init is not None:
@@ -51,9 +53,22 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
             "decompose_reduction first"
         )
     found = nest_of(replace_node(node, body, replace(body, predicate=TRUE)))
-    if found is None or match(wanted, [(f.var, f.extent) for f in nest], found[1]) is None:
+    if found is None or match(wanted, nest, found[1]) is None:
         raise ScheduleError(
             f"{func.name}: block {body.name!r} does not compute what {intrinsic} means:\n{print_text(wanted.meaning)}"
         )
     marked = rewrite(node, lambda n: replace(n, intrinsic=intrinsic) if isinstance(n, For) else None)
     return with_body(func, replace_node(func.body, node, marked))
+
+
+def _alike(wanted: Sequence[For], nest: Sequence[For]) -> bool:
+    """Loops of the wanted extents; what runs to a symbol there may run to any number or tunable here."""
+    return len(wanted) == len(nest) and all(
+        (f.kind, f.axis) == (g.kind, g.axis)
+        and (as_int(f.extent) == as_int(g.extent) if as_int(f.extent) else _is_known(g.extent))
+        for f, g in zip(wanted, nest)
+    )
+
+
+def _is_known(extent: Expr) -> bool:
+    return all(isinstance(v, Tunable) for v in free_vars(extent))

@@ -63,7 +63,7 @@ class EmulatedCompiler:
 
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
         source = join_sources(kernels).replace("extern __shared__", "extern")
-        waits = "true" if "__syncthreads" in source else "false"
+        waits = "true" if any(x in source for x in ("__syncthreads", "__shfl", "rt_matrices")) else "false"
         entries = "".join(f"\nRT_EMULATED({k.name}, {waits})" for k in kernels)
         text = f'#include "{HEADER}"\n{source}{entries}\n'
         path = self.folder / f"{hashlib.blake2b(repr((text, flags)).encode(), digest_size=12).hexdigest()}.so"

@@ -1,7 +1,8 @@
 /* CUDA's words for a C++ compiler of the processor: what generated kernels say, done by fibres.
 
    The threads of a block are fibres, each run until it waits or ends. When all of them wait at the same line, they go on; when
-   some wait and others have ended, or wait elsewhere, the launch fails and says so. They run in the order of their numbers or in
+   some wait and others have ended, or wait elsewhere, the launch fails and says so. So it is with the threads of a warp that
+   exchange values: then each has what the other one of its pair offered. They run in the order of their numbers or in
    the opposite one, so that what lacks a barrier reads what another thread has not written yet, or has written over. */
 #pragma once
 #include <math.h>
@@ -18,7 +19,8 @@
 #define __align__(n) __attribute__((aligned(n)))
 /* blocks run one after the other, each on arrays full of NaN */
 #define __shared__ static __attribute__((section("rt_tiles")))
-#define __syncthreads() rt_wait(__LINE__)
+#define __syncthreads() rt_wait(rt_waiting, __LINE__)
+#define __shfl_xor_sync(mask, value, other) rt_exchange(__LINE__, mask, value, other)
 
 struct rt_index { unsigned x, y, z; };
 static rt_index threadIdx, blockIdx, blockDim, gridDim;
@@ -33,8 +35,9 @@ static inline double __longlong_as_double(long long a) { double r; memcpy(&r, &a
 static inline float rsqrtf(float a) { return 1 / sqrtf(a); }
 static inline double rsqrt(double a) { return 1 / sqrt(a); }
 
-enum rt_state { rt_ready, rt_waiting, rt_ended };
-struct rt_fibre { ucontext_t context; rt_index at; rt_state state; int line; };
+enum rt_state { rt_ready, rt_waiting, rt_exchanging, rt_ended };
+struct rt_fibre { ucontext_t context; rt_index at; rt_state state; int line; unsigned other; char offered[8], given[8]; const void *shown; };
+static const size_t rt_warp = 32;
 static const size_t rt_stack_bytes = 256 << 10;
 static rt_fibre *rt_fibres;
 static char *rt_stacks;
@@ -44,20 +47,108 @@ static rt_fibre *rt_current;
 static void (*rt_body)(const char *);
 static const char *rt_arguments;
 
-static __attribute__((noinline)) void rt_wait(int line) {
-  rt_current->state = rt_waiting;
+static __attribute__((noinline)) void rt_wait(rt_state how, int line) {
+  rt_current->state = how;
   rt_current->line = line;
   swapcontext(&rt_current->context, &rt_scheduler);
 }
+template <class T> static T rt_exchange(int line, unsigned mask, T value, unsigned other) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "what the machine exchanges");
+  if (mask != 0xffffffffu) abort();
+  rt_current->other = other;
+  memcpy(rt_current->offered, &value, sizeof value);
+  rt_wait(rt_exchanging, line);
+  memcpy(&value, rt_current->given, sizeof value);
+  return value;
+}
+/* What a warp does with its registers at once, spread over them as the PTX ISA says; each thread shows the others what it has. */
+#define RT_WARPS
+static rt_fibre *rt_show(int line, const void *what) {
+  rt_current->shown = what, rt_current->other = 0;
+  rt_wait(rt_exchanging, line);
+  return rt_fibres + (rt_current - rt_fibres) / rt_warp * rt_warp;
+}
+template <int count, bool turned> static void rt_matrices(unsigned *r, const unsigned short *row) {
+  const rt_fibre *const warp = rt_show(__LINE__, row);
+  const int lane = rt_current - warp;
+  const char *const at = (const char *)row;
+  const bool there = (at >= __start_rt_tiles && at < __stop_rt_tiles) || (at >= (char *)rt_shared && at < (char *)(&rt_shared + 1));
+  if (lane < 8 * count && (!there || (size_t)at % 16)) abort();
+  for (int q = 0; q < count; q++) {
+    unsigned short pair[2];
+    for (int h = 0; h < 2; h++) {
+      const int y = turned ? lane % 4 * 2 + h : lane / 4, x = turned ? lane / 4 : lane % 4 * 2 + h;
+      pair[h] = ((const unsigned short *)warp[8 * q + y].shown)[x];
+    }
+    memcpy(r + q, pair, sizeof pair);
+  }
+  rt_show(__LINE__, rt_current->shown); /* all have looked */
+}
+struct rt_operands { unsigned a[4], b[2]; };
+template <float (*value)(unsigned short)> static void rt_grow(float *c, long long r, const unsigned *a, const unsigned *b) {
+  const rt_operands mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  const rt_fibre *const warp = rt_show(__LINE__, &mine);
+  const int lane = rt_current - warp;
+  float sums[4];
+  for (int e = 0; e < 4; e++) {
+    const int y = lane / 4 + e / 2 * 8, x = lane % 4 * 2 + e % 2;
+    sums[e] = c[e / 2 * r + e % 2];
+    for (int k = 0; k < 16; k++) {
+      const unsigned left = ((const rt_operands *)warp[y % 8 * 4 + k % 8 / 2].shown)->a[y / 8 + k / 8 * 2];
+      const unsigned right = ((const rt_operands *)warp[x * 4 + k % 8 / 2].shown)->b[k / 8];
+      sums[e] += value(left >> k % 2 * 16) * value(right >> k % 2 * 16);
+    }
+  }
+  rt_show(__LINE__, rt_current->shown); /* all have looked */
+  for (int e = 0; e < 4; e++) c[e / 2 * r + e % 2] = sums[e];
+}
+static float rt_value_f16(unsigned short h) {
+  const int exponent = h >> 10 & 31, fraction = h & 1023;
+  const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                                    : exponent ? ldexpf(1024 + fraction, exponent - 25) : ldexpf(fraction, -24);
+  return h >> 15 ? -size : size;
+}
+static float rt_value_bf16(unsigned short h) { return __int_as_float((int)h << 16); }
+static void rt_grow_f16(float *c, long long r, const unsigned *a, const unsigned *b) { rt_grow<rt_value_f16>(c, r, a, b); }
+static void rt_grow_bf16(float *c, long long r, const unsigned *a, const unsigned *b) { rt_grow<rt_value_bf16>(c, r, a, b); }
 static void rt_enter() {
   rt_body(rt_arguments);
   rt_current->state = rt_ended;
   swapcontext(&rt_current->context, &rt_scheduler);
 }
 
+static char rt_message[200];
+/* Runs the threads of one warp until none can go on, those that exchange values as soon as all of them do; what went wrong, or nothing.
+   Other warps have not moved meanwhile, so that what lacks a barrier between warps shows. */
+static const char *rt_run(size_t first, bool backwards) {
+  rt_fibre *const warp = rt_fibres + first;
+  const size_t size = rt_count - first < rt_warp ? rt_count - first : rt_warp;
+  for (;;) {
+    size_t there = 0;
+    const rt_fibre *one = nullptr;
+    for (size_t k = 0; k < size; k++) {
+      rt_fibre &f = warp[backwards ? size - 1 - k : k];
+      if (f.state == rt_ready) {
+        rt_current = &f;
+        threadIdx = f.at;
+        swapcontext(&rt_scheduler, &f.context);
+      }
+      if (f.state == rt_exchanging) one = one ? one : &f, there += f.line == one->line && f.other == one->other;
+    }
+    if (!one) return nullptr;
+    if (there != rt_warp) {
+      snprintf(rt_message, sizeof rt_message, "an exchange in line %d that %zu of %zu threads of a warp never reach", one->line,
+               rt_warp - there, rt_warp);
+      return rt_message;
+    }
+    for (size_t k = 0; k < rt_warp; k++) memcpy(warp[k].given, warp[k ^ one->other].offered, sizeof warp[k].given);
+    for (size_t k = 0; k < rt_warp; k++) warp[k].state = rt_ready;
+  }
+}
+
 /* Runs the threads of one block; what went wrong, or nothing. */
 static const char *rt_block(bool backwards) {
-  static char message[200];
+  char *const message = rt_message;
   const size_t count = rt_count;
   for (size_t k = 0; k < count; k++) {
     rt_fibre &f = rt_fibres[k];
@@ -72,23 +163,21 @@ static const char *rt_block(bool backwards) {
   for (;;) {
     size_t ended = 0;
     int line = 0;
+    const size_t warps = (count + rt_warp - 1) / rt_warp;
+    for (size_t w = 0; w < warps; w++)
+      if (const char *wrong = rt_run((backwards ? warps - 1 - w : w) * rt_warp, backwards)) return wrong;
     for (size_t k = 0; k < count; k++) {
-      rt_fibre &f = rt_fibres[backwards ? count - 1 - k : k];
-      if (f.state == rt_ready) {
-        rt_current = &f;
-        threadIdx = f.at;
-        swapcontext(&rt_scheduler, &f.context);
-      }
+      const rt_fibre &f = rt_fibres[k];
       if (f.state == rt_ended) { ended++; continue; }
       if (line && line != f.line) {
-        snprintf(message, sizeof message, "threads of a block wait at different barriers, in lines %d and %d", line, f.line);
+        snprintf(message, sizeof rt_message, "threads of a block wait at different barriers, in lines %d and %d", line, f.line);
         return message;
       }
       line = f.line;
     }
     if (ended == count) return nullptr;
     if (ended) {
-      snprintf(message, sizeof message, "a barrier in line %d that %zu of %zu threads never reach", line, ended, count);
+      snprintf(message, sizeof rt_message, "a barrier in line %d that %zu of %zu threads never reach", line, ended, count);
       return message;
     }
     for (size_t k = 0; k < count; k++) rt_fibres[k].state = rt_ready;

@@ -1,0 +1,98 @@
+"""Products of tiles that the 32 work-items of a warp make together: meanings, and their text for CUDA (`mma.sync`, `ldmatrix`).
+
+A warp is four items along the first axis by eight along the second, so that each item's place among them says which elements of the
+result are its own: in every tile of 16 rows and 8 columns rows y and y + 8, columns 2 x and 2 x + 1. That is how the machine spreads its
+accumulators over a warp (PTX ISA, "Matrix Fragments for mma.m16n8k16"). What an item's loops mean is then the product of its own
+rows and columns; the machine lets the warp fetch the operands, 16 bits an element, from shared memory at once.
+"""
+
+from __future__ import annotations
+
+ROWS, COLUMNS, STEPS = 16, 8, 16
+
+
+def meaning(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """C += A B for m by n tiles. A lies in rows of steps, turned in steps of rows; B in steps of columns, turned in columns of steps."""
+    a = ("(16, m, 2, 8)", "vk, vm, vr, vy") if a_turned else ("(m, 2, 8, 16)", "vm, vr, vy, vk")
+    b = ("(n, 4, 2, 16)", "vn, vx, vc, vk") if b_turned else ("(16, n, 8)", "vk, vn, vx * 2 + vc")
+    return f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer({a[0]}, {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m, 2, 8, n, 4, 2), f32)):
+    for y in item(8, axis=1):
+        for x in item(4):
+            for i in serial(m):
+                for r in serial(2):
+                    for j in serial(n):
+                        for c in serial(2):
+                            for k in serial(16):
+                                with block("grow"):
+                                    vy = spatial(8, y); vx = spatial(4, x); vm = spatial(m, i); vr = spatial(2, r)
+                                    vn = spatial(n, j); vc = spatial(2, c); vk = reduce(16, k)
+                                    C[vm, vr, vy, vn, vx, vc] = C[vm, vr, vy, vn, vx, vc] + cast(A[{a[1]}], f32) * cast(B[{b[1]}], f32)
+"""
+
+
+def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """The body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
+    if a_turned:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
+        a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
+    else:
+        a = "(l & 7) * a_y + (l >> 3 & 1) * a_r + (l >> 4) * 8"
+    if b_turned:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
+        b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
+    else:
+        b = "(l & 15) * b_k"
+    return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
+  a += {a};
+  b += {b} + (l >> 4) * b_j;
+  unsigned rows[m][4];
+#pragma unroll
+  for (int i = 0; i < m; i++) rt_matrices<4, {str(a_turned).lower()}>(rows[i], a + i * a_i);
+#pragma unroll
+  for (int j = 0; j < n; j += 2) {{
+    unsigned columns[4];
+    if (j + 1 < n) rt_matrices<4, {str(not b_turned).lower()}>(columns, b + j * b_j);
+    else rt_matrices<2, {str(not b_turned).lower()}>(columns, b + j * b_j);
+#pragma unroll
+    for (int i = 0; i < m; i++)
+#pragma unroll
+      for (int q = 0; q < 2 && j + q < n; q++)
+        rt_grow_{dtype}(c + i * c_i + (j + q) * c_j, c_r, rows[i], columns + 2 * q);
+  }}"""
+
+
+def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
+    a = "k * a_k + i * a_i + r * a_r + y" if a_turned else "i * a_i + r * a_r + y * a_y + k"
+    b = "j * b_j + x * b_x + q * b_c + k" if b_turned else "k * b_k + j * b_j + x * 2 + q"
+    return f"""  const int y = threadIdx.y, x = threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < m; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int j = 0; j < n; j++)
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+          for (int k = 0; k < {STEPS}; k++)
+            c[i * c_i + r * c_r + j * c_j + q] += rt_from_{dtype}_f32(a[{a}]) * rt_from_{dtype}_f32(b[{b}]);"""
+
+
+def _grow(dtype: str) -> str:
+    return f"""static __device__ __forceinline__ void rt_grow_{dtype}(float *c, i64 r, const unsigned *a, const unsigned *b) {{
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+    "{{%0, %1, %2, %3}};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[r]), "+f"(c[r + 1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); }}"""
+
+
+# What the texts call: matrices of 8 by 8 elements from shared memory, as they are or turned, and one product.
+OPERATIONS = """template <int count, bool turned> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(p);
+  if (count == 4 && turned) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+  else if (count == 4) asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+  else if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+    : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory");
+  else asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory"); }
+""" + "\n".join(map(_grow, ("f16", "bf16")))
