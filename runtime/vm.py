@@ -59,6 +59,7 @@ class Bound:
         self.choices = tuple(labels)
         self._launches: list[Launch] = []
         self._recorded: Launch | None = None
+        self._series: dict[int, Launch | None] = {}
         self._runs = 0
         self._generation = -1
 
@@ -68,7 +69,7 @@ class Bound:
         self._executor._grow(self)
         if self._generation != self._executor._generation:
             self._launches = [self._executor._launch_of(step, self.values) for step in self._steps]
-            self._recorded, self._runs = None, 0
+            self._recorded, self._series, self._runs = None, {}, 0
             self._generation = self._executor._generation
 
     def launch(self) -> None:
@@ -85,6 +86,13 @@ class Bound:
             self._runs += 1
             if self._runs == 2:
                 self._recorded = self._executor.device.record(self._launches)
+
+    def series(self, times: int) -> Launch | None:
+        """What enqueues every step, all of them `times` over, as one recording: what it takes is what the kernels take. None where the
+        device cannot. It has been launched before; valid until the next `prepare`."""
+        if times not in self._series:
+            self._series[times] = self._executor.device.record(self._launches * times)
+        return self._series[times]
 
 
 class Executor:

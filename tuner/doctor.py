@@ -20,7 +20,8 @@ from relax_tune.database.store import MEMORY_URL, open_store
 from relax_tune.errors import BuildError, DatabaseError, RelaxTuneError, UserError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.runtime.device.c import cache_folder, find_compiler
+from relax_tune.runtime.device.binaries import cache_folder
+from relax_tune.runtime.device.c import find_compiler
 from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.library.registry import open_libraries

@@ -1,15 +1,13 @@
 """The C device: kernels compiled by the system's gcc, loaded with ctypes, run in this process.
 
-Threads are libgomp's, with its default settings: kernels are parallel inside. Compiled libraries are kept in a cache
-folder (`$RELAX_TUNE_CACHE`, else `$XDG_CACHE_HOME/relax-tune`, else `~/.cache/relax-tune`) under a hash of everything
-that went in: text, flags, compiler, and what `-march=native` means here.
+Threads are libgomp's, with its default settings: kernels are parallel inside. Compiled libraries are kept in a folder
+(`binaries.cache_folder`) under a hash of everything that went in: text, flags, compiler, and what `-march=native` means here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import os
 import shutil
 import subprocess
@@ -26,6 +24,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
+from relax_tune.runtime.device.binaries import cache_folder, hashed
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer
 from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
@@ -179,10 +178,7 @@ class CDevice:
         """The shared library of one translation unit, from the cache when it is there."""
         folder = cache_folder() / "c"
         command = [*BASE_FLAGS, *flags]
-        key = hashlib.blake2b(digest_size=20)
-        for part in (self._version, self._isa, "\0".join(command), source):
-            key.update(f"{len(part)}:{part}".encode())
-        target = folder / f"{key.hexdigest()}.so"
+        target = folder / f"{hashed((self._version, self._isa, chr(0).join(command), source))}.so"
         if target.exists():
             return target
         try:
@@ -276,20 +272,6 @@ class CDevice:
 
     def close(self) -> None:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
-
-
-def cache_folder() -> Path:
-    """Where compiled binaries are kept; see the module docstring."""
-    explicit = os.environ.get("RELAX_TUNE_CACHE")
-    if explicit:
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "relax-tune"
-    except RuntimeError as error:  # a user without a home
-        raise BuildError(
-            f"C device: wanted a folder for compiled kernels, found: {error}; point RELAX_TUNE_CACHE at a writable folder"
-        ) from None
 
 
 def find_compiler() -> str:

@@ -30,16 +30,19 @@ from relax_tune.runtime.program import KernelSource
 
 T = TypeVar("T")
 
-# What a driver says when nothing more can be done with a context.
+# What a driver says (cuGetErrorString) when nothing more can be done with a context.
 STICKY = re.compile(
     r"illegal|misaligned|unspecified launch failure|timed out|assert|hardware stack|invalid program counter|address space|"
-    r"ECC|NVLink|context is destroyed|invalid device context|shutting down|MPS",
+    r"ECC|NVLink|context is destroyed|invalid device context|shutting down|MPS|tensor memory|unknown (internal )?error",
     re.IGNORECASE,
 )
 REGISTERS = 255
 PINNED_BYTES = 4 << 20
 RECORDED = 3  # launches that are worth a recording
 MODULES = 256  # that are kept for kernels compiled again
+
+# Of pycuda, until the process ends: giving one back leaves it current for the thread, where others find a destroyed context.
+_CONTEXTS: list[Any] = []
 
 # name of a limit: the driver's attribute
 LIMITS = {
@@ -126,7 +129,8 @@ class CUDADevice:
         compiler: Callable[[str], Compiler] = CUDACompiler,
         recorder: Callable[[], Recorder | None] = load_recorder,
     ) -> None:
-        self._driver = load_pycuda() if driver is None else driver
+        real = driver is None
+        self._driver = load_pycuda() if real else driver
         self._recorder = recorder()
         count = self._driver.Device.count()
         if not 0 <= ordinal < count:
@@ -137,6 +141,8 @@ class CUDADevice:
             major, minor = self._device.compute_capability()
             self._compiler = compiler(f"sm_{major}{minor}")
             self._context = self._device.retain_primary_context()
+            if real:
+                _CONTEXTS.append(self._context)
         except self._driver.Error as error:
             raise MeasureError(f"CUDA: device {ordinal} is there but cannot be opened: {error}") from None
         self.info = self._describe()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from relax_tune.errors import BuildError, UserError
+from relax_tune.runtime.device.binaries import Binaries, cache_folder, hashed
 from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program import KernelSource
 
@@ -55,7 +56,7 @@ def load_nvrtc() -> Any:
 
 
 class CUDACompiler:
-    """NVRTC for one architecture (`sm_80`, `sm_90a`).
+    """NVRTC for one architecture (`sm_80`, `sm_90a`). What it made is kept (`binaries.Binaries`) by text, options and version.
 
     version: the compiler's name and version. Raises: UserError when it is not installed.
     """
@@ -63,13 +64,24 @@ class CUDACompiler:
     def __init__(self, architecture: str) -> None:
         self._nvrtc = load_nvrtc()
         self.architecture = architecture
+        self._binaries = Binaries(cache_folder() / "cuda")
         self.version = "NVRTC " + ".".join(str(x) for x in self._nvrtc.nvrtcVersion()[1:])
 
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
         """All kernels as one translation unit. Raises: BuildError with the compiler's log."""
-        nvrtc, names = self._nvrtc, ", ".join(k.name for k in kernels)
         options = [f"--gpu-architecture={self.architecture}", *OPTIONS, *flags]
-        with self._program(join_sources(kernels)) as program:
+        source = join_sources(kernels)
+        name = f"{hashed((self.version, *options, source))}.cubin"
+        kept = self._binaries.find(name)
+        if kept is not None and all(k.name in kept[1] for k in kernels):
+            return Binary(kept[0], {kernel: KernelReport(*numbers) for kernel, numbers in kept[1].items()})
+        made = self._made(kernels, source, options)
+        self._binaries.keep(name, made.code, {kernel: astuple(report) for kernel, report in made.kernels.items()})
+        return made
+
+    def _made(self, kernels: Sequence[KernelSource], source: str, options: Sequence[str]) -> Binary:
+        nvrtc, names = self._nvrtc, ", ".join(k.name for k in kernels)
+        with self._program(source) as program:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
             log = self._text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
             if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

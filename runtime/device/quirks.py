@@ -92,6 +92,14 @@ QUIRKS: tuple[Quirk, ...] = (
         facts={"launch_ns": 4_000},
     ),
     Quirk(
+        "launches",
+        "cuda",
+        (),
+        "launches that come again are recorded and replayed as one; times are those of many in one recording",
+        "taken as 3 us for a launch, which is what is commonly told of them; `experiments/gpu_suite.py` measures it",
+        facts={"launch_ns": 3_000},
+    ),
+    Quirk(
         "regions",
         "c",
         (),

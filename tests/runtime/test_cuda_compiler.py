@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,27 @@ def test_code_and_report(compiler: CUDACompiler) -> None:
         assert 0 < report.registers < 64 and report.stack_bytes == report.spill_stores == report.spill_loads == 0
     doubled = compiler.compile([KernelSource("turn", "cuda", PRELUDE + TURN)], ["-DBY=2"])
     assert doubled.code != compiler.compile([KernelSource("turn", "cuda", PRELUDE + TURN)]).code
+
+
+@pytest.mark.nvrtc
+def test_what_was_compiled_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another compiler of the same architecture; what was damaged meanwhile is."""
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
+    kernels, compiled = [KernelSource("turn", "cuda", PRELUDE + TURN)], list[str]()
+    made = CUDACompiler("sm_80").compile(kernels)
+    again = CUDACompiler("sm_80")
+    compile_anew = again._made
+    monkeypatch.setattr(again, "_made", lambda *given: (compiled.append("again"), compile_anew(*given))[1])
+    assert again.compile(kernels) == made and not compiled
+    assert again.compile(kernels, ["-DBY=2"]).code != made.code and len(compiled) == 1
+    (first, _) = sorted((tmp_path / "cuda").iterdir(), key=lambda p: p.read_bytes().endswith(made.code), reverse=True)
+    whole = first.read_bytes()
+    for damaged in (whole[:-1], whole[:20], b"", whole.replace(b"[", b"[1, ", 1)):
+        first.write_bytes(damaged)
+        before = len(compiled)
+        assert again.compile(kernels) == made and len(compiled) == before + 1
+    assert not list((tmp_path / "cuda").glob(".build-*"))
 
 
 @pytest.mark.nvrtc

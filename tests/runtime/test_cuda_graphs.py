@@ -73,27 +73,37 @@ def test_a_recording_that_fails_says_so_and_capture_ends_with_an_error() -> None
     assert driver.calls[-1] == "cuStreamEndCapture"
 
 
-@pytest.mark.ccompiler
-def test_a_binding_that_comes_again_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def copied_and_added_to() -> Program:
+    """y = x + 2, in three kernels."""
     b = ScalarBuilder()
     four, one, zero = b.const(4), b.const(1), b.const(0)
     step = Step("kernel", "add", (1,), (), (one,), (4,))
     copy = Step("kernel", "copy", (0, 1), (), (one,), (4,))
     source = 'extern "C" __global__ void copy(const float *a, float *b) { b[threadIdx.x] = a[threadIdx.x]; }\n'
-    program = Program(
+    return Program(
         symbols=(), scalars=b.code, checks=(), storages=(), prepare=(), inputs=(0,), outputs=(1,),
         buffers=(BufferSpec("x", "float32", (four,), "input"), BufferSpec("y", "float32", (four,), "output")),
         kernels=(KernelSource("add", "cuda", ADD), KernelSource("copy", "cuda", source)),
         calls=(Call("f", "task", zero, (Variant("generic", (copy, step, step)),)),),
     )  # fmt: skip
+
+
+@pytest.mark.ccompiler
+def test_a_binding_that_comes_again_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = emulated(tmp_path)
     recorded: list[int] = []
     record = device.record
     monkeypatch.setattr(device, "record", lambda launches: (recorded.append(len(launches)), record(launches))[1])
-    executor = Executor(program, device, {})
+    executor = Executor(copied_and_added_to(), device, {})
     for k in range(5):
         data = np.full(4, k, np.float32)
         assert executor.run([data])[0].tolist() == [k + 2] * 4
     assert recorded == [3]
+    bound = executor.bind({})
+    series = bound.series(5)
+    assert series is not None and bound.series(5) is series and recorded == [3, 15]
+    device.upload(executor.buffer("x"), np.full(4, 40, np.float32))
+    series()
+    assert device.download(executor.buffer("y"), np.dtype(np.float32), (4,)).tolist() == [42] * 4
     executor.close()
     device.close()

@@ -29,7 +29,7 @@ def names(kind: str, fingerprint: dict[str, str]) -> set[str]:
 def test_entries_are_told_apart_and_say_what_and_how() -> None:
     assert len({(q.kind, q.name) for q in QUIRKS}) == len(QUIRKS)
     for q in QUIRKS:
-        assert q.kind in ("c", "opencl") and q.changes and q.seen
+        assert q.kind in ("c", "cuda", "opencl") and q.changes and q.seen
         assert all(re.compile(pattern) for _, pattern in q.where)
         assert q.where or not q.refused, "a kind of device cannot be refused altogether"
 

@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
             measurement.run(requests, alone=frozenset(message["alone"]))
         except DeviceLostError:
             tell(kind="lost")
-            return 3
+            os._exit(3)  # what a driver gives back at the end of a process fails, or hangs, on a device that is lost
         except (MeasureError, OSError) as error:  # this machine's trouble (a full disk), and no candidate's
             tell(kind="unable", message=str(error))
             return 3

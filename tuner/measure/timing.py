@@ -90,9 +90,13 @@ def _visit(
 
 def _timed(device: Device, bound: Bound, launches: int) -> float:
     """Seconds per launch of `launches` launches and one synchronisation."""
-    launch = bound.launch
+    launch, series = bound.launch, bound.series(launches) if launches > 1 else None
+    if series is not None:
+        launch, repeats = series, 1
+    else:
+        repeats = launches
     began = time.perf_counter()
-    for _ in range(launches):
+    for _ in range(repeats):
         launch()
     device.synchronize()
     return (time.perf_counter() - began) / launches
