@@ -38,7 +38,7 @@ from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
-from relax_tune.schedules.occupancy import group_items, kernels, limits, registers, stored_bytes
+from relax_tune.schedules.occupancy import group_items, kernels, limits, registers, shared_bytes
 from relax_tune.schedules.schedule import holds
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, instantiate
 from relax_tune.schedules.target import Machine
@@ -166,7 +166,7 @@ def examined(name: str, func: PrimFunc, architecture: str, samples: int, rng: ra
                 parts = zip(kernels(s.func), split_kernels(instantiate(sketch, values)), strict=True)
                 for part, one in parts:
                     text = generate(one, target)
-                    shared = _number(stored_bytes(s.func, part, "shared"), sketch, values)
+                    shared = _number(shared_bytes(s.func, part, machine), sketch, values)
                     asked = re.search(r"/\*shared (\d+)\*/", text.source)
                     try:
                         report = compiler.compile([KernelSource(text.name, "cuda", text.source)]).kernels[text.name]

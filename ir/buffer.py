@@ -8,14 +8,15 @@ from typing import Literal
 from relax_tune.ir.dtype import DType
 from relax_tune.ir.expr import Expr
 
-Scope = Literal["global", "shared", "local"]
+Scope = Literal["global", "shared", "warp", "local"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
     """A row-major array; identity, the name is a hint unique within a function.
 
-    scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack).
+    scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack). `warp`: as `shared`, of
+    items of a warp that the last index numbers, so that it can be in their registers (`codegen/warps`).
     row: (factor, offset) of a local or shared one: once lowering has shrunk it, a row (the last dimension) takes up the next
     multiple of `factor` elements and `offset` more. Meaning does not change.
     """

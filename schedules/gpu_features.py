@@ -36,7 +36,7 @@ from relax_tune.schedules.occupancy import (
     groups_at_once,
     kernels,
     registers,
-    stored_bytes,
+    shared_bytes,
     stored_shape,
 )
 from relax_tune.schedules.target import Machine
@@ -171,7 +171,7 @@ def gpu_features(func: PrimFunc, main: Block, machine: Machine) -> list[tuple[st
     return [
         ("gpu_items", items, ONE, True),
         ("gpu_groups", groups, ONE, True),
-        ("gpu_shared", stored_bytes(func, kernel, "shared"), ONE, True),
+        ("gpu_shared", shared_bytes(func, kernel, machine), ONE, True),
         ("gpu_registers", registers(func, kernel), ONE, True),
         ("gpu_at_once", at_once, ONE, True),
         ("gpu_occupancy", mul(at_once, items), const(machine.core_threads), False),

@@ -58,7 +58,7 @@ def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
 
 
 def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
-    """Bytes of the buffers in `shared` memory of a group, or `local` to one item."""
+    """Bytes of the buffers in `shared` memory of a group, of its warps, or `local` to one item."""
     total: Expr = const(0)
     for buffer in func.allocs:
         if buffer.scope == scope:
@@ -68,8 +68,14 @@ def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
     return simplify(total)
 
 
+def shared_bytes(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
+    """Bytes of shared memory that a group takes."""
+    own = stored_bytes(func, kernel, "shared")
+    return own if machine.exchanges else simplify(own + stored_bytes(func, kernel, "warp"))
+
+
 def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ...]:
-    """What is left of a shared or local buffer once it holds only what is touched between its first store and last load; nothing
+    """What is left of a buffer that is not global once it holds only what is touched between its first store and last load; nothing
     where the kernel does not use it."""
     found = _accesses(func, kernel, buffer)
     if not found:
@@ -104,7 +110,7 @@ def _home(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
     while all(len(p) > depth for p in paths) and all(p[depth] is paths[0][depth] for p in paths):
         depth += 1
     above = paths[0][:depth]
-    own = ("group",) if buffer.scope == "shared" else ("group", "item")
+    own = ("group",) if buffer.scope != "local" else ("group", "item")
     first = max((d + 1 for d, p in enumerate(above) if p.kind in own), default=0)
     stores = [where for where, _, written in found if written]
     for d in range(first, depth):
@@ -118,7 +124,7 @@ def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Ex
     element, and what reads them say the same."""
     spans: list[tuple[bool, Expr, Expr]] = []
     for where, path, _ in found:
-        inner = {p.var: p.extent for p in path[depth:] if buffer.scope == "shared" or p.kind != "item"}
+        inner = {p.var: p.extent for p in path[depth:] if buffer.scope != "local" or p.kind != "item"}
         reach = _reach(where[d], inner)
         if reach is not None:
             plain = linear(where[d], tuple(inner)) is not None
@@ -164,7 +170,8 @@ def _by_axis(e: Expr, path: Sequence[For]) -> Expr:
 
 def registers(func: PrimFunc, kernel: Stmt) -> Expr:
     """An estimate of the registers of an item: its local buffers, what the widest of its statements works on, and some to spare."""
-    held = ceildiv(stored_bytes(func, kernel, "local"), 4)
+    exchanged = ceildiv(stored_bytes(func, kernel, "warp"), maximum(group_items(func, kernel), 1))
+    held = ceildiv(stored_bytes(func, kernel, "local") + exchanged, 4)
     working: Expr = const(0)
     for b in blocks(kernel):
         working = maximum(working, _operands(func, b))
@@ -192,7 +199,7 @@ def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
     """What the tunables of a GPU schedule must satisfy for its kernels to be launched at all."""
     facts: list[Expr] = []
     for kernel in kernels(func):
-        items, shared = group_items(func, kernel), stored_bytes(func, kernel, "shared")
+        items, shared = group_items(func, kernel), shared_bytes(func, kernel, machine)
         held = minimum(const(machine.registers), floordiv(const(machine.core_registers), maximum(items, 1)))
         facts += [le(items, machine.group_size), le(shared, machine.local_bytes), le(registers(func, kernel), held)]
     return tuple(f for f in map(simplify, facts) if all(isinstance(v, Tunable) for v in free_vars(f)))
@@ -208,7 +215,7 @@ def groups_at_once(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
             (
                 const(machine.core_groups),
                 floordiv(const(machine.core_threads // machine.warp), warps),
-                floordiv(const(machine.core_bytes), maximum(stored_bytes(func, kernel, "shared"), 1)),
+                floordiv(const(machine.core_bytes), maximum(shared_bytes(func, kernel, machine), 1)),
                 floordiv(const(machine.core_registers), mul(warps, each)),
             ),
         )

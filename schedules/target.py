@@ -40,6 +40,11 @@ class Machine:
         return self.language != "c"
 
     @property
+    def exchanges(self) -> bool:
+        """The items of a warp can exchange registers."""
+        return self.language == "cuda" and self.is_gpu
+
+    @property
     def is_gpu(self) -> bool:
         """Work-items run side by side, so that a group wants many."""
         return self.warp > 1

@@ -27,6 +27,7 @@ from relax_tune.ir.codegen.lowered import (
     block,
     children,
     is_nothing,
+    own_accesses,
     rewrite,
     walk,
     when,
@@ -113,12 +114,13 @@ NOTHING_YET = Uses(frozenset(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The axes that loops over items around a place are of, those that only one item of passes there, and the shared buffers of which
-    each item below has elements of its own."""
+    """The axes that loops over items around a place are of, those that only one item of passes there, the shared buffers of which
+    each item below has elements of its own, and the axes of which the first item alone touches one of these."""
 
     spread: frozenset[int] = frozenset()
     alone: frozenset[int] = frozenset()
     own: frozenset[Buffer] = frozenset()
+    single: frozenset[tuple[Buffer, int]] = frozenset()
 
 
 class _Placer:
@@ -153,9 +155,12 @@ class _Placer:
     def _scopes(self, apart: Iterable[Buffer], bound: Within) -> frozenset[Scope]:
         if self.axes <= bound.alone:
             return frozenset()
-        if self.axes <= bound.spread:
-            return frozenset(b.scope for b in apart if b.scope != "global" and b not in bound.own)
-        return frozenset(b.scope for b in apart)
+        return frozenset(b.scope for b in apart if not self._is_kept(b, bound))
+
+    def _is_kept(self, b: Buffer, bound: Within) -> bool:
+        """Whether only the item that touches an element before touches it after."""
+        met = self.axes - bound.spread - bound.alone
+        return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
 
     def _inside(self, n: Node, before: Uses, bound: Within) -> tuple[Node, Uses]:
         if isinstance(n, Store):
@@ -173,12 +178,31 @@ class _Placer:
         if isinstance(n, Loop) and n.kind not in ("group", "item"):
             return self._repeated(n, before, bound)
         if isinstance(n, Loop) and n.kind == "item":
-            alone = bound.alone | {n.axis} if _size(n, self.algebra) == 1 else bound.alone
-            own = _of_items(n, self.algebra)
-            bound = Within(bound.spread | {n.axis}, alone, own & bound.own if bound.spread else own)
+            if _size(n, self.algebra) == 1:
+                bound = replace(bound, alone=bound.alone | {n.axis})
+            else:
+                own = _of_items(n, self.algebra)
+                own = own & bound.own if bound.spread else own
+                bound = Within(bound.spread | {n.axis}, bound.alone, own, self._single(n, own))
         (body,) = children(n)
         new, after = self.place(body, before, bound)
         return with_children(n, (new,)), after
+
+    def _single(self, n: Loop, own: frozenset[Buffer]) -> frozenset[tuple[Buffer, int]]:
+        """The buffers that below a loop one item along an axis touches, with these axes."""
+        found = {b: set(self.axes) for b in own}
+
+        def visit(m: Node, alone: frozenset[int]) -> None:
+            if isinstance(m, Loop) and m.kind == "item" and _size(m, self.algebra) == 1:
+                alone |= {m.axis}
+            for b, _indices, _written in own_accesses(m):
+                if b in found:
+                    found[b] &= alone
+            for c in children(m):
+                visit(c, alone)
+
+        visit(n.body, frozenset())
+        return frozenset((b, a) for b, axes in found.items() for a in axes)
 
     def _repeated(self, n: Loop, before: Uses, bound: Within) -> tuple[Node, Uses]:
         """A loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in
@@ -241,8 +265,13 @@ def whole_warps(n: Node, algebra: Algebra) -> Node:
     return visit(n, False)
 
 
+def _meets(n: Node) -> bool:
+    """Whether items wait for each other here: at a barrier, or to exchange registers."""
+    return isinstance(n, Barrier) or (isinstance(n, Loop) and n.across != "")
+
+
 class _Inwards:
-    """Moves conditions that differ between items below the barriers inside of them."""
+    """Moves conditions that differ between items below the places inside of them where items meet."""
 
     def __init__(self, n: Node, algebra: Algebra) -> None:
         self.algebra = algebra
@@ -259,15 +288,15 @@ class _Inwards:
         return not self.differing.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
 
     def waits(self, n: Node) -> bool:
-        """Whether there is a barrier at or below a node of the tree."""
+        """Whether items meet at or below a node of the tree."""
         found = self.waiting.get(id(n))
         if found is None:
-            found = self.waiting[id(n)] = isinstance(n, Barrier) or any([self.waits(c) for c in children(n)])
+            found = self.waiting[id(n)] = _meets(n) or any([self.waits(c) for c in children(n)])
         return found
 
     def move(self, n: Node, held: tuple[Expr, ...]) -> Node:
         """The node where all conditions of `held` hold, and its barriers everywhere."""
-        if isinstance(n, Barrier):
+        if _meets(n):
             return n
         if not self.waits(n):
             return when(and_(*held), n)

@@ -202,6 +202,9 @@ class Printer(Copies):
             return
         if f.intrinsic and self.intrinsic(f):
             return
+        if f.across:
+            self.exchange_items(f)
+            return
         if f.kind in ("parallel", "group", "item"):
             self.thread_loop(f, extent)
         elif size == 1 and f.kind != "vectorized":
@@ -301,6 +304,10 @@ class Printer(Copies):
         if op in ("add", "mul"):
             return f"({a} {'+' if op == 'add' else '*'} {b})"
         return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
+
+    def exchange_items(self, f: Loop) -> None:
+        """What the items of a warp offer each other, combined."""
+        raise NotImplementedError
 
     def thread_loop(self, f: Loop, extent: Poly) -> None:
         """A loop over threads, work-groups or work-items."""

@@ -20,6 +20,7 @@ from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, stored
 from relax_tune.ir.dtype import DType, f32, i32
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.intrinsics import Intrinsic
+from relax_tune.ir.stmt import Store
 from relax_tune.ir.warp_products import OPERATIONS
 
 SCALARS = {
@@ -137,6 +138,8 @@ class CUDAPrelude(Prelude):
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         if width > 1:
             return self._lanes(name, dtype, width)
+        if name.startswith("across_"):
+            return (), self._across(name, dtype)
         if name in math.HALVES:
             needs, text = super().define(name, dtype, width)
             return needs, self._conversion(name, text)
@@ -147,6 +150,16 @@ class CUDAPrelude(Prelude):
             fast = f'$V r; asm("{name}.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r;'
             text = _since(800, f"STATIC $V $N($V a, $V b) {{ {fast} }}", text)
         return needs, text
+
+    def _across(self, name: str, dtype: DType) -> str:
+        """What so many neighbouring items of a warp offer, combined in pairs: all of them have the same in the end."""
+        _, op, width = name.split("_")
+        steps = ""
+        for k in reversed(range(int(width).bit_length() - 1)):
+            other = f"__shfl_xor_sync(0xffffffffu, a, {1 << k})"
+            sign = {"add": "+", "mul": "*"}.get(op)
+            steps += f" a = a {sign} {other};" if sign else f" a = {self.helper(op, dtype, 1)}(a, {other});"
+        return f"STATIC $V $N($V a) {{{steps} return a; }}"
 
     def _conversion(self, name: str, portable: str) -> str:
         """A conversion between the bits of 16-bit floats and f32 as one instruction."""
@@ -281,6 +294,12 @@ class CUDAPrinter(GridPrinter):
 
     def barrier(self, n: Barrier) -> None:
         self.line("__syncthreads();")
+
+    def exchange_items(self, f: Loop) -> None:
+        s = f.body
+        assert isinstance(s, Store)
+        helper = self.prelude.helper(f"across_{f.across}_{as_int(f.extent)}", s.buffer.dtype, 1)
+        self.assign(s.buffer, {}, f"{helper}({self.one(s.value)})")
 
     def parameter(self, b: Buffer, written: bool) -> str:
         return f"{'' if written else 'const '}{self.prelude.storage(b.dtype)} *__restrict__ "

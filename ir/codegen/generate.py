@@ -34,6 +34,7 @@ from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import register_layouts
 from relax_tune.ir.codegen.tails import lower_tails
 from relax_tune.ir.codegen.vectors import choose_vectors
+from relax_tune.ir.codegen.warps import hold_in_warps
 from relax_tune.ir.empty_reductions import complete_empty_reductions
 from relax_tune.ir.expr import Expr, Tunable, Var, as_int, free_vars
 from relax_tune.ir.function import Param, PrimFunc
@@ -96,6 +97,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
         body = _one_index_per_axis(body)
     body = bind_digits(body)
     note_ranges(algebra, body)
+    body = hold_in_warps(body, algebra, target.language == "cuda")
     body = lower_tails(body, algebra, target.lanes)
     note_ranges(algebra, body)
     body = choose_vectors(body, algebra, target.lanes)

@@ -28,7 +28,9 @@ from relax_tune.ir.stmt import Block, For, If, LoopKind, Seq, Stmt, Store, Tail,
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
     """`for var in range(extent)`, as `relax_tune.ir.stmt.For`. fold: the iterations combine the elements of a local buffer into
-    one place and may do so in any order. exchange: it copies a square whose rows become columns. intrinsic, stream: as there."""
+    one place and may do so in any order. across: an operation; the loop stands for what all items of a warp do at once: each stores
+    what the operation makes of the values that as many neighbours offer. exchange: it copies a square whose rows become columns.
+    intrinsic, stream: as there."""
 
     var: Var
     extent: Expr
@@ -40,6 +42,7 @@ class Loop:
     intrinsic: str = ""
     stream: bool = False
     exchange: bool = False
+    across: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

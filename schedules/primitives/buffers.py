@@ -114,7 +114,7 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local") -> PrimFunc:
 
 
 def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
-    """Keep an intermediate in `global`, `shared` or `local` memory; lowering shrinks it to what one iteration touches.
+    """Keep an intermediate in `global`, `shared`, `warp` or `local` memory; lowering shrinks it to what one iteration touches.
 
     Before: `B = alloc((I, J), f32, scope="global")`
     After: `B = alloc((I, J), f32, scope="local")`

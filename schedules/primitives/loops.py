@@ -252,7 +252,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             where = [bracketed(block_value(block, i), block.predicate) for i in block.body.indices]
             path = enclosing(func, block)
             inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
-            own = target.scope == "local" or (target.scope == "shared" and kind == "group")
+            own = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
             shared = not own or kind == "vectorized"
             # points that a guard leaves out write nothing
             if shared and not separates(where, node.var, inner, loop_env(path), block.predicate):

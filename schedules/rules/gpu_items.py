@@ -1,4 +1,8 @@
-"""What the rules for GPUs share: loops over the items of a group, and sums over them through shared memory."""
+"""What the rules for GPUs share: loops over the items of a group, and sums over them.
+
+Items along the first axis are neighbours: where they are a warp, or one of equal parts of it, they exchange their sums in registers
+(scope `warp`). What several warps have meets in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from relax_tune.schedules.nest import find_block
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
-# Partial sums that are left when items have added up theirs: every item adds these.
-LEFT = 16
+# Items that exchange registers: a warp, or with fewer of them several parts of one.
+NEIGHBOURS = (4, 8, 16, 32)
+# Warps that share one sum.
+WARPS = (2, 4, 8, 16, 32)
 
 
 def item_counts(machine: Machine, least: int = 64) -> list[int]:
@@ -29,11 +35,23 @@ def vector_widths(columns: Sequence[Expr], machine: Machine) -> list[int]:
     return [w for w in (1, 2, 4) if w <= machine.lanes and all(w == 1 or (e is not None and e % w == 0) for e in sizes)]
 
 
-def over_items(s: Schedule, column: str, items: Expr, width: Expr | int) -> tuple[str, str, str]:
+def in_warps(s: Schedule, machine: Machine) -> tuple[Expr, int]:
+    """Counts of warps, and of the items of one, that share a row."""
+    most = max(machine.group_size // NEIGHBOURS[-1], WARPS[0])
+    return s.tunable("TW", [n for n in WARPS if n <= most]), NEIGHBOURS[-1]
+
+
+def over_items(s: Schedule, column: str, items: Sequence[Expr | int], width: Expr | int) -> tuple[str, list[str], str]:
     """A loop over elements cut so that neighbouring items have neighbouring vectors: its loops over rounds, items and lanes."""
     vectors, lanes = s.split(column, [None, width], divides=as_int(s.extent(column)) is not None)
-    rounds, item = s.split(vectors, [None, items])
+    rounds, *item = s.split(vectors, [None, *items])
     return rounds, item, lanes
+
+
+def bind_items(s: Schedule, items: Sequence[str], axis: int = 0) -> None:
+    """Loops over items on axes from this one on, the innermost on it."""
+    for at, item in enumerate(reversed(items)):
+        s.bind(item, "item", axis + at)
 
 
 def each_point(s: Schedule, loops: Sequence[str], items: Expr | int) -> tuple[str, str]:
@@ -44,22 +62,16 @@ def each_point(s: Schedule, loops: Sequence[str], items: Expr | int) -> tuple[st
     return group, item
 
 
-def sum_over_items(s: Schedule, block: str, item: str, lanes: str, axis: int = 0, tree: bool = False) -> str:
-    """The block that makes what items leave in shared memory of a reduction whose outermost loop is `item` and whose innermost is
-    `lanes`: each item adds up its own share in registers, and then all items what these have left; as a tree, after LEFT of them
-    have done most of it."""
-    partial = factored(s, block, item, "shared")
+def sum_over_items(s: Schedule, block: str, items: Sequence[str], lanes: str, axis: int = 0) -> str:
+    """The block that makes what single items leave of a reduction whose outermost loops are those over `items` and whose innermost is
+    `lanes`: each item adds up its own share in registers, then those of the first axis theirs, and then all what these have left."""
+    partial = block
+    for item in items:
+        partial = factored(s, partial, item, "warp" if item == items[-1] and axis == 0 else "shared")
     factored(s, partial, lanes, "local")
-    s.bind(item, "item", axis)
-    whole = s.loops_of(block)[-1]
-    if tree:
-        several, few = s.split(whole, [None, LEFT], divides=True)
-        s.reorder([few, several])
-        factored(s, block, few, "shared")
-        s.bind(few, "item", axis)
-        whole = s.loops_of(block)[-1]
+    bind_items(s, items, axis)
     if find_block(s.func, block).init is not None:
-        s.apply("decompose_reduction", block=block, loop=whole)
+        s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[-1])
     return partial
 
 
@@ -72,8 +84,8 @@ def factored(s: Schedule, block: str, loop: str, scope: Scope, kind: LoopKind = 
         if scope == "local":
             s.set_kind(s.loops_of(b.name)[-1], kind)
     partial = next(b for b in made if not b.name.endswith("_init"))
-    if scope == "shared":
-        s.apply("set_scope", buffer=partial.body.buffer.name, scope="shared")
+    if scope != "local":
+        s.apply("set_scope", buffer=partial.body.buffer.name, scope=scope)
         return partial.name
     node = find_block(s.func, block)
     (over,) = (b for i, b in zip(node.iters, node.bindings) if i.kind == "reduce")

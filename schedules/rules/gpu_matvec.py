@@ -1,8 +1,9 @@
 """Products with few rows on GPUs, bound by the bytes of the matrix.
 
-`dots`: the reduction runs along memory, so that the items that share a column of the output read neighbouring vectors of it.
+`dots`: the reduction runs along memory, so that the items that share a column of the output read neighbouring vectors of it, and
+then exchange their sums.
 `columns`: neighbouring items have neighbouring columns, and those of the second axis share out the steps; constant weights are
-laid out for that once, and decoded where they are read. Either way the items' own sums meet in shared memory.
+laid out for that once, and decoded where they are read. The items' own sums meet in shared memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import LoopKind, blocks, loops
 from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
 from relax_tune.schedules.nest import block_loads, find_block
-from relax_tune.schedules.rules.gpu_items import each_point, factored, item_counts, limit_items, vector_widths
+from relax_tune.schedules.rules.gpu_items import (
+    NEIGHBOURS,
+    each_point,
+    factored,
+    item_counts,
+    limit_items,
+    vector_widths,
+)
 from relax_tune.schedules.rules.matmul import inline_around, output_column
 from relax_tune.schedules.rules.matvec import FEW_ROWS, steps_together
 from relax_tune.schedules.schedule import Schedule
@@ -64,7 +72,7 @@ def _dots(s: Schedule, roles: Contraction, machine: Machine) -> None:
     main, step = roles.block.name, roles.reduce[0]
     if not any(x.indices[-1] is step and roles.column in free_vars(*x.indices) for x in block_loads(roles.block)):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
-    tx, ty = s.tunable("TX", [n for n in item_counts(machine, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8))
+    tx, ty = s.tunable("TX", NEIGHBOURS), s.tunable("TY", (1, 2, 4, 8, 16))
     columns = s.tunable("NR", (1, 2, 4, 8))
     width = s.tunable("VL", vector_widths([i.extent for i in roles.block.iters if i.var is step], machine))
     limit_items(s, machine, mul(tx, ty))
@@ -76,16 +84,14 @@ def _dots(s: Schedule, roles: Contraction, machine: Machine) -> None:
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, *i_0, j_0, j_t, item, rounds, *i_1, j_1, lanes])
     own = s.reverse_compute_at(final_block(s.func).name, j_t)
-    partial = factored(s, main, item, "shared")
-    s.apply("storage_align", buffer=find_block(s.func, partial).body.buffer.name, factor=1, offset=1)
-    factored(s, partial, lanes, "local")
+    factored(s, factored(s, main, item, "warp"), lanes, "local")
     s.bind(item, "item", 0)
-    left, *rows_, column = s.inner_loops(main, j_t)
-    s.reorder([column, *rows_, left])
+    left, *each = s.inner_loops(main, j_t)
+    s.reorder([*each, left])
     s.apply("decompose_reduction", block=main, loop=left)
-    s.reorder([own[-1], *own[:-1]])
-    for name in (column, own[-1]):
-        s.bind(name, "item", 0)
+    s.vectorize(own[-1])
+    for name in own[:-1]:
+        s.unroll(name)
     _mark(s, {n: "unrolled" for n in (*i_1, j_1)})
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", 1)

@@ -6,7 +6,7 @@ take chunks of a long row; what they leave is added up by a group for each resul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from relax_tune.errors import ScheduleError
@@ -16,7 +16,14 @@ from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.nest import find_block
 from relax_tune.schedules.rules.forms import fitting
-from relax_tune.schedules.rules.gpu_items import each_point, item_counts, limit_items, over_items, sum_over_items
+from relax_tune.schedules.rules.gpu_items import (
+    each_point,
+    in_warps,
+    item_counts,
+    limit_items,
+    over_items,
+    sum_over_items,
+)
 from relax_tune.schedules.rules.lanes import divide_once
 from relax_tune.schedules.rules.reductions import stages_across
 from relax_tune.schedules.rules.reductions_split import chunked
@@ -69,7 +76,7 @@ def _columns(func: PrimFunc, machine: Machine) -> Schedule:
 def _share_steps(s: Schedule, block: str, first: str, rest: list[str], height: Expr) -> None:
     rounds, item, alone = s.split(first, [None, height, 1])
     s.reorder([item, rounds, *rest, alone])
-    partial = sum_over_items(s, block, item, alone, axis=1)
+    partial = sum_over_items(s, block, [item], alone, axis=1)
     left = find_block(s.func, partial).body.buffer
     rank = len(left.shape)
     s.apply("permute_layout", buffer=left.name, order=[rank - 1, *range(rank - 1)])
@@ -83,32 +90,32 @@ def _split(func: PrimFunc, machine: Machine) -> Schedule:
     for block in found:
         require_rowwise(block)
         _require_long(block)
-    items = s.tunable("TX", item_counts(machine))
+    across = in_warps(s, machine)
     chunk = s.tunable("L", CHUNKS)
     for block in blocks(s.func.body):
         if block not in found:
             names = s.loops_of(block.name)
             if names:
-                each_point(s, names, items)
+                each_point(s, names, mul(*across))
             continue
         *outer, along = s.loops_of(block.name)
         c, inside = s.split(along, [None, chunk])
         part = chunked(s, block.name, c, len(outer))
-        _in_group(s, part, inside, items)
+        _in_group(s, part, inside, across)
         s.bind(s.fuse(s.loops_of(part)[: len(outer) + 1]), "group")
         left = s.loops_of(block.name)[-1]
         if outer:
-            _in_group(s, block.name, left, items)
+            _in_group(s, block.name, left, across)
             s.bind(s.fuse(outer), "group")
-    s.guess({"TX": min(256, machine.group_size), "L": 1 << 12})
+    s.guess({"TW": min(8, machine.group_size // 32), "L": 1 << 12})
     return s
 
 
-def _in_group(s: Schedule, block: str, along: str, items: Expr) -> None:
+def _in_group(s: Schedule, block: str, along: str, across: Sequence[Expr | int]) -> None:
     """A sum over one loop by the items of a group."""
-    rounds, item, alone = over_items(s, along, items, 1)
-    s.reorder([item, rounds, alone])
-    sum_over_items(s, block, item, alone, tree=True)
+    rounds, item, alone = over_items(s, along, across, 1)
+    s.reorder([*item, rounds, alone])
+    sum_over_items(s, block, item, alone)
 
 
 def _inlined(s: Schedule) -> None:

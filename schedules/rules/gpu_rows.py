@@ -1,23 +1,32 @@
 """Row-wise functions on GPUs: softmax, normalisations, row reductions with what is fused around them.
 
 The items of a group take rows together, TX of them each: neighbouring items read neighbouring elements, add up their own in
-registers, and the sums of all of them meet in shared memory. What is computed on the way is computed again where it is read, since
-the row is in the cache then; or (`kept`) it stays in the registers of the item that has the element in every stage.
+registers, and exchange the sums: within a warp (`few`), or in several warps (`many`), whose sums meet in shared memory. What is
+computed on the way is computed again where it is read, since the row is in the cache then; or (`kept`) it stays in the registers of
+the item that has the element in every stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Tunable, as_int, le, mul
+from relax_tune.ir.expr import Expr, Tunable, as_int, const, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.nest import find_alloc, find_block
 from relax_tune.schedules.rules.forms import fitting
-from relax_tune.schedules.rules.gpu_items import item_counts, limit_items, over_items, sum_over_items, vector_widths
+from relax_tune.schedules.rules.gpu_items import (
+    NEIGHBOURS,
+    bind_items,
+    in_warps,
+    limit_items,
+    over_items,
+    sum_over_items,
+    vector_widths,
+)
 from relax_tune.schedules.rules.lanes import divide_once
 from relax_tune.schedules.rules.rows import require_rowwise
 from relax_tune.schedules.schedule import Schedule
@@ -36,7 +45,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
 
 
 def build(func: PrimFunc, machine: Machine, many: bool, kept: bool = False) -> Schedule:
-    """Every stage on a row by the items that have it; `many`: their sums are added up as a tree."""
+    """Every stage on a row by the items that have it: those of several warps, or at most of one."""
     s = Schedule(func)
     held: list[str] = []
     for block in blocks(func.body):
@@ -58,7 +67,9 @@ def build(func: PrimFunc, machine: Machine, many: bool, kept: bool = False) -> S
     rows = min(len(b.body.indices) for b in reductions(s.func))
     if any(len(find_alloc(s.func, name).shape) != rows + 1 for name in held):
         raise ScheduleError(f"{func.name}: rows that are kept have one dimension")
-    items = s.tunable("TX", item_counts(machine) if many else [n for n in item_counts(machine, 4) if n <= 32])
+    across: Sequence[Expr | int] = in_warps(s, machine) if many else (s.tunable("TX", NEIGHBOURS),)
+    one: Expr = const(1)
+    items = reduce(mul, across, one)
     height = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if n <= (_known_rows(s, rows) or 32)])
     columns = [b.iters[-1].extent for b in blocks(s.func.body) if len(b.iters) > rows]
     width = s.tunable("VL", vector_widths(columns, machine))
@@ -72,32 +83,27 @@ def build(func: PrimFunc, machine: Machine, many: bool, kept: bool = False) -> S
     for block in blocks(s.func.body):
         own = s.inner_loops(block.name, f_1)
         if own:
-            rounds, item, lanes = over_items(s, own[-1], items, width)
-            s.reorder([item, *own[:-1], rounds, lanes])
+            rounds, item, lanes = over_items(s, own[-1], across, width)
+            s.reorder([*item, *own[:-1], rounds, lanes])
             if kept:
                 s.unroll(rounds)
             if block.is_reduction:
-                sum_over_items(s, block.name, item, lanes, tree=many)
+                sum_over_items(s, block.name, item, lanes)
             else:
                 s.vectorize(lanes)
-                s.bind(item, "item", 0)
+                bind_items(s, item)
     for name in held:
         dim = len(find_alloc(s.func, name).shape) - 1
-        for at, factor in ((dim, width), (dim, items)):
+        for factor in (width, *reversed(across)):
             rank = len(find_alloc(s.func, name).shape)
-            s.apply("tile_layout", buffer=name, dim=at, factor=factor, order=[*range(rank + 1)])
+            s.apply("tile_layout", buffer=name, dim=dim, factor=factor, order=[*range(rank + 1)])
         s.apply("set_scope", buffer=name, scope="local")
-    s.bind(f_1, "item", 1)
+    s.bind(f_1, "item", len(across))
     s.bind(f_0, "group")
     if outer:
         s.bind(s.fuse(outer), "group", 1)
-    s.guess(
-        {
-            "TX": items.domain[-1] if not many else min(256, items.domain[-1]),
-            "TY": 4 if not many else 1,
-            "VL": width.domain[-1],
-        }
-    )
+    shape = {"TW": min(8, machine.group_size // 32), "TY": 1} if many else {"TX": 32, "TY": 4}
+    s.guess({**shape, "VL": width.domain[-1]})
     return s
 
 

@@ -65,12 +65,20 @@ def test_a_barrier_that_is_missing_shows(device: CUDADevice) -> None:
     assert turned(device, "__syncthreads();") and not turned(device, "")
 
 
+def test_the_threads_of_a_warp_exchange_what_they_offer(device: CUDADevice) -> None:
+    assert turned(device, "y[t] = __shfl_xor_sync(~0u, __shfl_xor_sync(~0u, x[t], 24), 7); return;")
+
+
 @pytest.mark.parametrize(
     ("barrier", "says"),
     [
         ("if (t < 3) __syncthreads();", "a barrier in line 5 that 29 of 32 threads never reach"),
         ("if (t < 3)\n __syncthreads(); else\n __syncthreads();", "wait at different barriers, in lines [67] and [67]"),
         ("if (t == 5) return; __syncthreads();", "1 of 32 threads never reach"),
+        (
+            "if (t < 3) tile[t] = __shfl_xor_sync(~0u, x[t], 1);",
+            "an exchange in line 5 that 29 of 32 threads of a warp never reach",
+        ),
     ],
 )
 def test_a_barrier_where_threads_part_is_an_error(device: CUDADevice, barrier: str, says: str) -> None:

@@ -21,10 +21,10 @@ CUDA = TARGETS["cuda"]
 
 
 def paused(text: str) -> Iterator[list[str]]:
-    """For every barrier of a kernel the lines that open the braces around it."""
+    """For every barrier or exchange of a kernel the lines that open the braces around it."""
     around: list[str] = []
     for line in text.split("/*end prelude*/")[1].splitlines():
-        if "barrier(" in line or "__syncthreads" in line:
+        if re.search(r"barrier\(|__syncthreads|rt_across", line):
             yield list(around)
         if line.rstrip().endswith("}"):
             around.pop()
@@ -38,7 +38,9 @@ def test_every_item_comes_by_every_barrier(name: str, language: str) -> None:
     source = generate(function(name), TARGETS[language]).source
     items = re.findall(r"const \w+ (\w+) = (?:get_local_id|threadIdx)", source)
     barriers = list(paused(source))
-    assert items and len(barriers) == TEXTS[name][0]
+    exchanges = TEXTS[name][1] if language == "cuda" else 0
+    # an exchange takes the place of a barrier
+    assert items and len(barriers) == TEXTS[name][0] and source.count("= rt_across") == exchanges
     for lines in barriers:
         assert not [x for x in lines if "if (" in x and set(re.findall(r"\w+", x)) & set(items)], lines
 

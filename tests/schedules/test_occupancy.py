@@ -6,13 +6,14 @@ import random
 from math import prod
 
 import pytest
-from tests.schedules.candidates import GPU_CASES, drawn, sketches_of
+from tests.schedules.candidates import GPU_CASES, MACHINES, drawn, sketches_of
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
 from relax_tune.ir.expr import Expr, as_int, const, substitute
 from relax_tune.ir.function import PrimFunc
-from relax_tune.schedules.occupancy import group_items, kernels, stored_bytes
+from relax_tune.schedules.occupancy import group_items, kernels
+from relax_tune.schedules.occupancy import shared_bytes as estimated_bytes
 from relax_tune.schedules.sketch import Sketch, instantiate
 
 
@@ -43,7 +44,7 @@ def test_items_and_shared_memory_are_those_of_the_kernels(name: str) -> None:
             assert value(group_items(sketch.func, part), sketch, values) == prod(
                 generate(func, CodeTarget("opencl", 4)).local
             )
-            assert value(stored_bytes(sketch.func, part, "shared"), sketch, values) == shared_bytes(func), (
+            assert value(estimated_bytes(sketch.func, part, MACHINES["gpu"]), sketch, values) == shared_bytes(func), (
                 sketch.name,
                 values,
             )
