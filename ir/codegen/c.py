@@ -278,12 +278,13 @@ class CPrinter(Printer):
         nested = nested and isinstance(inner, Loop) and f.var not in self.algebra.free(inner.extent)
         pragma = "#pragma omp parallel for schedule(static)" + (" collapse(2)" if nested else "")
         self.lines.append(pragma)
-        name, text = self.name(f.var), self.poly_text(extent)
-        with self.indented(f"for ({self.int_type} {name} = 0; {name} < {text}; {name}++) {{"):
+        (kind, name), text = self.counted(f.var, extent), self.poly_text(extent)
+        with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
             if nested:
                 assert isinstance(inner, Loop)
-                again, more = self.name(inner.var), self.poly_text(self.algebra.poly(inner.extent))
-                with self.indented(f"for ({self.int_type} {again} = 0; {again} < {more}; {again}++) {{"):
+                below = self.algebra.poly(inner.extent)
+                (kind, again), more = self.counted(inner.var, below), self.poly_text(below)
+                with self.indented(f"for ({kind} {again} = 0; {again} < {more}; {again}++) {{"):
                     self.thread_body(inner.body)
             else:
                 self.thread_body(inner)

@@ -13,17 +13,17 @@ from relax_tune.ir.codegen.calls import call_of
 from relax_tune.ir.codegen.copies import Copies
 from relax_tune.ir.codegen.lowered import Barrier, Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Lane, bracketed
-from relax_tune.ir.codegen.prelude import Prelude
+from relax_tune.ir.codegen.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.codegen.values import VECTOR_TYPES
 from relax_tune.ir.codegen.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.dtype import DType, i32, i64
-from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts
+from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, conjuncts, const
 from relax_tune.ir.intrinsics import Intrinsic
 from relax_tune.ir.stmt import Store
 
-# What no language of the family and none of their headers gives a meaning: one letter, or a number behind an underscore.
-FREE = re.compile(r"[A-Za-z](_\d+)?|[a-z]\w*_\d+")
+# What no language of the family and none of their headers gives a meaning: one letter, or a word and a number behind an underscore.
+FREE = re.compile(r"[A-Za-z](_\d+)?|\w*[a-z]\w*_\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,10 @@ def numbered(base: str, number: int) -> str:
 class Printer(Copies):
     """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
 
-    unset: what registers hold before their first store."""
+    unset: what registers hold before their first store; most: where integers have 32 bits, what they are at most."""
 
     unset = ""
+    most: Expr = const(0)
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
         super().__init__(prelude, algebra, layouts)
@@ -76,7 +77,7 @@ class Printer(Copies):
     def register_name(self, b: Buffer, offset: int) -> str:
         key = self.buffers[b], offset
         if key not in self._registers:
-            self._registers[key] = self.fresh(numbered(*key))
+            self._registers[key] = self.fresh(f"{self.buffers[b].rstrip('_')}_{offset}")
         return self._registers[key]
 
     # statements
@@ -113,8 +114,8 @@ class Printer(Copies):
             return
         with self.indented("{"):
             text = self.poly_text(value)
-            name = self.name(n.var)
-            self.line(f"const {self.int_type} {name} = {text};")
+            kind, name = self.counted(n.var, plus(value, constant(1)))
+            self.line(f"const {kind} {name} = {text};")
             self.statement(n.body)
 
     def branch(self, n: Cond) -> None:
@@ -148,6 +149,7 @@ class Printer(Copies):
         assert lane is not None
         count = lane.count
         parts = [] if count is None else [count]
+        kind = INDEX if self.spans is not None else i64
         some = count is None
         for c in conds:
             assert isinstance(c, Op)
@@ -156,19 +158,19 @@ class Printer(Copies):
             room = {m: k for m, k in room.items() if m != (lane.symbol,)}
             low = self.algebra.bounds(room)[0]
             some = some and low is not None and low > 0
+            kind = i64 if self.index_type(room) is i64 else kind
             parts.append(self.poly_text(room))
         smallest = parts[0]
         for p in parts[1:]:
-            smallest = f"{self.prelude.helper('min', i64, 1)}({smallest}, {p})"
+            smallest = f"{self.prelude.helper('min', kind, 1)}({smallest}, {p})"
         name, mask = self.fresh("n"), self.fresh("m")
         with self.indented("{"):
-            least = self.prelude.helper("min", i64, 1)
-            self.line(f"const {self.int_type} {name} = {least}({smallest}, {lane.width});")
+            least = self.prelude.helper("min", kind, 1)
+            self.line(f"const {self.prelude.storage(kind)} {name} = {least}({smallest}, {lane.width});")
             with self.indented("{" if some else f"if ({name} > 0) {{"):
                 iota = self.prelude.helper("iota", i32, lane.width)
                 splat = self.prelude.helper("splat", i32, lane.width)
-                kind = self.prelude.vector(i32, lane.width)
-                self.line(f"const {kind} {mask} = {iota}() < {splat}((int){name});")
+                self.line(f"const {self.prelude.vector(i32, lane.width)} {mask} = {iota}() < {splat}((int){name});")
                 with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.stream)):
                     self.statement(body)
 
@@ -317,8 +319,8 @@ class Printer(Copies):
         if head:
             self.line(head)
         text = self.poly_text(extent)
-        name = self.name(f.var)
-        with self.indented(f"for ({self.int_type} {name} = 0; {name} < {text}; {name}++) {{"):
+        kind, name = self.counted(f.var, extent)
+        with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
             self.statement(f.body)
 
     def vector_loop(self, f: Loop, size: int) -> None:
@@ -328,8 +330,8 @@ class Printer(Copies):
             full = sum(1 for _at, w in pieces if w == lanes)
             outer = Var(f"{f.var.name}_o")
             self.algebra.ranges[outer] = (0, full - 1)
-            name = self.name(outer)
-            with self.indented(f"for ({self.int_type} {name} = 0; {name} < {full}; {name}++) {{"):
+            kind, name = self.counted(outer, constant(full))
+            with self.indented(f"for ({kind} {name} = 0; {name} < {full}; {name}++) {{"):
                 self.vector(f, {(outer,): lanes}, lanes)
             pieces = pieces[full:]
         for at, width in pieces:

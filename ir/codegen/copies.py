@@ -79,8 +79,8 @@ class Copies(Values):
         else:
             at = Var(f"{inner.var.name}_o")
             self.algebra.ranges[at] = (0, squares - 1)
-            name = self.name(at)
-            with self.indented(f"for ({self.int_type} {name} = 0; {name} < {squares}; {name}++) {{"):
+            kind, name = self.counted(at, constant(squares))
+            with self.indented(f"for ({kind} {name} = 0; {name} < {squares}; {name}++) {{"):
                 self._square(f, inner, store, {(at,): size}, count)
 
     def _square(self, f: Loop, inner: Loop, store: Store, start: Poly, count: str | None) -> None:
@@ -116,7 +116,8 @@ class Copies(Values):
 
     def clamped(self, room: Poly, most: int) -> str:
         """The name of a number between 0 and `most`."""
-        low, high = (self.prelude.helper(h, i64, 1) for h in ("min", "max"))
+        kind = self.index_type(room)
+        low, high = (self.prelude.helper(h, kind, 1) for h in ("min", "max"))
         name = self.fresh("n")
-        self.line(f"const {self.int_type} {name} = {high}({low}({self.poly_text(room)}, {most}), 0);")
+        self.line(f"const {self.prelude.storage(kind)} {name} = {high}({low}({self.poly_text(room)}, {most}), 0);")
         return name

@@ -32,6 +32,7 @@ from relax_tune.ir.codegen.lowered import (
 from relax_tune.ir.codegen.opencl import OpenCLPrelude, OpenCLPrinter
 from relax_tune.ir.codegen.prelude import Prelude
 from relax_tune.ir.codegen.registers import register_layouts
+from relax_tune.ir.codegen.spans import Spans, fits
 from relax_tune.ir.codegen.tails import lower_tails
 from relax_tune.ir.codegen.vectors import choose_vectors
 from relax_tune.ir.codegen.warps import hold_in_warps
@@ -71,7 +72,8 @@ class GeneratedKernel:
     """One kernel's text and how to launch it.
 
     buffers: pointer arguments in order (parameters, then global intermediates of the function); scalars: int64 arguments
-    after them; grid: work-groups per axis (empty for C); local: work-items per group and axis (empty for C).
+    after them, the last of them what the text's integers are at most where it depends on the others whether 32 bits hold them
+    (`runtime/device/source.wide_form`); grid: work-groups per axis (empty for C); local: work-items per group and axis (empty for C).
     """
 
     name: str
@@ -106,12 +108,22 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     if target.grid:
         body = synchronise(body, algebra)
     layouts = register_layouts(body, algebra, target.lanes)
-    printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, target.lanes, layouts)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
     written = frozenset(m.buffer for m in walk(body) if isinstance(m, Store))
-    name = printer.fresh(func.name)
-    source, grid = printer.kernel(name, buffers, written, body)
-    return GeneratedKernel(name, source, buffers, tuple(printer.symbols), grid.groups, grid.items)
+    for narrow in (True, False) if _for_gpus(target, body) else (False,):
+        printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, target.lanes, layouts)
+        printer.spans = Spans(algebra, func.scalar_params) if narrow else None
+        name = printer.fresh(func.name)
+        source, grid = printer.kernel(name, buffers, written, body)
+        if fits(printer.most) is not False:
+            break
+    most = () if fits(printer.most) else (printer.most,)
+    return GeneratedKernel(name, source, buffers, (*printer.symbols, *most), grid.groups, grid.items)
+
+
+def _for_gpus(target: CodeTarget, body: Node) -> bool:
+    """Processors compute with numbers of 64 bits as fast as with those of 32, and only GPUs get groups of several items."""
+    return target.language == "cuda" or any(isinstance(m, Loop) and m.kind == "item" for m in walk(body))
 
 
 def _check(func: PrimFunc, target: CodeTarget) -> None:

@@ -9,6 +9,9 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Poly
 from relax_tune.ir.codegen.cfamily import Grid, Printer
 from relax_tune.ir.codegen.lowered import Loop, Node, walk
+from relax_tune.ir.codegen.prelude import INDEX
+from relax_tune.ir.codegen.spans import fits
+from relax_tune.ir.dtype import i64
 from relax_tune.ir.expr import Expr, as_int, const, maximum
 
 
@@ -49,9 +52,9 @@ class GridPrinter(Printer):
         if f.kind == "parallel":
             self.serial_loop(f, extent)
             return
-        name = self.name(f.var)
+        kind, name = self.counted(f.var, extent)
         with self.indented("{"):
-            self.line(f"const {self.int_type} {name} = {self.index(f.kind, f.axis)};")
+            self.line(f"const {kind} {name} = {self.index(f.kind, f.axis)};")
             if (f.kind, f.axis) in self.uneven:
                 with self.indented(f"if ({name} < {self.poly_text(extent)}) {{"):
                     self.statement(f.body)
@@ -69,7 +72,13 @@ class GridPrinter(Printer):
         parameters = [f"{self.parameter(b, b in written)}{self.buffers[b]}" for b in buffers]
         self.statement(body)
         groups = self.launched(grid.groups)
-        parameters += [f"{self.int_type} {self.names[v]}" for v in self.symbols]
+        symbols, wide = [self.names[v] for v in self.symbols], self.prelude.storage(i64)
+        if self.spans is not None:
+            index = self.prelude.storage(INDEX)
+            self.lines = [f"{self.indent}const {index} {x} = ({index})rt_{x};" for x in symbols] + self.lines
+            self.most = self.spans.most(self.symbols)
+            symbols = [f"rt_{x}" for x in symbols] + (["rt_most"] if fits(self.most) is None else [])
+        parameters += [f"{wide} {x}" for x in symbols]
         self.lines = [self.indent + x for x in self.shared_arrays(self.shared)] + self.lines
         return self.finish(self.head(name, parameters, grid.items)), Grid(groups, grid.items)
 

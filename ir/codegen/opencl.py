@@ -111,8 +111,6 @@ FENCES = {"shared": "CLK_LOCAL_MEM_FENCE", "global": "CLK_GLOBAL_MEM_FENCE"}
 class OpenCLPrinter(GridPrinter):
     """One OpenCL kernel; parallel loops are plain loops."""
 
-    int_type = "long"
-
     def space(self, buffer: Buffer) -> str:
         return f"{SPACES[buffer.scope]} "
 

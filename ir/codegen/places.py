@@ -10,8 +10,9 @@ from math import gcd
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import ONE, Algebra, Poly, as_constant, plus
-from relax_tune.ir.codegen.prelude import Prelude
+from relax_tune.ir.codegen.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.registers import Layout
+from relax_tune.ir.codegen.spans import Spans
 from relax_tune.ir.dtype import DType, i64
 from relax_tune.ir.expr import INFIX, Expr, Load, Op, Var
 
@@ -55,8 +56,6 @@ def bracketed(text: str) -> str:
 class Places:
     """The state of a kernel being printed, and the integer half of its text."""
 
-    int_type = "i64"
-
     def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, Layout]) -> None:
         self.prelude = prelude
         self.algebra = algebra
@@ -69,6 +68,7 @@ class Places:
         self.symbols: dict[Var, None] = {}
         self.bound: set[Var] = set()
         self.buffers: dict[Buffer, str] = {}
+        self.spans: Spans | None = None
         self._flat: dict[tuple[Buffer, tuple[Expr, ...]], Poly] = {}
         self._shapes: dict[Buffer, list[Poly]] = {}
 
@@ -114,6 +114,18 @@ class Places:
 
     # integers
 
+    def index_type(self, *numbers: Poly) -> DType:
+        """The type that these are computed in."""
+        if self.spans is None or any(self.spans.note(p) is None for p in numbers):
+            return i64
+        return INDEX
+
+    def counted(self, v: Var, extent: Poly) -> tuple[str, str]:
+        """The type and the name of a loop's variable."""
+        if self.spans is not None:
+            self.spans.variable(v, extent)
+        return self.prelude.storage(self.index_type(extent)), self.name(v)
+
     def var_text(self, v: Var) -> str:
         found = self.names.get(v)
         if found is None:
@@ -123,6 +135,8 @@ class Places:
         return found
 
     def poly_text(self, p: Poly) -> str:
+        if self.spans is not None:
+            self.spans.note(p)
         parts: list[str] = []
         offset = 0
         for m, c in p.items():
@@ -152,17 +166,19 @@ class Places:
             x, y = self.poly_text(top), self.poly_text(bottom)
             if low is not None and low >= 0 and under is not None and under >= 0:
                 return f"({bracketed(x)} {C_INFIX[a.op]} {bracketed(y)})"
-            return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
+            return f"{self.prelude.helper(a.op, self.index_type(top, bottom), 1)}({x}, {y})"
         if a.op in ("min", "max"):
-            x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args)
-            return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
+            one, other = (self.algebra.poly(x) for x in a.args)
+            x, y = self.poly_text(one), self.poly_text(other)
+            return f"{self.prelude.helper(a.op, self.index_type(one, other), 1)}({x}, {y})"
         if a.op == "select":
             x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args[1:])
             return f"({self.condition(a.args[0])} ? {x} : {y})"
         if a.op == "cast":
-            return f"(({self.int_type})({self.one(a.args[0])}))"
+            return f"(({self.prelude.storage(i64)})({self.one(a.args[0])}))"
         if a.op == "abs":
-            return f"{self.prelude.helper('abs', i64, 1)}({self.poly_text(self.algebra.poly(a.args[0]))})"
+            inner = self.algebra.poly(a.args[0])
+            return f"{self.prelude.helper('abs', self.index_type(inner), 1)}({self.poly_text(inner)})"
         raise BuildError(
             f"wanted an integer expression of + - * // % min max select cast, found {a!r}; rewrite the index"
         )

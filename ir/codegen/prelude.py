@@ -21,6 +21,9 @@ MASKS = {1: i8, 4: i32, 8: i64}
 # what memory holds of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
 HALF = DType("uint16", "u16")
 
+# integers that 32 bits hold unless the text is compiled for wide ones
+INDEX = DType("int64", "idx")
+
 # functions of one number, each a helper
 FUNCTIONS = MATH - {"pow", "fmod"}
 
@@ -90,6 +93,9 @@ class Prelude:
 
     def storage(self, dtype: DType) -> str:
         """The C-family type of one element in memory."""
+        if dtype is INDEX:
+            self.add("type_idx", f"#ifdef RT_WIDE\ntypedef {self.storage(i64)} idx;\n#else\ntypedef int idx;\n#endif")
+            return "idx"
         return self.scalars[stored(dtype).short]
 
     def scalar(self, dtype: DType) -> str:

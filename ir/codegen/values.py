@@ -347,8 +347,8 @@ class Values(Places):
         if e.op == "le":
             rest = plus(rest, constant(1))
         iota = f"{self.prelude.helper('iota', i32, lane.width)}()"
-        low, high = self.prelude.helper("max", i64, 1), self.prelude.helper("min", i64, 1)
         edge = rest if step == -1 else plus(constant(1), rest, -1)
+        low, high = (self.prelude.helper(h, self.index_type(edge), 1) for h in ("max", "min"))
         limit = f"(int){low}({high}({self.poly_text(edge)}, {lane.width}), 0)"
         splat = self.prelude.helper("splat", i32, lane.width)
         return f"({iota} {'<' if step == -1 else '>='} {splat}({limit}))"

@@ -25,7 +25,7 @@ from relax_tune.runtime.device.cuda_compiler import Binary, CUDACompiler, Kernel
 from relax_tune.runtime.device.cuda_graphs import GraphError, Recorder, load_recorder
 from relax_tune.runtime.device.memory import check_transfer
 from relax_tune.runtime.device.quirks import with_quirks
-from relax_tune.runtime.device.source import dynamic_shared_bytes, group_by_flags
+from relax_tune.runtime.device.source import INT_MOST, dynamic_shared_bytes, group_by_flags, wide_form
 from relax_tune.runtime.program import KernelSource
 
 T = TypeVar("T")
@@ -103,7 +103,8 @@ class CUDABuffer:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A loaded kernel. pointers, scalars: what it takes; shared_bytes: what a launch has to ask for. module: kept while it lives."""
+    """A loaded kernel. pointers, scalars: what it takes; shared_bytes: what a launch has to ask for. module: kept while it lives;
+    wide: what is compiled for numbers of more than 32 bits."""
 
     name: str
     function: Any
@@ -113,6 +114,7 @@ class Handle:
     shared_bytes: int
     group_size: int
     report: KernelReport
+    wide: KernelSource | None
 
 
 class CUDADevice:
@@ -194,7 +196,7 @@ class CUDADevice:
             if shared:
                 function.set_attribute(attributes.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             most = min(function.get_attribute(attributes.MAX_THREADS_PER_BLOCK), self._max_group)
-            return Handle(name, function, module, *_parameters(kernel), shared, most, report)
+            return Handle(name, function, module, *_parameters(kernel), shared, most, report, wide_form(kernel))
 
         return self._call(f"loading kernel {name}", load, BuildError)
 
@@ -267,6 +269,8 @@ class CUDADevice:
                 f"CUDA kernel {kernel.name}: {len(addresses)} buffers and {len(scalars)} scalars do not fit it, which takes "
                 f"{kernel.pointers} and {kernel.scalars}"
             )
+        if kernel.wide is not None and scalars[-1] > INT_MOST:
+            kernel = self.compile([kernel.wide])[kernel.name]
         self._check_group(kernel, grid, local)
         if 0 in grid:
             return _nothing

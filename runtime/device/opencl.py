@@ -19,7 +19,7 @@ from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
 from relax_tune.runtime.device.opencl_gpus import gpu_limits
 from relax_tune.runtime.device.pocl import repair_target
 from relax_tune.runtime.device.quirks import with_quirks
-from relax_tune.runtime.device.source import group_by_flags, join_sources
+from relax_tune.runtime.device.source import INT_MOST, group_by_flags, join_sources, wide_form
 from relax_tune.runtime.program import KernelSource
 
 BASE_FLAGS = ("-cl-mad-enable", "-cl-std=CL1.2")
@@ -110,12 +110,14 @@ class OpenCLBuffer:
 
 
 class _Handle:
-    """A compiled kernel: its program (to make one kernel object per binding) and what the compiler says it needs."""
+    """A compiled kernel: its program (to make one kernel object per binding) and what the compiler says it needs. wide: what is
+    compiled for numbers of more than 32 bits, and made: what it was."""
 
-    __slots__ = ("group_size", "name", "program")
+    __slots__ = ("group_size", "made", "name", "program", "wide")
 
-    def __init__(self, program: Any, name: str, group_size: int) -> None:
-        self.program, self.name, self.group_size = program, name, group_size
+    def __init__(self, program: Any, name: str, group_size: int, wide: KernelSource | None) -> None:
+        self.program, self.name, self.group_size, self.wide = program, name, group_size, wide
+        self.made: _Handle | None = None
 
 
 class OpenCLDevice:
@@ -154,11 +156,11 @@ class OpenCLDevice:
                     f"OpenCL refused kernels {names} ({' '.join(options)}):\n{str(error)[:8000]}"
                 ) from None
             for kernel in group:
-                handles[kernel.name] = self._inspect(program, kernel.name)
+                handles[kernel.name] = self._inspect(program, kernel)
         return handles
 
-    def _inspect(self, program: Any, name: str) -> _Handle:
-        cl = self._cl
+    def _inspect(self, program: Any, source: KernelSource) -> _Handle:
+        cl, name = self._cl, source.name
         try:
             kernel = cl.Kernel(program, name)
             local = kernel.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, self._device)
@@ -167,7 +169,7 @@ class OpenCLDevice:
             raise BuildError(f"OpenCL: the source of kernel {name} gives no such kernel: {error}") from None
         if local > self._max_local:
             raise BuildError(f"OpenCL kernel {name}: wanted {local} bytes of local memory, allowed {self._max_local}")
-        return _Handle(program, name, min(group, self._max_group))
+        return _Handle(program, name, min(group, self._max_group), wide_form(source))
 
     def alloc(self, nbytes: int, lasting: bool = False) -> OpenCLBuffer:
         flags = self._cl.mem_flags
@@ -213,6 +215,10 @@ class OpenCLDevice:
     ) -> Launch:
         cl = self._cl
         memory = [buffer.live() for buffer in buffers]
+        if kernel.wide is not None and scalars and scalars[-1] > INT_MOST:
+            if kernel.made is None:
+                kernel.made = self.compile([kernel.wide])[kernel.name]
+            kernel = kernel.made
         self._check_group(kernel, grid, local)
         if 0 in grid:
             return _nothing

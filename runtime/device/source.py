@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from relax_tune.runtime.program import KernelSource
 
@@ -17,6 +18,11 @@ _PRELUDE = re.compile(
 )
 
 
+# Integers of 32 bits hold what a launch computes with where its last scalar, which such texts name, is at most the second.
+NARROW, INT_MOST = "rt_most", (1 << 31) - 1
+# what has texts compute with 64 bits
+WIDE_FLAG = "-DRT_WIDE"
+
 _SHARED = re.compile(r"/\*shared (\d{1,9})\*/")
 
 
@@ -24,6 +30,13 @@ def dynamic_shared_bytes(source: str) -> int:
     """The shared memory that launches of a CUDA kernel ask for, as its text says."""
     found = _SHARED.search(source)
     return 0 if found is None else int(found[1])
+
+
+def wide_form(kernel: KernelSource) -> KernelSource | None:
+    """The kernel for launches whose integers want 64 bits; None when it is that already."""
+    if NARROW not in kernel.source or WIDE_FLAG in kernel.flags:
+        return None
+    return replace(kernel, flags=(*kernel.flags, WIDE_FLAG))
 
 
 def join_sources(kernels: Iterable[KernelSource]) -> str:

@@ -23,7 +23,7 @@ from relax_tune.errors import BuildError
 from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.device.cuda_compiler import Binary, KernelReport
-from relax_tune.runtime.device.source import join_sources
+from relax_tune.runtime.device.source import NARROW, join_sources
 from relax_tune.runtime.program import KernelSource
 
 HEADER = Path(__file__).with_name("emulation.h")
@@ -64,7 +64,8 @@ class EmulatedCompiler:
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
         source = join_sources(kernels).replace("extern __shared__", "extern")
         waits = "true" if any(x in source for x in ("__syncthreads", "__shfl", "rt_matrices")) else "false"
-        entries = "".join(f"\nRT_EMULATED({k.name}, {waits})" for k in kernels)
+        narrow = {k.name: "true" if NARROW in k.source else "false" for k in kernels}
+        entries = "".join(f"\nRT_EMULATED({k.name}, {waits}, {narrow[k.name]})" for k in kernels)
         text = f'#include "{HEADER}"\n{source}{entries}\n'
         path = self.folder / f"{hashlib.blake2b(repr((text, flags)).encode(), digest_size=12).hexdigest()}.so"
         if not path.exists():

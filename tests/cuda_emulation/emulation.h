@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <type_traits>
 #include <ucontext.h>
 #include <utility>
 
@@ -34,6 +35,29 @@ static inline long long __double_as_longlong(double a) { long long r; memcpy(&r,
 static inline double __longlong_as_double(long long a) { double r; memcpy(&r, &a, sizeof r); return r; }
 static inline float rsqrtf(float a) { return 1 / sqrtf(a); }
 static inline double rsqrt(double a) { return 1 / sqrt(a); }
+
+/* Integers that the text says fit 32 bits: what is computed with them is watched, and those of 64 bits are as ever. */
+#ifndef RT_WIDE
+#define RT_TYPE_IDX
+static long long rt_largest;
+struct idx {
+  long long v;
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>> __forceinline__ idx(T x) : v((long long)x) {
+    if (v > rt_largest) rt_largest = v;
+    if (-v > rt_largest) rt_largest = -v;
+  }
+  __forceinline__ operator long long() const { return v; }
+  __forceinline__ idx operator-() const { return -v; }
+  __forceinline__ idx operator++(int) { const idx old = *this; *this = v + 1; return old; }
+};
+#define RT_WATCHED(op)                                                                                                        \
+  static __forceinline__ idx operator op(idx a, idx b) { return a.v op b.v; }                                                 \
+  template <class T, class = std::enable_if_t<std::is_integral_v<T> && sizeof(T) < 8>>                                        \
+  static __forceinline__ idx operator op(idx a, T b) { return a.v op (long long)b; }                                          \
+  template <class T, class = std::enable_if_t<std::is_integral_v<T> && sizeof(T) < 8>>                                        \
+  static __forceinline__ idx operator op(T a, idx b) { return (long long)a op b.v; }
+RT_WATCHED(+) RT_WATCHED(-) RT_WATCHED(*) RT_WATCHED(/) RT_WATCHED(%)
+#endif
 
 enum rt_state { rt_ready, rt_waiting, rt_exchanging, rt_ended };
 struct rt_fibre { ucontext_t context; rt_index at; rt_state state; int line; unsigned other; char offered[8], given[8]; const void *shown; };
@@ -185,7 +209,7 @@ static const char *rt_block(bool backwards) {
 }
 
 /* A launch: every argument takes eight bytes. */
-template <bool waits, class... P, size_t... I>
+template <bool waits, bool narrow, class... P, size_t... I>
 static const char *rt_launch(void (*)(P...), void (*body)(const char *), const char *arguments, const unsigned *grid,
                              const unsigned *block, int backwards, std::index_sequence<I...>) {
   gridDim = {grid[0], grid[1], grid[2]};
@@ -202,6 +226,9 @@ static const char *rt_launch(void (*)(P...), void (*body)(const char *), const c
       rt_stacks = (char *)malloc(threads * rt_stack_bytes);
     }
   }
+#ifndef RT_WIDE
+  rt_largest = 0;
+#endif
   for (size_t b = 0; b < blocks; b++) {
     const size_t n = backwards ? blocks - 1 - b : b;
     blockIdx = {unsigned(n % grid[0]), unsigned(n / grid[0] % grid[1]), unsigned(n / grid[0] / grid[1])};
@@ -217,6 +244,15 @@ static const char *rt_launch(void (*)(P...), void (*body)(const char *), const c
       body(arguments);
     }
   }
+#ifndef RT_WIDE
+  long long most = 0x7fffffff;
+  if (narrow) memcpy(&most, arguments + 8 * (sizeof...(P) - 1), 8);
+  static char message[200];
+  if (rt_largest > most) {
+    snprintf(message, sizeof message, "an index of %lld where the launch says there are at most %lld", rt_largest, most);
+    return message;
+  }
+#endif
   return nullptr;
 }
 
@@ -232,10 +268,10 @@ template <auto kernel, class... P, size_t... I> struct rt_call<kernel, std::pair
 };
 template <class... P> constexpr std::index_sequence_for<P...> rt_places(void (*)(P...)) { return {}; }
 
-#define RT_EMULATED(kernel, waits)                                                                                            \
+#define RT_EMULATED(kernel, waits, narrow)                                                                                            \
   extern "C" __attribute__((visibility("default"))) const char *rt_run_##kernel(                                              \
       const char *arguments, const unsigned *grid, const unsigned *block, int backwards) {                                    \
     typedef decltype(rt_places(&kernel)) places;                                                                              \
-    return rt_launch<waits>(&kernel, rt_call<&kernel, std::pair<decltype(&kernel), places>>::body, arguments, grid, block,    \
+    return rt_launch<waits, narrow>(&kernel, rt_call<&kernel, std::pair<decltype(&kernel), places>>::body, arguments, grid, block,    \
                             backwards, places());                                                                             \
   }
