@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device.base import Device
@@ -176,7 +176,7 @@ def _load(name: str) -> Any:
 
 
 def on_gpu(routine: str, device: Device) -> CUDADevice:
-    """Raises MeasureError for devices the library cannot reach."""
-    if not isinstance(device, CUDADevice):
+    """The device, which may be one that stands before a CUDA device. Raises MeasureError for those the library cannot reach."""
+    if device.info.kind != "cuda":
         raise MeasureError(f"{routine}: wanted a CUDA device, found {device.info.name}")
-    return device
+    return cast(CUDADevice, device)

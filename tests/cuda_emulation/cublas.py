@@ -12,12 +12,13 @@ from tests.cuda_emulation.driver import EmulatedDriver
 
 SOURCE = Path(__file__).with_name("cublas.cpp")
 NAMES = ("libcublas.so.13", "libcublasLt.so.13")
+"""Of the same library: either will do for `StandIn`."""
 _WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _QUEUE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
-def built(folder: Path) -> Path:
-    """The folder with the libraries by the names under which a system would have them, compiled once."""
+def library_folder(folder: Path) -> Path:
+    """The folder (one for LD_LIBRARY_PATH) with the libraries by the names under which a system would have them, compiled once."""
     text = SOURCE.read_bytes()
     into = folder / f"cublas-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not into.exists():
@@ -34,8 +35,8 @@ class StandIn:
     """The library, whose products take their turn in a driver's queue. Attributes: `products` done, handles and descriptions
     `alive`, algorithms `chosen`."""
 
-    def __init__(self, folder: Path, driver: EmulatedDriver) -> None:
-        self.dll = ctypes.CDLL(str(built(folder) / NAMES[0]))
+    def __init__(self, file: Path | str, driver: EmulatedDriver) -> None:
+        self.dll = ctypes.CDLL(str(file))
 
         def queue(function: int, data: int) -> None:
             driver.check()

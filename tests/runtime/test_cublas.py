@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.cuda_emulation.cublas import StandIn
+from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
 from tests.runtime.library_matrices import ACTIVATIONS, filled
 
@@ -41,7 +41,7 @@ class Emulated:
     def __init__(self, folder: Path) -> None:
         self.driver = EmulatedDriver()
         self.device = CUDADevice(0, self.driver, lambda architecture: EmulatedCompiler(folder), lambda: self.driver)
-        self.asked = StandIn(folder, self.driver)
+        self.asked = StandIn(library_folder(folder) / NAMES[0], self.driver)
         self.blas, self.lt = CuBlas(self.asked.dll), CuBlasLt(self.asked.dll)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
-from tests.cuda_emulation.cublas import StandIn
+from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
 from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, job_dispatching
 
@@ -20,12 +21,13 @@ from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.runtime.library.cublaslt import CuBlasLt
 from relax_tune.runtime.program import Program
 from relax_tune.tuner.job import Job
+from relax_tune.tuner.measure.compiling import CompiledKernels
 from relax_tune.tuner.parts import routines_of
 
 LIBRARIES = (("cublas", "version 13.1.2; workspace 33554432"), ("cublaslt", "version 13.1.2; workspace 33554432"))
@@ -60,7 +62,7 @@ def test_they_are_offered_for_the_type_they_read(dtype: DType) -> None:
 def test_an_artifact_calls_them(dtype: DType, tmp_path: Path) -> None:
     driver, module = EmulatedDriver(), product(dtype)
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(tmp_path), lambda: driver)
-    asked = StandIn(tmp_path, driver)
+    asked = StandIn(library_folder(tmp_path) / NAMES[0], driver)
     info = replace(device.info, libraries=LIBRARIES)
     job = job_dispatching(info, module, lambda choices, _: choices.library_variants())
     built = job.build()
@@ -75,6 +77,22 @@ def test_an_artifact_calls_them(dtype: DType, tmp_path: Path) -> None:
             bound = 1e-5 if dtype is f32 else 2e-2
             np.testing.assert_allclose(model.run(arrays)[0], wanted, rtol=bound, atol=bound)
         assert asked.products == before + len(runs)
+    device.close()
+
+
+@pytest.mark.ccompiler
+def test_they_reach_a_device_that_stands_before_another(tmp_path: Path) -> None:
+    """As it does while candidates are measured."""
+    driver = EmulatedDriver()
+    device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(tmp_path), lambda: driver)
+    asked, before = StandIn(library_folder(tmp_path) / NAMES[0], driver), cast(Device, CompiledKernels(device, {}))
+    buffers = [before.alloc(16) for _ in range(3)]
+    for buffer in buffers:
+        before.upload(buffer, np.ones(4, np.float32))
+    for library, more in ((CuBlas(asked.dll), 0), (CuBlasLt(asked.dll), 7)):
+        scalars = [2, 2, 2, 0, 0, 2, 2, 2, *[0] * more]
+        library.bind(next(iter(library.routines)), before, buffers, scalars)()
+    assert before.download(buffers[2], np.dtype(np.float32), (4,)).tolist() == [2] * 4
     device.close()
 
 
