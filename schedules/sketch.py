@@ -23,6 +23,7 @@ from relax_tune.schedules.rules import (
     gpu_matvec,
     gpu_reductions,
     gpu_rows,
+    gpu_tensor,
     injective,
     matmul,
     matvec,
@@ -49,6 +50,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "fallback": fallback.sketches,
 }
 GPU_RULES: Mapping[str, Rule] = {
+    "gpu_tensor": gpu_tensor.sketches,
     "gpu_matmul": gpu_matmul.sketches,
     "gpu_matvec": gpu_matvec.sketches,
     "gpu_attention": gpu_attention.sketches,

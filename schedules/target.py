@@ -15,7 +15,8 @@ class Machine:
 
     A device that runs the work-items of a group `warp` at a time is a GPU: its workers are multiprocessors, `registers` those a
     work-item may have. group_size: work-items a group may have; of one multiprocessor: core_threads, core_registers, core_bytes
-    (shared by its groups) and core_groups say how many groups it holds at once.
+    (shared by its groups) and core_groups say how many groups it holds at once. capability: NVIDIA's number of its generation, as 80 for
+    8.0; 0 for others.
     """
 
     language: str
@@ -33,6 +34,7 @@ class Machine:
     core_registers: int = 1
     core_bytes: int = 1
     core_groups: int = 1
+    capability: int = 0
 
     @property
     def groups(self) -> bool:
@@ -74,4 +76,5 @@ class Machine:
             core_registers=limits.get("registers_per_sm", 64 << 10) if is_gpu else 1,
             core_bytes=limits.get("local_bytes_per_sm", local_bytes) if is_gpu else 1,
             core_groups=limits.get("groups_per_sm", 16) if is_gpu else 1,
+            capability=10 * limits.get("compute_major", 0) + limits.get("compute_minor", 0),
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
@@ -78,7 +79,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
         s.apply("hoist_factors", block=main)
     last = final_block(s.func)
     if split:
-        main, last = _split(s, main, machine)
+        main, last = share_steps(s, main, machine)
     roles = contraction(find_block(s.func, main), output_column(s, main, last))
     if roles.row is None or len(roles.reduce) != 1:
         raise ScheduleError(f"{func.name}: wanted rows and one dimension to sum over, found {roles!r}")
@@ -93,18 +94,18 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
     s.require(le(mul(tile.height, tile.vectors) * tile.width, const(MOST_SUMS)))
     halves = _steps_together(roles)
     steps = s.tunable("KT", STEPS)
-    slices = _slices(s, roles, tile, mul(steps, halves), halves)
+    slices = take_slices(s, roles, tile.rows, tile.columns, mul(steps, halves), halves)
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     i_0, i_t, i_1 = s.split(nest[roles.row], [None, tile.ty, tile.height])
     j_0, j_1, j_t, j_2 = s.split(
-        nest[roles.column], [None, tile.vectors, tile.tx, tile.width], divides=_is_even(roles, roles.column)
+        nest[roles.column], [None, tile.vectors, tile.tx, tile.width], divides=is_even(roles, roles.column)
     )
     k_0, *k_1 = s.split(
         nest[roles.reduce[0]],
         [None, steps, halves] if halves > 1 else [None, steps],
-        divides=_is_even(roles, roles.reduce[0]),
+        divides=is_even(roles, roles.reduce[0]),
     )
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_t, j_t, *k_1, i_1, j_1, j_2])
@@ -140,7 +141,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
     return s
 
 
-def _split(s: Schedule, main: str, machine: Machine) -> tuple[str, Block]:
+def share_steps(s: Schedule, main: str, machine: Machine) -> tuple[str, Block]:
     """SK sums of shares of the steps for each element, made by a product like that one; and the element from them, with what follows.
     The block of that product, and the one that stores its results."""
     epilogue = final_block(s.func).name
@@ -162,13 +163,13 @@ def _split(s: Schedule, main: str, machine: Machine) -> tuple[str, Block]:
     return part, find_block(s.func, write)
 
 
-def _is_even(roles: Contraction, var: Var) -> bool:
-    """Whether tiles are divisors of an extent: of a constant one that is no odd number of them, or of a share of it."""
+def is_even(roles: Contraction, var: Var, least: int = min(STEPS)) -> bool:
+    """Whether tiles are divisors of an extent: of a constant one that is no odd number of them (of `least` steps), or of a share of it."""
     extent = next(i.extent for i in roles.block.iters if i.var is var)
     known = as_int(extent)
     if known is None:
         return bool(free_vars(extent)) and all(isinstance(v, Tunable) for v in free_vars(extent))
-    return known > 0 and known % (min(STEPS) * _steps_together(roles) if var in roles.reduce else EVEN) == 0
+    return known > 0 and known % (least * _steps_together(roles) if var in roles.reduce else EVEN) == 0
 
 
 def _steps_together(roles: Contraction) -> int:
@@ -185,22 +186,29 @@ def _steps_together(roles: Contraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """An operand that goes through shared memory: the block that fetches it, its dims of steps and of rows or columns, and its
-    vectors' widths."""
+    """An operand that goes through shared memory: the block that fetches it, its dims of steps and of rows or columns, whether it has
+    rows, and what the length of its rows in memory is certainly a multiple of."""
 
     block: str
     step: int
     place: int
-    width: int
+    has_rows: bool
+    multiple: int
+
+    def width(self, most: int) -> int:
+        """Elements that may be fetched at once."""
+        return gcd(self.multiple, most)
 
 
-def _slices(s: Schedule, roles: Contraction, tile: Tile, steps: Expr, halves: int) -> list[Slice]:
+def take_slices(
+    s: Schedule, roles: Contraction, rows: Expr, columns: Expr, steps: Expr, halves: int = 1, least: int = min(STEPS)
+) -> list[Slice]:
     """Let the product read copies of its operands, padded to whole tiles where these do not divide an extent; what is small beside
     them is read where it is."""
     main = roles.block.name
-    whole = {roles.row: tile.rows, roles.column: tile.columns, roles.reduce[0]: steps}
-    factors = [None if i.var not in whole or _is_even(roles, i.var) else whole[i.var] for i in roles.block.iters]
-    if halves > 1 and not _is_even(roles, roles.reduce[0]):
+    whole = {roles.row: rows, roles.column: columns, roles.reduce[0]: steps}
+    factors = [None if i.var not in whole or is_even(roles, i.var, least) else whole[i.var] for i in roles.block.iters]
+    if halves > 1 and not is_even(roles, roles.reduce[0], least):
         raise ScheduleError(f"{s.func.name}: bytes of several steps are not padded")
     before = {b.name for b in blocks(s.func.body)}
     s.apply("pad", block=main, factors=factors)
@@ -220,7 +228,9 @@ def _slices(s: Schedule, roles: Contraction, tile: Tile, steps: Expr, halves: in
             made = next(b for b in blocks(s.func.body) if b.name not in seen)
         else:
             s.apply("set_scope", buffer=x.buffer.name, scope="shared")
-        found.append(Slice(made.name, step[0], place[0], 4 if (as_int(source.shape[-1]) or 1) % 4 == 0 else 1))
+        found.append(
+            Slice(made.name, step[0], place[0], x.indices[place[0]] is roles.row, as_int(source.shape[-1]) or 1)
+        )
     sums = find_block(s.func, main).body.buffer
     for b in blocks(s.func.body):
         if b.name not in before and b.body.buffer not in s.func.output_buffers and block_loads(b)[0].buffer is sums:
@@ -249,7 +259,7 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile) -> None:
         raise ScheduleError(f"{s.func.name}: {x.block!r} is fetched in no rows")
     (fast,) = along
     s.reorder([*(n for n in own if n != fast), fast])
-    vectors, lanes = s.split(fast, [None, x.width], divides=True)
+    vectors, lanes = s.split(fast, [None, 4 if x.width(4) == 4 else 1], divides=True)
     rounds, ty, tx = s.split(s.fuse([*(n for n in own if n != fast), vectors]), [None, tile.ty, tile.tx], divides=True)
     s.reorder([ty, tx, rounds, lanes])
     s.vectorize(lanes)
@@ -270,7 +280,7 @@ def _by_squares(s: Schedule, block: str, own: Sequence[str], roles: Contraction,
     i_t, i_1 = s.split(rows[0], [None, tile.height])
     j_1, j_t, j_2 = s.split(columns, [None, tile.tx, tile.width])
     s.reorder([i_t, j_t, i_1, j_1, j_2])
-    if _is_even(roles, roles.column):
+    if is_even(roles, roles.column):
         s.vectorize(j_2)
     else:
         s.unroll(j_2)

@@ -120,13 +120,13 @@ def matmul(
     return b.finish()
 
 
-def turned_product() -> PrimFunc:
+def turned_product(stored: DType = f32) -> PrimFunc:
     """D = A^T @ B^T + bias over (k, m) and (n, k), all symbolic."""
     m, n, k = Var("m"), Var("n"), Var("k")
     b = TensorBuilder("turned_product")
-    x, w, bias = b.input("A", (k, m)), b.input("B", (n, k)), b.input("bias", (n,))
+    x, w, bias = b.input("A", (k, m), stored), b.input("B", (n, k), stored), b.input("bias", (n,))
     c, d = b.alloc("C", (m, n)), b.output("D", (m, n))
-    b.reduce(c, (k,), const(0.0), lambda acc, i, j, r: acc + x[r, i] * w[j, r], name="mm")
+    b.reduce(c, (k,), const(0.0), lambda acc, i, j, r: acc + cast(x[r, i], f32) * cast(w[j, r], f32), name="mm")
     b.compute(d, lambda i, j: c[i, j] + bias[j], name="add")
     return b.finish()
 
@@ -168,23 +168,37 @@ def rows_by_vector(k: int | None = None, stored: DType = f32) -> PrimFunc:
     return b.finish()
 
 
-def scores(heads: int = 3, depth: int = 5) -> PrimFunc:
+def scores(heads: int = 3, depth: int = 5, stored: DType = f32) -> PrimFunc:
     """Batched NT with a scale and a mask: (b, n, h, d) x (b, n, h, d) -> (b, h, n, n)."""
     p, n = Var("b"), Var("n")
     b = TensorBuilder("scores")
-    q, k, mask = b.input("Q", (p, n, heads, depth)), b.input("K", (p, n, heads, depth)), b.input("mask", (p, n))
+    q, k = (b.input(x, (p, n, heads, depth), stored) for x in "QK")
+    mask = b.input("mask", (p, n))
     c, d = b.alloc("C", (p, heads, n, n)), b.output("D", (p, heads, n, n))
-    b.reduce(c, (depth,), const(0.0), lambda acc, z, h, i, j, r: acc + q[z, i, h, r] * k[z, j, h, r], name="qk")
+    b.reduce(
+        c,
+        (depth,),
+        const(0.0),
+        lambda acc, z, h, i, j, r: acc + cast(q[z, i, h, r], f32) * cast(k[z, j, h, r], f32),
+        name="qk",
+    )
     b.compute(d, lambda z, h, i, j: c[z, h, i, j] * 0.25 + mask[z, j], name="mask_add")
     return b.finish()
 
 
-def context(heads: int = 3, depth: int = 7) -> PrimFunc:
+def context(heads: int = 3, depth: int = 7, stored: DType = f32) -> PrimFunc:
     """Batched NN: (b, h, n, n) x (b, n, h, d) -> (b, n, h, d)."""
     p, n = Var("b"), Var("n")
     b = TensorBuilder("context")
-    w, v, d = b.input("P", (p, heads, n, n)), b.input("V", (p, n, heads, depth)), b.output("D", (p, n, heads, depth))
-    b.reduce(d, (n,), const(0.0), lambda acc, z, i, h, e, r: acc + w[z, h, i, r] * v[z, r, h, e], name="pv")
+    w, v = b.input("P", (p, heads, n, n), stored), b.input("V", (p, n, heads, depth), stored)
+    d = b.output("D", (p, n, heads, depth))
+    b.reduce(
+        d,
+        (n,),
+        const(0.0),
+        lambda acc, z, i, h, e, r: acc + cast(w[z, h, i, r], f32) * cast(v[z, r, h, e], f32),
+        name="pv",
+    )
     return b.finish()
 
 

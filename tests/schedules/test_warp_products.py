@@ -72,7 +72,6 @@ def test_a_warp_computes_it(tmp_path: Path, backwards: bool) -> None:
     ("old", "new"),
     [
         ("(l >> 4) * 8", "(l >> 3 & 1) * 8"),
-        ("(l & 1) * b_c", "(l >> 2 & 1) * b_c"),
         ("columns + 2 * q", "columns + q"),
         ("__syncthreads();", ""),
     ],

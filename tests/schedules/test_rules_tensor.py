@@ -1,0 +1,111 @@
+"""Candidates of the rule for warps that multiply tiles: their meaning, their machine code, and on the emulation the reference's outputs.
+
+Only CUDA has such products, so these are not among the functions that other devices of a GPU's kind run (`candidates.GPU_CASES`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.cuda_emulation.driver import emulated
+from tests.ir.codegen_runner import Compiled, kernels_of
+from tests.schedules import functions as make
+from tests.schedules.candidates import MACHINES, arguments, drawn, problems
+from tests.schedules.meaning import assert_same_meaning
+from tests.schedules.test_occupancy import shared_bytes, value
+
+from relax_tune.ir.codegen.generate import split_kernels
+from relax_tune.ir.dtype import bf16, f16
+from relax_tune.ir.function import PrimFunc
+from relax_tune.runtime.device.cuda_compiler import CUDACompiler
+from relax_tune.runtime.program import KernelSource
+from relax_tune.schedules.occupancy import kernels, stored_bytes
+from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate, replay_with
+
+MACHINE = replace(MACHINES["gpu"], language="cuda", capability=80)
+# name: (function, shapes at and beside tiles)
+CASES: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
+    "NN, bias": (lambda: make.matmul(96, 64, stored=f16), ({"m": 1}, {"m": 37}, {"m": 0})),
+    "NN, symbolic": (lambda: make.matmul(const_weight=False, stored=bf16), ({"m": 13, "n": 37, "k": 5}, {"m": 1, "n": 1, "k": 1})),
+    "NT": (lambda: make.dense(64, 256, stored=f16), ({"m": 5}, {"m": 33})),
+    "batched NN": (lambda: make.context(2, 24, bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
+    "batched NT": (lambda: make.scores(2, 16, f16), ({"b": 2, "n": 17}, {"b": 1, "n": 0})),
+    "TN": (lambda: make.turned_product(f16), ({"m": 13, "n": 67, "k": 19}, {"m": 1, "n": 1, "k": 1})),
+}  # fmt: skip
+RULE = {"gpu_tensor": GPU_RULES["gpu_tensor"]}
+
+
+@cache
+def sketches(case: str) -> tuple[Sketch, ...]:
+    return generate_sketches(CASES[case][0](), MACHINE, RULE)
+
+
+def instances() -> list[tuple[str, str, PrimFunc]]:
+    """(case, what it is, instance) of a candidate of each sketch."""
+    found = []
+    for case in CASES:
+        for sketch in sketches(case):
+            values = drawn(sketch, random.Random(f"{case} {sketch.name}"))
+            func = replace(instantiate(sketch, values), name=f"f{len(found)}")
+            found.append((case, f"{sketch.name} {values}", func))
+    return found
+
+
+def text(func: PrimFunc) -> list[str]:
+    return [k.source.split("/*end prelude*/")[1] for k in kernels_of(func, "cuda")]
+
+
+def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
+    named = {case: [s.name for s in sketches(case)] for case in CASES}
+    assert named == {c: ["tensor.tiles", *(["tensor.split"] if c == "NT" else [])] for c in CASES}
+    assert not generate_sketches(make.dense(64, 256), MACHINE, RULE), "f32"
+    assert not generate_sketches(CASES["NT"][0](), replace(MACHINE, capability=75), RULE)
+    assert all(s.guesses for case in CASES for s in sketches(case))
+    for _, what, func in instances():
+        assert sum(t.count("rt_mma_") for t in text(func)) == 1, what
+
+
+@pytest.mark.parametrize("case", ["NT", "batched NN"])
+def test_traces_replay_and_keep_the_meaning(case: str) -> None:
+    func, (dims, *_) = CASES[case][0](), CASES[case][1]
+    for sketch in sketches(case):
+        values = drawn(sketch, random.Random(case))
+        assert text(replay_with(sketch.trace, func, values)) == text(instantiate(sketch, values))
+        if sketch.name == "tensor.tiles":
+            assert_same_meaning(func, instantiate(sketch, values), dims)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shared_memory_is_that_of_the_kernels(case: str) -> None:
+    for sketch in sketches(case):
+        values = drawn(sketch, random.Random(f"shared {case}"))
+        made = split_kernels(instantiate(sketch, values))
+        for part, func in zip(kernels(sketch.func), made, strict=True):
+            assert value(stored_bytes(sketch.func, part, "shared"), sketch, values) == shared_bytes(func), values
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize("backwards", [False, True])
+def test_they_compute_what_the_function_means(backwards: bool, tmp_path: Path) -> None:
+    device = emulated(tmp_path, backwards)
+    mine = instances()[:2] if backwards else instances()[2:]
+    for (case, what, func), run in zip(mine, Compiled.together(device, "cuda", [f for _, _, f in mine]), strict=True):
+        for seed, dims in enumerate(CASES[case][1]):
+            arrays, scalars = arguments(func, dims, seed)
+            wrong = problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
+            assert not wrong, f"{case}, {what}: {wrong}"
+    device.close()
+
+
+@pytest.mark.nvrtc
+def test_they_compile() -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    for at, architecture in enumerate(("sm_80", "sm_90")):
+        sources = [k for _, _, func in instances()[at::3] for k in kernels_of(func, "cuda")]
+        made = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source) for k in sources])
+        assert all(report.stack_bytes <= 8 for report in made.kernels.values()), "the sums are in registers"
