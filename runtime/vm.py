@@ -87,6 +87,11 @@ class Bound:
             if self._runs == 2:
                 self._recorded = self._executor.device.record(self._launches)
 
+    @property
+    def launches(self) -> Sequence[Launch]:
+        """What enqueues its steps, one after the other; valid until the next `prepare`, and not recorded."""
+        return self._launches
+
     def series(self, times: int) -> Launch | None:
         """What enqueues every step, all of them `times` over, as one recording: what it takes is what the kernels take. None where the
         device cannot. It has been launched before; valid until the next `prepare`."""

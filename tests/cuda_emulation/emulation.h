@@ -55,7 +55,11 @@ struct idx {
   template <class T, class = std::enable_if_t<std::is_integral_v<T> && sizeof(T) < 8>>                                        \
   static __forceinline__ idx operator op(idx a, T b) { return a.v op (long long)b; }                                          \
   template <class T, class = std::enable_if_t<std::is_integral_v<T> && sizeof(T) < 8>>                                        \
-  static __forceinline__ idx operator op(T a, idx b) { return (long long)a op b.v; }
+  static __forceinline__ idx operator op(T a, idx b) { return (long long)a op b.v; }                                          \
+  template <class T, class = std::enable_if_t<std::is_integral_v<T> && sizeof(T) == 8>>                                       \
+  static __forceinline__ T operator op(idx a, T b) { return (T)a.v op b; }                                                    \
+  template <class T, class = std::enable_if_t<std::is_integral_v<T> && sizeof(T) == 8>>                                       \
+  static __forceinline__ T operator op(T a, idx b) { return a op (T)b.v; }
 RT_WATCHED(+) RT_WATCHED(-) RT_WATCHED(*) RT_WATCHED(/) RT_WATCHED(%)
 #endif
 

@@ -1,0 +1,157 @@
+"""The suite for machines with a GPU, on the emulated one at tiny sizes: that nothing of it falls over at first contact, and what it does
+about parts that fail, hang or were begun before."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
+from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.runtime.device.cuda import CUDADevice
+from relax_tune.runtime.library.cublas import CuBlas
+from relax_tune.tuner.job import Job
+from relax_tune.tuner.settings import Settings
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SUITE = ROOT / "experiments/gpu_suite.py"
+
+
+def asked(folder: Path, only: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SUITE), "--tiny", "--work", str(folder), "--results", str(folder), "--only", only]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ | environment)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pycuda") is not None, reason="pycuda is installed")
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    done = asked(tmp_path, "gemm")
+    assert done.returncode == 3 and "wanted a GPU at 'cuda'" in done.stderr and "the package pycuda" in done.stderr
+    assert not (tmp_path / "gpu_suite.md").exists(), "no figures without a GPU"
+
+
+@pytest.mark.ccompiler
+def test_the_command_where_there_is_one(tmp_path: Path) -> None:
+    """Tuned in a child process, built three ways, timed, and written."""
+    path = os.pathsep.join([str(HERE / "packages"), str(ROOT), *sys.path])
+    libraries = str(library_folder(tmp_path))
+    done = asked(tmp_path, "gemm", PYTHONPATH=path, RELAX_TUNE_CACHE=str(tmp_path), LD_LIBRARY_PATH=libraries)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "gpu_suite.json").read_text())
+    assert found["card"]["device"] == "emulated" and found["card"]["cublas"] == "13.1.2"
+    assert [row["key"] for row in found["gemm"]["rows"]] == ["f16 32 x 48, M = 1", "f16 32 x 48, M = 5"]
+    for row in found["gemm"]["rows"]:
+        assert row["cuBLAS runs"] in ("cublas.gemm_f16", "cublaslt.matmul_f16") and row["ours, us"] > 0
+        assert row["tuned"].endswith("candidates")
+    assert "| f16 32 x 48, M = 5 |" in (tmp_path / "gpu_suite.md").read_text()
+
+
+Rows = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """What a part gives, in this process."""
+    monkeypatch.syspath_prepend(str(SUITE.parent))
+    import gpu_parts
+
+    driver = EmulatedDriver()
+    library = StandIn(library_folder(tmp_path) / NAMES[0], driver)
+
+    def opened(target: str) -> CUDADevice:
+        return CUDADevice(0, driver, lambda architecture: EmulatedCompiler(tmp_path), lambda: driver)
+
+    def untuned(context: Any, modules: Any, *_: Any, **__: Any) -> dict[str, str]:
+        device = opened("cuda")
+        for name, module in modules.items():
+            job = Job(module, device.info, MemoryStore(), Settings(target="cuda"))
+            job.artifact(job.build("generic")).save(tmp_path / f"{name}-measured.rta")
+        return dict.fromkeys(modules, "untuned")
+
+    monkeypatch.setattr(gpu_parts, "open_device", opened)
+    monkeypatch.setattr(gpu_parts, "CuBlas", lambda: CuBlas(library.dll))
+    monkeypatch.setattr(gpu_parts, "tuned", untuned)
+    context = gpu_parts.Context(tmp_path, "cuda", sys.executable, True, time.monotonic() + 100, frozenset())
+    return lambda part: list(gpu_parts.PARTS[part](context))
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize(
+    ("part", "keys"),
+    [
+        ("card", ["card"]),
+        (
+            "ceilings",
+            ["copy", "launch, queued", "launch, recorded", *(f"product {k} 16" for k in ("f32", "f16", "bf16"))],
+        ),
+        ("memory", ["add f32"]),
+        ("decoder", [f"tiny {f} {n}" for f in ("prefill", "decode") for n in (3, 5)]),
+    ],
+)
+def test_parts(rows: Rows, part: str, keys: list[str]) -> None:
+    found = rows(part)
+    assert [row["key"] for row in found] == keys and not any("absent" in row for row in found)
+
+
+@pytest.mark.ccompiler
+def test_sampled_candidates_run(rows: Rows) -> None:
+    assert rows("candidates")
+
+
+@pytest.mark.parametrize("part", ["gemm_torch", "decoder_torch"])
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_what_is_absent_is_said(rows: Rows, part: str) -> None:
+    (row,) = rows(part)
+    assert row["key"] == "torch" and "the package torch" in row["absent"]
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The suite with parts of the tests' own: they write a row, then end in the way of their name."""
+    monkeypatch.syspath_prepend(str(SUITE.parent))
+    import gpu_suite
+
+    (tmp_path / "gpu_parts.py").write_text(
+        "import sys, time\nname, folder = sys.argv[1], sys.argv[3]\n"
+        "print('{\"key\": \"one\", \"us\": 1.5}', file=open(f'{folder}/{name}.jsonl', 'w'))\n"
+        "if name == 'hangs': time.sleep(60)\nif name == 'fails': raise SystemExit('it broke')\n"
+    )
+    monkeypatch.setattr(gpu_suite, "HERE", tmp_path)
+    return gpu_suite
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("ends", "done"), ("fails", "failed: it broke"), ("hangs", "out of time after 1 s")]
+)
+def test_a_part_that_fails_costs_no_other(suite: ModuleType, tmp_path: Path, name: str, state: str) -> None:
+    found = suite.run_part(name, tmp_path, 1.0, [])
+    assert found.state == state and found.rows == [{"key": "one", "us": 1.5}], "what it found is kept"
+    lines = suite.report({"device": "d"}, {"gemm": found})
+    assert "| one | 1.5 |" in lines and ((f"gemm: {state}." in lines) == (state != "done"))
+
+
+def test_what_is_done_is_not_done_again(
+    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["gpu_suite", "--work", str(tmp_path), "--results", str(tmp_path), "--only", "gemm,cluster"]
+    for more, parts in (([], ["gemm", "cluster"]), ([], []), (["--again", "cluster"], ["cluster"])):
+        monkeypatch.setattr(sys, "argv", [*arguments, *more])
+        assert suite.main() == 0
+        assert [line.split(" ")[0] for line in capsys.readouterr().err.splitlines()] == parts
+        assert set(json.loads((tmp_path / "gpu_suite.json").read_text())) == {"card", "gemm", "cluster"}
+
+
+def test_a_line_that_was_cut_is_no_row(suite: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"key": "one"}\n{"key": "tw')
+    assert suite.rows_of(tmp_path / "x.jsonl") == [{"key": "one"}] and suite.rows_of(tmp_path / "no") == []
