@@ -191,12 +191,14 @@ def writer(func: PrimFunc, buffer: Buffer) -> Block | None:
     return next((b for b in blocks(func.body) if b.body.buffer is buffer), None)
 
 
-def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False) -> tuple[For, ...]:
+def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False, any_order: bool = False) -> tuple[For, ...]:
     """The block's own nest when every iterator is bound to its own loop and the nest holds nothing else; else ScheduleError.
 
-    conditional: the caller knows what to do with a condition of the block."""
+    conditional: the caller knows what to do with a condition of the block; any_order: and with iterators in another order than their
+    loops."""
     path = enclosing(func, block)
-    if tuple(block.bindings) != tuple(loop.var for loop in path):
+    bound, loops = tuple(block.bindings), tuple(loop.var for loop in path)
+    if bound != loops and not (any_order and len(bound) == len(loops) and set(bound) == set(loops)):
         shown = ", ".join(f"{i.var.name}={b!r}" for i, b in zip(block.iters, block.bindings))
         raise ScheduleError(
             f"{func.name}: block {block.name!r} must still have one loop per iterator; found {shown} "

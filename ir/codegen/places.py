@@ -172,8 +172,9 @@ class Places:
             x, y = self.poly_text(one), self.poly_text(other)
             return f"{self.prelude.helper(a.op, self.index_type(one, other), 1)}({x}, {y})"
         if a.op == "select":
-            x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args[1:])
-            return f"({self.condition(a.args[0])} ? {x} : {y})"
+            one, other = (self.algebra.poly(x) for x in a.args[1:])
+            x, y, kind = self.poly_text(one), self.poly_text(other), self.prelude.storage(self.index_type(one, other))
+            return f"({self.condition(a.args[0])} ? ({kind})({x}) : ({kind})({y}))"
         if a.op == "cast":
             return f"(({self.prelude.storage(i64)})({self.one(a.args[0])}))"
         if a.op == "abs":

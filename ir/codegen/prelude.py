@@ -192,7 +192,7 @@ class Prelude:
             "widen": "STATIC int $N($V a) { return a; }",
             "narrow": "STATIC $V $N(int a) { return ($V)a; }",
             "floordiv": "STATIC $V $N($V a, $V b) { $V q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }",
-            "floormod": "STATIC $V $N($V a, $V b) { $V r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : 0); }",
+            "floormod": "STATIC $V $N($V a, $V b) { $V r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : ($V)0); }",
         }
         if name in fixed:
             return (), fixed[name]

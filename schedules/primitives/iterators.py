@@ -56,11 +56,11 @@ def join_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
 
     Before: `for i in range(N): for j in range(M): C[vi, vj] = A[vi, vj]` with `vi = i; vj = j`
     After: `for i_j_fused in range(N * M): C[v // M, v % M] = A[v // M, v % M]` with `v = i_j_fused`
-    Checks: the block has its own trivial nest and no predicate; the loops are serial, directly nested in this order, and feed
-    iterators of one kind; extents are independent of each other.
+    Checks: the block has its own trivial nest, of loops in any order, and no predicate; the loops are serial, directly nested in
+    this order, and feed iterators of one kind; extents are independent of each other.
     """
     node = find_block(func, block)
-    path = trivial_loops(func, node)
+    path = trivial_loops(func, node, any_order=True)
     require_role(func, "join_iters", node)
     nest = [find_loop(func, n) for n in names]
     if len(nest) < 2:
@@ -90,11 +90,12 @@ def join_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
     values[joined[0].var] = rest
     var = Var(fresh(func, "_".join(names) + "_fused"))
     pairs: list[tuple[IterVar, Expr]] = []
-    for i, b in zip(node.iters, node.bindings):
+    for loop in path:  # iterators in the order of their loops
+        i = next(i for i, b in zip(node.iters, node.bindings) if b is loop.var)
         if i is joined[0]:
             pairs.append((one, var))
         elif i not in joined:
-            pairs.append((i, b))
+            pairs.append((i, loop.var))
     body: Stmt = over_other_iters(node, pairs, values)
     for loop in reversed(path[at + len(nest) :]):
         body = replace(loop, body=body)

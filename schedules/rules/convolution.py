@@ -23,16 +23,17 @@ from math import ceil
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, Tunable, Var, as_int, ceildiv, free_vars, le, mul
+from relax_tune.ir.expr import Expr, Tunable, Var, as_int, ceildiv, le, mul
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import blocks
-from relax_tune.schedules.analysis import depends_on, final_block, inlinable, reductions
-from relax_tune.schedules.independence import writers
+from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.nest import block_loads, find_block, find_loop
 from relax_tune.schedules.rules.windows import (
     Roles,
     copy_taps,
+    followers,
+    inline_around_windows,
+    join_dims,
+    nest_of,
     pack_weights,
     roles_of,
     share_copy,
@@ -82,7 +83,7 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
-    made = _inline_around(s, main)
+    made = inline_around_windows(s, main)
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="global")
     roles = roles_of(find_block(s.func, main))
@@ -95,32 +96,15 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     return s
 
 
-def _inline_around(s: Schedule, main: str) -> str | None:
-    """Fold the chain after the convolution into its last block. The input, where it is made here, is made once, in full: each
-    element is read through many windows. Returns the block that makes it."""
-    roles = roles_of(find_block(s.func, main))
-    assert roles is not None
-    for b in blocks(s.func.body):
-        if b.name != main and b.body.buffer is not roles.source.buffer and inlinable(s.func, b):
-            s.compute_inline(b.name)
-    last, source = final_block(s.func), writers(s.func, roles.source.buffer)
-    if any(not inlinable(s.func, b) for b in source) or len(source) > 1:
-        raise ScheduleError(f"{s.func.name}: {roles.source.buffer.name!r} is not made by one block, element by element")
-    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name) and b not in source]
-    if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
-        raise ScheduleError(f"{s.func.name}: more than a convolution and its epilogue")
-    return source[0].name if source else None
-
-
 def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
     """Blocks of rows for a few channels: with what lies between the rows in scratch memory, of which the last block takes rows."""
     if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
         raise ScheduleError(f"{s.func.name}: windows step by more than one, or there are no rows")
-    after = _followers(s, main)
+    after = followers(s, main)
     *_, line, column = [w.place for w in roles.windows]
     tile = _Tile.of(s, machine, main, roles)
     scratch = find_block(s.func, main).body.buffer.name
-    nest = _nest(s, main)
+    nest = nest_of(s, main)
     length = as_int(s.extent(nest[column]))
     s.apply("join_rows", block=main, names=[nest[line], nest[column]], buffer=roles.source.buffer.name)
     pack_weights(s, main, roles, tile.height, roles.steps)
@@ -144,7 +128,7 @@ def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
     s.set_tail(q_0, "peel")
     s.reorder([q_0, t_j, q_1])
     s.compute_at(main, q_0)
-    own = _nest(s, main, q_0)
+    own = nest_of(s, main, q_0)
     *_, m_j, m_q = [n for v, n in own.items() if v not in roles.steps]
     _accumulate(s, main, [own[v] for v in roles.steps], m_j, m_q)
     s.set_kind(t_j, "unrolled")
@@ -171,15 +155,15 @@ def _flat(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
     last = [w.tap for w in roles.windows[1:]]
     steps = [*roles.depth, *last, roles.windows[0].tap]
     pack_weights(s, main, roles, tile.height, steps)
-    nest, after = _nest(s, main), _followers(s, main)
+    nest, after = nest_of(s, main), followers(s, main)
     places = [w.place for w in roles.windows]
     s.apply("join_iters", block=main, names=[nest[v] for v in places])
     s.apply("join_iters", block=epilogue, names=[after[v] for v in places])
-    _join_dims(s, out, len(places))
+    join_dims(s, out, len(out.shape) - len(places), len(places))
     s.apply("set_scope", buffer=out.name, scope="local")
-    after = _followers(s, main)
+    after = followers(s, main)
     position = next(v for v in after if v not in nest)
-    q_0, q_1 = s.split(_nest(s, main)[position], [None, tile.width])
+    q_0, q_1 = s.split(nest_of(s, main)[position], [None, tile.width])
     s.set_tail(q_0, "peel")
     _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
 
@@ -193,7 +177,7 @@ def _direct(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Rol
     pack_weights(s, main, roles, tile.height, roles.steps)
     s.apply("set_scope", buffer=out.name, scope="local")
     column = roles.windows[-1].place
-    p_0, p_1 = s.split(_nest(s, main)[column], [None, tile.width])
+    p_0, p_1 = s.split(nest_of(s, main)[column], [None, tile.width])
     s.set_tail(p_0, "peel")
     _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
 
@@ -214,7 +198,7 @@ def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: R
     dim = out.indices.index(roles.channel)
     s.apply("set_scope", buffer=out.buffer.name, scope="local")
     s.apply("permute_layout", buffer=out.buffer.name, order=[*(d for d in range(len(out.indices)) if d != dim), dim])
-    nest, places, epilogue = _nest(s, main), [w.place for w in roles.windows], final_block(s.func)
+    nest, places, epilogue = nest_of(s, main), [w.place for w in roles.windows], final_block(s.func)
     j_0, j_1 = s.split(nest[roles.channel], [None, width], divides=bool(exact))
     if not exact:
         s.set_tail(j_0, "peel")
@@ -227,7 +211,7 @@ def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: R
     s.reorder([*outer, *reduce, p_1, j_1])
     made = s.reverse_compute_at(epilogue.name, p_0)
     read = next(x for x in block_loads(epilogue) if x.buffer.name == out.buffer.name)
-    across = next(n for v, n in _nest(s, epilogue.name, p_0).items() if v is read.indices[-1])
+    across = next(n for v, n in nest_of(s, epilogue.name, p_0).items() if v is read.indices[-1])
     apart = [n for n in made if n != across]
     s.reorder([*apart, across])
     for name in apart:
@@ -259,7 +243,7 @@ def _tile(
     p_0: str, p_1: str,
 ) -> None:  # fmt: skip
     """A tile's nest, and the last block where it is complete."""
-    nest, epilogue = _nest(s, main), final_block(s.func).name
+    nest, epilogue = nest_of(s, main), final_block(s.func).name
     j_0, j_1 = tile.split_channel(s, nest[roles.channel])
     batch = [n for v, n in nest.items() if v not in (roles.channel, column) and v not in steps]
     outer = _outer(choice, batch, p_0, j_0)
@@ -315,36 +299,6 @@ class _Tile:
 
 def _extent(s: Schedule, block: str, var: Var) -> Expr:
     return next(i.extent for i in find_block(s.func, block).iters if i.var is var)
-
-
-def _nest(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
-    """The block's iterators with the innermost loop that feeds each: of the loops inside one, or of all."""
-    node = find_block(s.func, block)
-    names = s.loops_of(block) if inside is None else s.inner_loops(block, inside)
-    fed = {i.var: [n for n in names if n in {v.name for v in free_vars(b)}] for i, b in zip(node.iters, node.bindings)}
-    return {v: found[-1] for v, found in fed.items() if found}
-
-
-def _followers(s: Schedule, main: str) -> dict[Var, str]:
-    """The iterators that the convolution's output is written at, with the loops of the last block that reads it there."""
-    node, last = find_block(s.func, main), final_block(s.func)
-    access = next(x for x in block_loads(last) if x.buffer is node.body.buffer)
-    own = _nest(s, last.name)
-    if len(own) != len(access.indices) or any(e not in own for e in access.indices):
-        raise ScheduleError(f"{s.func.name}: {last.name!r} does not read the convolution element by element")
-    pairs = zip(node.body.indices, access.indices, strict=True)
-    return {v: own[e] for v, e in pairs if isinstance(v, Var) and isinstance(e, Var)}
-
-
-def _join_dims(s: Schedule, out: Buffer, count: int) -> None:
-    names = [f"i{d}" for d in range(len(out.shape))]
-    first = len(names) - count
-    joined = names[first]
-    for d in range(first + 1, len(names)):
-        joined = f"({joined}) * n{d} + {names[d]}"
-    s.apply(
-        "transform_layout", buffer=out.name, index_map=f"{', '.join(names)} -> {', '.join([*names[:first], joined])}"
-    )
 
 
 def _along(s: Schedule, loop: str, machine: Machine) -> None:

@@ -77,12 +77,19 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
         s.apply("cache_write", block=main, scope="global")
     with suppress(ScheduleError):  # nothing may be the same all along
         s.apply("hoist_factors", block=main)
+    product(s, main, machine, split)
+    return s
+
+
+def product(s: Schedule, main: str, machine: Machine, split: bool, gathered: Sequence[str] = ()) -> None:
+    """The product in groups and items. gathered: operands that blocks put together from what lies apart; no memory holds them whole,
+    since each slice is put together where it is fetched."""
     last = final_block(s.func)
     if split:
         main, last = share_steps(s, main, machine)
     roles = contraction(find_block(s.func, main), output_column(s, main, last))
     if roles.row is None or len(roles.reduce) != 1:
-        raise ScheduleError(f"{func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+        raise ScheduleError(f"{s.func.name}: wanted rows and one dimension to sum over, found {roles!r}")
     tile = Tile(
         s.tunable("TX", ITEMS),
         s.tunable("TY", ITEMS),
@@ -95,6 +102,8 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
     halves = _steps_together(roles)
     steps = s.tunable("KT", STEPS)
     slices = take_slices(s, roles, tile.rows, tile.columns, mul(steps, halves), halves)
+    for name in gathered:
+        s.compute_inline(name)
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
@@ -138,7 +147,6 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
             for x, y, h, v in ((16, 16, 4, 1), (16, 8, 8, 2), (8, 4, 1, 1))
         )
     )
-    return s
 
 
 def share_steps(s: Schedule, main: str, machine: Machine) -> tuple[str, Block]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Tunable, Var, as_int, ceildiv, free_vars, le
+from relax_tune.ir.expr import Op, Tunable, Var, as_int, ceildiv, free_vars, le
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import (
@@ -145,9 +145,11 @@ def inline_around(s: Schedule, main: str) -> None:
 
 
 def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
-    """The contraction's iterator that is contiguous in the output."""
+    """The contraction's iterator that is contiguous in the output, of several that were joined the one."""
     block, last = find_block(s.func, main), epilogue
     fast, made = last.body.indices[-1], block.body.indices
+    if isinstance(fast, Op) and fast.op == "floormod":
+        fast = fast.args[0]
     read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), made)
     for e, out in zip(made if last.name == main else read, made, strict=True):
         if e is fast and isinstance(out, Var):

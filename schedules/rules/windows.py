@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Expr, Load, Op, Tunable, Var, as_int, free_vars, postorder
 from relax_tune.ir.stmt import Block, blocks
+from relax_tune.schedules.analysis import depends_on, final_block, inlinable
+from relax_tune.schedules.independence import writers
 from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.primitives.reductions import combiner
 from relax_tune.schedules.schedule import Schedule
@@ -144,3 +148,51 @@ def share_copy(s: Schedule, machine: Machine, loops: Sequence[str]) -> None:
     s.set_kind(v_1, "vectorized")
     top = s.fuse(loops[: len(loops) - 2])
     s.set_kind(top, "group" if machine.groups else "parallel")
+
+
+def inline_around_windows(s: Schedule, main: str) -> str | None:
+    """Fold the chain after the convolution into its last block. The input, where it is made here, is made once, in full: each
+    element is read through many windows. Returns the block that makes it."""
+    roles = roles_of(find_block(s.func, main))
+    assert roles is not None
+    for b in blocks(s.func.body):
+        if b.name != main and b.body.buffer is not roles.source.buffer and inlinable(s.func, b):
+            s.compute_inline(b.name)
+    last, source = final_block(s.func), writers(s.func, roles.source.buffer)
+    if any(not inlinable(s.func, b) for b in source) or len(source) > 1:
+        raise ScheduleError(f"{s.func.name}: {roles.source.buffer.name!r} is not made by one block, element by element")
+    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name) and b not in source]
+    if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
+        raise ScheduleError(f"{s.func.name}: more than a convolution and its epilogue")
+    return source[0].name if source else None
+
+
+def nest_of(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
+    """The block's iterators with the innermost loop that feeds each: of the loops inside one, or of all."""
+    node = find_block(s.func, block)
+    names = s.loops_of(block) if inside is None else s.inner_loops(block, inside)
+    fed = {i.var: [n for n in names if n in {v.name for v in free_vars(b)}] for i, b in zip(node.iters, node.bindings)}
+    return {v: found[-1] for v, found in fed.items() if found}
+
+
+def followers(s: Schedule, main: str) -> dict[Var, str]:
+    """The iterators that the convolution's output is written at, with the loops of the last block that reads it there."""
+    node, last = find_block(s.func, main), final_block(s.func)
+    access = next(x for x in block_loads(last) if x.buffer is node.body.buffer)
+    own = nest_of(s, last.name)
+    if len(own) != len(access.indices) or any(e not in own for e in access.indices):
+        raise ScheduleError(f"{s.func.name}: {last.name!r} does not read the convolution element by element")
+    pairs = zip(node.body.indices, access.indices, strict=True)
+    return {v: own[e] for v, e in pairs if isinstance(v, Var) and isinstance(e, Var)}
+
+
+def join_dims(s: Schedule, buffer: Buffer, first: int, count: int) -> None:
+    """Neighbouring dims of a buffer as one."""
+    if count < 2:
+        return
+    names = [f"i{d}" for d in range(len(buffer.shape))]
+    joined = names[first]
+    for d in range(first + 1, first + count):
+        joined = f"({joined}) * n{d} + {names[d]}"
+    new = [*names[:first], joined, *names[first + count :]]
+    s.apply("transform_layout", buffer=buffer.name, index_map=f"{', '.join(names)} -> {', '.join(new)}")

@@ -37,7 +37,7 @@ MACHINES = {
 # Functions that GPU sketches are tried on, one or two of each kind.
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
-    "attention over a cache", "mean pool", "sum of all",
+    "attention over a cache", "mean pool", "sum of all", "convolution 3x2, apart", "convolution by channel", "convolution of 128 steps",
 )  # fmt: skip
 
 
@@ -111,6 +111,9 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     ),
     "convolution 1-D": (
         lambda: make.convolution((4, 16), (5,), ("t",), (1,), (2,), const_weight=False), ({"n": 1, "t": 37}, {"n": 2, "t": 1})
+    ),
+    "convolution of 128 steps": (
+        lambda: make.convolution((32, 24), (2, 2), (4, "w"), (2, 1), (1, 3), last=True), ({"n": 2, "w": 7}, {"n": 1, "w": 1})
     ),
     "one element": (make.dot, ({"n": 37}, {"n": 1})),
 }  # fmt: skip
