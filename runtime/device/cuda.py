@@ -9,6 +9,7 @@ that whoever measures replaces the process.
 
 from __future__ import annotations
 
+import atexit
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -40,9 +41,6 @@ REGISTERS = 255
 PINNED_BYTES = 4 << 20
 RECORDED = 3  # launches that are worth a recording
 MODULES = 256  # that are kept for kernels compiled again
-
-# Of pycuda, until the process ends: giving one back leaves it current for the thread, where others find a destroyed context.
-_CONTEXTS: list[Any] = []
 
 # name of a limit: the driver's attribute
 LIMITS = {
@@ -144,7 +142,8 @@ class CUDADevice:
             self._compiler = compiler(f"sm_{major}{minor}")
             self._context = self._device.retain_primary_context()
             if real:
-                _CONTEXTS.append(self._context)
+                # pycuda leaves a context that it releases current for the thread, where others would find a destroyed one
+                atexit.register(self._context.detach)
         except self._driver.Error as error:
             raise MeasureError(f"CUDA: device {ordinal} is there but cannot be opened: {error}") from None
         self.info = self._describe()
