@@ -53,8 +53,8 @@ class Slabs:
 
 
 def _slab(nbytes: int) -> NDArray[np.uint8]:
-    try:
-        pages = mmap.mmap(-1, SLAB_BYTES + LARGE_PAGE)
+    try:  # private: shared memory, which is the default, has large pages by another setting of the system
+        pages = mmap.mmap(-1, SLAB_BYTES + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         raise MeasureError(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_a_slab_lives_as_long_as_its_arrays(monkeypatch: pytest.MonkeyPatch) -> 
     made: list[weakref.ref[mmap.mmap]] = []
 
     class Watched(mmap.mmap):
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             made.append(weakref.ref(self))
 
     monkeypatch.setattr(memory.mmap, "mmap", Watched)
@@ -49,6 +50,29 @@ def test_a_slab_lives_as_long_as_its_arrays(monkeypatch: pytest.MonkeyPatch) -> 
     del kept
     gc.collect()
     assert made[0]() is None
+
+
+def mapping_flags(address: int) -> set[str]:
+    """What Linux says of the mapping that an address is in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        span, *rest = line.split()
+        if not span.endswith(":"):
+            low, high = (int(end, 16) for end in span.split("-"))
+            inside = low <= address < high
+        elif inside and span == "VmFlags:":
+            return set(rest)
+    raise AssertionError(f"{address:x} is not mapped")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells of its mappings")
+def test_slabs_ask_for_large_pages_of_their_own() -> None:
+    """Shared memory would not get them: whether it does is another setting of the system, and off by default."""
+    held = Slabs().take(100)
+    flags = mapping_flags(int(held.__array_interface__["data"][0]))
+    assert "sh" not in flags
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags
 
 
 def test_memory_that_there_is_not() -> None:
