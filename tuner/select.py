@@ -1,9 +1,10 @@
 """From a matrix of measured times to a plan: few variants, total guards, least weighted log-regret (DESIGN 7.7).
 
-The choice is by measurement alone, and what noise cannot tell apart counts as equal. Guards compare a task symbol, or the product of
-all of them, with a threshold, or ask for a remainder: of the symbol itself by a tile size, or of its number of tiles by the number of
-workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.) They form a tree (`tuner/guard_tree`) that is
-flattened to an ordered list whose last entry is unconditional, so no shape is ever without a variant.
+The choice is by measurement alone. A difference counts as far as it is one: what is expected of it, given its standard error.
+Guards compare a task symbol, or the product of all of them, with a threshold, or ask for a remainder: of the symbol itself by a tile
+size, or of its number of tiles by the number of workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.)
+They form a tree (`tuner/guard_tree`) that is flattened to an ordered list whose last entry is unconditional, so no shape is ever
+without a variant.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from relax_tune.tuner.domain import Domain, Point
 from relax_tune.tuner.guard_tree import FloatArray, GuardTree, Leaf, Quantity, Split, Tree, leaves
 
 # What one more leaf must gain, as a fraction of weighted log-time, and how much faster than a library a kernel must be at least.
-LEAF_COST = 0.01
+LEAF_COST = 0.005
 NOISE = 0.03
 # Two times differ when they are so many of their joint standard errors apart.
 BEYOND = 2.0
@@ -29,8 +30,8 @@ BEYOND = 2.0
 UNKNOWN_SPREAD = 0.03
 # The cost of a point at which a variant has no time: more than any ratio of times, and finite, so that fewer are still better.
 MISSING = 1e3
-# Of what noise cannot tell apart the faster is taken: the share of true differences in the costs.
-TIE = 1e-9
+# By how much, in log time, variants that are worth comparing differ before anything is measured: the standard deviation.
+APART = 0.1
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
@@ -117,25 +118,24 @@ def select(
     if errors is not None:
         error = np.asarray([[e or 0.0 for e in errors.get(k, [0.0] * len(domain.points))] for k in keys])
     order = np.argsort([math.prod(p) for p in domain.points], kind="stable")
-    gaps, equal = _gaps(log_time, error, np.asarray([k in libraries for k in keys], dtype=np.bool_), order)
+    gaps = _gaps(log_time, error, np.asarray([k in libraries for k in keys], dtype=np.bool_), order)
     weights = np.asarray(domain.weights)
-    plain = np.where(known, weights * np.where(equal, 0.0, gaps), MISSING)
-    exact = np.where(known, weights * gaps, MISSING)
+    costs = np.where(known, weights * gaps, MISSING)
     ordered, remainders = _quantities(len(domain.points[0]), steps, workers)
     if not ordered:
-        tree: Tree = Leaf(np.arange(len(domain.points)), int(np.argmin((plain + TIE * exact).sum(axis=1))))
+        tree: Tree = Leaf(np.arange(len(domain.points)), int(np.argmin(costs.sum(axis=1))))
     else:
-        _, tree = GuardTree(plain + TIE * exact, domain.points, leaf_cost, ordered, remainders).best()
-    names = _shared(tree, plain, exact, keys)
-    entries = _merge(_flattened(tree, names, dict(zip(keys, log_time)), domain.points))
+        _, tree = GuardTree(costs, domain.points, leaf_cost, ordered, remainders).best()
+    entries = _merge(_flattened(tree, keys, log_time, domain.points))
     plan = Plan(entries, 0.0)
     row = {k: n for n, k in enumerate(keys)}
     chosen = log_time[[row[plan.choose(p)] for p in domain.points], np.arange(len(domain.points))]
     return Plan(entries, float((weights * np.expm1(chosen - np.nanmin(log_time, axis=0))).sum()))
 
 
-def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> tuple[FloatArray, BoolArray]:
-    """How far each variant lies behind the one to dispatch at each point, (K, N) in log time; and where that is only noise.
+def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> FloatArray:
+    """How far each variant is expected to lie behind the one to dispatch at each point, (K, N) in log time: the posterior mean of a
+    difference that was measured with these errors, where true ones are normal around 0 (`APART`).
 
     Where a library was timed the others carry a handicap: what it takes to beat it. order: of the points by size; the noise is that
     of all neighbours together that say the same, slower or faster."""
@@ -152,8 +152,8 @@ def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: In
         handicap = np.where(there & ~library[:, None], margin, 0.0)
     first = np.argmin(timed + handicap, axis=0)
     gaps = log_time + handicap - (timed + handicap)[first, points]
-    noise = np.where(library[:, None] == library[first], BEYOND * np.hypot(error, error[first, points]), 0.0)
-    return gaps, gaps <= noise
+    expected: FloatArray = gaps * APART**2 / (APART**2 + error**2 + error[first, points] ** 2)
+    return expected
 
 
 def _runs(x: BoolArray) -> IntArray:
@@ -178,42 +178,23 @@ def _quantities(symbols: int, steps: Sequence[int], workers: int) -> tuple[list[
     return [Quantity(a) for a in axes], remainders
 
 
-def _shared(tree: Tree, plain: FloatArray, exact: FloatArray, keys: Sequence[str]) -> dict[int, str]:
-    """The variant of each leaf, by the leaf's identity: of those equal there, such that few serve all leaves."""
-    left = list(leaves(tree))
-    cost = {id(n): (plain[:, n.members].sum(axis=1), exact[:, n.members].sum(axis=1)) for n in left}
-    names: dict[int, str] = {}
-    while left:
-        fits = {
-            k: [n for n in left if cost[id(n)][0][k] <= cost[id(n)][0][n.variant] + 1e-12] for k in range(len(keys))
-        }
-        best = min(fits, key=lambda k: (-len(fits[k]), sum(cost[id(n)][1][k] for n in fits[k]), k))
-        names |= {id(n): keys[best] for n in fits[best]}
-        left = [n for n in left if id(n) not in names]
-    return names
-
-
-def _flattened(
-    tree: Tree, names: Mapping[int, str], log_time: Mapping[str, FloatArray], points: Sequence[Point]
-) -> tuple[PlanEntry, ...]:
+def _flattened(tree: Tree, keys: Sequence[str], log_time: FloatArray, points: Sequence[Point]) -> tuple[PlanEntry, ...]:
     if isinstance(tree, Leaf):
-        return (PlanEntry((), names[id(tree)]),)
+        return (PlanEntry((), keys[tree.variant]),)
     q = tree.quantity
-    threshold = tree.low if q.modulus else _crossing(tree, names, log_time, points)
+    threshold = tree.low if q.modulus else _crossing(tree, log_time, points)
     test = Test(q.axes, threshold, q.divisor, q.modulus)
-    inside = _flattened(tree.yes, names, log_time, points)
-    outside = _flattened(tree.no, names, log_time, points)
+    inside = _flattened(tree.yes, keys, log_time, points)
+    outside = _flattened(tree.no, keys, log_time, points)
     return (*(PlanEntry(((test, True), *e.tests), e.variant) for e in inside), *outside)
 
 
-def _crossing(
-    split: Split, names: Mapping[int, str], log_time: Mapping[str, FloatArray], points: Sequence[Point]
-) -> int:
+def _crossing(split: Split, log_time: FloatArray, points: Sequence[Point]) -> int:
     """Where between its two points the variants on both sides are equally fast, both times taken for straight lines on log-log
     paper; their geometric mean where the times do not say."""
     q, low, high = split.quantity, split.low, split.high
-    below = [(m, names[id(n)]) for n in leaves(split.yes) for m in n.members if q.at(points[m]) == low]
-    above = [(m, names[id(n)]) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]
+    below = [(m, n.variant) for n in leaves(split.yes) for m in n.members if q.at(points[m]) == low]
+    above = [(m, n.variant) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]
     at_low = [log_time[b][m] - log_time[a][m] for m, a in below for _, b in above]
     at_high = [log_time[a][m] - log_time[b][m] for m, b in above for _, a in below]
     lead, lag = float(np.mean(at_low)), float(np.mean(at_high))  # of the lower side at its end, of the upper at its own
