@@ -339,7 +339,7 @@ class Reader:
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
         kind, args, options = self.call(node.iter, get_args(LoopKind))
-        self.only(options, ("axis", "tail", "dtype", "intrinsic", "stream"))
+        self.only(options, ("axis", "tail", "dtype", "intrinsic", "stream", "ahead"))
         if len(args) != 1:
             raise self.error(node.iter, f"wanted {kind}(extent), found {len(args)} arguments")
         extent = self.expr(args[0])
@@ -347,10 +347,12 @@ class Reader:
         tail = self.choice(options["tail"], get_args(Tail), "a tail mode") if "tail" in options else "predicate"
         mark = self.constant(options["intrinsic"], str, "the name of an intrinsic") if "intrinsic" in options else ""
         stream = "stream" in options and self.constant(options["stream"], bool, "True or False")
+        ahead = self.integer(options["ahead"], "a number of iterations") if "ahead" in options else 0
         var = Var(name, self.dtype(options["dtype"]) if "dtype" in options else i64)
         with self.scope():
             self.names[name] = var
-            return For(var, extent, self.body(node.body), cast(LoopKind, kind), axis, cast(Tail, tail), mark, stream)
+            body = self.body(node.body)
+            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), mark, stream, ahead)
 
     def _block(self, node: ast.With, header: ast.expr) -> Block:
         _, args, options = self.call(header, ("block",))

@@ -155,6 +155,7 @@ class TensorPrinter:
                 kind = "" if s.var.dtype is i64 else f", dtype={s.var.dtype}"
                 mark = f", intrinsic={quote(s.intrinsic)}" if s.intrinsic else ""
                 mark += ", stream=True" if s.stream else ""
+                mark += f", ahead={s.ahead}" if s.ahead else ""
                 self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}{mark}):", s)
                 self.nested(s.body)
         elif isinstance(s, Seq):

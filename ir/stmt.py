@@ -22,7 +22,8 @@ class For:
     """`for var in range(extent)`. kind: `parallel` CPU threads, `group`/`item` work-group and work-item axes (OpenCL, CUDA),
     `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop. `intrinsic` names the operation of
     `relax_tune.ir.intrinsics` that the nest this loop is in computes; code generation calls it where the nest still matches.
-    `stream`: vectors stored below go to memory past the caches, where the target can do that."""
+    `stream`: vectors stored below go to memory past the caches, where the target can do that. `ahead`: vectors that are only read
+    below are asked of memory so many iterations before they are, where the target can do that."""
 
     var: Var
     extent: Expr
@@ -32,6 +33,7 @@ class For:
     tail: Tail = "predicate"
     intrinsic: str = ""
     stream: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -249,6 +249,8 @@ class _Encoder:
                 self.emit(path, "intrinsic", s.intrinsic)
             if s.stream:
                 self.emit(path, "stream")
+            if s.ahead:
+                self.emit(path, "ahead", s.ahead)
             self.expr(s.extent, path + ".extent")
             with self.scope():
                 self.bind(s.var)

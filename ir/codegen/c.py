@@ -262,6 +262,9 @@ class CPrinter(Printer):
         self.streamed = True
         return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
 
+    def ask(self, at: str) -> str:
+        return f"__builtin_prefetch({at});"
+
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
         self.line(f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")
 

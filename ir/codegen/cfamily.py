@@ -12,7 +12,7 @@ from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.calls import call_of
 from relax_tune.ir.codegen.copies import Copies
 from relax_tune.ir.codegen.lowered import Barrier, Cond, Declare, Let, Loop, Node, Steps
-from relax_tune.ir.codegen.places import Lane, bracketed
+from relax_tune.ir.codegen.places import Ahead, Lane, bracketed
 from relax_tune.ir.codegen.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.codegen.values import VECTOR_TYPES
@@ -56,7 +56,6 @@ class Printer(Copies):
         super().__init__(prelude, algebra, layouts)
         self.lanes = lanes
         self.in_threads = False
-        self.written: frozenset[Buffer] = frozenset()
         self._taken: dict[str, int] = {}
         self._registers: dict[tuple[str, int], str] = {}
 
@@ -320,8 +319,11 @@ class Printer(Copies):
             self.line(head)
         text = self.poly_text(extent)
         kind, name = self.counted(f.var, extent)
+        outer = self.ahead
+        self.ahead = Ahead(f.var, f.ahead) if f.ahead else outer
         with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
             self.statement(f.body)
+        self.ahead = outer
 
     def vector_loop(self, f: Loop, size: int) -> None:
         lanes = loop_lanes(f, self.lanes)

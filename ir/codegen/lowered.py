@@ -30,7 +30,7 @@ class Loop:
     """`for var in range(extent)`, as `relax_tune.ir.stmt.For`. fold: the iterations combine the elements of a local buffer into
     one place and may do so in any order. across: an operation; the loop stands for what all items of a warp do at once: each stores
     what the operation makes of the values that as many neighbours offer. exchange: it copies a square whose rows become columns.
-    intrinsic, stream: as there."""
+    intrinsic, stream, ahead: as there."""
 
     var: Var
     extent: Expr
@@ -41,6 +41,7 @@ class Loop:
     fold: bool = False
     intrinsic: str = ""
     stream: bool = False
+    ahead: int = 0
     exchange: bool = False
     across: str = ""
 
@@ -98,7 +99,8 @@ def lower_blocks(s: Stmt) -> Node:
         if is_fold(s):
             return Loop(s.var, s.extent, lower_blocks(s.body), "unrolled", fold=True)
         body = lower_blocks(s.body)
-        return Loop(s.var, s.extent, body, s.kind, s.axis, s.tail, intrinsic=s.intrinsic, stream=s.stream)
+        made = Loop(s.var, s.extent, body, s.kind, s.axis, s.tail)
+        return replace(made, intrinsic=s.intrinsic, stream=s.stream, ahead=s.ahead)
     if isinstance(s, Seq):
         return block(*(lower_blocks(c) for c in s.stmts))
     if isinstance(s, If):

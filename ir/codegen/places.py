@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 
 from relax_tune.errors import BuildError
@@ -31,6 +31,15 @@ class Lane:
     count: str | None
     mask: str | None
     stream: bool = False
+
+
+@dataclass(slots=True)
+class Ahead:
+    """The loop whose reads are asked of memory some iterations before, and the addresses that were."""
+
+    var: Var
+    iterations: int
+    asked: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class Places:
         self.algebra = algebra
         self.layouts = layouts
         self.lane: Lane | None = None
+        self.ahead: Ahead | None = None
+        self.written: frozenset[Buffer] = frozenset()
         self.lane_symbol = Var("lane")
         self.lines: list[str] = []
         self.indent = "  "

@@ -396,11 +396,30 @@ class Values(Places):
         if b.dtype is i64:
             return None, True
         if step == 1:
+            self._ask_ahead(b, p)
             text = self.load_vector(b, self.address(b, p), lane)
             if b.dtype.short == "bool":
                 text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
             return self.unpacked(text, b.dtype, lane.width), True
         return self._by_lane(e), True
+
+    def _ask_ahead(self, b: Buffer, p: Poly) -> None:
+        """Ask memory for the vector that a later iteration of the marked loop reads, wherever that may be: asking is never wrong."""
+        ahead = self.ahead
+        if ahead is None or b.scope != "global" or b in self.written:
+            return
+        moves = [m for m in p if any(ahead.var in self.algebra.free(a) for a in m)]
+        if moves != [(ahead.var,)]:
+            return
+        at = self.address(b, plus(p, constant(p[(ahead.var,)] * ahead.iterations))).text
+        text = self.ask(at)
+        if text is not None and text not in ahead.asked:
+            ahead.asked.add(text)
+            self.line(text)
+
+    def ask(self, at: str) -> str | None:
+        """A statement that asks memory for what is at an address; None where there is none."""
+        return None
 
     def load_one(self, b: Buffer, offset: str) -> str:
         return self.unpacked(f"{self.buffers[b]}[{offset}]", b.dtype, 1)

@@ -1,4 +1,5 @@
-"""Primitives that reshape loop nests: split, fuse, reorder, merge_loops, set_kind, set_tail, stream_stores."""
+"""Primitives that reshape loop nests: split, fuse, reorder, merge_loops, set_kind, set_tail, stream_stores,
+ask_ahead."""
 
 from __future__ import annotations
 
@@ -315,6 +316,24 @@ def stream_stores(func: PrimFunc, loop: str) -> PrimFunc:
                 f"those of {block.name!r} to {target.name!r}"
             )
     return with_body(func, replace_node(func.body, node, replace(node, stream=True)))
+
+
+def ask_ahead(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
+    """Ask memory early for the vectors that a loop only reads, which hides how far away they are; meaning does not change.
+
+    Before: `for k in serial(512): for j in vectorized(16): C[j] = C[j] + A[k] * B[k, j]`
+    After: `for k in serial(512, ahead=32): ...`, which asks for `B[k + 32, ...]` while it computes with `B[k, ...]`
+    Checks: the loop is serial; the number of iterations is positive; something below reads global memory that is not written there.
+    """
+    node = find_loop(func, loop)
+    if node.kind != "serial" or iterations < 1:
+        raise ScheduleError(
+            f"{func.name}: ask_ahead wants a serial loop and at least 1 iteration, found {loop!r}, which is {node.kind}, and {iterations}"
+        )
+    written = {b.body.buffer for b in blocks(node.body)}
+    if all(x.buffer in written or x.buffer.scope != "global" for b in blocks(node.body) for x in block_loads(b)):
+        raise ScheduleError(f"{func.name}: ask_ahead wants reads of global memory, found none below {loop!r}")
+    return with_body(func, replace_node(func.body, node, replace(node, ahead=iterations)))
 
 
 def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:

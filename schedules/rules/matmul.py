@@ -105,9 +105,11 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     rows: list[str] = []
     group: list[str] = []
     if roles.row is not None:
-        height = s.tunable("MR", HEIGHTS)
+        most = _extent(roles, roles.row) or GROUPS[-1]
+        height = s.tunable("MR", [h for h in HEIGHTS if h <= most])
         if choice.order == "blocks" or (choice.order == "panels" and not in_call):
-            i_g, *rows = s.split(nest[roles.row], [s.tunable("RG", GROUPS), None, height])
+            groups = s.tunable("RG", [g for g in GROUPS if g <= most])
+            i_g, *rows = s.split(nest[roles.row], [groups, None, height])
             group = [i_g]
         else:
             rows = s.split(nest[roles.row], [None, height])
@@ -275,8 +277,9 @@ def _guesses(s: Schedule, roles: Contraction, machine: Machine) -> list[Mapping[
             values = {"NR": width, "MR": rows}
             panels = 1 if columns is None else -(-columns // width)
             if "RG" in s.tunables:
-                shared = (g for g in GROUPS if panels * g % machine.workers == 0 or panels * g >= 8 * machine.workers)
-                values["RG"] = next(shared, GROUPS[-1])
+                groups = s.tunables["RG"].domain
+                shared = (g for g in groups if panels * g % machine.workers == 0 or panels * g >= 8 * machine.workers)
+                values["RG"] = next(shared, groups[-1])
             chosen = {n: v for n, v in values.items() if n in s.tunables}
             found.append(((rows + vectors) / (rows * vectors) * waste, chosen))
     return [values for _, values in sorted(found, key=lambda f: f[0])[:2]]

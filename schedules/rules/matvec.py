@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
@@ -24,21 +25,26 @@ from relax_tune.schedules.target import Machine
 
 Form = Literal["columns", "dots"]
 
+AHEAD_BYTES = 2048
+"""How far ahead of its use a panel is asked for."""
 FEW_ROWS = 16
 """More rows than that, and arithmetic binds rather than the weights' bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The structural decisions of one sketch. grouped: factors of groups of steps are multiplied by once a group."""
+    """The structural decisions of one sketch. grouped: factors of groups of steps are multiplied by once a group; ahead: panels are
+    asked of memory before they are needed."""
 
     form: Form
     parallel: bool
     grouped: bool = False
+    ahead: bool = False
 
     @property
     def name(self) -> str:
-        return f"matvec.{self.form}{'.grouped' if self.grouped else ''}.{'parallel' if self.parallel else 'serial'}"
+        marks = f"{'.grouped' if self.grouped else ''}{'.ahead' if self.ahead else ''}"
+        return f"matvec.{self.form}{marks}.{'parallel' if self.parallel else 'serial'}"
 
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
@@ -51,6 +57,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
             continue
         for choice in (
             Choice("columns", parallel),
+            Choice("columns", parallel, ahead=True),
             Choice("columns", parallel, grouped=True),
             Choice("dots", parallel),
         ):
@@ -89,6 +96,11 @@ def _columns(s: Schedule, main: str, epilogue: str, roles: Contraction, machine:
     halves, group = steps_together(block, roles)
     if choice.grouped and (group is None or len(roles.reduce) != 1):
         raise ScheduleError(f"{s.func.name}: no factor belongs to a group of steps")
+    held = roles.operand.buffer
+    sizes = [as_int(d) for d in held.shape]
+    few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
+    if choice.ahead and (machine.groups or not choice.parallel or few):
+        raise ScheduleError(f"{s.func.name}: only C asks ahead, for panels that may not stay in its workers' caches")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     _panels(s, main, roles, machine)
     j_v, j_2 = s.split(nest[roles.column], [None, machine.lanes], divides=_divides(block, roles.column, machine.lanes))
@@ -104,8 +116,8 @@ def _columns(s: Schedule, main: str, epilogue: str, roles: Contraction, machine:
     batch = [nest[v] for v in roles.batch]
     outer, inner, reduce = [*batch, j_0, *i_0], [*i_1, j_1, j_2], [*others, *steps]
     s.reorder([*outer, *inner, *reduce])
-    held = mul(s.tunables["MR"], panels) if i_1 else panels
-    s.require(le(add(add(mul(held, 2) if choice.grouped else held, panels), 2), machine.registers))
+    sums = mul(s.tunables["MR"], panels) if i_1 else panels
+    s.require(le(add(add(mul(sums, 2) if choice.grouped else sums, panels), 2), machine.registers))
     _epilogue(s, epilogue, outer[-1])
     if choice.grouped:
         _sum_groups(s, main, steps[0], outer, inner)
@@ -114,6 +126,9 @@ def _columns(s: Schedule, main: str, epilogue: str, roles: Contraction, machine:
         s.apply("decompose_reduction", block=main, loop=reduce[0])
     if halves > 1:
         s.set_kind(steps[-1], "unrolled")
+    if choice.ahead:
+        each = roles.operand.buffer.dtype.bytes * machine.lanes
+        s.apply("ask_ahead", loop=steps[0], iterations=AHEAD_BYTES // each)
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute":
             _mark(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])

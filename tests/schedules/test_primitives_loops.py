@@ -1,4 +1,4 @@
-"""What split, fuse, reorder, set_kind, set_tail, stream_stores and merge_loops refuse, and a few things they must not refuse."""
+"""What split, fuse, reorder, set_kind, set_tail, stream_stores, ask_ahead and merge_loops refuse, and a few things they must not refuse."""
 
 from __future__ import annotations
 
@@ -128,6 +128,15 @@ REFUSALS = [
         step("set_kind", loop="double_j_1", kind="vectorized"),
         step("stream_stores", loop="double_j_1"),
         message="found those of 'double' to 'B'",
+    ),
+    refuse("ask ahead of nothing", make.chain, step("ask_ahead", loop="inc_j", iterations=0), message="at least 1 iteration"),
+    refuse("ask ahead of many", make.chain, PARALLEL, step("ask_ahead", loop="inc_i", iterations=2), message="which is parallel"),
+    refuse(
+        "ask ahead of registers",
+        make.chain,
+        step("set_scope", buffer="B", scope="local"),
+        step("ask_ahead", loop="inc_j", iterations=2),
+        message="found none below 'inc_j'",
     ),
     refuse("merge other sizes", make.stencil, step("merge_loops", first="square_i", second="pair_i"), message="equal extents"),
     refuse("merge with the past", make.reverse, step("merge_loops", first="inc_i", second="flip_i"), message="another iteration"),

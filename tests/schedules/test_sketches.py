@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -14,7 +15,8 @@ from tests.schedules.candidates import MACHINES
 from tests.schedules.meaning import assert_same_meaning
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Tunable, free_vars
+from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
+from relax_tune.ir.expr import Tunable, const, free_vars
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.stmt import For, blocks, loops, walk
@@ -273,6 +275,31 @@ def test_stores_past_the_caches_are_tried_where_those_may_be_too_small() -> None
     assert "injective.stream" not in forms(copied(held), "c")
     assert "injective.stream" in forms(copied(held + 1), "c")
     assert "injective.stream" in forms(make.pointwise(1), "c")
+
+
+def times_matrix(steps: int, columns: int) -> PrimFunc:
+    b = TensorBuilder("times_matrix")
+    x, w = b.input("X", (1, steps)), b.input("W", (steps, columns), const=True)
+    y = b.output("Y", (1, columns))
+    b.reduce(y, (steps,), const(0.0), lambda acc, i, j, k: acc + x[i, k] * w[k, j], name="mm")
+    return b.finish()
+
+
+def test_panels_that_no_cache_keeps_are_asked_for_ahead_of_their_use() -> None:
+    machine, name = MACHINES["c"], "matvec.columns.{}parallel"
+    columns = machine.l2_bytes // 4 // (4 * 64)
+    assert name.format("ahead.") not in {s.name for s in generate_sketches(times_matrix(64, columns), machine)}
+    found = {s.name: s for s in generate_sketches(times_matrix(64, 2 * columns), machine)}
+
+    def asked(sketch: Sketch) -> list[str]:
+        made = instantiate(sketch, {"MR": 1, "V": 4})
+        text = "".join(generate(f, CodeTarget("c", machine.lanes)).source for f in split_kernels(made))
+        return re.findall(r"__builtin_prefetch\((\w+)", text)
+
+    assert not asked(found[name.format("")])
+    (panels,) = set(asked(found[name.format("ahead.")]))
+    assert panels.startswith("W"), "what is read with them stays near"
+    assert len(asked(found[name.format("ahead.")])) == 4, "each panel once an iteration"
 
 
 def test_one_thread_is_tried_where_threads_are_loops() -> None:
