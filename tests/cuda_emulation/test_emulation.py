@@ -11,7 +11,7 @@ import pytest
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver, emulated
 from tests.ir.codegen_runner import Compiled
 from tests.ir.grid_cases import TEXTS, function
-from tests.tuner.flushed import every_line_once_more
+from tests.tuner.flushed import every_line_is_read
 
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.ir.interp import run_prim
@@ -48,7 +48,7 @@ def device(folder: Path, request: pytest.FixtureRequest) -> Iterator[CUDADevice]
 
 def test_the_kernel_that_fills_caches_goes_over_every_line(device: CUDADevice) -> None:
     flush = CacheFlush(device, 70 * LINE_BYTES)  # two groups, one of them in part
-    every_line_once_more(device, flush)
+    every_line_is_read(device, flush)
 
 
 def turned(device: CUDADevice, barrier: str) -> bool:
