@@ -1,13 +1,14 @@
 """Table 5: whole models, one dynamic build each, against torch eager, torch.compile, ONNX Runtime and TVM.
 
-    python experiments/e2e.py --work FOLDER --peer-python PYTHON [--only minilm|prefill|decode] [--trials 32] [--no-tvm]
+    python experiments/e2e.py --work FOLDER --peer-python PYTHON [--only MODEL] [--builds c:model,opencl:measured] [--no-tvm]
 
 Models: the sentence encoder all-MiniLM-L6-v2 over 1 to 512 tokens, and a Llama-style decoder with weights from a seed: prefill of 1 to
 512 tokens (the last token's logits and a cache), and decode of one token after 1 to 512 (logits and the grown cache). The encoder is
 imported from its Hugging Face folder, the decoder from the very program that torch.export made of the peers' module. Every contender
 lives in a process of its own and is asked in turns; one whose numbers are not torch eager's is not timed. TVM is what it builds of a
-dynamic model by default: since that takes seconds, it is asked once a size, up to 128 tokens. `library` is our build with a library for
-every matrix product that it has one for.
+dynamic model by default: since that takes seconds, it is asked once a size, up to 128 tokens. Our builds: `measured` from times of
+kernels that find their weights in the caches, `model` without them there (`tune --caches model`), which is what peers are compared
+with; `library` with a library for every matrix product that it has one for.
 
 `--peer-python` has torch, transformers, onnxruntime, onnxscript, apache-tvm (with apache-tvm-ffi pinned as CONTRIBUTING says) and what
 our importer needs; without it only our own builds are timed. What is exported, tuned and timed is kept in the folder and found again
@@ -37,12 +38,19 @@ from relax_tune.ir.frontend.torch_program import from_json
 from relax_tune.ir.function import IRModule
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.tuner.job import Job, open_runner
-from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.settings import Caches, Policy, Settings
 
 HERE = Path(__file__).parent
 PEERS = ("torch-eager", "torch-compile", "onnxruntime", "tvm")
 PACKAGES = ("torch", "transformers", "onnxruntime", "apache-tvm")
-OURS = "ours-c-measured"
+OURS = "ours-c-model"
+# By name: what kernels find in the caches when they are timed, and the policy.
+BUILDS: Mapping[str, tuple[Caches, Policy]] = {
+    "measured": ("warm", "measured"),
+    "model": ("model", "measured"),
+    "library": ("warm", "library"),
+    "generic": ("warm", "generic"),
+}
 # Builds that take seconds a call: these sizes, in the first round alone.
 SLOW, SLOW_LARGEST = ("tvm", "generic"), 128
 REPEATS, TOLERANCE = 3, 1e-3
@@ -76,30 +84,30 @@ def imported(model: str, folder: Path) -> IRModule:
         return import_program(from_json((folder / "program.json").read_text(), dict(weights)))
 
 
-def tune(model: str, work: Path, targets: Sequence[str], policies: Sequence[str], trials: int) -> dict[str, Any]:
-    """Measure what the database lacks and write an artifact for each target and policy; what was done, by contender."""
+def tune(model: str, work: Path, builds: Sequence[str], trials: int) -> dict[str, Any]:
+    """Measure what the database lacks and write an artifact for each target and kind of build; what was done, by contender."""
     module, done = imported(model, work / model), {}
     with open_store(f"sqlite:///{work / 'ours.db'}") as store:
-        for target in targets:
-            settings = Settings(target=target, trials=trials)
+        for target, _, build in (b.rpartition(":") for b in builds):
+            caches, policy = BUILDS[build]
+            settings = Settings(target=target, trials=trials, caches=caches)
             runner = open_runner(settings)
             job = Job(module, runner.device_info(), store, settings, lambda p: say(f"  {p.task[:48]:48} {p.trials:4}"))
             found = job.tune(runner)
             runner.close()
-            say(f"{model}, {target}: {found.trials} candidates in {found.wall_secs:.0f} s")
-            for policy in policies:
-                name = f"ours-{target.replace(':', '_')}-{policy}"
-                built = job.build(policy)  # type: ignore[arg-type]
-                job.artifact(built).save(work / model / f"{name}.rta")
-                plans = {
-                    task: list(dict.fromkeys(p.variants[e.variant].sketch for e in p.plan.entries))
-                    for task, p in built.plans.items()
-                }
-                done[name] = {
-                    "dispatched": plans,
-                    "problems": [": ".join(p) for p in found.problems],
-                    "tuned now": {"candidates": found.trials, "wall_secs": round(found.wall_secs)},
-                }
+            say(f"{model}, {target}, {build}: {found.trials} candidates in {found.wall_secs:.0f} s")
+            name = f"ours-{target.replace(':', '_')}-{build}"
+            built = job.build(policy)
+            job.artifact(built).save(work / model / f"{name}.rta")
+            plans = {
+                task: list(dict.fromkeys(p.variants[e.variant].sketch for e in p.plan.entries))
+                for task, p in built.plans.items()
+            }
+            done[name] = {
+                "dispatched": plans,
+                "problems": [": ".join(p) for p in found.problems],
+                "tuned now": {"candidates": found.trials, "wall_secs": round(found.wall_secs)},
+            }
     return done
 
 
@@ -187,8 +195,9 @@ def main() -> None:
     parser.add_argument("--only", choices=MODELS)
     parser.add_argument("--trials", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--targets", default="c")
-    parser.add_argument("--policies", default="measured,library")
+    parser.add_argument(
+        "--builds", default="c:measured,c:model,c:library", help=f"TARGET:BUILD,... of {', '.join(BUILDS)}"
+    )
     parser.add_argument("--no-tvm", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -210,7 +219,7 @@ def main() -> None:
             if args.peer_python is not None
             else {}
         )
-        ours = tune(model, args.work, args.targets.split(","), args.policies.split(","), args.trials)
+        ours = tune(model, args.work, args.builds.split(","), args.trials)
         peers = [p for p in PEERS if not (args.no_tvm and p == "tvm")]
         taking_part = contenders(model, args.work, peers, list(ours), args.peer_python, ["--tiny"] * args.tiny)
         say(f"{model}: timing {', '.join(c.name for c in taking_part)}")

@@ -1,12 +1,13 @@
 """Table 4: ways to choose kernels over a range of sizes, on one fixed library of kernels, all timed at all sizes beforehand.
 
     python experiments/policies.py measure [--target c] [--variants 24] [--kernel policy_matmul]     on a quiet machine
-    python experiments/policies.py          the table, from results/policy_matrix.json.gz
+    python experiments/policies.py          the tables, from results/policy_matrix_TARGET.json.gz
 
 The matrix has the raw samples of variants x sizes of a product of M rows, several passes over all of them; those of a size that
 were taken beside each other are levelled before anything is chosen, so that a busy moment is nobody's. A policy sees the odd
 samples, of the sizes it asks to have timed; it is scored by the even ones, at all sizes, against the best there. So luck in choosing
-is no merit. Timings are counted as (variant, size) pairs. The policies:
+is no merit. One such division of the samples is luck itself: so each policy also chooses and is scored by halves drawn at random.
+Timings are counted as (variant, size) pairs. The policies:
 
 * powers of two, FlashInfer's buckets, size hints (64, 256, 4096): the best kernel timed at each bucket's upper end serves the bucket.
 * Hidet's points: sizes between two points take the kernel that is best at the nearer one, the points being 1, 2, 4, 8, 16 and then
@@ -28,11 +29,12 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from contenders import RESULTS, environment
 from kernel_zoo import KERNELS
 
 from relax_tune.database.store import MemoryStore, Store
@@ -45,24 +47,35 @@ from relax_tune.tuner.plans import choose
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.validation import SHAPES, VALIDATIONS
 
-RESULTS = Path(__file__).parent / "results"
-MATRIX = RESULTS / "policy_matrix.json.gz"
+MATRIX = "policy_matrix_{}.json.gz"
+TARGETS = ("c", "opencl", "cuda")
+DRAWS = 20
 ANCHORS, CHECKED = 6, SHAPES["normal"]
 
 
 @dataclass(frozen=True)
 class Matrix:
     """samples: seconds by variant and size, at least two each. tiles: rows that each variant computes at a time; libraries: those
-    that others must beat beyond noise."""
+    that others must beat beyond noise. environment: where and when it was measured."""
 
     sizes: tuple[int, ...]
     samples: Mapping[str, Mapping[int, Sequence[float]]]
     tiles: Mapping[str, int]
     libraries: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def halves(self, first: int) -> dict[str, dict[int, list[float]]]:
         """Every other sample, from this one."""
         return {k: {m: list(own[m][first::2]) for m in self.sizes} for k, own in self.samples.items()}
+
+    def drawn(self, seed: int) -> Matrix:
+        """The same samples in another order, the same one for all variants."""
+        (count,) = {len(row) for own in self.samples.values() for row in own.values()}
+        order = np.random.default_rng(seed).permutation(count)
+        return replace(
+            self,
+            samples={k: {m: np.asarray(own[m])[order].tolist() for m in self.sizes} for k, own in self.samples.items()},
+        )
 
 
 def load_matrix(path: Path) -> Matrix:
@@ -71,7 +84,7 @@ def load_matrix(path: Path) -> Matrix:
         found = json.loads(gzip.decompress(path.read_bytes()))
         sizes = tuple(found["sizes"])
         samples = {k: dict(zip(sizes, rows, strict=True)) for k, rows in found["samples"].items()}
-        matrix = Matrix(sizes, samples, found["tiles"], tuple(found["libraries"]))
+        matrix = Matrix(sizes, samples, found["tiles"], tuple(found["libraries"]), found["environment"])
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: wanted a matrix of times, found {error!r}; run `policies.py measure`") from None
     short = [(k, m) for k, own in samples.items() for m in sizes if len(own[m]) < 2]
@@ -97,7 +110,13 @@ def levelled(matrix: Matrix) -> Matrix:
 def save_matrix(matrix: Matrix, path: Path) -> None:
     """The same bytes for the same matrix."""
     rows = {k: [list(own[m]) for m in matrix.sizes] for k, own in sorted(matrix.samples.items())}
-    found = {"libraries": matrix.libraries, "samples": rows, "sizes": matrix.sizes, "tiles": dict(matrix.tiles)}
+    found = {
+        "environment": dict(matrix.environment),
+        "libraries": matrix.libraries,
+        "samples": rows,
+        "sizes": matrix.sizes,
+        "tiles": dict(matrix.tiles),
+    }
     path.write_bytes(gzip.compress(json.dumps(found, sort_keys=True).encode(), mtime=0))
 
 
@@ -232,7 +251,18 @@ POLICIES: Mapping[str, Callable[[Matrix, Seen], Decision]] = {
 
 
 def scores(matrix: Matrix) -> dict[str, dict[str, float]]:
-    """Of each policy: mean and p99 regret over the sizes, each weighing its part of the log range, and timings used."""
+    """Of each policy: mean and p99 regret over the sizes, each weighing its part of the log range, and timings used; and the mean and
+    standard error of that mean regret over halves of the samples drawn at random."""
+    found = halved(matrix)
+    again = [halved(matrix.drawn(seed)) for seed in range(DRAWS)]
+    for name, row in found.items():
+        means = [one[name]["mean"] for one in again]
+        row |= {"drawn": statistics.mean(means), "drawn_error": statistics.stdev(means) / math.sqrt(DRAWS)}
+    return found
+
+
+def halved(matrix: Matrix) -> dict[str, dict[str, float]]:
+    """Regrets where odd samples choose and even ones score."""
     seen, unseen = matrix.halves(1), matrix.halves(0)
     weights = log_weights(matrix.sizes)
     found = {}
@@ -255,20 +285,24 @@ def log_weights(sizes: Sequence[int]) -> Any:
     return parts / parts.sum() if parts.sum() > 0 else np.full(len(logs), 1 / len(logs))
 
 
-def report(matrix: Matrix) -> list[str]:
-    """The table as Markdown."""
+def report(target: str, matrix: Matrix) -> list[str]:
+    """A target's table as Markdown."""
+    samples = min(len(row) for own in matrix.samples.values() for row in own.values())
     lines = [
-        "# Policies on one kernel library (table 4)",
         "",
-        f"Written by `experiments/policies.py`: {len(matrix.samples)} variants at {len(matrix.sizes)} sizes, "
-        f"{matrix.sizes[0]} to {matrix.sizes[-1]}; odd samples choose, even ones score.",
+        f"## Target {target}",
         "",
-        "| policy | mean regret | p99 regret | timings |",
-        "|---|---|---|---|",
+        f"{len(matrix.samples)} variants at {len(matrix.sizes)} sizes, {matrix.sizes[0]} to {matrix.sizes[-1]}, {samples} samples each; "
+        "odd samples choose, even ones score.",
+        "",
+        "| policy | mean regret | p99 regret | mean regret over halves drawn at random | timings |",
+        "|---|---|---|---|---|",
     ]
     for name, row in scores(matrix).items():
-        lines.append(f"| {name} | {100 * row['mean']:.1f} % | {100 * row['p99']:.1f} % | {row['timings']:.0f} |")
-    return lines
+        drawn = f"{100 * row['drawn']:.1f} +- {100 * row['drawn_error']:.1f} %"
+        mean, p99 = f"{100 * row['mean']:.1f} %", f"{100 * row['p99']:.1f} %"
+        lines.append(f"| {name} | {mean} | {p99} | {drawn} | {row['timings']:.0f} |")
+    return [*lines, "", json.dumps(dict(matrix.environment))]
 
 
 # -- the matrix ---------------------------------------------------------------------------------------------------------------
@@ -308,7 +342,7 @@ def measured(
         samples[variant.key] = {m: [secs for t in timings for secs in t.samples_secs] for m, *timings in each}
         tiles[variant.key] = variant.values.get("MR", 1)
     libraries = tuple(v.key for v in own if v.kind == "library" and v.key in samples)
-    return Matrix(tuple(sizes), samples, tiles, libraries)
+    return Matrix(tuple(sizes), samples, tiles, libraries, environment())
 
 
 def default_sizes(top: int) -> list[int]:
@@ -320,26 +354,28 @@ def default_sizes(top: int) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="?", choices=("measure", "table"), default="table")
-    parser.add_argument("--target", default="c")
+    parser.add_argument("--target", choices=TARGETS, default="c")
     parser.add_argument("--kernel", default="policy_matmul")
     parser.add_argument("--variants", type=int, default=24)
     parser.add_argument("--top", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--passes", type=int, default=6)
-    parser.add_argument("--matrix", type=Path, default=MATRIX)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="Where matrices are and results are written.")
     args = parser.parse_args()
     if args.command == "measure":
         sizes = default_sizes(args.top)
         save_matrix(
             measured(args.kernel, args.target, args.variants, sizes, args.rounds, args.passes, MemoryStore()),
-            args.matrix,
+            args.folder / MATRIX.format(args.target),
         )
         return
-    matrix = levelled(load_matrix(args.matrix))
-    lines = report(matrix)
-    (args.out / "policies.json").write_text(json.dumps(scores(matrix), indent=1, sort_keys=True) + "\n")
-    (args.out / "policies.md").write_text("\n".join(lines) + "\n")
+    found = {t: args.folder / MATRIX.format(t) for t in TARGETS}
+    matrices = {t: levelled(load_matrix(path)) for t, path in found.items() if path.exists()}
+    lines = ["# Policies on one kernel library (table 4)", "", "Written by `experiments/policies.py`."]
+    lines += [line for t, matrix in matrices.items() for line in report(t, matrix)]
+    each = {t: scores(matrix) for t, matrix in matrices.items()}
+    (args.folder / "policies.json").write_text(json.dumps(each, indent=1, sort_keys=True) + "\n")
+    (args.folder / "policies.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -13,8 +13,8 @@ import numpy as np
 SCRIPT = Path(__file__).parents[2] / "experiments" / "policies.py"
 
 
-def run(matrix: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--matrix", str(matrix), "--out", str(out)]
+def run(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--folder", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -29,6 +29,7 @@ def test_policies_are_scored_by_samples_they_have_not_seen(tmp_path: Path) -> No
     lucky = [[3.0 * m if n % 2 == 0 else 2.9 * m for n in range(8)] for m in sizes]
     lucky[5] = [9.0 * sizes[5] if n % 2 == 0 else 0.1 for n in range(8)]
     found = {
+        "environment": {"cpu": "of paper"},
         "libraries": [],
         "sizes": sizes,
         "tiles": {"small": 1, "large": 16, "lucky": 1},
@@ -38,11 +39,11 @@ def test_policies_are_scored_by_samples_they_have_not_seen(tmp_path: Path) -> No
             "lucky": lucky,
         },
     }
-    matrix = tmp_path / "matrix.json.gz"
+    matrix = tmp_path / "policy_matrix_c.json.gz"
     matrix.write_bytes(gzip.compress(json.dumps(found).encode()))
-    done = run(matrix, tmp_path)
+    done = run(tmp_path)
     assert done.returncode == 0, done.stderr
-    scores = json.loads((tmp_path / "policies.json").read_text())
+    scores = json.loads((tmp_path / "policies.json").read_text())["c"]
     assert len(scores) == 8 and (tmp_path / "policies.md").read_text() in done.stdout + "\n"
     assert scores["oracle"]["timings"] == 3 * len(sizes)
     assert scores["oracle"]["p99"] > 1  # by the samples that score, luck is none
@@ -51,5 +52,5 @@ def test_policies_are_scored_by_samples_they_have_not_seen(tmp_path: Path) -> No
     assert ours["timings"] < scores["oracle"]["timings"] and ours["mean"] < 0.05 < scores["TensorRT-opt"]["mean"]
 
     matrix.write_bytes(b"no matrix")
-    refused = run(matrix, tmp_path)
+    refused = run(tmp_path)
     assert refused.returncode != 0 and "wanted a matrix of times" in refused.stderr
