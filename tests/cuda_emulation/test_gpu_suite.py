@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
+from tests.tuner.tuner_models import PAPER_DEVICE, RecordedRunner
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.runtime.device.cuda import CUDADevice
@@ -107,6 +108,23 @@ def test_parts(rows: Rows, part: str, keys: list[str]) -> None:
 @pytest.mark.ccompiler
 def test_sampled_candidates_run(rows: Rows) -> None:
     assert rows("candidates")
+
+
+def test_tuning_ends_with_its_time_and_what_was_found_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUITE.parent))
+    import gpu_models
+    import gpu_parts
+
+    runner = RecordedRunner(lambda program, symbols: 1.0, info=PAPER_DEVICE)
+    monkeypatch.setattr(runner, "close", lambda: None, raising=False)
+    monkeypatch.setattr(gpu_parts, "open_runner", lambda settings: runner)
+    context = gpu_parts.Context(tmp_path, "c", sys.executable, True, time.monotonic() + 100, frozenset())
+    modules = {"one": gpu_models.memory_bound("f32", 8, 40)["add"]}
+    assert gpu_parts.tuned(context, modules, 0.0, 50, ["measured", "kernels"]) == {"one": "cut short"}
+    assert len(runner.batches) == 1 and {p.name for p in tmp_path.glob("*.rta")} == {
+        "one-measured.rta",
+        "one-kernels.rta",
+    }
 
 
 @pytest.mark.parametrize("part", ["gemm_torch", "decoder_torch"])
