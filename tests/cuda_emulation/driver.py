@@ -138,6 +138,9 @@ class EmulatedDriver:
                 driver.check()
                 driver.depth -= 1
 
+            def detach(self) -> None:
+                """It ends with the process."""
+
         class Device:
             def __init__(self, ordinal: int) -> None:
                 self.ordinal = ordinal
