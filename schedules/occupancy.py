@@ -130,7 +130,7 @@ def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Ex
             plain = linear(where[d], tuple(inner)) is not None
             spans.append((plain, _by_axis(reach[0], path), reach[1]))
     kept = [x for x in spans if x[0]] or spans
-    if not kept or len({start for _, start, _ in kept}) > 1:
+    if not kept or any(simplify(start - kept[0][1]) is not const(0) for _, start, _ in kept):
         return buffer.shape[d]
     covered = reduce(maximum, dict.fromkeys(simplify(extent) for _, _, extent in kept))
     return covered if as_int(buffer.shape[d]) is None else minimum(covered, buffer.shape[d])

@@ -87,13 +87,13 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: Scope = "global")
     return replace(func, body=body, allocs=(*func.allocs, copy))
 
 
-def cache_write(func: PrimFunc, block: str, scope: Scope = "local") -> PrimFunc:
+def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Sequence[str] = ()) -> PrimFunc:
     """Let a block write a new intermediate, copied to the original buffer by a new block `<buffer>_write`.
 
-    Before: `C[i] = f(i)`
-    After: `C_local[i] = f(i)` then `C[p] = C_local[p]`
+    Before: `C[i] = f(i)`, `D[i] = g(C[i])`
+    After, with D among the readers: `C_local[i] = f(i)` then `C[p] = C_local[p]`, `D[i] = g(C_local[i])`
     Checks: the block alone writes every element of its buffer, from its own initial value if it is a reduction, and is alone
-    in its nest.
+    in its nest; the readers read it later.
     """
     node = find_block(func, block)
     target = node.body.buffer
@@ -109,7 +109,15 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local") -> PrimFunc:
         raise ScheduleError(f"{func.name}: cache_write wants block {block!r} alone in its nest")
     nest = copy_nest(func, fresh(func, f"{target.name}_write", (name,)), temp, target, (name,))
     changed = replace_buffers(node, {target: temp})
-    body = replace_node(func.body, top, seq(replace_node(top, node, changed), nest))
+    order = blocks(func.body)
+    body = func.body
+    for reader in (find_block(func, r) for r in readers):
+        if order.index(reader) <= order.index(node) or all(x.buffer is not target for x in block_loads(reader)):
+            raise ScheduleError(
+                f"{func.name}: cache_write wants readers of {target.name!r} after {block!r}, found {reader.name!r}"
+            )
+        body = replace_node(body, reader, replace_buffers(reader, {target: temp}))
+    body = replace_node(body, top, seq(replace_node(top, node, changed), nest))
     return replace(func, body=body, allocs=(*func.allocs, temp))
 
 

@@ -384,10 +384,12 @@ def check_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> No
     touched = [{x.buffer for b in blocks(s) for x in block_loads(b)} | w for s, w in zip(bodies, written)]
     shared = (written[0] & touched[1]) | (written[1] & touched[0])
     ranges = {loop.var: loop.extent for s in bodies for loop in loops(s)}
-    env = loop_env((*enclosing(func, a), a))
+    env = inside = loop_env((*enclosing(func, a), a))
+    for v, extent in ranges.items():
+        inside = inside.with_loop(v, extent)
     for buffer in sorted(shared, key=lambda x: x.name):
         accesses = [
-            tuple(block_value(block, i) for i in where)
+            tuple(simplify(block_value(block, i), inside) for i in where)
             for s in bodies
             for block in blocks(s)
             for target, where in touches(block)

@@ -93,9 +93,9 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     """Cut the keys of a softmax into blocks that each use a maximum of their own; sums are combined afterwards.
 
     Before: `M[i] = max(M[i], s[i, k])`, `W[i, k] = exp(s[i, k] - M[i])`, `A[i] = A[i] + W[i, k] * x[k]`
-    After: `M_rf[b, i] = max(M_rf[b, i], s[i, b * F + t])`, `M[i] = max(M[i], M_rf[b, i])`,
-    `M_scale[b, i] = exp(M_rf[b, i] - M[i])`, `W[i, k] = exp(s[i, k] - M_rf[k // F, i])`,
-    `A_rf[b, i] = A_rf[b, i] + W[i, b * F + t] * x[b * F + t]`, `A[i] = A[i] + A_rf[b, i] * M_scale[b, i]`
+    After: `M_rf[b, i] = max(M_rf[b, i], s[i, b * F + t])`, `W[i, k] = exp(s[i, k] - M_rf[k // F, i])`,
+    `A_rf[b, i] = A_rf[b, i] + W[i, b * F + t] * x[b * F + t]`, then `M[i] = max(M[i], M_rf[b, i])`,
+    `M_scale[b, i] = exp(M_rf[b, i] - M[i])`, `A[i] = A[i] + A_rf[b, i] * M_scale[b, i]`
     Checks: `block` is a maximum over one iterator from minus infinity; one block reads it, which makes nothing but those
     weights (0 where the score is minus infinity, if it says so); the weights are read by sums over the same iterator, from 0,
     once each as a factor; all have their own trivial nests; the factor is positive. Results differ by rounding, and a row whose
@@ -151,9 +151,9 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     own = tuple(i for i in found.top.iters if i.kind == "spatial")
     here = load(local, (over, *at))
     weight = _guarded(here, load(top, at))
-    stmts: dict[Block, Stmt] = {
+    stmts: dict[Block, Stmt] = {found.top: factored(found.top, found.step, local)}
+    late: dict[Block, Stmt] = {
         found.top: seq(
-            factored(found.top, found.step, local),
             combined(found.top, found.step, here, over),
             _nest(new(f"{block}_scale"), (*own, IterVar(over, count)), Store(scale, (over, *at), weight), None, new),
         )
@@ -170,11 +170,26 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         part = Var("vb")
         buffer = parts[s.block]
         value = mul(load(buffer, (part, *s.block.body.indices)), load(scale, (part, *found.rows_of(s))))
-        stmts[s.block] = seq(factored(s.block, s.step, buffer), combined(s.block, s.step, value, part))
+        stmts[s.block] = factored(s.block, s.step, buffer)
+        late[s.block] = combined(s.block, s.step, value, part)
+    # blocks of keys one after the other, and then what combines them, unless somebody wants that earlier
+    order = sorted(late, key=blocks(func.body).index)
+    ends = [order[-1]] * len(order) if _wanted_late(func, members) else order
+    for b, end in zip(order, ends, strict=True):
+        stmts[end] = seq(stmts[end], late[b])
     body = func.body
     for b in members:
         body = replace_node(body, nests[b], stmts[b])
     return replace(func, body=body, allocs=(*func.allocs, local, scale, *parts.values()))
+
+
+def _wanted_late(func: PrimFunc, members: Sequence[Block]) -> bool:
+    """Whether nobody but the members reads what they make before the last of them."""
+    every = blocks(func.body)
+    places = [every.index(b) for b in members]
+    between = [b for b in every[min(places) : max(places)] if b not in members]
+    made = {b.body.buffer for b in members}
+    return not any(x.buffer in made for b in between for x in block_loads(b))
 
 
 def _nest(name: str, iters: Sequence[IterVar], body: Store, init: Store | None, new: Callable[[str], str]) -> Stmt:

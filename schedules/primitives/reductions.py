@@ -72,7 +72,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             raise ScheduleError(f"{func.name}: the reduction over {it.var.name!r} starts outside {loop!r}")
     _require_once(func, node, inner, path)
     spatial = [(i, b) for i, b in zip(node.iters, node.bindings) if i.kind == "spatial"]
-    wanted = {v for _, b in spatial for v in free_vars(b)}
+    wanted = {v for _, b in spatial for v in free_vars(b)} & {p.var for p in path}
     copies: dict[Var, Expr] = {}
     nest: list[For] = []
     names: list[str] = []

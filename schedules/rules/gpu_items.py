@@ -6,11 +6,11 @@ Items along the first axis are neighbours: where they are a warp, or one of equa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relax_tune.ir.buffer import Scope
 from relax_tune.ir.expr import Expr, Var, as_int, const, le
-from relax_tune.ir.stmt import LoopKind, blocks
+from relax_tune.ir.stmt import LoopKind, blocks, loops
 from relax_tune.schedules.nest import find_block
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -62,14 +62,22 @@ def each_point(s: Schedule, loops: Sequence[str], items: Expr | int) -> tuple[st
     return group, item
 
 
-def sum_over_items(s: Schedule, block: str, items: Sequence[str], lanes: str, axis: int = 0) -> str:
+def sum_over_items(
+    s: Schedule, block: str, items: Sequence[str], lanes: str, axis: int = 0, rows: Sequence[str] = ()
+) -> str:
     """The block that makes what single items leave of a reduction whose outermost loops are those over `items` and whose innermost is
-    `lanes`: each item adds up its own share in registers, then those of the first axis theirs, and then all what these have left."""
+    `lanes`, after those over `rows` of results: each item adds up its own share in registers, then those of the first axis theirs,
+    and then all what these have left."""
     partial = block
     for item in items:
-        partial = factored(s, partial, item, "warp" if item == items[-1] and axis == 0 else "shared")
+        made = factored(s, partial, item, "warp" if item == items[-1] and axis == 0 else "shared")
+        left, *each = s.loops_of(partial)[-1 - len(rows) :]
+        if each:
+            s.reorder([*each, left])
+        partial = made
     factored(s, partial, lanes, "local")
     bind_items(s, items, axis)
+    mark(s, {n: "unrolled" for n in rows})
     if find_block(s.func, block).init is not None:
         s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[-1])
     return partial
@@ -92,6 +100,14 @@ def factored(s: Schedule, block: str, loop: str, scope: Scope, kind: LoopKind = 
     assert isinstance(over, Var)
     s.unroll(over.name)
     return partial.name
+
+
+def mark(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
+    """A kind for loops and for the copies that factoring made of them."""
+    for p in loops(s.func.body):
+        for name, kind in kinds.items():
+            if p.kind == "serial" and (p.var.name == name or p.var.name.startswith(f"{name}_")):
+                s.set_kind(p.var.name, kind)
 
 
 def limit_items(s: Schedule, machine: Machine, items: Expr) -> None:

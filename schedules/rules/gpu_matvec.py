@@ -14,7 +14,7 @@ from contextlib import suppress
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, Var, as_int, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import LoopKind, blocks, loops
+from relax_tune.ir.stmt import blocks
 from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
 from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.rules.gpu_items import (
@@ -23,6 +23,7 @@ from relax_tune.schedules.rules.gpu_items import (
     factored,
     item_counts,
     limit_items,
+    mark,
     vector_widths,
 )
 from relax_tune.schedules.rules.matmul import inline_around, output_column
@@ -92,7 +93,7 @@ def _dots(s: Schedule, roles: Contraction, machine: Machine) -> None:
     s.vectorize(own[-1])
     for name in own[:-1]:
         s.unroll(name)
-    _mark(s, {n: "unrolled" for n in (*i_1, j_1)})
+    mark(s, {n: "unrolled" for n in (*i_1, j_1)})
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", 1)
     _groups(s, j_0, i_0, batch)
@@ -126,7 +127,7 @@ def _columns(s: Schedule, roles: Contraction, machine: Machine) -> None:
     s.apply("permute_layout", buffer=own_sums.name, order=[*(d for d in range(rank) if d != place), place])
     s.bind(item, "item", 1)
     s.apply("decompose_reduction", block=main, loop=s.inner_loops(main, j_t)[0])
-    _mark(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
+    mark(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
     # every item has the sums, and stores them: that is little beside the matrix
     *rows, columns = own
     s.vectorize(columns)
@@ -174,14 +175,6 @@ def _rows(s: Schedule, roles: Contraction, nest: Mapping[Var, str], each: Expr) 
     s.require(le(mul(height, each), const(MOST_SUMS)))
     i_0, i_1 = s.split(nest[roles.row], [None, height])
     return (i_0,), (i_1,)
-
-
-def _mark(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
-    """A kind for loops and for the copies that factoring made of them."""
-    for p in loops(s.func.body):
-        for name, kind in kinds.items():
-            if p.kind == "serial" and (p.var.name == name or p.var.name.startswith(f"{name}_")):
-                s.set_kind(p.var.name, kind)
 
 
 def _groups(s: Schedule, columns: str, rows: Sequence[str], batch: Sequence[str]) -> None:

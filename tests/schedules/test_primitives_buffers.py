@@ -107,6 +107,7 @@ REFUSALS = [
         step("cache_write", block="inc"),
         message="alone in its nest",
     ),
+    refuse("write for no reader", make.chain, step("cache_write", block="double", readers=["double"]), message="wants readers"),
     refuse("write what runs once", plain, CACHE_W, PREPARE_W, step("cache_write", block="W_cache_copy"), message="runs once"),
     refuse("scope of an output", make.chain, step("set_scope", buffer="C", scope="local"), message="intermediate buffer called 'C'"),
     refuse("an unknown scope", make.chain, step("set_scope", buffer="B", scope="moon"), message="wanted a scope"),

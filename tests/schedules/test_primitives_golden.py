@@ -127,7 +127,7 @@ CASES: dict[str, Case] = {
     ),
     "cache_read": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_read", {"block": "mm", "buffer": "W"})]),
     "reindex": Case(make.windows, [("reindex", {"block": "slide", "buffer": "A", "dims": [1]})]),
-    "cache_write": Case(lambda: make.matmul(3, 5, epilogue=False), [("cache_write", {"block": "mm"})]),
+    "cache_write": Case(make.chain, [("cache_write", {"block": "double", "readers": ["inc"]})]),
     "set_scope": Case(make.chain, [("set_scope", {"buffer": "B", "scope": "local"})]),
     "tile_layout": Case(make.chain, [("tile_layout", {"buffer": "B", "dim": 1, "factor": 4, "order": [1, 0, 2]})]),
     "permute_layout": Case(make.chain, [("permute_layout", {"buffer": "B", "order": [1, 0]})]),

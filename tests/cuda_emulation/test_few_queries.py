@@ -1,0 +1,63 @@
+"""Attention of few queries over many keys as a GPU runs it: one group for all keys, or one for each block of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.cuda_emulation.driver import emulated
+from tests.ir.codegen_runner import Compiled, kernels_of
+from tests.schedules.candidates import CASES, MACHINES, arguments, drawn, problems
+
+from relax_tune.ir.function import PrimFunc
+from relax_tune.runtime.device.cuda_compiler import CUDACompiler
+from relax_tune.runtime.program import KernelSource
+from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
+
+CASE = "attention over a cache"
+FORMS = ("attention.keys", "attention.splits")
+SIZES = ((1, 1), (1, 31), (2, 32), (3, 33), (1, 127), (5, 67))
+
+
+def sketches() -> tuple[PrimFunc, dict[str, Sketch]]:
+    func = CASES[CASE][0]()
+    found = generate_sketches(func, MACHINES["gpu"], {"gpu_attention": GPU_RULES["gpu_attention"]})
+    return func, {s.name: s for s in found}
+
+
+def candidates(guessed: bool) -> list[PrimFunc]:
+    """One of each form, with the guess's numbers or random ones."""
+    found, rng = sketches()[1], random.Random("few queries")
+    values = {form: found[form].guesses[0] if guessed else drawn(found[form], rng) for form in FORMS}
+    return [replace(instantiate(found[form], values[form]), name=f"f{at}") for at, form in enumerate(FORMS)]
+
+
+def test_the_items_of_a_row_exchange_their_sums_and_a_second_kernel_needs_none() -> None:
+    for func in candidates(False):
+        first, *second = kernels_of(func, "cuda")
+        assert "rt_across_add" in first.source and "rt_across_max" in first.source
+        assert not any("__syncthreads" in k.source or "__shfl" in k.source for k in second)
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize("guessed", [True, False])
+def test_they_compute_what_attention_means(guessed: bool, tmp_path: Path) -> None:
+    device = emulated(tmp_path, backwards=guessed)
+    func, made = sketches()[0], candidates(guessed)
+    for candidate, run in zip(made, Compiled.together(device, "cuda", made), strict=True):
+        for seed, (n, m) in enumerate(SIZES):
+            dims = {"n": n, "m": m}
+            arrays, scalars = arguments(candidate, dims, seed)
+            wrong = problems(func, arrays, run(arrays, scalars), dims)
+            assert not wrong, f"{candidate.name}: {wrong}"
+    device.close()
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_they_compile(architecture: str) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    for k in (k for func in candidates(True) for k in kernels_of(func, "cuda")):
+        (report,) = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source)]).kernels.values()
+        assert 0 < report.registers <= 255
