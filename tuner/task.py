@@ -218,10 +218,12 @@ class Choices:
         """The first guess of the sketch to try first, or its middle where nothing is guessed; the generic form where neither is
         legal."""
         sketch = first_to_try(self.sketches)
+        domains = {t.name: t.domain for t in sketch.tunables}
         middle = {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables}
         legal = ConstraintFunction(sketch)
         for values in (*sketch.guesses, middle):
-            if not values or legal({n: np.asarray([x], np.int64) for n, x in values.items()})[0]:
+            there = all(x in domains[n] for n, x in values.items())
+            if there and (not values or legal({n: np.asarray([x], np.int64) for n, x in values.items()})[0]):
                 return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(dict(values)))
         return self.generic()
 

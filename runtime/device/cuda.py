@@ -332,7 +332,8 @@ class CUDADevice:
         return cast(T, found[0])
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """A CUDA graph, where cuda-bindings are installed and there are enough launches."""
+        """A CUDA graph, where cuda-bindings are installed and there are enough launches, all of which can be recorded: what failed now
+        has run before."""
         recorder, stream = self._recorder, int(self._stream.handle)
         if recorder is None or len(launches) < RECORDED:
             return None
@@ -341,7 +342,12 @@ class CUDADevice:
             for launch in launches:
                 launch()
 
-        replay = self._call("recording launches", lambda: recorder.record(stream, enqueue))
+        try:
+            replay = self._call("recording launches", lambda: recorder.record(stream, enqueue))
+        except MeasureError:
+            if self._lost:
+                raise
+            return None
         return None if replay is None else lambda: self._call("launching a recording", replay)
 
     def synchronize(self) -> None:

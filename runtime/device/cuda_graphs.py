@@ -55,7 +55,8 @@ class Graphs:
             if status != done:
                 raise GraphError(driver.cuGetErrorString(status)[1].decode())
 
-        weakref.finalize(launch, driver.cuGraphExecDestroy, runnable)
+        # not when the process ends, when its context may be gone already
+        weakref.finalize(launch, driver.cuGraphExecDestroy, runnable).atexit = False
         return launch
 
 

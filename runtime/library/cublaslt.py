@@ -124,7 +124,7 @@ class _Product:
     ) -> None:
         self._lt = lt
         made: list[tuple[str, ctypes.c_void_p]] = []
-        weakref.finalize(self, _destroy, lt, made)
+        weakref.finalize(self, _destroy, lt, made).atexit = False
         self._made = made
         a, b, c = device.native(buffers)[1]
         (residual,) = device.native([after.residual])[1] if after.residual is not None else (c,)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.cuda_emulation.driver import emulated
 
+from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.cuda_graphs import GraphError, Graphs
 from relax_tune.runtime.program import BufferSpec, Call, KernelSource, Program, Step, Variant
 from relax_tune.runtime.scalars import ScalarBuilder
@@ -86,6 +87,26 @@ def copied_and_added_to() -> Program:
         kernels=(KernelSource("add", "cuda", ADD), KernelSource("copy", "cuda", source)),
         calls=(Call("f", "task", zero, (Variant("generic", (copy, step, step)),)),),
     )  # fmt: skip
+
+
+@pytest.mark.ccompiler
+def test_what_cannot_be_recorded_is_launched_as_ever(tmp_path: Path) -> None:
+    """As a library's call may refuse while its stream is recorded; a device that is lost says so."""
+    device = emulated(tmp_path)
+    kernel = device.compile([KernelSource("add", "cuda", ADD)])["add"]
+    buffer = device.alloc(16)
+    device.upload(buffer, np.zeros(4, np.float32))
+    add = device.bind(kernel, [buffer], [], (1,), (4,))
+
+    def refuse() -> None:
+        raise MeasureError("wanted a call to succeed, found status 14")
+
+    assert device.record([add, refuse, add]) is None
+    add()
+    assert device.download(buffer, np.dtype(np.float32), (4,)).tolist() == [1] * 4, "nothing of it has run"
+    device._lost = "the device is lost"
+    with pytest.raises(MeasureError, match="the device is lost"):
+        device.record([add, add, add])
 
 
 @pytest.mark.ccompiler

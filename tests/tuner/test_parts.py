@@ -30,6 +30,7 @@ from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.interp_graph import run_function
 from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.decoder import RmsNorm
 from relax_tune.ir.op.movement import Permute
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.tuner.job import Job
@@ -52,6 +53,17 @@ def encoder() -> IRModule:
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     with opened(request.param) as found:
         yield found
+
+
+def test_a_guess_outside_its_domain_is_not_taken() -> None:
+    """As rules guess for many rows what a task of one row does not have."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n", 1, 40), 64))
+    module = g.finish(g.call(RmsNorm(), x, g.constant("scale", np.ones(64, np.float32))))
+    (choices,) = Job(module, PAPER_DEVICE, MemoryStore(), QUICK).choices.values()
+    far = [replace(s, guesses=({t.name: 10**6 for t in s.tunables},)) for s in choices.sketches]
+    choices.__dict__["sketches"] = tuple(far)
+    assert choices.program(choices.guess()).kernels
 
 
 def choices_on(info: DeviceInfo) -> Choices:
