@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from math import prod
 
 import pytest
 from tests.schedules.candidates import CASES, MACHINES, drawn, sketches_of
 
+from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
 from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
+from relax_tune.ir.stmt import blocks
 from relax_tune.schedules.features import FeatureFunction
-from relax_tune.schedules.gpu_features import BANKS, SECTOR, Touch, conflicts, sector_bytes, touches
-from relax_tune.schedules.occupancy import kernels, stored_shape
-from relax_tune.schedules.sketch import Sketch
+from relax_tune.schedules.gpu_features import BANKS, SECTOR, Touch, conflicts, gpu_features, sector_bytes, touches
+from relax_tune.schedules.occupancy import GRAIN, kernels, stored_shape
+from relax_tune.schedules.sketch import Sketch, instantiate
+from relax_tune.schedules.target import Machine
 
 WARP = 32
 COUNTED = ("NT, 128 steps", "int4, many columns", "turned, bf16", "softmax with mask")
@@ -99,6 +103,60 @@ def _longest(found: list[list[int]]) -> int:
                 banks.setdefault(w % BANKS, set()).add(w)
         longest = max(longest, *(len(b) for b in banks.values()))
     return longest
+
+
+PLACED = (
+    "gpu_items",
+    "gpu_groups",
+    "gpu_shared",
+    "gpu_registers",
+    "gpu_at_once",
+    "gpu_occupancy",
+    "gpu_waves",
+    "gpu_wave_use",
+)
+LAUNCHED = ("matmul symbolic", "softmax with mask", "sum of all", "convolution by channel")
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_groups_occupancy_and_waves_are_those_of_the_launch(name: str) -> None:
+    """At shapes that the closed forms know by name only, against kernels generated for one candidate, placed group by group."""
+    machine, rng = MACHINES["gpu"], random.Random(name)
+    func, sketches = sketches_of(name, "gpu")
+    for sketch in sketches:
+        values = drawn(sketch, rng)
+        for kernel, made in zip(kernels(sketch.func), split_kernels(instantiate(sketch, values)), strict=True):
+            launch, main = generate(made, CodeTarget("opencl", 4)), blocks(kernel)[-1]
+            items = prod(launch.local)
+            features = {n: (a, b) for n, a, b, _ in gpu_features(sketch.func, main, machine)}
+            for sizes in CASES[name][1]:
+                dims = {v: const(sizes[v.name]) for v in func.symbols}
+                env = {**dims, **{t: const(values[t.name]) for t in sketch.tunables}}
+                found = {n: (number(a, env), number(b, env)) for n, (a, b) in features.items() if n in PLACED}
+                groups = prod(number(e, dims) for e in launch.grid)
+                at_once = placed(machine, items, found["gpu_shared"][0], found["gpu_registers"][0])
+                room = at_once * machine.workers
+                waves = len(range(0, groups, room))
+                assert {n: x for n, x in found.items() if n not in ("gpu_shared", "gpu_registers")} == {
+                    "gpu_items": (items, 1),
+                    "gpu_groups": (groups, 1),
+                    "gpu_at_once": (at_once, 1),
+                    "gpu_occupancy": (at_once * items, machine.core_threads),
+                    "gpu_waves": (waves, 1),
+                    "gpu_wave_use": (groups, waves * room),
+                }, f"{sketch.name} {values} {sizes}"
+
+
+def placed(machine: Machine, items: int, shared: int, held: int) -> int:
+    """Groups that find room on one multiprocessor, one after the other."""
+    warps = -(-items // machine.warp)
+    each = {"core_threads": warps * machine.warp, "core_bytes": shared, "core_groups": 1}
+    each["core_registers"] = warps * machine.warp * (-(-held // GRAIN) * GRAIN)
+    left = {k: int(getattr(machine, k)) for k in each}
+    count = 0
+    while all(v >= each[k] for k, v in left.items()):
+        left, count = {k: v - each[k] for k, v in left.items()}, count + 1
+    return count
 
 
 def test_only_gpus_have_features_of_gpus() -> None:
