@@ -1,6 +1,7 @@
 """Run by test_rules_memory.py in a child process: candidates of each rule where a stray access cannot go unnoticed.
 
-`c FOLDER`: C kernels on both watched devices; `opencl LOG`: OpenCL kernels in the simulator. A third argument seeds the sample:
+`c FOLDER`: C kernels on both watched devices; `opencl LOG`: OpenCL kernels in the simulator; `cuda FOLDER`: CUDA kernels on a GPU, for
+compute-sanitizer around this process to watch. A third argument seeds the sample:
 
     for s in 1 2 3; do LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python checked.py c /tmp $s; done
 """
@@ -19,10 +20,11 @@ from tests.runtime.watched import RecordingDevice, SanitizedDevice, SimulatedDev
 from tests.schedules.candidates import CASES, Sample, arguments, by_hand, problems, samples
 
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.registry import open_device
 from relax_tune.schedules.sketch import RULES
 
 SEED = sys.argv[3] if len(sys.argv) > 3 else "memory"
-LARGEST = {"c": 70, "opencl": 17}
+LARGEST = {"c": 70, "opencl": 17, "cuda": 70}
 
 
 def check(sample: Sample, runs: Sequence[Compiled], say: Callable[[], str]) -> None:
@@ -63,5 +65,11 @@ def opencl(log: Path) -> None:
     print("opencl done")
 
 
+def cuda(folder: Path) -> None:
+    device = open_device("cuda")
+    together([device, device], "cuda", str, ["gpu"])
+    print("cuda done")
+
+
 if __name__ == "__main__":
-    {"c": c, "opencl": opencl}[sys.argv[1]](Path(sys.argv[2]))
+    {"c": c, "opencl": opencl, "cuda": cuda}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,17 +1,21 @@
 """Candidates of each rule, and schedules by hand, touch no memory but their own, depend on nothing that was in it, and have no races.
 
-C under AddressSanitizer, UndefinedBehaviorSanitizer and the access recorder, OpenCL under oclgrind, both in children. That the same
+C under AddressSanitizer, UndefinedBehaviorSanitizer and the access recorder, OpenCL under oclgrind, CUDA on a GPU under
+compute-sanitizer, all in children. That the same
 set-up catches wrong kernels is shown in `tests/runtime/test_artifact_memory.py`.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ir.codegen_runner import opened
 from tests.runtime.test_artifact_memory import sanitizer, simulator
 from tests.schedules.candidates import samples
 
@@ -23,10 +27,10 @@ from relax_tune.schedules.target import Machine
 CHILD = Path(__file__).with_name("checked.py")
 
 
-def child(environment: dict[str, str], mode: str, where: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(CHILD), mode, str(where)], capture_output=True, text=True, timeout=600, env=environment
-    )
+def child(environment: dict[str, str], mode: str, where: Path, *under: str) -> None:
+    """The child, run by the program `under`, which watches it."""
+    command = [*under, sys.executable, str(CHILD), mode, str(where)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0 and f"{mode} done" in done.stdout, done.stdout[-1000:] + done.stderr[:6000]
 
 
@@ -40,6 +44,17 @@ def test_c_under_the_sanitizers_and_the_recorder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_opencl_under_oclgrind(tmp_path: Path) -> None:
     child(simulator(tmp_path / "log"), "opencl", tmp_path / "log")
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_cuda_under_compute_sanitizer(tool: str, tmp_path: Path) -> None:
+    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if program is None:
+        pytest.skip("compute-sanitizer is not installed; it comes with CUDA's toolkit")
+    opened("cuda").close()
+    child(dict(os.environ), "cuda", tmp_path, program, "--tool", tool, "--error-exitcode", "9")
 
 
 def test_every_rule_has_a_sample() -> None:
