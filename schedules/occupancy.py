@@ -3,7 +3,7 @@ many groups find room at once. The sizes are those that lowering gives buffers (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
 from relax_tune.errors import ScheduleError
@@ -35,6 +35,8 @@ from relax_tune.schedules.target import Machine
 ITEMS = tuple(Var(f"item_{axis}") for axis in range(3))
 # Registers that addresses, loop counters and the compiler's own take beside the buffers.
 SPARE = 32
+# As many of them at least, and of operands; from experiments/ptxas_report.py.
+LEAST_SPARE, FETCHED = 24, 8
 # The hardware hands out registers to warps in multiples of so many for each item.
 GRAIN = 8
 
@@ -168,14 +170,36 @@ def _by_axis(e: Expr, path: Sequence[For]) -> Expr:
     return simplify(substitute(e, {p.var: ITEMS[p.axis] for p in path if p.kind == "item"}))
 
 
-def registers(func: PrimFunc, kernel: Stmt) -> Expr:
-    """An estimate of the registers of an item: its local buffers, what the widest of its statements works on, and some to spare."""
-    exchanged = ceildiv(stored_bytes(func, kernel, "warp"), maximum(group_items(func, kernel), 1))
-    held = ceildiv(stored_bytes(func, kernel, "local") + exchanged, 4)
-    working: Expr = const(0)
-    for b in blocks(kernel):
-        working = maximum(working, _operands(func, b))
-    return simplify(held + working + SPARE)
+def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
+    """An estimate of the registers of an item: the most that any statement finds in use, which is the local buffers between whose
+    first and last use it stands, and what it works on itself; and some to spare. least: how many the compiler can do with where it
+    must, by fetching operands one after the other."""
+    order, items = blocks(kernel), maximum(group_items(func, kernel), 1)
+    spans: list[tuple[int, int, Expr]] = []
+    for buffer in func.allocs:
+        used = [b for b in order if b.body.buffer is buffer or buffer in {x.buffer for x in block_loads(b)}]
+        if buffer.scope not in ("local", "warp") or not used:
+            continue
+        size = mul(const(buffer.dtype.bytes), reduce(mul, stored_shape(func, kernel, buffer) or (const(1),)))
+        each = mul(items, 4) if buffer.scope == "warp" else const(4)
+        live = [order.index(b) for b in _while_used(func, used)]
+        spans.append((min(live), max(live), ceildiv(size, each)))
+    found: dict[Expr, None] = {}
+    for k, b in enumerate(order):
+        held = minimum(_operands(func, b), FETCHED) if least else _operands(func, b)
+        for first, last, size in spans:
+            held = held + size if first <= k <= last else held
+        found[simplify(held)] = None
+    return simplify(reduce(maximum, found) + (LEAST_SPARE if least else SPARE))
+
+
+def _while_used(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
+    """The blocks that use a buffer, and those of loops around some of them but not all: such a loop comes back to its use."""
+    paths = [enclosing(func, b) for b in used]
+    for b, path in zip(used, paths):
+        own = (p for p in path if p.kind not in ("item", "vectorized") and not all(p in other for other in paths))
+        around = next(own, None)
+        yield from (b,) if around is None else blocks(around)
 
 
 def _operands(func: PrimFunc, block: Block) -> Expr:
@@ -201,7 +225,11 @@ def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
     for kernel in kernels(func):
         items, shared = group_items(func, kernel), shared_bytes(func, kernel, machine)
         held = minimum(const(machine.registers), floordiv(const(machine.core_registers), maximum(items, 1)))
-        facts += [le(items, machine.group_size), le(shared, machine.local_bytes), le(registers(func, kernel), held)]
+        facts += [
+            le(items, machine.group_size),
+            le(shared, machine.local_bytes),
+            le(registers(func, kernel, True), held),
+        ]
     return tuple(f for f in map(simplify, facts) if all(isinstance(v, Tunable) for v in free_vars(f)))
 
 
