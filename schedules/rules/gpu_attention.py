@@ -2,7 +2,9 @@
 
 `queries`, for many of them: each item of a group has one, whose sums stay in its registers. A block of keys and one of values pass
 through shared memory, where every item reads the same elements at a time: keys with their dimension leading, so that vectors of
-keys lie side by side. For few queries see `gpu_attention_keys`.
+keys lie side by side. `keys`, for few queries over many keys where items exchange nothing but through shared memory: a group has one
+query, and its items the keys of a block while they make weights, and the columns of the values while they add these up. Where they
+exchange registers there is `gpu_attention_keys`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
-    forms = (("queries", _queries), ("keys", rolling), ("splits", splits))
+    of_few = (("keys", rolling), ("splits", splits)) if machine.exchanges else (("keys", _keys),)
+    forms = (("queries", _queries), *of_few)
     yield from fitting((f"attention.{name}", partial(make, func, machine)) for name, make in forms)
 
 
@@ -86,6 +89,53 @@ def _queries(func: PrimFunc, machine: Machine) -> Schedule:
     s.bind(i_0, "group")
     if outer:
         s.bind(s.fuse(outer), "group", 1)
+    return s
+
+
+def _keys(func: PrimFunc, machine: Machine) -> Schedule:
+    """A group for each query, TX keys at a time."""
+    s = Schedule(func)
+    r = find_roles(s)
+    items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
+    limit_items(s, machine, items)
+    s.apply("split_k_update", block=r.top, factor=items)
+    last = find_block(s.func, r.last)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    query = nest[r.row]
+    *outer, column = (name for v, name in nest.items() if v is not r.row)
+    s.reorder([*outer, query, column])
+    for name in (r.context, r.total, f"{r.top}_scale", r.top):
+        s.compute_at(name, query)
+        steps = feeding(s, name, query, "vb")
+        s.reorder([*steps, *(n for n in s.inner_loops(name, query) if n not in steps)])
+    s.apply("rolling_update", block=r.top)
+    (step,) = feeding(s, r.top, query, "vb")
+    part = f"{r.context}_rf"
+    for name in (part, f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):
+        s.compute_at(name, step)
+    for name, loop in ((f"{r.context}_init", query), (part, step), (r.context, step), (r.last, query)):
+        own = s.inner_loops(name, loop)
+        steps = feeding(s, name, loop, "vt")
+        (columns,) = [n for n in own if n not in steps]
+        several, item = s.split(columns, [None, items])
+        s.reorder([item, several, *steps])
+        s.unroll(several)
+        s.bind(item, "item")
+    for name in (part, f"{r.total}_rf", f"{r.top}_rf"):
+        s.apply("decompose_reduction", block=name, loop=feeding(s, name, step, "vt")[0])
+    depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
+    (d,) = feeding(s, r.product, step, depth)
+    s.reorder([*(n for n in s.inner_loops(r.product, step) if n != d), d])
+    s.apply("decompose_reduction", block=r.product, loop=d)
+    for name in (r.product, r.score, r.weights):
+        s.bind(s.inner_loops(name, step)[0], "item")
+    shared = {find_block(s.func, name).body.buffer.name for name in (r.score, r.weights)}
+    for a in s.func.allocs:
+        s.apply("set_scope", buffer=a.name, scope="shared" if a.name in shared else "local")
+    s.bind(query, "group")
+    if outer:
+        s.bind(s.fuse(outer), "group", 1)
+    s.guess({"TX": 64})
     return s
 
 

@@ -9,21 +9,24 @@ from pathlib import Path
 import pytest
 from tests.cuda_emulation.driver import emulated
 from tests.ir.codegen_runner import Compiled, kernels_of
-from tests.schedules.candidates import CASES, MACHINES, arguments, drawn, problems
+from tests.schedules.candidates import CASES, arguments, drawn, problems
 
 from relax_tune.ir.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
+from relax_tune.schedules.target import Machine
 
 CASE = "attention over a cache"
 FORMS = ("attention.keys", "attention.splits")
+# A small GPU whose items exchange registers.
+MACHINE = Machine.from_limits("cuda", {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10})
 SIZES = ((1, 1), (1, 31), (2, 32), (3, 33), (1, 127), (5, 67))
 
 
 def sketches() -> tuple[PrimFunc, dict[str, Sketch]]:
     func = CASES[CASE][0]()
-    found = generate_sketches(func, MACHINES["gpu"], {"gpu_attention": GPU_RULES["gpu_attention"]})
+    found = generate_sketches(func, MACHINE, {"gpu_attention": GPU_RULES["gpu_attention"]})
     return func, {s.name: s for s in found}
 
 
