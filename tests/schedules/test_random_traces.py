@@ -72,7 +72,7 @@ STARTS: dict[str, Case] = {
             ("software_pipeline", {"block": "W_cache_copy", "loop": "mm_k_0", "stages": 3}),
         ],
     ),
-    "cache_write": Case(CASES["cache_write"].func, [("cache_write", {"block": "mm", "scope": "global"})]),
+    "cache_write": Case(make.chain, [("cache_write", {"block": "double", "scope": "global", "readers": ["inc"]})]),
 }
 
 
