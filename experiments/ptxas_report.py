@@ -6,7 +6,7 @@ For sm_80 and sm_90, through NVRTC (extra `cuda-compiler`); no GPU is needed, an
 limits of the machine, from tiles twice as large as rules make them, and as far as there are such from those near the limits by our
 estimate: half of them below and half beyond, at most by FAR. So both sides are there to be mistaken about. One fits when it needs no
 more shared memory than a block may have, and no register of it is spilled for want of what its number of threads leaves each
-(`__launch_bounds__`); a few bytes that the assembler spills with registers left are its own choice.
+(`__launch_bounds__`); FEW bytes that the assembler spills with registers left are its own choice.
 We accept one by `schedules/occupancy`: a false accept is a candidate that is measured in vain, a false reject one that is never
 tried. Shared bytes must agree everywhere. Writes experiments/results/ptxas_report.json and .md; with `--only`, the rows of functions
 whose names hold that take the place of what was there.
@@ -52,6 +52,7 @@ from relax_tune.schedules.target import Machine
 
 # How far from the limits candidates may be by our estimate, and how many are drawn to find such.
 FAR, DRAWN = 2.0, 300
+FEW = 128
 # Tiles larger than rules make them.
 WIDER = ((gpu_matmul, "HEIGHTS", (1, 2, 4, 8, 16)), (gpu_matmul, "VECTORS", (1, 2, 4, 8)), (gpu_matmul, "MOST_SUMS", 256),
          (gpu_tensor, "MOST_SUMS", 512))  # fmt: skip
@@ -76,6 +77,12 @@ def _lowered(make: Callable[[GraphBuilder], GVar], *passes: Pass) -> PrimFunc:
 def _dense(g: GraphBuilder, rows: Expr, columns: int = 4096, depth: int = 4096) -> GVar:
     w = g.constant("w", np.broadcast_to(np.float32(0.5), (columns, depth)))
     return g.call(Gelu(), g.call(Matmul(True), g.input("x", (rows, const(depth))), w))
+
+
+def _halves(g: GraphBuilder) -> GVar:
+    return g.call(
+        Matmul(), g.input("x", (g.symbol("m"), const(4096)), f16), g.input("w", (const(4096), const(4096)), f16)
+    )
 
 
 def _convolved(g: GraphBuilder) -> GVar:
@@ -113,6 +120,7 @@ def functions() -> dict[str, PrimFunc]:
         "product of two inputs": _lowered(_product),
         "one row": _lowered(lambda g: _dense(g, const(1))),
         "dense f16": _lowered(lambda g: _dense(g, g.symbol("m")), MixedPrecision(f16)),
+        "product of halves": _lowered(_halves),
         "int4": _lowered(_quantized, QuantizeWeights(4, 32)),
         "convolution": _lowered(_convolved),
         "attention 64": _lowered(lambda g: _attended(g, 64)),
@@ -215,7 +223,7 @@ def examined(name: str, func: PrimFunc, architecture: str, samples: int, rng: ra
                         Row(
                             architecture, name, label, values, text.name, prod(text.local),
                             _number(registers(s.func, part), sketch, values), held, spilled, shared, used, accepted,
-                            (spilled == 0 or held + GRAIN < allowed) and used <= machine.local_bytes, round(share, 3),
+                            spilled <= (FEW if held + GRAIN < allowed else 0) and used <= machine.local_bytes, round(share, 3),
                         )
                     )  # fmt: skip
     return rows
@@ -285,7 +293,7 @@ def write(rows: list[Row], environment: Mapping[str, object]) -> None:
     (RESULTS / "ptxas_report.json").write_text(json.dumps(text, indent=None, separators=(",", ":")) + "\n")
     head = (
         f"# Estimates against the assembler\n\n`python experiments/ptxas_report.py`, {environment['nvrtc']}. Of "
-        f"{rates['candidates']} candidates, nearly all of them near the limits, {rates['fit']} fit; false accepts "
+        f"{rates['candidates']} candidates, most of them near the limits, {rates['fit']} fit; false accepts "
         f"{rates['false_accepts']:.1%}, false rejects {rates['false_rejects']:.1%}; shared bytes differ for "
         f"{rates['shared_differs']} kernels.\n\n"
     )
