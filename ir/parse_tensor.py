@@ -339,20 +339,22 @@ class Reader:
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
         kind, args, options = self.call(node.iter, get_args(LoopKind))
-        self.only(options, ("axis", "tail", "dtype", "intrinsic", "stream", "ahead"))
+        self.only(options, ("axis", "tail", "dtype", "intrinsic", "stream", "ahead", "asynchronous"))
         if len(args) != 1:
             raise self.error(node.iter, f"wanted {kind}(extent), found {len(args)} arguments")
         extent = self.expr(args[0])
         axis = self.integer(options["axis"], "an axis number") if "axis" in options else 0
         tail = self.choice(options["tail"], get_args(Tail), "a tail mode") if "tail" in options else "predicate"
         mark = self.constant(options["intrinsic"], str, "the name of an intrinsic") if "intrinsic" in options else ""
-        stream = "stream" in options and self.constant(options["stream"], bool, "True or False")
+        stream, late = (
+            n in options and self.constant(options[n], bool, "True or False") for n in ("stream", "asynchronous")
+        )
         ahead = self.integer(options["ahead"], "a number of iterations") if "ahead" in options else 0
         var = Var(name, self.dtype(options["dtype"]) if "dtype" in options else i64)
         with self.scope():
             self.names[name] = var
             body = self.body(node.body)
-            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), mark, stream, ahead)
+            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), mark, stream, ahead, late)
 
     def _block(self, node: ast.With, header: ast.expr) -> Block:
         _, args, options = self.call(header, ("block",))

@@ -156,6 +156,7 @@ class TensorPrinter:
                 mark = f", intrinsic={quote(s.intrinsic)}" if s.intrinsic else ""
                 mark += ", stream=True" if s.stream else ""
                 mark += f", ahead={s.ahead}" if s.ahead else ""
+                mark += ", asynchronous=True" if s.asynchronous else ""
                 self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}{mark}):", s)
                 self.nested(s.body)
         elif isinstance(s, Seq):

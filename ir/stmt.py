@@ -23,7 +23,8 @@ class For:
     `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop. `intrinsic` names the operation of
     `relax_tune.ir.intrinsics` that the nest this loop is in computes; code generation calls it where the nest still matches.
     `stream`: vectors stored below go to memory past the caches, where the target can do that. `ahead`: vectors that are only read
-    below are asked of memory so many iterations before they are, where the target can do that."""
+    below are asked of memory so many iterations before they are, where the target can do that. `asynchronous`: what is copied below
+    into shared memory may arrive later, where the target can do that; code generation waits for it before anybody looks."""
 
     var: Var
     extent: Expr
@@ -34,6 +35,7 @@ class For:
     intrinsic: str = ""
     stream: bool = False
     ahead: int = 0
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -251,6 +251,8 @@ class _Encoder:
                 self.emit(path, "stream")
             if s.ahead:
                 self.emit(path, "ahead", s.ahead)
+            if s.asynchronous:
+                self.emit(path, "asynchronous")
             self.expr(s.extent, path + ".extent")
             with self.scope():
                 self.bind(s.var)

@@ -125,6 +125,11 @@ def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Ex
     """Elements of a dimension that are touched while the loops inside the declaration run, where what fetches them, element by
     element, and what reads them say the same."""
     spans: list[tuple[bool, Expr, Expr]] = []
+    size = buffer.shape[d]
+    for where, path, _ in found:
+        e, moving = where[d], {p.var for p in path[depth:] if p.kind == "serial"}
+        if isinstance(e, Op) and e.op == "floormod" and e.args[1] is size and moving & set(free_vars(e)):
+            return size  # a ring, all of which is used in turn
     for where, path, _ in found:
         inner = {p.var: p.extent for p in path[depth:] if buffer.scope != "local" or p.kind != "item"}
         reach = _reach(where[d], inner)

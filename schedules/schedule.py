@@ -41,6 +41,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_loops.set_tail,
         on_loops.stream_stores,
         on_loops.ask_ahead,
+        on_loops.copy_async,
         on_loops.merge_loops,
         on_iterators.join_iters,
         on_iterators.join_rows,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Expr, Op, Tunable, Var, and_, conjuncts, const, free_vars, substitute
+from relax_tune.ir.expr import TRUE, Expr, Op, Tunable, Var, and_, conjuncts, const, free_vars, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
 from relax_tune.schedules.occupancy import limits
@@ -178,10 +179,27 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         return If(fix(s.cond), _simplify_stmt(s.then, env, known), orelse)
     if isinstance(s, Block):
         iters = tuple(replace(i, extent=simplify(i.extent)) for i in s.iters)
-        left = (c for c in conjuncts(fix(s.predicate)) if not _in_range(c, env))
+        found = conjuncts(fix(s.predicate))
+        left = [c for c in found if not _in_range(c, env)]
+        for c in tuple(left):
+            rest = [d for d in left if d is not c]
+            if rest and simplify(c, _where(rest, env)) is TRUE:
+                left = rest
         return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), predicate=and_(*left))
     assert isinstance(s, Store)
     return Store(s.buffer, tuple(fix(i) for i in s.indices), fix(s.value))
+
+
+def _where(conditions: Sequence[Expr], env: Env) -> Env:
+    """The bounds of loops' variables where conditions hold that are of the form `v + x < y`."""
+    for c in conditions:
+        if not isinstance(c, Op) or c.op != "lt" or not c.args[0].dtype.is_int:
+            continue
+        for v in free_vars(c.args[0]):
+            parts = linear(c.args[0], (v,)) if v in env.bounds else None
+            if parts is not None and parts[0].get(v) is const(1) and not set(free_vars(parts[1])) & env.bounds.keys():
+                env = env.with_loop(v, simplify(c.args[1] - parts[1]))
+    return env
 
 
 def _in_range(condition: Expr, env: Env) -> bool:

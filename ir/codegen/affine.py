@@ -185,7 +185,8 @@ class Algebra:
         if apart is not None:
             return apart
         if not whole:
-            return self.atom(e)
+            top = self.expr(a)  # what it does not depend on after all must not hold it
+            return self.atom(rebuild(e, (top, const(d))) if self.free(top) < self.free(e.args[0]) else e)
         # terms with a coefficient divisible by d leave; the others must stay together under the division
         exact = {m: c for m, c in a.items() if c % d == 0 and m}
         if not exact:

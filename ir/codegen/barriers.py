@@ -8,13 +8,14 @@ to what lies between the barriers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer, Scope
 from relax_tune.ir.codegen.affine import Algebra, Poly
+from relax_tune.ir.codegen.late_copies import Ring, in_turn, rings_of, settle
 from relax_tune.ir.codegen.lowered import (
     NOTHING,
     Barrier,
@@ -51,11 +52,12 @@ def synchronise(n: Node, algebra: Algebra) -> Node:
             sizes[m.axis] = max(sizes.get(m.axis, 1), _size(m, algebra))
     axes = frozenset(a for a, size in sizes.items() if size > 1)
     if not axes:
-        return n
+        return settle(n, {}, algebra)
     for axis in sorted(axes):
         n = _alone(n, next(m for m in walk(n) if isinstance(m, Loop) and (m.kind, m.axis) == ("item", axis)))
-    placed, _ = _Placer(axes, algebra).place(n, NOTHING_YET, Within())
-    placed = _even(placed, sizes, algebra)
+    placer = _Placer(axes, algebra)
+    placed, _ = placer.place(n, NOTHING_YET, Within())
+    placed = _even(settle(placed, placer.rings, algebra), sizes, algebra)
     return whole_warps(_Inwards(placed, algebra).move(placed, ()), algebra)
 
 
@@ -115,12 +117,14 @@ NOTHING_YET = Uses(frozenset(), frozenset())
 @dataclass(frozen=True, slots=True)
 class Within:
     """The axes that loops over items around a place are of, those that only one item of passes there, the shared buffers of which
-    each item below has elements of its own, and the axes of which the first item alone touches one of these."""
+    each item below has elements of its own, the axes of which the first item alone touches one of these, and the buffers that
+    the loop around goes round, where items meet once in an iteration."""
 
     spread: frozenset[int] = frozenset()
     alone: frozenset[int] = frozenset()
     own: frozenset[Buffer] = frozenset()
     single: frozenset[tuple[Buffer, int]] = frozenset()
+    rings: frozenset[Buffer] = frozenset()
 
 
 class _Placer:
@@ -129,6 +133,7 @@ class _Placer:
     def __init__(self, axes: frozenset[int], algebra: Algebra) -> None:
         self.axes = axes
         self.algebra = algebra
+        self.rings: dict[Buffer, Ring] = {}
         self._uses: dict[int, tuple[Node, Uses]] = {}
 
     def uses(self, n: Node) -> Uses:
@@ -147,6 +152,9 @@ class _Placer:
         now = self.uses(n)
         apart = (before.written & (now.read | now.written)) | (before.read & now.written)
         scopes = self._scopes(apart, bound)
+        rings = rings_of(n, self.algebra) if isinstance(n, Loop) else {}
+        if isinstance(n, Loop) and rings:
+            return self._round(n, rings, scopes, before, bound)
         if not scopes:
             return self._inside(n, before, bound)
         new, after = self._inside(n, before.without(scopes), bound)
@@ -155,7 +163,7 @@ class _Placer:
     def _scopes(self, apart: Iterable[Buffer], bound: Within) -> frozenset[Scope]:
         if self.axes <= bound.alone:
             return frozenset()
-        return frozenset(b.scope for b in apart if not self._is_kept(b, bound))
+        return frozenset(b.scope for b in apart if b not in bound.rings and not self._is_kept(b, bound))
 
     def _is_kept(self, b: Buffer, bound: Within) -> bool:
         """Whether only the item that touches an element before touches it after."""
@@ -183,7 +191,7 @@ class _Placer:
             else:
                 own = _of_items(n, self.algebra)
                 own = own & bound.own if bound.spread else own
-                bound = Within(bound.spread | {n.axis}, bound.alone, own, self._single(n, own))
+                bound = Within(bound.spread | {n.axis}, bound.alone, own, self._single(n, own), bound.rings)
         (body,) = children(n)
         new, after = self.place(body, before, bound)
         return with_children(n, (new,)), after
@@ -203,6 +211,17 @@ class _Placer:
 
         visit(n.body, frozenset())
         return frozenset((b, a) for b, axes in found.items() for a in axes)
+
+    def _round(
+        self, n: Loop, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], before: Uses, bound: Within
+    ) -> tuple[Node, Uses]:
+        """A loop that goes round: items meet at the start of each iteration, also for what was before it."""
+        self.rings |= rings
+        body, after = self.place(n.body, NOTHING_YET, replace(bound, rings=bound.rings | rings.keys()))
+        now = self.uses(n.body)
+        scopes |= self._scopes((after.written & now.read) | (after.read & now.written), bound)
+        made = in_turn(replace(n, body=body), rings, scopes, self.algebra)
+        return made, before | after
 
     def _repeated(self, n: Loop, before: Uses, bound: Within) -> tuple[Node, Uses]:
         """A loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in

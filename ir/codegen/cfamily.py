@@ -11,7 +11,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.calls import call_of
 from relax_tune.ir.codegen.copies import Copies
-from relax_tune.ir.codegen.lowered import Barrier, Cond, Declare, Let, Loop, Node, Steps
+from relax_tune.ir.codegen.lowered import Arrive, Barrier, Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Ahead, Lane, bracketed
 from relax_tune.ir.codegen.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.registers import Layout
@@ -95,6 +95,8 @@ class Printer(Copies):
             self.bind(n)
         elif isinstance(n, Declare):
             self.declare(n)
+        elif isinstance(n, Arrive):
+            self.arrive(n)
         else:
             assert isinstance(n, Barrier)
             self.barrier(n)
@@ -102,6 +104,9 @@ class Printer(Copies):
     def barrier(self, n: Barrier) -> None:
         """The line that makes the work-items of a group wait."""
         raise NotImplementedError
+
+    def arrive(self, n: Arrive) -> None:
+        """The line about asynchronous copies, in languages that have these."""
 
     def bind(self, n: Let) -> None:
         value = self.algebra.poly(n.value)

@@ -13,7 +13,7 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen import math
 from relax_tune.ir.codegen.affine import Poly, as_constant
 from relax_tune.ir.codegen.c import float_literal
-from relax_tune.ir.codegen.grid import GridPrinter
+from relax_tune.ir.codegen.cuda_copies import LateCopies
 from relax_tune.ir.codegen.lowered import Barrier, Loop
 from relax_tune.ir.codegen.places import Address, Lane
 from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, stored
@@ -210,7 +210,7 @@ def _since(architecture: int, fast: str, portable: str) -> str:
     return f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= {architecture}\n{fast}\n#else\n{portable}\n#endif"
 
 
-class CUDAPrinter(GridPrinter):
+class CUDAPrinter(LateCopies):
     """One CUDA kernel. Blocks lie along one axis of the launch where the others might have too many."""
 
     def space(self, buffer: Buffer) -> str:

@@ -66,7 +66,7 @@ class GridPrinter(Printer):
     ) -> tuple[str, Grid]:
         self.shared: list[tuple[Buffer, str, int]] = []
         grid = self._grid(name, body)
-        self.groups, self.items = grid.groups, grid.items
+        self.groups, self.items, self.written = grid.groups, grid.items, written
         for b in buffers:
             self.buffers[b] = self.fresh(b.name)
         parameters = [f"{self.parameter(b, b in written)}{self.buffers[b]}" for b in buffers]

@@ -30,7 +30,7 @@ class Loop:
     """`for var in range(extent)`, as `relax_tune.ir.stmt.For`. fold: the iterations combine the elements of a local buffer into
     one place and may do so in any order. across: an operation; the loop stands for what all items of a warp do at once: each stores
     what the operation makes of the values that as many neighbours offer. exchange: it copies a square whose rows become columns.
-    intrinsic, stream, ahead: as there."""
+    intrinsic, stream, ahead, asynchronous: as there."""
 
     var: Var
     extent: Expr
@@ -43,6 +43,7 @@ class Loop:
     stream: bool = False
     ahead: int = 0
     exchange: bool = False
+    asynchronous: bool = False
     across: str = ""
 
 
@@ -86,7 +87,15 @@ class Barrier:
     scopes: frozenset[Scope]
 
 
-Node = Union[Loop, Steps, Cond, Store, Let, Declare, Barrier]
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrive:
+    """What a work-item copies asynchronously, up to here since the last of these, is one lot. pending: wait until at most so many lots
+    are on their way (0: until everything has arrived); None: go on."""
+
+    pending: int | None = None
+
+
+Node = Union[Loop, Steps, Cond, Store, Let, Declare, Barrier, Arrive]
 NOTHING = Steps(())
 FOLDABLE = ("serial", "unrolled", "vectorized")
 
@@ -100,7 +109,7 @@ def lower_blocks(s: Stmt) -> Node:
             return Loop(s.var, s.extent, lower_blocks(s.body), "unrolled", fold=True)
         body = lower_blocks(s.body)
         made = Loop(s.var, s.extent, body, s.kind, s.axis, s.tail)
-        return replace(made, intrinsic=s.intrinsic, stream=s.stream, ahead=s.ahead)
+        return replace(made, intrinsic=s.intrinsic, stream=s.stream, ahead=s.ahead, asynchronous=s.asynchronous)
     if isinstance(s, Seq):
         return block(*(lower_blocks(c) for c in s.stmts))
     if isinstance(s, If):
@@ -152,7 +161,7 @@ def children(n: Node) -> tuple[Node, ...]:
         return n.stmts
     if isinstance(n, Cond):
         return (n.then,) if n.orelse is None else (n.then, n.orelse)
-    return () if isinstance(n, (Store, Barrier)) else (n.body,)
+    return () if isinstance(n, (Store, Barrier, Arrive)) else (n.body,)
 
 
 def with_children(n: Node, new: tuple[Node, ...]) -> Node:
@@ -164,7 +173,7 @@ def with_children(n: Node, new: tuple[Node, ...]) -> Node:
         return block(*new)
     if isinstance(n, Cond):
         return when(n.cond, new[0], new[1] if len(new) > 1 else None)
-    assert not isinstance(n, (Store, Barrier))
+    assert not isinstance(n, (Store, Barrier, Arrive))
     return NOTHING if is_nothing(new[0]) else replace(n, body=new[0])
 
 

@@ -1,5 +1,5 @@
 """Primitives that reshape loop nests: split, fuse, reorder, merge_loops, set_kind, set_tail, stream_stores,
-ask_ahead."""
+ask_ahead, copy_async."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import (
+    Const,
     Expr,
     ExprLike,
+    Load,
+    Op,
     Tunable,
     Var,
     and_,
@@ -334,6 +337,31 @@ def ask_ahead(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     if all(x.buffer in written or x.buffer.scope != "global" for b in blocks(node.body) for x in block_loads(b)):
         raise ScheduleError(f"{func.name}: ask_ahead wants reads of global memory, found none below {loop!r}")
     return with_body(func, replace_node(func.body, node, replace(node, ahead=iterations)))
+
+
+def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
+    """Let what a loop copies into shared memory arrive later, before anybody looks at it; meaning does not change.
+
+    Before: `for i in vectorized(8): S[i] = A[i] if i < n else 0`
+    After: `for i in vectorized(8, asynchronous=True): S[i] = ...`
+    Checks: the loop is vectorized and around one block, which copies elements of a parameter to a shared buffer of the same type, or
+    zeros.
+    """
+    node = find_loop(func, loop)
+    if node.kind != "vectorized":
+        raise ScheduleError(f"{func.name}: copy_async wants a vectorized loop, found {loop!r}, which is {node.kind}")
+    (block, *more) = blocks(node.body)
+    value = block.body.value
+    if isinstance(value, Op) and value.op == "select" and isinstance(value.args[2], Const) and value.args[2].value == 0:
+        value = value.args[1]
+    target = block.body.buffer
+    copies = isinstance(value, Load) and value.buffer in func.input_buffers and value.dtype is target.dtype
+    if more or not copies or target.scope != "shared" or block.init is not None:
+        raise ScheduleError(
+            f"{func.name}: copy_async wants a copy from a parameter to shared memory, found {block.name!r}, which stores "
+            f"{block.body.value!r} to {target.scope} memory"
+        )
+    return with_body(func, replace_node(func.body, node, replace(node, asynchronous=True)))
 
 
 def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:

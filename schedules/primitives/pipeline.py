@@ -11,7 +11,23 @@ from relax_tune.ir.arith.linear import extent_of, is_dense, linear
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, Var, and_, conjuncts, const, floormod, free_vars, le, loads, lt, mul
+from relax_tune.ir.expr import (
+    Expr,
+    ExprLike,
+    Tunable,
+    Var,
+    and_,
+    as_int,
+    conjuncts,
+    const,
+    expr,
+    floormod,
+    free_vars,
+    le,
+    loads,
+    lt,
+    mul,
+)
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks, seq
 from relax_tune.schedules.independence import updates_in_place, writers
@@ -46,14 +62,15 @@ class _Span:
     step: Expr
 
 
-def software_pipeline(func: PrimFunc, block: str, loop: str, stages: int = 2) -> PrimFunc:
+def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 2) -> PrimFunc:
     """Fill an intermediate for a later iteration of a loop while this one uses what was filled before (stages 2: double
     buffering).
 
     Before: `for k in range(N): (for r in range(T): B[k * T + r] = f(k * T + r)); S(B)`
     After, with stages 2: `B` is a ring of 2 * T elements, `for p in range(1): if p < N: B[...] = f(p * T + r)`, then
     `for k in range(N): (if k + 1 < N: for r in range(T): B[((k + 1) * T + r) % (2 * T)] = f((k + 1) * T + r)); S(B)`
-    Checks: there are 2 to 16 stages; the block's nest is one of several statements of a serial loop; it alone makes an
+    Checks: there are 2 to 16 stages, a number or a tunable;
+    the block's nest is one of several statements of a serial loop; it alone makes an
     intermediate, completely and as a box that moves with the loop along one dimension, where nothing but bounds keeps it from
     elements that others read; all readers come after it in the loop and read of an iteration only what that iteration makes;
     nothing in the loop writes what it reads; blocks that run once stay out. Outer loops that move the same dimension run one
@@ -61,8 +78,10 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: int = 2) ->
     """
     node, target = find_block(func, block), find_loop(func, loop)
     require_serial(func, target, "software_pipeline")
-    if not 2 <= stages <= MOST_STAGES:
-        raise ScheduleError(f"{func.name}: software_pipeline wants from two to {MOST_STAGES} stages, found {stages}")
+    stages = expr(stages)
+    known = stages.domain if isinstance(stages, Tunable) else (as_int(stages) or 0,)
+    if not all(2 <= number <= MOST_STAGES for number in known):
+        raise ScheduleError(f"{func.name}: software_pipeline wants from two to {MOST_STAGES} stages, found {stages!r}")
     stmt = _statement(func, node, target)
     buffer = node.body.buffer
     path = enclosing(func, node)
@@ -90,9 +109,9 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: int = 2) ->
 
     first = Var(fresh(func, f"{loop}_first"))
     # whether the loop runs at all is not known here
-    before = loop_env(path[: at - 1]).with_loop(first, const(stages - 1))
+    before = loop_env(path[: at - 1]).with_loop(first, stages - 1)
     early = _only_where(rebind(stmt, {target.var: first}), lt(first, target.extent), before)
-    prologue = For(first, const(stages - 1), copied(func, early, "_first"))
+    prologue = For(first, simplify(stages - 1), copied(func, early, "_first"))
     ahead = _only_where(
         rebind(stmt, {target.var: target.var + (stages - 1)}), lt(target.var + (stages - 1), target.extent), env
     )
@@ -145,8 +164,8 @@ def _spans(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) 
             raise ScheduleError(
                 f"{func.name}: the reduction over {it.var.name!r} of {node.name!r} goes on through iterations"
             )
-    found, seen = list[_Span](), set[Var]()
-    for e in (block_value(node, i) for i in node.body.indices):
+    found, seen, inside = list[_Span](), set[Var](), loop_env(path)
+    for e in (simplify(block_value(node, i), inside) for i in node.body.indices):
         own = {v: inner[v] for v in free_vars(e) if v in inner}
         parts = linear(e, (target.var, *own), env)
         if parts is None or seen & set(own) or not is_dense(e, own, env):
@@ -185,11 +204,11 @@ def _require_inside(func: PrimFunc, node: Block, reader: Block, target: For, spa
             f"{func.name}: {node.name!r} runs only where {strange[0]!r}, which {reader.name!r} does not ask for"
         )
     path = enclosing(func, reader)
-    inner = {p.var: p.extent for p in path[path.index(target) + 1 :]}
+    inner, inside = {p.var: p.extent for p in path[path.index(target) + 1 :]}, loop_env(path)
     for access in block_loads(reader):
         if access.buffer is not buffer:
             continue
-        for e, span in zip((block_value(reader, i) for i in access.indices), spans):
+        for e, span in zip((simplify(block_value(reader, i), inside) for i in access.indices), spans):
             own = {v: inner[v] for v in free_vars(e) if v in inner}
             parts = None if loads(e) else linear(e, tuple(own), env)
             ends = None

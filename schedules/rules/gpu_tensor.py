@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.dtype import DType, f32
-from relax_tune.ir.expr import Expr, Load, Op, Tunable, const, free_vars, le, mul
+from relax_tune.ir.expr import Expr, Load, Op, Tunable, as_int, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.warp_products import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
@@ -24,6 +25,7 @@ from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
 from relax_tune.schedules.rules.gpu_matmul import Slice, is_even, share_steps, take_slices
 from relax_tune.schedules.rules.matmul import inline_around, output_column
+from relax_tune.schedules.rules.reductions_split import new_blocks
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -32,7 +34,11 @@ CAPABILITY = 80
 WARPS = (1, 2, 4)
 TILES = (1, 2, 4)
 COLUMN_TILES = (2, 4, 8)
-SLICES = (1, 2, 4)
+# Steps of a slice, in pairs of what the machine does at once: items of a warp fetch four vectors beside one another.
+PAIRS = (1, 2)
+PAIR = 2 * STEPS
+# Slices in shared memory at once.
+STAGES_AHEAD = (2, 3, 4)
 # Items of a warp by the rows and columns of a tile, and the columns each has.
 HIGH, WIDE = 8, 4
 EACH = COLUMNS // WIDE
@@ -69,12 +75,15 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     found = reductions(func)
     if machine.capability < CAPABILITY or len(found) != 1 or found[0].init is None or not multiplies(found[0]):
         return
-    forms = (("tiles", False), ("split", True))
-    yield from fitting((f"tensor.{name}", partial(build, func, machine, split)) for name, split in forms)
+    for name, split in (("tiles", False), ("split", True)):
+        # slices wait for their copies where these cannot be asynchronous
+        forms = fitting((f"tensor.{name}", partial(build, func, machine, split, ahead)) for ahead in (True, False))
+        yield from islice(forms, 1)
 
 
-def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
-    """Raises ScheduleError where the function is no such product. split: groups share out the steps too."""
+def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = True) -> Schedule:
+    """Raises ScheduleError where the function is no such product. split: groups share out the steps too; ahead: slices are copied
+    asynchronously, before they are needed."""
     s = Schedule(func)
     main = reductions(func)[0].name
     inline_around(s, main)
@@ -92,19 +101,20 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
     tile = Tile(s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
-    parts = s.tunable("KS", SLICES)
-    slices = take_slices(s, roles, tile.rows, tile.columns, mul(parts, STEPS), least=STEPS)
+    pairs = s.tunable("KS", PAIRS)
+    slices = take_slices(s, roles, tile.rows, tile.columns, mul(pairs, PAIR), least=PAIR)
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     i_0, *rows = s.split(nest[roles.row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=_even(roles, 0))
     j_0, *columns = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=_even(roles, 1))
-    k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, parts, STEPS], divides=_even(roles, 2))
+    k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=_even(roles, 2))
     (i_w, i_m, i_r, i_y), (j_w, j_n, j_x, j_c) = rows, columns
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
+    stages = _stages(s, roles, k_0) if ahead else None
     for x in slices:
-        _fetch(s, x, k_0, tile)
+        _fetch(s, x, k_0, tile, mul(pairs, PAIR), stages)
     _by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
     s.apply("decompose_reduction", block=main, loop=k_0)
     _bind(s, [i_w, j_w], i_y, j_x)
@@ -123,8 +133,9 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
     shares = {"SK": 4} if split else {}
     s.guess(
         *(
-            {"WM": a, "WN": b, "MT": h, "NT": w, "KS": k, **shares}
-            for a, b, h, w, k in ((2, 2, 4, 8, 2), (2, 2, 2, 4, 2), (1, 4, 1, 4, 2), (1, 1, 1, 2, 2), (1, 1, 1, 2, 1))
+            {"WM": a, "WN": b, "MT": h, "NT": w, "KS": k, **shares, **more}
+            for more in ([{"STAGES": 3}, {"STAGES": 2}] if ahead else [{}])
+            for a, b, h, w, k in ((2, 2, 4, 8, 1), (2, 2, 2, 4, 1), (1, 4, 1, 4, 2), (1, 4, 1, 4, 1), (1, 1, 1, 2, 1))
         )
     )
     return s
@@ -141,9 +152,20 @@ def _multiplied(s: Schedule, roles: Contraction) -> DType:
     return dtype
 
 
+def _stages(s: Schedule, roles: Contraction, k_0: str) -> Tunable:
+    """How many slices are in shared memory at once: no more than there are."""
+    known = next(as_int(i.extent) for i in roles.block.iters if i.var in roles.reduce)
+    if known is not None and known <= PAIR:
+        raise ScheduleError(f"{s.func.name}: one slice has all steps, which none can be ahead of")
+    stages, slices = s.tunable("STAGES", STAGES_AHEAD), s.extent(k_0)
+    if all(isinstance(v, Tunable) for v in free_vars(slices)):
+        s.require(le(stages, slices))
+    return stages
+
+
 def _even(roles: Contraction, which: int) -> bool:
     assert roles.row is not None
-    return is_even(roles, (roles.row, roles.column, roles.reduce[0])[which], STEPS)
+    return is_even(roles, (roles.row, roles.column, roles.reduce[0])[which], PAIR)
 
 
 def _bind(s: Schedule, warps: Sequence[str], high: str, wide: str) -> None:
@@ -152,28 +174,48 @@ def _bind(s: Schedule, warps: Sequence[str], high: str, wide: str) -> None:
         s.bind(loop, "item", axis)
 
 
-def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile) -> None:
-    """All items fetch a slice together, as it lies: neighbours take neighbouring vectors of the operand's rows."""
-    own = s.compute_at(x.block, k_0)
-    node = find_block(s.func, x.block)
-    buffer = node.body.buffer
+def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tunable | None) -> None:
+    """All items fetch a slice together, as it lies: neighbours take neighbouring vectors of the operand's rows, warps others of these.
+    ahead: while they multiply one slice as many less one are on their way."""
+    s.compute_at(x.block, k_0)
+    buffer = find_block(s.func, x.block).body.buffer
     rows, beside = sorted((x.step, x.place))
     rest = [d for d in range(len(buffer.shape)) if d not in (rows, beside)]
-    along = {n for n in own if n in {v.name for v in free_vars(node.bindings[beside])}}
-    if len(along) != 1:
-        raise ScheduleError(f"{s.func.name}: {x.block!r} is fetched in no rows")
-    (fast,) = along
-    s.reorder([*(n for n in own if n != fast), fast])
-    contiguous = beside == len(buffer.shape) - 1
-    vectors, lanes = s.split(fast, [None, x.width(VECTOR) if contiguous else 1], divides=True)
-    rounds, z, y, w = s.split(
-        s.fuse([*(n for n in own if n != fast), vectors]), [None, tile.warps, HIGH, WIDE], divides=True
-    )
-    s.reorder([z, y, w, rounds, lanes])
-    s.vectorize(lanes)
-    _bind(s, [z], y, w)
     s.apply("permute_layout", buffer=buffer.name, order=[*rest, rows, beside])
+    blocks = [x.block]
+    if ahead is not None:
+        if x.width(VECTOR) == 1:
+            raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
+        blocks += new_blocks(s, "software_pipeline", block=x.block, loop=k_0, stages=ahead)
+        slot = len(rest) + (x.step > x.place)
+        order = [slot, *(d for d in range(len(buffer.shape) + 1) if d != slot)]
+        s.apply("tile_layout", buffer=buffer.name, dim=slot, factor=steps, order=order)
     s.apply("storage_align", buffer=buffer.name, factor=2 * VECTOR, offset=VECTOR)
+    depth = s.loops_of(x.block).index(k_0) + 1
+    for name in blocks:
+        own = s.loops_of(name)[depth:]
+        bindings = find_block(s.func, name).bindings
+        along = [[n for n in own if n in {v.name for v in free_vars(bindings[d])}] for d in (rows, beside)]
+        if any(len(found) != 1 for found in along) or len(own) != 2:
+            raise ScheduleError(f"{s.func.name}: {name!r} is fetched in no rows")
+        (slow,), (fast,) = along
+        lanes = x.width(VECTOR) if beside == len(buffer.shape) - 1 else 1
+        if ahead is None:
+            vectors, vector = s.split(fast, [None, lanes], divides=True)
+            rounds, z, y, w = s.split(s.fuse([slow, vectors]), [None, tile.warps, HIGH, WIDE], divides=True)
+            s.reorder([z, y, w, rounds, vector])
+        elif x.place < x.step:  # warps share out what is no step; of steps there are as many as items along an axis
+            several, z, y = s.split(slow, [None, tile.warps, HIGH])
+            others, w, vector = s.split(fast, [None, WIDE, lanes])
+            s.reorder([z, y, w, several, others, vector])
+        else:
+            others, y = s.split(slow, [None, HIGH])
+            several, z, w, vector = s.split(fast, [None, tile.warps, WIDE, lanes])
+            s.reorder([z, y, w, several, others, vector])
+        s.vectorize(vector)
+        _bind(s, [z], y, w)
+        if ahead is not None:
+            s.apply("copy_async", loop=vector)
 
 
 def _by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:

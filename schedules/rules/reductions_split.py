@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Tunable, as_int, free_vars, le
+from relax_tune.ir.expr import Expr, Tunable, as_int, free_vars, le
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
@@ -118,7 +118,7 @@ def chunked(s: Schedule, block: str, chunk: str, outer: int) -> str:
     return part
 
 
-def new_blocks(s: Schedule, primitive: str, **arguments: str | bool) -> list[str]:
+def new_blocks(s: Schedule, primitive: str, **arguments: Expr | str | bool) -> list[str]:
     """The names of the blocks that a step makes."""
     before = {b.name for b in blocks(s.func.body)}
     s.apply(primitive, **arguments)

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <ucontext.h>
 #include <utility>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -139,6 +140,37 @@ static float rt_value_f16(unsigned short h) {
 static float rt_value_bf16(unsigned short h) { return __int_as_float((int)h << 16); }
 static void rt_grow_f16(float *c, long long r, const unsigned *a, const unsigned *b) { rt_grow<rt_value_f16>(c, r, a, b); }
 static void rt_grow_bf16(float *c, long long r, const unsigned *a, const unsigned *b) { rt_grow<rt_value_bf16>(c, r, a, b); }
+/* Copies that arrive as late as they may, when a thread waits for them; where threads run backwards, as early: at once. */
+struct rt_late { char *to; const char *from; size_t bytes, room; };
+struct rt_lots { std::vector<rt_late> copies; std::vector<size_t> ends; };
+static std::vector<rt_lots> rt_on_their_way;
+static bool rt_early;
+static void rt_arrive(rt_lots &lots, size_t count) {
+  for (size_t k = 0; k < count; k++) {
+    const rt_late &c = lots.copies[k];
+    memcpy(c.to, c.from, c.bytes);
+    memset(c.to + c.bytes, 0, c.room - c.bytes);
+  }
+  lots.copies.erase(lots.copies.begin(), lots.copies.begin() + count);
+  for (size_t &end : lots.ends) end = end > count ? end - count : 0;
+}
+static rt_lots &rt_own_lots() { return rt_on_their_way[rt_current - rt_fibres]; }
+template <int N, class T> static void rt_copy(T *to, const T *from, int count) {
+  if (count < 0 || count > N || (size_t)to % (N * sizeof(T)) || (size_t)from % (N * sizeof(T))) abort();
+  rt_lots &lots = rt_own_lots();
+  lots.copies.push_back({(char *)to, (const char *)from, count * sizeof(T), N * sizeof(T)});
+  if (rt_early) rt_arrive(lots, lots.copies.size());
+}
+static void rt_sent() { rt_own_lots().ends.push_back(rt_own_lots().copies.size()); }
+template <int most> static void rt_arrived() {
+  rt_lots &lots = rt_own_lots();
+  if (!most) rt_arrive(lots, lots.copies.size()), lots.ends.clear();
+  else if (lots.ends.size() > most) {
+    const size_t gone = lots.ends.size() - most;
+    rt_arrive(lots, lots.ends[gone - 1]);
+    lots.ends.erase(lots.ends.begin(), lots.ends.begin() + gone);
+  }
+}
 static void rt_enter() {
   rt_body(rt_arguments);
   rt_current->state = rt_ended;
@@ -178,6 +210,8 @@ static const char *rt_run(size_t first, bool backwards) {
 static const char *rt_block(bool backwards) {
   char *const message = rt_message;
   const size_t count = rt_count;
+  rt_on_their_way.assign(count, rt_lots());
+  rt_early = backwards;
   for (size_t k = 0; k < count; k++) {
     rt_fibre &f = rt_fibres[k];
     f.state = rt_ready;

@@ -169,6 +169,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "set_tail": lambda v: {"loop": v.loop(), "tail": v.rng.choice(TAILS)},
     "stream_stores": lambda v: {"loop": v.loop()},
     "ask_ahead": lambda v: {"loop": v.loop(), "iterations": v.rng.randrange(3)},
+    "copy_async": lambda v: {"loop": v.loop()},
     "partition": _partition,
     "fission": _beside,
     "merge_loops": lambda v: {"first": v.loop(), "second": v.loop()},

@@ -59,6 +59,15 @@ CASES: dict[str, Case] = {
             ("stream_stores", {"loop": "inc_j_1"}),
         ],
     ),
+    "copy_async": Case(
+        make.chain,
+        [
+            ("cache_read", {"block": "double", "buffer": "A", "scope": "shared"}),
+            ("split", {"loop": "A_cache_copy_j", "factors": [None, 4]}),
+            ("set_kind", {"loop": "A_cache_copy_j_1", "kind": "vectorized"}),
+            ("copy_async", {"loop": "A_cache_copy_j_1"}),
+        ],
+    ),
     "ask_ahead": Case(make.chain, [("ask_ahead", {"loop": "inc_j", "iterations": 8})]),
     "merge_loops": Case(make.chain, [("merge_loops", {"first": "double_i", "second": "inc_i"})]),
     "join_iters": Case(make.chain, [("join_iters", {"block": "inc", "names": ["inc_i", "inc_j"]})]),

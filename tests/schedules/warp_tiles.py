@@ -13,9 +13,10 @@ from relax_tune.schedules.schedule import Schedule
 ROWS, COLUMNS, STEPS = 32, 32, 32
 
 
-def product(form: str, dtype: DType) -> PrimFunc:
-    """C = A B + 1 over (m, k) and (k, n), each lying as it is ("n") or turned ("t")."""
-    m, n, k = Var("m"), Var("n"), Var("k")
+def product(form: str, dtype: DType, dims: tuple[int, int] | None = None) -> PrimFunc:
+    """C = A B + 1 over (m, k) and (k, n), each lying as it is ("n") or turned ("t"); dims: of n and k, symbols without them."""
+    m = Var("m")
+    n, k = (Var("n"), Var("k")) if dims is None else map(const, dims)
     b = TensorBuilder(f"product_{form}")
     x = b.input("A", (k, m) if form[0] == "t" else (m, k), dtype)
     w = b.input("B", (n, k) if form[1] == "t" else (k, n), dtype)
@@ -30,25 +31,43 @@ def product(form: str, dtype: DType) -> PrimFunc:
     return b.finish()
 
 
-def by_warps(form: str, dtype: DType, items: tuple[int, int] = (8, 4), pad: int = 8, mark: bool = True) -> Schedule:
-    """items: of a tile's rows and columns, (8, 4) being a warp's; pad: elements behind the rows in shared memory."""
-    s = Schedule(product(form, dtype))
+def by_warps(
+    form: str,
+    dtype: DType,
+    items: tuple[int, int] = (8, 4),
+    pad: int = 8,
+    mark: bool = True,
+    stages: int = 1,
+    dims: tuple[int, int] | None = None,
+) -> Schedule:
+    """items: of a tile's rows and columns, (8, 4) being a warp's; pad: elements behind the rows in shared memory; stages: slices that are
+    there at once, all but one of them copied asynchronously before they are needed."""
+    s = Schedule(product(form, dtype, dims))
     s.apply("pad", block="mm", factors=[ROWS, COLUMNS, STEPS])
     s.compute_inline("C_pad_take")
     i_0, i_w, i_m, i_r, i_y = s.split("mm_i", [None, 2, ROWS // 32, 16 // items[0], items[0]])
     j_0, j_w, j_n, j_x, j_c = s.split("mm_j", [None, 2, COLUMNS // 16, items[1], 8 // items[1]])
     k_0, k_1, k_2 = s.split("mm_k", [None, STEPS // 16, 16])
     s.reorder([i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
-    for name in ("A_pad", "B_pad"):
+    for name, step in (("A_pad", form[0] == "n"), ("B_pad", form[1] == "t")):
         s.apply("set_scope", buffer=name, scope="shared")
-        row, column = s.compute_at(f"{name}_fill", k_0)
-        vectors, lanes = s.split(column, [None, 8])
-        rounds, z, y, x = s.split(s.fuse([row, vectors]), [None, 4, *items])
-        s.reorder([z, y, x, rounds, lanes])
-        s.vectorize(lanes)
-        for axis, loop in enumerate((x, y, z)):
-            s.bind(loop, "item", axis)
+        s.compute_at(f"{name}_fill", k_0)
+        copies = [f"{name}_fill"]
+        if stages > 1:
+            copies.append(f"{name}_fill_first")
+            s.apply("software_pipeline", block=copies[0], loop=k_0, stages=stages)
+            s.apply("tile_layout", buffer=name, dim=int(step), factor=STEPS, order=[1, 0, 2] if step else [0, 1, 2])
         s.apply("storage_align", buffer=name, factor=16, offset=pad)
+        for block in copies:
+            row, column = s.loops_of(block)[-2:]
+            vectors, lanes = s.split(column, [None, 8])
+            rounds, z, y, x = s.split(s.fuse([row, vectors]), [None, 4, *items])
+            s.reorder([z, y, x, rounds, lanes])
+            s.vectorize(lanes)
+            for axis, loop in enumerate((x, y, z)):
+                s.bind(loop, "item", axis)
+            if stages > 1:
+                s.apply("copy_async", loop=lanes)
     row, column = s.reverse_compute_at("last", j_0)
     e_w, e_m, e_r, e_y = s.split(row, [None, ROWS // 32, 16 // items[0], items[0]])
     f_w, f_n, f_x, f_c = s.split(column, [None, COLUMNS // 16, items[1], 8 // items[1]])
