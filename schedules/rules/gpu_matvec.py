@@ -85,14 +85,23 @@ def _dots(s: Schedule, roles: Contraction, machine: Machine) -> None:
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, *i_0, j_0, j_t, item, rounds, *i_1, j_1, lanes])
     own = s.reverse_compute_at(final_block(s.func).name, j_t)
-    factored(s, factored(s, main, item, "warp"), lanes, "local")
+    partial = factored(s, main, item, "warp" if machine.exchanges else "shared")
+    factored(s, partial, lanes, "local")
     s.bind(item, "item", 0)
     left, *each = s.inner_loops(main, j_t)
-    s.reorder([*each, left])
-    s.apply("decompose_reduction", block=main, loop=left)
-    s.vectorize(own[-1])
-    for name in own[:-1]:
-        s.unroll(name)
+    if machine.exchanges:  # every item has all sums
+        s.reorder([*each, left])
+        s.apply("decompose_reduction", block=main, loop=left)
+        s.vectorize(own[-1])
+        for name in own[:-1]:
+            s.unroll(name)
+    else:  # an item adds up those of a column
+        s.apply("storage_align", buffer=find_block(s.func, partial).body.buffer.name, factor=1, offset=1)
+        s.reorder([each[-1], *each[:-1], left])
+        s.apply("decompose_reduction", block=main, loop=left)
+        s.reorder([own[-1], *own[:-1]])
+        for name in (each[-1], own[-1]):
+            s.bind(name, "item", 0)
     mark(s, {n: "unrolled" for n in (*i_1, j_1)})
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", 1)
