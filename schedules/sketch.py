@@ -15,6 +15,7 @@ from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers
 from relax_tune.schedules.occupancy import limits
 from relax_tune.schedules.rules import (
     attention,
+    attention_splits,
     convolution,
     fallback,
     gpu_attention,
@@ -44,6 +45,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
     "matvec": matvec.sketches,
     "attention": attention.sketches,
+    "attention_splits": attention_splits.sketches,
     "convolution": convolution.sketches,
     "rows": rows.sketches,
     "reductions": reductions.sketches,

@@ -106,7 +106,9 @@ def lower_blocks(s: Stmt) -> Node:
         return lower_blocks(lower_block(s))
     if isinstance(s, For):
         if is_fold(s):
-            return Loop(s.var, s.extent, lower_blocks(s.body), "unrolled", fold=True)
+            assert isinstance(s.body, Block)
+            one = lower_blocks(replace(s.body, predicate=TRUE))
+            return when(s.body.predicate, Loop(s.var, s.extent, one, "unrolled", fold=True))
         body = lower_blocks(s.body)
         made = Loop(s.var, s.extent, body, s.kind, s.axis, s.tail)
         return replace(made, intrinsic=s.intrinsic, stream=s.stream, ahead=s.ahead, asynchronous=s.asynchronous)
@@ -120,7 +122,7 @@ def lower_blocks(s: Stmt) -> Node:
 def is_fold(s: For) -> bool:
     """Whether a loop is `place = op(place, local[..., loop variable])` over a reduction iterator: any order will do."""
     b = s.body
-    if not isinstance(b, Block) or b.init is not None or b.predicate is not TRUE or s.kind not in FOLDABLE:
+    if not isinstance(b, Block) or b.init is not None or s.var in free_vars(b.predicate) or s.kind not in FOLDABLE:
         return False
     of_loop = [i for i, e in zip(b.iters, b.bindings, strict=True) if e is s.var and i.kind == "reduce"]
     value = b.body.value

@@ -73,7 +73,7 @@ def build(func: PrimFunc, machine: Machine) -> Schedule:
     groups = s.tunable("IU", (2, 4, 8, 16))
     unroll = s.tunable("JU", (2, 4, 8, 16))
     steps = s.tunable("KU", (4, 8, 16, 32))
-    width = s.tunable("NR", _widths(r.width, lanes))
+    width = s.tunable("NR", widths(r.width, lanes))
     tile, block = mul(groups, height), mul(steps, unroll)
     s.require(eq(floormod(tile, lanes), 0))
     s.require(le(height * ceildiv(width, lanes) + ceildiv(width, lanes) + 1, machine.registers))
@@ -246,6 +246,47 @@ def find_roles(s: Schedule) -> Roles:
     )
 
 
+def apart(s: Schedule, r: Roles, queries: Expr) -> list[str]:
+    """After `split_k_update`: everything that a block of keys takes under loops over what is outer, tiles of queries and blocks of
+    keys, which leave a maximum and sums for statements of their own. Returns these loops."""
+    paths = [_written_down(s, r, name, queries) for name in (r.top, r.total, r.context)]
+    for a, b in zip(paths[1], paths[2], strict=True):
+        s.merge_loops(a, b)
+    s.compute_at(r.weights, paths[1][-1])
+    for a, b in zip(paths[0], paths[1], strict=True):
+        s.merge_loops(a, b)
+    s.compute_at(r.score, paths[0][-1])
+    return paths[0]
+
+
+def _written_down(s: Schedule, r: Roles, whole: str, queries: Expr) -> list[str]:
+    """The loops of what a block of keys leaves of a sum, in the order of the output's: outer ones, tiles of queries, blocks of keys.
+    It is written down at their end."""
+    part = f"{whole}_rf"
+    node, last = find_block(s.func, part), find_block(s.func, r.last)
+    wanted = find_block(s.func, r.context if whole == r.context else r.total).body.buffer
+    place = next(x.indices for x in block_loads(last) if x.buffer is wanted)
+    if len(node.body.indices) != len(place) + 1:
+        raise ScheduleError(f"{s.func.name}: maxima have other dimensions than sums")
+    nest = dict(zip((i.var for i in node.iters), s.loops_of(part), strict=True))
+    of = {v: nest[_iterator(e)] for v, e in zip(place, node.body.indices[1:])}
+    step = nest[_iterator(node.body.indices[0])]
+    outer = [of[i.var] for i in last.iters if i.var in of and i.var not in (r.row, last.body.indices[-1])]
+    i_0, i_1 = s.split(of[r.row], [None, queries])
+    rest = [n for n in s.loops_of(part) if n not in (*outer, i_0, i_1, step)]
+    s.reorder([*outer, i_0, step, i_1, *rest])
+    readers = [r.weights] if whole == r.top else []
+    s.apply("cache_write", block=part, scope="global", readers=readers)
+    s.reverse_compute_at(block_of(s, node.body.buffer.name), step)
+    return [*outer, i_0, step]
+
+
+def _iterator(e: Expr) -> Var:
+    if not isinstance(e, Var):
+        raise ScheduleError(f"wanted rows and columns by iterators of their own, found {e!r}")
+    return e
+
+
 def _name(e: Expr) -> str:
     if not isinstance(e, Var):
         raise ScheduleError(f"wanted queries and keys by iterators of their own, found {e!r}")
@@ -285,7 +326,7 @@ def _last(rank: int, dims: Sequence[int]) -> list[int]:
     return [*(d for d in range(rank) if d not in dims), *dims]
 
 
-def _widths(extent: int, lanes: int) -> list[int]:
+def widths(extent: int, lanes: int) -> list[int]:
     """Register tiles' columns: vectors that divide the width of values."""
     return [w for w in (lanes, 2 * lanes, 4 * lanes) if extent % w == 0] or [
         max(w for w in range(1, lanes + 1) if extent % w == 0)

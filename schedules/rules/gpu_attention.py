@@ -71,9 +71,9 @@ def _queries(func: PrimFunc, machine: Machine) -> Schedule:
     (step,) = feeding(s, r.top, i_0, "vb")
     row = _one_row(s, step)
     _stages(s, r, row, width)
-    for name in (values, key_block):
-        _fetch(s, name, step, items, lanes)
-    _fetch(s, queries, i_0, items, lanes)
+    _fetch(s, values, step, items, lanes)
+    _fetch(s, key_block, step, items, lanes, turned=True)
+    _fetch(s, queries, i_0, items, lanes, turned=True)
     starts = [f"{name}_init" for name in (r.context, r.total, r.top)]
     rows = [row, *(s.inner_loops(name, i_0)[0] for name in (*starts, r.last))]
     for name in (starts[0], r.last):
@@ -214,13 +214,19 @@ def _cached(s: Schedule, block: str, buffer: str) -> str:
     return next(b.name for b in blocks(s.func.body) if b.name not in before)
 
 
-def _fetch(s: Schedule, block: str, loop: str, items: Tunable, lanes: int) -> None:
-    """All items of a group fetch what an iteration needs, in vectors where rows are cut into whole ones."""
+def _fetch(s: Schedule, block: str, loop: str, items: Tunable, lanes: int, turned: bool = False) -> None:
+    """All items of a group fetch what an iteration needs, in vectors where rows are cut into whole ones. turned: rows become columns,
+    so that items with neighbouring ones write to different banks."""
     s.compute_at(block, loop)
     *front, fast = s.inner_loops(block, loop)
     extent = as_int(s.extent(fast))
     vectors, inner = s.split(fast, [None, lanes if extent is not None and extent % lanes == 0 else 1], divides=True)
-    rounds, item = s.split(s.fuse([*front, vectors]), [None, items], divides=True)
+    if turned:
+        buffer = find_block(s.func, block).body.buffer.name
+        s.apply("storage_align", buffer=buffer, factor=1, offset=lanes)
+        s.reorder([vectors, *front])
+    order = [vectors, *front] if turned else [*front, vectors]
+    rounds, item = s.split(s.fuse(order), [None, items], divides=True)
     s.reorder([item, rounds, inner])
     s.vectorize(inner)
     s.bind(item, "item")

@@ -11,20 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Expr, Tunable, Var, ceildiv, const, free_vars, le, mul
+from relax_tune.ir.expr import Expr, Tunable, ceildiv, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks, loops
-from relax_tune.schedules.nest import block_loads, find_block
-from relax_tune.schedules.rules.attention import Roles, block_of, feeding, find_roles
-from relax_tune.schedules.rules.gpu_items import NEIGHBOURS, bind_items, factored, limit_items, mark, sum_over_items
+from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.rules.attention import Roles, apart, block_of, feeding, find_roles
+from relax_tune.schedules.rules.gpu_items import NEIGHBOURS, bind_items, factored, limit_items, sum_over_items
+from relax_tune.schedules.rules.lanes import mark
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
 # Keys of a block at most.
 MOST_KEYS = 2048
-# Sums of an item beside what it multiplies.
-MOST_SUMS = 64
+# Products of an item while scores are made, and its columns of all queries.
+MOST_PRODUCTS, MOST_COLUMNS = 64, 32
+# Larger groups wait longer for their rows than they gain.
+MOST_ITEMS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +79,13 @@ def splits(func: PrimFunc, machine: Machine) -> Schedule:
     """A group for each block of keys of a few queries; then one for each query."""
     s = Schedule(func)
     r, shape, queries = _prepared(s, machine, (1, 2, 4, 8))
-    own = {name: _part(s, name) for name in (r.top, r.total, r.context)}
-    paths = [_few_queries(s, r, name, shape.queries) for name in own]
-    for a, b in zip(paths[1], paths[2], strict=True):
-        s.merge_loops(a, b)
-    s.compute_at(r.weights, paths[1][-1])
-    for a, b in zip(paths[0], paths[1], strict=True):
-        s.merge_loops(a, b)
-    *outer, i_0, step = paths[0]
-    s.compute_at(r.score, step)
+    own = {name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.top, r.total, r.context)}
+    *outer, i_0, step = apart(s, r, shape.queries)
     _block_of_keys(s, r, step, shape)
     _fetch(s, queries, step, shape)
     _columns(s, block_of(s, own[r.context]), step, shape)
-    for name in (r.top, r.total, r.context):
-        s.apply("set_scope", buffer=_part(s, name), scope="local")
+    for name in own:
+        s.apply("set_scope", buffer=find_block(s.func, f"{name}_rf").body.buffer.name, scope="local")
     _unroll_queries(s, shape)
     s.bind(step, "group", 0)
     s.bind(i_0, "group", 1)
@@ -99,11 +94,6 @@ def splits(func: PrimFunc, machine: Machine) -> Schedule:
     _combined(s, r, machine)
     s.guess({**_guess(s, r, machine), "TC": min(128, max(s.tunables["TC"].domain))})
     return s
-
-
-def _part(s: Schedule, block: str) -> str:
-    """The buffer of a sum over blocks of keys."""
-    return find_block(s.func, f"{block}_rf").body.buffer.name
 
 
 def _prepared(s: Schedule, machine: Machine, rounds: Sequence[int]) -> tuple[Roles, Shape, str]:
@@ -117,10 +107,11 @@ def _prepared(s: Schedule, machine: Machine, rounds: Sequence[int]) -> tuple[Rol
     widths = [w for w in (1, 2, 4) if w <= machine.lanes and r.depth % w == 0 and r.width % w == 0]
     width = s.tunable("VL", widths)
     limit_items(s, machine, mul(tx, ty))
+    s.require(le(mul(tx, ty), const(MOST_ITEMS)))
     s.require(le(keys, const(MOST_KEYS)))
     s.require(le(mul(tx, width), const(max(r.depth, r.width, NEIGHBOURS[0]))))
-    s.require(le(mul(mul(queries, together), width), const(MOST_SUMS)))
-    s.require(le(mul(queries, ceildiv(const(r.width), tx)), const(MOST_SUMS)))
+    s.require(le(mul(mul(queries, together), width), const(MOST_PRODUCTS)))
+    s.require(le(mul(queries, ceildiv(const(r.width), tx)), const(MOST_COLUMNS)))
     for name in (r.product, r.score, r.weights):
         buffer = find_block(s.func, name).body.buffer
         rank = len(buffer.shape)
@@ -131,34 +122,6 @@ def _prepared(s: Schedule, machine: Machine, rounds: Sequence[int]) -> tuple[Rol
     s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=queries)
     s.apply("split_k_update", block=r.top, factor=keys)
     return r, Shape(tx, ty, queries, together, keys, width), fetch
-
-
-def _few_queries(s: Schedule, r: Roles, whole: str, queries: Tunable) -> list[str]:
-    """The loops of what a block of keys leaves of a sum, in the order of the output's: outer ones, tiles of queries, blocks of keys.
-    Items have it, and write it down for the second kernel."""
-    part = f"{whole}_rf"
-    node, last = find_block(s.func, part), find_block(s.func, r.last)
-    wanted = find_block(s.func, r.context if whole == r.context else r.total).body.buffer
-    place = next(x.indices for x in block_loads(last) if x.buffer is wanted)
-    if len(node.body.indices) != len(place) + 1:
-        raise ScheduleError(f"{s.func.name}: maxima have other dimensions than sums")
-    nest = dict(zip((i.var for i in node.iters), s.loops_of(part), strict=True))
-    of = {v: nest[_iterator(e)] for v, e in zip(place, node.body.indices[1:])}
-    step = nest[_iterator(node.body.indices[0])]
-    outer = [of[i.var] for i in last.iters if i.var in of and i.var not in (r.row, last.body.indices[-1])]
-    i_0, i_1 = s.split(of[r.row], [None, queries])
-    rest = [n for n in s.loops_of(part) if n not in (*outer, i_0, i_1, step)]
-    s.reorder([*outer, i_0, step, i_1, *rest])
-    readers = [r.weights] if whole == r.top else []
-    s.apply("cache_write", block=part, scope="global", readers=readers)
-    s.reverse_compute_at(block_of(s, node.body.buffer.name), step)
-    return [*outer, i_0, step]
-
-
-def _iterator(e: Expr) -> Var:
-    if not isinstance(e, Var):
-        raise ScheduleError(f"wanted rows and columns by iterators of their own, found {e!r}")
-    return e
 
 
 def _fetch(s: Schedule, block: str, loop: str, shape: Shape) -> None:

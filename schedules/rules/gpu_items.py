@@ -6,12 +6,13 @@ Items along the first axis are neighbours: where they are a warp, or one of equa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from relax_tune.ir.buffer import Scope
 from relax_tune.ir.expr import Expr, Var, as_int, const, le
-from relax_tune.ir.stmt import LoopKind, blocks, loops
+from relax_tune.ir.stmt import LoopKind, blocks
 from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.rules.lanes import mark
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -28,11 +29,12 @@ def item_counts(machine: Machine, least: int = 64) -> list[int]:
     ]
 
 
-def vector_widths(columns: Sequence[Expr], machine: Machine) -> list[int]:
-    """Widths of vectors that divide all constant numbers of columns. Vectors of a column whose length nobody knows start anywhere
-    in memory, and are no better than their elements."""
+def vector_widths(columns: Sequence[Expr], machine: Machine, size: int = 4) -> list[int]:
+    """Widths of vectors, of elements of so many bytes, that divide all constant numbers of columns. Vectors of a column whose length
+    nobody knows start anywhere in memory, and are no better than their elements."""
     sizes = [as_int(c) for c in columns]
-    return [w for w in (1, 2, 4) if w <= machine.lanes and all(w == 1 or (e is not None and e % w == 0) for e in sizes)]
+    most = machine.lanes * 4 // min(size, 4)
+    return [w for w in (1, 2, 4, 8, 16) if w <= most and all(w == 1 or (e is not None and e % w == 0) for e in sizes)]
 
 
 def in_warps(s: Schedule, machine: Machine) -> tuple[Expr, int]:
@@ -100,14 +102,6 @@ def factored(s: Schedule, block: str, loop: str, scope: Scope, kind: LoopKind = 
     assert isinstance(over, Var)
     s.unroll(over.name)
     return partial.name
-
-
-def mark(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
-    """A kind for loops and for the copies that factoring made of them."""
-    for p in loops(s.func.body):
-        for name, kind in kinds.items():
-            if p.kind == "serial" and (p.var.name == name or p.var.name.startswith(f"{name}_")):
-                s.set_kind(p.var.name, kind)
 
 
 def limit_items(s: Schedule, machine: Machine, items: Expr) -> None:

@@ -23,9 +23,9 @@ from relax_tune.schedules.rules.gpu_items import (
     factored,
     item_counts,
     limit_items,
-    mark,
     vector_widths,
 )
+from relax_tune.schedules.rules.lanes import mark
 from relax_tune.schedules.rules.matmul import inline_around, output_column
 from relax_tune.schedules.rules.matvec import FEW_ROWS, steps_together
 from relax_tune.schedules.schedule import Schedule

@@ -1,12 +1,12 @@
-"""What the rules for reductions share: vectors along a loop, with an accumulator for every lane."""
+"""What rules share of loops inside an element's: vectors with an accumulator for every lane, kinds of copies of loops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, as_int, free_vars
-from relax_tune.ir.stmt import IterVar, blocks
+from relax_tune.ir.stmt import IterVar, LoopKind, blocks, loops
 from relax_tune.schedules.nest import find_block
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -29,6 +29,14 @@ def accumulate(s: Schedule, block: str, loop: str) -> None:
     for made in blocks(s.func.body):
         if made.name not in before and made.name.endswith("_init"):
             s.set_kind(s.loops_of(made.name)[-1], "vectorized")
+
+
+def mark(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
+    """A kind for loops and for the copies that factoring made of them."""
+    for p in loops(s.func.body):
+        for name, kind in kinds.items():
+            if p.kind == "serial" and (p.var.name == name or p.var.name.startswith(f"{name}_")):
+                s.set_kind(p.var.name, kind)
 
 
 def decompose(s: Schedule, block: str, inside: list[str]) -> None:
