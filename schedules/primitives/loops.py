@@ -53,6 +53,9 @@ from relax_tune.schedules.nest import (
 from relax_tune.schedules.primitives.factors import positive
 from relax_tune.schedules.symbols import LIMIT
 
+# Iterations that memory may be asked ahead by.
+MOST_AHEAD = 4096
+
 
 def require_serial(func: PrimFunc, loop: For, step: str) -> None:
     """The loop has no kind and no intrinsic yet; else ScheduleError."""
@@ -326,12 +329,13 @@ def ask_ahead(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
 
     Before: `for k in serial(512): for j in vectorized(16): C[j] = C[j] + A[k] * B[k, j]`
     After: `for k in serial(512, ahead=32): ...`, which asks for `B[k + 32, ...]` while it computes with `B[k, ...]`
-    Checks: the loop is serial; the number of iterations is positive; something below reads global memory that is not written there.
+    Checks: the loop is serial; the number of iterations is 1 to 4096; something below reads global memory that is not written there.
     """
     node = find_loop(func, loop)
-    if node.kind != "serial" or iterations < 1:
+    if node.kind != "serial" or not 1 <= iterations <= MOST_AHEAD:
         raise ScheduleError(
-            f"{func.name}: ask_ahead wants a serial loop and at least 1 iteration, found {loop!r}, which is {node.kind}, and {iterations}"
+            f"{func.name}: ask_ahead wants a serial loop and 1 to {MOST_AHEAD} iterations, found {loop!r}, which is {node.kind}, "
+            f"and {iterations}"
         )
     written = {b.body.buffer for b in blocks(node.body)}
     if all(x.buffer in written or x.buffer.scope != "global" for b in blocks(node.body) for x in block_loads(b)):

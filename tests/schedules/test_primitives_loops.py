@@ -129,7 +129,7 @@ REFUSALS = [
         step("stream_stores", loop="double_j_1"),
         message="found those of 'double' to 'B'",
     ),
-    refuse("ask ahead of nothing", make.chain, step("ask_ahead", loop="inc_j", iterations=0), message="at least 1 iteration"),
+    refuse("ask ahead of nothing", make.chain, step("ask_ahead", loop="inc_j", iterations=0), message="1 to 4096 iterations"),
     refuse("ask ahead of many", make.chain, PARALLEL, step("ask_ahead", loop="inc_i", iterations=2), message="which is parallel"),
     refuse(
         "ask ahead of registers",
