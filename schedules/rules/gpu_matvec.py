@@ -74,7 +74,8 @@ def _dots(s: Schedule, roles: Contraction, machine: Machine) -> None:
     if not any(x.indices[-1] is step and roles.column in free_vars(*x.indices) for x in block_loads(roles.block)):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
     tx, ty = s.tunable("TX", NEIGHBOURS), s.tunable("TY", (1, 2, 4, 8, 16))
-    columns = s.tunable("NR", (1, 2, 4, 8))
+    # items that share out columns in shared memory need several of them
+    columns = s.tunable("NR", (1, 2, 4, 8) if machine.exchanges else (2, 4, 8))
     width = s.tunable("VL", vector_widths([i.extent for i in roles.block.iters if i.var is step], machine))
     limit_items(s, machine, mul(tx, ty))
     nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
@@ -107,7 +108,7 @@ def _dots(s: Schedule, roles: Contraction, machine: Machine) -> None:
     s.bind(j_t, "item", 1)
     _groups(s, j_0, i_0, batch)
     rows = {"MR": 1} if i_0 else {}
-    s.guess({"TX": 32, "TY": 4, "NR": 1, "VL": width.domain[-1], **rows})
+    s.guess({"TX": 32, "TY": 4, "NR": columns.domain[0], "VL": width.domain[-1], **rows})
 
 
 def _columns(s: Schedule, roles: Contraction, machine: Machine) -> None:
