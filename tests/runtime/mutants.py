@@ -17,7 +17,7 @@ def one_too_many(text: str) -> str:
 
 def no_tail_guard(text: str) -> str:
     """The last tile runs whole."""
-    return re.sub(r"if \([^{}\n]* < s0\) \{", "if (1) {", text)
+    return re.sub(r"if \([^{}\n]* < s0_?\) \{", "if (1) {", text)
 
 
 def no_initial_value(text: str) -> str:
