@@ -43,6 +43,8 @@ def require_own_items(func: PrimFunc, buffer: Buffer) -> None:
 def _moves_alike(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
     """All accesses run alike through some dimension, whose places tell the item; or through one for each digit of its number."""
     loops = [p for p in around.values() if p is not None]
+    if all(simplify(p.extent) is const(1) for p in loops):
+        return True  # the first item is the only one
     whole: dict[Var, Expr] = {Var("item"): loops[0].extent}
     base = _base([b for b, _ in around.items()], loops)
     if base is None:

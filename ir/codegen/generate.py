@@ -36,6 +36,7 @@ from relax_tune.ir.codegen.spans import Spans, fits
 from relax_tune.ir.codegen.tails import lower_tails
 from relax_tune.ir.codegen.vectors import choose_vectors
 from relax_tune.ir.codegen.warps import hold_in_warps
+from relax_tune.ir.dtype import bool_
 from relax_tune.ir.empty_reductions import complete_empty_reductions
 from relax_tune.ir.expr import Expr, Tunable, Var, as_int, free_vars
 from relax_tune.ir.function import Param, PrimFunc
@@ -93,25 +94,25 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
             operation the target cannot express.
     """
     _check(func, target)
-    algebra = Algebra()
+    algebra, lanes = Algebra(), _lanes(func, target)
     body = lower_blocks(complete_empty_reductions(func.body))
     if target.grid:
         body = _one_index_per_axis(body)
     body = bind_digits(body)
     note_ranges(algebra, body)
     body = hold_in_warps(body, algebra, target.language == "cuda")
-    body = lower_tails(body, algebra, target.lanes)
+    body = lower_tails(body, algebra, lanes)
     note_ranges(algebra, body)
-    body = choose_vectors(body, algebra, target.lanes)
+    body = choose_vectors(body, algebra, lanes)
     body = compact(body, algebra, target.thread_kinds)
     _check_shared(func, target, body)
     if target.grid:
         body = synchronise(body, algebra)
-    layouts = register_layouts(body, algebra, target.lanes)
+    layouts = register_layouts(body, algebra, lanes)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
     written = frozenset(m.buffer for m in walk(body) if isinstance(m, Store))
     for narrow in (True, False) if _for_gpus(target, body) else (False,):
-        printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, target.lanes, layouts)
+        printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
         printer.spans = Spans(algebra, func.scalar_params) if narrow else None
         name = printer.fresh(func.name)
         source, grid = printer.kernel(name, buffers, written, body)
@@ -124,6 +125,12 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 def _for_gpus(target: CodeTarget, body: Node) -> bool:
     """Processors compute with numbers of 64 bits as fast as with those of 32, and only GPUs get groups of several items."""
     return target.language == "cuda" or any(isinstance(m, Loop) and m.kind == "item" for m in walk(body))
+
+
+def _lanes(func: PrimFunc, target: CodeTarget) -> int:
+    """Elements of a vector: of CUDA's, which are arrays, as many of the narrowest that is stored as one access has."""
+    stored = [b.dtype.bytes for b in func.buffers if b.dtype is not bool_] if target.language == "cuda" else []
+    return target.lanes * 4 // min(4, *stored) if stored else target.lanes
 
 
 def _check(func: PrimFunc, target: CodeTarget) -> None:

@@ -31,7 +31,7 @@ from relax_tune.schedules.rules.matvec import FEW_ROWS, steps_together
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
-HEIGHTS = (1, 2, 4, 8)
+HEIGHTS = (1, 2, 4, 8, 16)
 # A number of columns that so many divide is cut by divisors.
 EVEN = 32
 # Sums of an item beside what it multiplies.
@@ -74,9 +74,8 @@ def _dots(s: Schedule, roles: Contraction, machine: Machine) -> None:
     if not any(x.indices[-1] is step and roles.column in free_vars(*x.indices) for x in block_loads(roles.block)):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
     tx, ty = s.tunable("TX", NEIGHBOURS), s.tunable("TY", (1, 2, 4, 8, 16))
-    # items that share out columns in shared memory need several of them
-    columns = s.tunable("NR", (1, 2, 4, 8) if machine.exchanges else (2, 4, 8))
-    width = s.tunable("VL", vector_widths([i.extent for i in roles.block.iters if i.var is step], machine))
+    columns = s.tunable("NR", (1, 2, 4, 8))
+    width = s.tunable("VL", _widths(roles, step, machine))
     limit_items(s, machine, mul(tx, ty))
     nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
     i_0, i_1 = _rows(s, roles, nest, mul(columns, width))
@@ -120,7 +119,7 @@ def _columns(s: Schedule, roles: Contraction, machine: Machine) -> None:
     extent = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.column)
     # vectors of columns that may be incomplete would be fetched element by element
     even = extent is not None and extent % EVEN == 0
-    width = s.tunable("VL", [w for w in (1, 2, 4) if w <= machine.lanes] if even else (1,))
+    width = s.tunable("VL", _widths(roles, roles.column, machine) if even else (1,))
     limit_items(s, machine, mul(tx, ty))
     nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
     i_0, i_1 = _rows(s, roles, nest, mul(width, halves))
@@ -149,7 +148,16 @@ def _columns(s: Schedule, roles: Contraction, machine: Machine) -> None:
     s.bind(j_t, "item", 0)
     _groups(s, j_0, i_0, batch)
     few = {"MR": 1} if i_0 else {}
-    s.guess({"TX": 32, "TY": 8, "VL": width.domain[-1], **few})
+    vector = width.domain[-1]
+    beside = max(8, min(32, 128 // vector))
+    s.guess({"TX": beside, "TY": min(16, 256 // beside), "VL": vector, **few})
+
+
+def _widths(roles: Contraction, along: Var, machine: Machine) -> list[int]:
+    """Elements that an item reads of the matrix at once: of CUDA's vectors, which are arrays, as many as one access has room for."""
+    read = [x.buffer.dtype.bytes for x in block_loads(roles.block) if roles.column in free_vars(*x.indices)]
+    size = min(read) if machine.language == "cuda" else 4
+    return vector_widths([i.extent for i in roles.block.iters if i.var is along], machine, size)
 
 
 def _lay_out(s: Schedule, roles: Contraction, items: int) -> None:

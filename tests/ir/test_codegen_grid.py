@@ -101,6 +101,20 @@ def f(x: Buffer((n, {columns}), f32), y: Buffer((n, {columns}), f32)):
     assert pieces("63", 0) == pieces("64", 3) == pieces("m", 0) == {"1"}
 
 
+@pytest.mark.parametrize(("stored", "each"), [("f32", 4), ("bf16", 8), ("i8", 16)])
+def test_an_access_has_as_many_elements_as_it_has_room_for(stored: str, each: int) -> None:
+    text = f"""
+@prim_func(outputs=1)
+def f(x: Buffer((n, 64), {stored}), y: Buffer((n, 64), f32)):
+    for i in group(n):
+        for v in vectorized(32):
+            y[i, v] = cast(x[i, v], f32) * 2.0
+"""
+    source = generate(parse_prim_func(text.strip() + "\n"), CUDA).source.split("/*end prelude*/")[1]
+    assert re.findall(r"rt_load<[^,]*, (\d+)>", source) == [str(each)] * (32 // each)
+    assert source.count("rt_store<4>") == 32 // each
+
+
 def test_blocks_lie_along_one_axis_where_the_others_may_have_too_many() -> None:
     def kernel(second: str) -> tuple[str, list[str]]:
         text = f"""

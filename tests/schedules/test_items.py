@@ -90,3 +90,16 @@ def test_groups_have_shared_memory_of_their_own() -> None:
         s.bind(s.loops_of("double")[0], "group")
     s.compute_at("double", row)
     s.bind(row, "group")
+
+
+def test_a_single_item_of_an_axis_has_what_it_makes() -> None:
+    """A number of items that is 1 need not be told from no loop at all, as a trace replayed with numbers in it."""
+    s = Schedule(doubled())
+    row, column = s.loops_of("inc")
+    s.compute_at("double", row)
+    for name in (s.inner_loops("double", row)[0], column):
+        whole, one = s.split(name, [None, 1])
+        s.reorder([one, whole])
+        s.bind(one, "item")
+    s.apply("set_scope", buffer="B", scope="local")
+    assert_same_meaning(doubled(), s.func, {"n": 3})
