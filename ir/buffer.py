@@ -19,6 +19,8 @@ class Buffer:
     items of a warp that the last index numbers, so that it can be in their registers (`codegen/warps`).
     row: (factor, offset) of a local or shared one: once lowering has shrunk it, a row (the last dimension) takes up the next
     multiple of `factor` elements and `offset` more. Meaning does not change.
+    swizzle: elements of a vector of a shared one whose rows are whole vectors, if these go round in their row by the row's number
+    (`ir/swizzle`). Meaning does not change.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Buffer:
     dtype: DType
     scope: Scope = "global"
     row: tuple[Expr, int] | None = None
+    swizzle: int = 0
 
     def __repr__(self) -> str:
         return f"{self.name}: ({', '.join(map(repr, self.shape))}) {self.dtype}"

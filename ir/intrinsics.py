@@ -38,7 +38,9 @@ class Intrinsic:
     only: the language that has the operation, if others keep the loops. needs: helper functions the bodies call.
 
     An intrinsic whose meaning has loops over work-items is done by a whole warp at once (those loops are its items), from operands in
-    shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own.
+    shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own. Its body also sees for
+    each operand A of these `a_row`, the elements of the rows it lies in where they are swizzled and 0 elsewhere, and `a_at`, an
+    offset to be added to the pointer before the element is looked for there (`warp_products.PLACES`).
     """
 
     text: str

@@ -140,7 +140,8 @@ class TensorPrinter:
     def buffer_call(self, kind: str, b: Buffer) -> str:
         scope = f", scope={quote(b.scope)}" if kind == "alloc" or b.scope != "global" else ""
         row = "" if b.row is None else f", row=({self.expr(b.row[0])}, {b.row[1]})"
-        return f"{kind}({self.dims(b.shape)}, {b.dtype}{scope}{row})"
+        turned = f", swizzle={b.swizzle}" if b.swizzle else ""
+        return f"{kind}({self.dims(b.shape)}, {b.dtype}{scope}{row}{turned})"
 
     def dims(self, dims: Sequence[Expr]) -> str:
         return f"({', '.join(map(self.expr, dims))}{',' if len(dims) == 1 else ''})"

@@ -307,6 +307,8 @@ class _Encoder:
         if b.row is not None:
             self.emit(path, "row", b.row[1])
             self.expr(b.row[0], f"{path}.row")
+        if b.swizzle:
+            self.emit(path, "swizzle", b.swizzle)
 
     def expr(self, e: Expr, path: str) -> None:
         """Nodes in post-order with local numbers, so shared parts are written once."""

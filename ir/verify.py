@@ -13,11 +13,12 @@ from typing import NoReturn, Union
 from relax_tune.errors import VerifyError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import BOOLEAN, MATH, Const, Expr, Op, Tunable, Var, as_int, free_vars, loads, postorder
+from relax_tune.ir.expr import BOOLEAN, MATH, Const, Expr, Op, Tunable, Var, as_int, const, free_vars, loads, postorder
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import Function
 from relax_tune.ir.printer import excerpt
 from relax_tune.ir.stmt import Block, For, If, Stmt, Store, blocks, children, loops, walk
+from relax_tune.ir.swizzle import may_swizzle
 from relax_tune.ir.verify_graph import verify_function
 
 
@@ -83,6 +84,12 @@ class _Prim:
                         b,
                     )
                 self.scope((b.row[0],), set(), b, f"the rows of {b.name}")
+            if b.swizzle and (b.scope != "shared" or b.row != (const(b.swizzle), 0) or not may_swizzle(b, b.swizzle)):
+                self.fail(
+                    f"buffer {b.name}: wanted rows of whole vectors of 4 to 16 bytes in shared memory to swizzle, found "
+                    f"vectors of {b.swizzle} elements, rows {b.row}",
+                    b,
+                )
             for d in b.shape:
                 self.types((d,), b)
                 if not d.dtype.is_int:

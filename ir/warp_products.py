@@ -9,6 +9,8 @@ rows and columns; the machine lets the warp fetch the operands, 16 bits an eleme
 from __future__ import annotations
 
 ROWS, COLUMNS, STEPS = 16, 8, 16
+# Elements of a row of the matrices that a warp fetches, which have as many rows.
+ROW = 8
 
 
 def meaning(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
@@ -43,16 +45,17 @@ def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
     else:
         b = "(l & 15) * b_k"
     return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
-  a += {a};
-  b += {b} + (l >> 4) * b_j;
+  a_at += {a};
+  b_at += {b} + (l >> 4) * b_j;
   unsigned rows[m][4];
 #pragma unroll
-  for (int i = 0; i < m; i++) rt_matrices<4, {str(a_turned).lower()}>(rows[i], a + i * a_i);
+  for (int i = 0; i < m; i++) rt_matrices<4, {str(a_turned).lower()}>(rows[i], a + rt_place<a_row>(a_at, i * a_i));
 #pragma unroll
   for (int j = 0; j < n; j += 2) {{
     unsigned columns[4];
-    if (j + 1 < n) rt_matrices<4, {str(not b_turned).lower()}>(columns, b + j * b_j);
-    else rt_matrices<2, {str(not b_turned).lower()}>(columns, b + j * b_j);
+    const unsigned short *const p = b + rt_place<b_row>(b_at, j * b_j);
+    if (j + 1 < n) rt_matrices<4, {str(not b_turned).lower()}>(columns, p);
+    else rt_matrices<2, {str(not b_turned).lower()}>(columns, p);
 #pragma unroll
     for (int i = 0; i < m; i++)
 #pragma unroll
@@ -75,7 +78,8 @@ def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
 #pragma unroll
         for (int q = 0; q < 2; q++)
           for (int k = 0; k < {STEPS}; k++)
-            c[i * c_i + r * c_r + j * c_j + q] += rt_from_{dtype}_f32(a[{a}]) * rt_from_{dtype}_f32(b[{b}]);"""
+            c[i * c_i + r * c_r + j * c_j + q] +=
+              rt_from_{dtype}_f32(a[rt_place<a_row>(a_at, {a})]) * rt_from_{dtype}_f32(b[rt_place<b_row>(b_at, {b})]);"""
 
 
 def _grow(dtype: str) -> str:
@@ -84,6 +88,15 @@ def _grow(dtype: str) -> str:
     "{{%0, %1, %2, %3}};"
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[r]), "+f"(c[r + 1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); }}"""
 
+
+# Where an element lies that is `step` elements behind `at` in rows of `row`, swizzled by eight elements (`ir/swizzle`); in other
+# rows 0. Steps of whole periods leave the sum, so that all those of a loop have one place in common.
+PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_place(unsigned at, unsigned step) {
+  const unsigned vectors = row / 8, beside = vectors && vectors < 8 ? 8 / vectors : 1, most = vectors < 8 ? vectors : 8;
+  if (row == 0) return at + step;
+  if (step % (row * beside * most) != 0) at += step, step = 0;
+  const unsigned r = at / 8 / (row ? vectors : 1), v = at / 8 % (row ? vectors : 1);
+  return (r * vectors + (v + r / beside % (row ? most : 1)) % (row ? vectors : 1)) * 8 + at % 8 + step; }"""
 
 # What the texts call: matrices of 8 by 8 elements from shared memory, as they are or turned, and one product.
 OPERATIONS = """template <int count, bool turned> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {

@@ -16,9 +16,11 @@ from relax_tune.ir.expr import (
     Var,
     add,
     and_,
+    as_int,
     ceildiv,
     const,
     eq,
+    floordiv,
     floormod,
     free_vars,
     le,
@@ -26,10 +28,15 @@ from relax_tune.ir.expr import (
     maximum,
     minimum,
     mul,
+    ne,
     select,
+    substitute,
 )
 from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.intrinsics import INTRINSICS
 from relax_tune.ir.stmt import Block, For, Stmt, blocks
+from relax_tune.ir.swizzle import LINE_BYTES, swizzled
+from relax_tune.ir.warp_products import ROW
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.occupancy import (
     group_items,
@@ -54,13 +61,15 @@ class Touch:
     """An access as the items of a warp make it.
 
     path: the loops around; stride: elements between neighbouring items of the first axis, 0 where they touch the same; width:
-    elements side by side that each touches."""
+    elements side by side that each touches; together: where there is more to it than a stride, the places of what is served at once,
+    as many vectors as all banks have, counted in vectors."""
 
     buffer: Buffer
     where: tuple[Expr, ...]
     path: tuple[For, ...]
     stride: Expr
     width: Expr
+    together: tuple[Expr, ...] = ()
 
     @property
     def times(self) -> Expr:
@@ -88,7 +97,34 @@ def _touch(
     lane = next((p for p in path if p.kind == "vectorized"), None)
     beside = ONE if lane is None else _step(placed, shape, lane)
     width = ONE if lane is None else select(eq(beside, 1), lane.extent, ONE)
-    return Touch(buffer, placed, path, const(0) if item is None else _step(placed, shape, item), width)
+    together = _together(buffer, placed, shape, path, width) if buffer.scope == "shared" else ()
+    return Touch(buffer, placed, path, const(0) if item is None else _step(placed, shape, item), width, together)
+
+
+def _together(
+    buffer: Buffer, where: Sequence[Expr], shape: Sequence[Expr], path: Sequence[For], width: Expr
+) -> tuple[Expr, ...]:
+    """Rows of a matrix that a warp fetches, or the vectors that its first items have of swizzled rows."""
+    found: list[tuple[Expr, Expr]] = []
+    marked = next((INTRINSICS[p.intrinsic] for p in path if p.intrinsic), None)
+    if marked is not None and marked.of_warp:
+        size = ROW
+        found += [(const(r), const(0)) for r in range(LINE_BYTES // (size * buffer.dtype.bytes))]
+    else:
+        size = buffer.swizzle
+        if not size or as_int(width) != size:
+            return ()
+        row: Expr = const(0)
+        for e, d in zip(where[:-1], shape[:-1]):
+            row = row * d + e
+        start: dict[Var, Expr] = {p.var: const(0) for p in path}
+        for t in range(LINE_BYTES // (size * buffer.dtype.bytes)):
+            left: Expr = const(t)
+            for p in sorted((p for p in path if p.kind == "item"), key=lambda p: p.axis):
+                start[p.var], left = floormod(left, p.extent), floordiv(left, p.extent)
+            found.append((substitute(row, start), substitute(where[-1], start) // size))
+    vectors, line = shape[-1] // size, len(found)
+    return tuple(simplify(r * vectors + (swizzled(r, c, vectors, line) if buffer.swizzle else c)) for r, c in found)
 
 
 def _step(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Expr:
@@ -130,7 +166,16 @@ def sector_bytes(x: Touch) -> Expr:
 
 def conflicts(x: Touch) -> Expr:
     """How many times as long a warp takes because its items want the same banks: the greatest common divisor of their distance and
-    the number of banks, both in accesses. Wide accesses are served to as many items at a time as there are banks for."""
+    the number of banks, both in accesses. Wide accesses are served to as many items at a time as there are banks for. Places that are
+    known are counted."""
+    if x.together:
+        count = len(x.together)
+        first = [and_(*(ne(a, b) for b in x.together[:at])) for at, a in enumerate(x.together)]
+        same = [
+            _sum([select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0)) for f, b in zip(first, x.together)])
+            for a in x.together
+        ]
+        return reduce(maximum, same)
     wide = ceildiv(mul(x.width, x.buffer.dtype.bytes), 4)
     apart = ceildiv(ceildiv(mul(x.stride, x.buffer.dtype.bytes), 4), wide)
     total: Expr = ONE

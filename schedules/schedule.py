@@ -66,6 +66,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_layouts.permute_layout,
         on_layouts.transform_layout,
         on_layouts.storage_align,
+        on_layouts.swizzle,
         on_padding.pad,
         on_padding.pad_spatial,
         on_pipeline.software_pipeline,

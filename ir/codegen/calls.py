@@ -11,16 +11,17 @@ from relax_tune.ir.codegen.lowered import Cond, Loop, Node
 from relax_tune.ir.expr import Expr, Op, Var, as_int, conjuncts
 from relax_tune.ir.intrinsics import INTRINSICS, Intrinsic, match
 from relax_tune.ir.stmt import For, Seq, Store
+from relax_tune.ir.swizzle import LINE_BYTES, period
+from relax_tune.ir.warp_products import ROW
 
 EMPTY = Seq(())
-# Elements of a row that a warp fetches at once.
-ROW = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters. sizes: the extents that
-    the meaning leaves open. rooms: what must be positive for the nest to run everywhere, which is when the intrinsic does the same."""
+    the meaning leaves open. rooms: what must be positive for the nest to run everywhere, which is when the intrinsic does the same.
+    Offsets and strides are those of rows that are not swizzled."""
 
     intrinsic: Intrinsic
     operands: tuple[tuple[Buffer, Poly], ...]
@@ -63,6 +64,8 @@ def call_of(f: Loop, algebra: Algebra) -> Call | None:
                 return None
             steps[b.name, g.var.name] = step
         operands.append((buffer, {m: c for m, c in flat.items() if not algebra.depends({m: c}, own)}))
+    if any(b.swizzle for b, _ in operands) and not intrinsic.of_warp:
+        return None
     strides = tuple(steps[key] for key in intrinsic.strides())
     sizes = tuple((name, as_int(e) or 0) for name, e in found.sizes.items())
     call = Call(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
@@ -70,16 +73,30 @@ def call_of(f: Loop, algebra: Algebra) -> Call | None:
 
 
 def _fits_warp(call: Call) -> bool:
-    """Whether a warp can fetch the operands: from shared memory, in rows that begin at multiples of eight elements."""
+    """Whether a warp can fetch the operands: from shared memory, in rows that begin at multiples of eight elements, and go round by as many
+    if at all."""
     for (buffer, start), b in zip(call.operands, call.intrinsic.meaning.buffers, strict=True):
         if b in call.intrinsic.meaning.output_buffers:
             if buffer.scope != "local":
                 return False
             continue
         steps = [p for p, (name, _) in zip(call.strides, call.intrinsic.strides(), strict=True) if name == b.name]
-        if buffer.scope != "shared" or any(c % ROW for p in (start, *steps) for c in p.values()):
+        if (
+            buffer.scope != "shared"
+            or buffer.swizzle not in (0, ROW)
+            or any(c % ROW for p in (start, *steps) for c in p.values())
+        ):
             return False
     return all(size > 0 for _, size in call.sizes)
+
+
+def swizzled_apart(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
+    """The length of a buffer's swizzled rows, 0 for others, and the part of an offset that they go round by: the rest is whole periods."""
+    row = (as_int(buffer.shape[-1]) or 0) if buffer.swizzle and len(buffer.shape) > 1 else 0
+    if not row:
+        return 0, {}
+    whole = row * (as_int(period(row // buffer.swizzle, LINE_BYTES // (buffer.swizzle * buffer.dtype.bytes))) or 1)
+    return row, {m: c for m, c in start.items() if c % whole}
 
 
 def _least_room(c: Expr, loops: Sequence[Loop], algebra: Algebra) -> Poly | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.calls import call_of
+from relax_tune.ir.codegen.calls import call_of, swizzled_apart
 from relax_tune.ir.codegen.copies import Copies
 from relax_tune.ir.codegen.lowered import Arrive, Barrier, Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Ahead, Lane, bracketed
@@ -235,12 +235,19 @@ class Printer(Copies):
         if found is None or not self.offers(found.intrinsic):
             return False
         names: list[str] = []
-        for b, at in found.operands:
-            offset = self.poly_text(self.algebra.resolve(at))
+        places: list[str] = []
+        sizes = list(found.sizes)
+        for (b, at), operand in zip(found.operands, found.intrinsic.meaning.buffers, strict=True):
+            start = self.algebra.resolve(at)
+            row, turned = swizzled_apart(b, start)
+            offset = self.poly_text(plus(start, turned, -1))
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
-        names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides]
+            if found.intrinsic.of_warp and b.scope == "shared":
+                places.append(self.poly_text(turned))
+                sizes.append((f"{operand.name.lower()}_row", row))
+        names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides] + places
         kinds = [(self.space(b), b.dtype) for b, _ in found.operands]
-        name = self.prelude.intrinsic(found.intrinsic, kinds, found.sizes)
+        name = self.prelude.intrinsic(found.intrinsic, kinds, sizes)
         rooms = [self.algebra.resolve(r) for r in found.rooms]
         bounds = [self.algebra.bounds(r) for r in rooms]
         if any(high is not None and high <= 0 for _, high in bounds):

@@ -21,7 +21,7 @@ from relax_tune.ir.dtype import DType, f32, i32
 from relax_tune.ir.expr import Expr, as_int, const
 from relax_tune.ir.intrinsics import Intrinsic
 from relax_tune.ir.stmt import Store
-from relax_tune.ir.warp_products import OPERATIONS
+from relax_tune.ir.warp_products import OPERATIONS, PLACES
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
@@ -132,6 +132,7 @@ class CUDAPrelude(Prelude):
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
         if found.of_warp:
+            self.add("swizzled_places", PLACES)
             self.add("warp_operations", f"#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800\n{OPERATIONS}\n#endif")
         return super().intrinsic(found, operands, sizes)
 

@@ -14,7 +14,8 @@ from relax_tune.ir.codegen.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.registers import Layout
 from relax_tune.ir.codegen.spans import Spans
 from relax_tune.ir.dtype import DType, i64
-from relax_tune.ir.expr import INFIX, Expr, Load, Op, Var
+from relax_tune.ir.expr import INFIX, Expr, Load, Op, Var, as_int
+from relax_tune.ir.swizzle import LINE_BYTES, swizzled
 
 C_INFIX = {k: {"and": "&&", "or": "||", "floordiv": "/", "floormod": "%"}.get(k, v) for k, v in INFIX.items()}
 
@@ -218,10 +219,24 @@ class Places:
             if shape is None:
                 shape = self._shapes[buffer] = [self.algebra.static(d) for d in buffer.shape]
             static = {}
-            for d, i in enumerate(indices):
+            for d, i in enumerate(self._stored(buffer, indices)):
                 static = plus(self.algebra.times(static, shape[d]) if d else static, self.algebra.static(i))
             static = self._flat[key] = self.algebra.joined(static)
         return self.algebra.resolve(static)
+
+    def _stored(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The indices of an element where it lies in swizzled rows."""
+        size = buffer.swizzle
+        vectors = (as_int(buffer.shape[-1]) or 0) // size if size and len(indices) > 1 else 0
+        if not vectors:
+            return indices
+        row = indices[0]
+        for i, d in zip(indices[1:-1], buffer.shape[1:-1]):
+            row = row * d + i
+        line = LINE_BYTES // (size * buffer.dtype.bytes)
+        row, vector = (self.algebra.expr(self.algebra.static(e)) for e in (row, indices[-1] // size))
+        vector = swizzled(row, vector, vectors, line)
+        return (*indices[:-1], vector * size + indices[-1] % size)
 
     def address(self, buffer: Buffer, p: Poly) -> Address:
         """The address of the first lane of a vector, given the offset of a lane."""

@@ -136,9 +136,9 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
         require_own_items(func, old)
     if scope != "global":
         require_role(func, "set_scope", *writers(func, old))
-    elif old.row is not None:
+    if old.row is not None and (scope == "global" or (old.swizzle and scope != old.scope)):
         raise ScheduleError(
-            f"{func.name}: set_scope wants {buffer!r} before storage_align; its rows are those of {old.scope} memory"
+            f"{func.name}: set_scope wants {buffer!r} before storage_align or swizzle; its rows are those of {old.scope} memory"
         )
     return func if old.scope == scope else swap_alloc(func, old, replace(old, scope=scope))
 

@@ -1,4 +1,4 @@
-"""Primitives on how an intermediate is stored: tile_layout, permute_layout, transform_layout, storage_align."""
+"""Primitives on how an intermediate is stored: tile_layout, permute_layout, transform_layout, storage_align, swizzle."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from relax_tune.ir.expr import (
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, Stmt, map_exprs, rewrite
+from relax_tune.ir.swizzle import ACCESS_BYTES, may_swizzle
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.nest import find_alloc, swap_alloc
 from relax_tune.schedules.primitives.factors import positive
@@ -191,6 +192,10 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
         )
     if len(old.shape) < 2:
         raise ScheduleError(f"{func.name}: storage_align wants rows, and {old!r} has {len(old.shape)} dims")
+    if old.swizzle:
+        raise ScheduleError(
+            f"{func.name}: storage_align wants rows with room between them, and those of {buffer!r} are swizzled"
+        )
     if old.scope == "global":
         last = simplify(add(mul(ceildiv(old.shape[-1], f), f), offset))
         new = replace(old, shape=(*old.shape[:-1], last))
@@ -201,3 +206,29 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
     else:
         new = replace(old, row=(f, offset))
     return swap_alloc(func, old, new)
+
+
+def swizzle(func: PrimFunc, buffer: str, vector: int) -> PrimFunc:
+    """Let the vectors of `vector` elements in each row of a shared intermediate go round by the number of the row, against conflicts of
+    memory banks, with nothing between the rows (`relax_tune.ir.swizzle`).
+
+    Before: `B = alloc((I, J), f16, scope="shared")`
+    After, with vector 8: `B = alloc((I, J), f16, scope="shared", row=(8, 0), swizzle=8)`; rows are whole vectors once lowering has
+    shrunk it, and vector c of row r is then stored as vector `(c + r % 8) % vectors`, where rows have eight vectors or more
+    Checks: a shared intermediate of two or more dimensions; a vector has 4, 8 or 16 bytes; the rows are not aligned otherwise.
+    """
+    old = find_alloc(func, buffer)
+    if old.scope != "shared" or len(old.shape) < 2:
+        raise ScheduleError(
+            f"{func.name}: swizzle wants rows in shared memory, found {old!r} in {old.scope} memory; use set_scope first"
+        )
+    if isinstance(vector, bool) or not may_swizzle(old, vector):
+        raise ScheduleError(
+            f"{func.name}: swizzle({buffer!r}) wants vectors of {', '.join(map(str, ACCESS_BYTES))} bytes, found {vector!r} "
+            f"elements of {old.dtype}"
+        )
+    if old.row is not None:
+        raise ScheduleError(
+            f"{func.name}: swizzle wants rows of {buffer!r} that are not aligned already, found {old.row}"
+        )
+    return swap_alloc(func, old, replace(old, row=(const(vector), 0), swizzle=vector))

@@ -1,8 +1,9 @@
 """Products of 16-bit floats on GPUs whose warps multiply tiles at once (`relax_tune.ir.warp_products`), with whatever is fused around.
 
 A group makes a tile of the output, its warps tiles of that, 16 rows by 8 columns at a time, the sums in registers. Slices of both
-operands pass through shared memory as they lie, in rows that begin in different banks, so that the eight rows of a matrix which a warp
-fetches at once do not get in each other's way. Tiles are padded on the way into shared memory. The epilogue is computed on the
+operands pass through shared memory as they lie, neighbouring items copying neighbouring vectors. Rows there are swizzled, so that the
+eight rows of a matrix which a warp fetches at once do not get in each other's way: tiles make them powers of two of vectors, for which
+this is free of conflicts as padding is, without its bytes. Tiles are padded on the way into shared memory. The epilogue is computed on the
 registers: each item has two neighbouring columns of two rows in every tile.
 """
 
@@ -44,7 +45,7 @@ HIGH, WIDE = 8, 4
 EACH = COLUMNS // WIDE
 # Sums an item can have in registers.
 MOST_SUMS = 128
-# 16 bytes, what one instruction fetches, of 16-bit floats; rows of an odd number of these begin in banks that differ.
+# 16 bytes, what one instruction fetches, of 16-bit floats.
 VECTOR = 8
 
 
@@ -175,7 +176,7 @@ def _bind(s: Schedule, warps: Sequence[str], high: str, wide: str) -> None:
 
 
 def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tunable | None) -> None:
-    """All items fetch a slice together, as it lies: neighbours take neighbouring vectors of the operand's rows, warps others of these.
+    """All items fetch a slice together, as it lies: neighbours take neighbouring vectors of its rows, row after row.
     ahead: while they multiply one slice as many less one are on their way."""
     s.compute_at(x.block, k_0)
     buffer = find_block(s.func, x.block).body.buffer
@@ -190,7 +191,7 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
         slot = len(rest) + (x.step > x.place)
         order = [slot, *(d for d in range(len(buffer.shape) + 1) if d != slot)]
         s.apply("tile_layout", buffer=buffer.name, dim=slot, factor=steps, order=order)
-    s.apply("storage_align", buffer=buffer.name, factor=2 * VECTOR, offset=VECTOR)
+    s.apply("swizzle", buffer=buffer.name, vector=VECTOR)
     depth = s.loops_of(x.block).index(k_0) + 1
     for name in blocks:
         own = s.loops_of(name)[depth:]
@@ -200,18 +201,9 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
             raise ScheduleError(f"{s.func.name}: {name!r} is fetched in no rows")
         (slow,), (fast,) = along
         lanes = x.width(VECTOR) if beside == len(buffer.shape) - 1 else 1
-        if ahead is None:
-            vectors, vector = s.split(fast, [None, lanes], divides=True)
-            rounds, z, y, w = s.split(s.fuse([slow, vectors]), [None, tile.warps, HIGH, WIDE], divides=True)
-            s.reorder([z, y, w, rounds, vector])
-        elif x.place < x.step:  # warps share out what is no step; of steps there are as many as items along an axis
-            several, z, y = s.split(slow, [None, tile.warps, HIGH])
-            others, w, vector = s.split(fast, [None, WIDE, lanes])
-            s.reorder([z, y, w, several, others, vector])
-        else:
-            others, y = s.split(slow, [None, HIGH])
-            several, z, w, vector = s.split(fast, [None, tile.warps, WIDE, lanes])
-            s.reorder([z, y, w, several, others, vector])
+        vectors, vector = s.split(fast, [None, lanes], divides=True)
+        rounds, z, y, w = s.split(s.fuse([slow, vectors]), [None, tile.warps, HIGH, WIDE])
+        s.reorder([z, y, w, rounds, vector])
         s.vectorize(vector)
         _bind(s, [z], y, w)
         if ahead is not None:

@@ -201,6 +201,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "permute_layout": _permute_layout,
     "transform_layout": lambda v: {"buffer": v.alloc(), "index_map": v.rng.choice(MAPS), "factors": [v.factor()]},
     "storage_align": lambda v: {"buffer": v.alloc(), "factor": v.factor(), "offset": v.rng.choice([0, 0, 1])},
+    "swizzle": lambda v: {"buffer": v.alloc(), "vector": v.rng.choice([1, 2, 4, 4])},
     "pad": _pad,
     "pad_spatial": _pad_spatial,
     "split_k_update": lambda v: {"block": v.block(), "factor": v.factor()},

@@ -73,9 +73,9 @@ def test_copies_that_go_nowhere_ahead_are_waited_for() -> None:
 def test_they_arrive_in_time(tmp_path: Path, backwards: bool) -> None:
     """Forwards as late as they may, backwards at once."""
     device = emulated(tmp_path, backwards)
-    cases = [("nt", f16, 3)] if backwards else [("nt", f16, 3), ("nn", bf16, 2)]
-    runs = Compiled.together(device, "cuda", [scheduled(f, d, stages=s, dims=DIMS) for f, d, s in cases])
-    for (form, dtype, _), run in zip(cases, runs, strict=True):
+    cases = [("nt", f16, 3, 8)] if backwards else [("nt", f16, 3, None), ("nn", bf16, 2, None)]
+    runs = Compiled.together(device, "cuda", [scheduled(f, d, stages=s, dims=DIMS, pad=p) for f, d, s, p in cases])
+    for (form, dtype, *_), run in zip(cases, runs, strict=True):
         assert calls(run.func) == 1
         for sizes in SIZES:
             assert wrong(run, form, dtype, sizes) < 1e-4, (form, dtype, sizes)

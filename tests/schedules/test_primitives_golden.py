@@ -145,6 +145,9 @@ CASES: dict[str, Case] = {
         [("transform_layout", {"buffer": "B", "index_map": "i, j -> j // f0 * n0 + i, j % f0", "factors": [T]})],
     ),
     "storage_align": Case(make.chain, [("storage_align", {"buffer": "B", "factor": T, "offset": 1})]),
+    "swizzle": Case(
+        make.chain, [("set_scope", {"buffer": "B", "scope": "shared"}), ("swizzle", {"buffer": "B", "vector": 4})]
+    ),
     "pad": Case(lambda: make.matmul(3, 5, epilogue=False), [("pad", {"block": "mm", "factors": [T, None, 4]})]),
     "pad_spatial": Case(make.chain, [("pad_spatial", {"block": "double", "dim": 1, "factor": T})]),
     "software_pipeline": Case(

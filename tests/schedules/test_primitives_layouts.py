@@ -1,4 +1,4 @@
-"""What transform_layout and storage_align refuse, and how aligned rows print, lower and stay apart."""
+"""What transform_layout, storage_align and swizzle refuse, and how aligned and swizzled rows print, lower and stay apart."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tests.schedules.refusals import Refusal, check, refuse, step
 
 from relax_tune.errors import BuildError, ParseError, VerifyError
 from relax_tune.ir.codegen.generate import CodeTarget, generate
-from relax_tune.ir.expr import Tunable
+from relax_tune.ir.expr import Expr, Tunable, as_int, const
 from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.printer import print_text
 from relax_tune.ir.structural import structural_equal
+from relax_tune.ir.swizzle import LINE_BYTES, period, swizzled
 from relax_tune.ir.verify import verify
 from relax_tune.schedules.schedule import Schedule, replay
 from relax_tune.schedules.sketch import Sketch, instantiate, replay_with
@@ -28,6 +29,11 @@ def aligned(factor: int, offset: int = 0, buffer: str = "B") -> tuple[str, dict[
     return step("storage_align", buffer=buffer, factor=factor, offset=offset)
 
 
+def turned(vector: int, buffer: str = "B") -> tuple[str, dict[str, object]]:
+    return step("swizzle", buffer=buffer, vector=vector)
+
+
+SHARED = step("set_scope", buffer="B", scope="shared")
 REFUSALS = [
     refuse("map an input", make.chain, mapped("i, j -> j, i", buffer="A"), message="called 'A'"),
     refuse("no map", make.chain, mapped("i, j"), message="wants a map such as"),
@@ -55,6 +61,21 @@ REFUSALS = [
         aligned(4),
         step("set_scope", buffer="B", scope="global"),
         message="before storage_align",
+    ),
+    refuse("swizzle an input", make.chain, turned(4, "A"), message="called 'A'"),
+    refuse("swizzle global memory", make.chain, turned(4), message="rows in shared memory"),
+    refuse("swizzle a vector", make.stencil, step("set_scope", buffer="B", scope="shared"), turned(4), message="rows in shared"),
+    refuse("swizzle by 12 bytes", make.chain, SHARED, turned(3), message="4, 8, 16 bytes, found 3"),
+    refuse("swizzle by no number", make.chain, SHARED, turned(True), message="found True"),
+    refuse("swizzle aligned rows", make.chain, SHARED, aligned(4), turned(4), message="not aligned already"),
+    refuse("align swizzled rows", make.chain, SHARED, turned(4), aligned(4), message="are swizzled"),
+    refuse(
+        "take swizzled rows out of shared memory",
+        make.chain,
+        SHARED,
+        turned(4),
+        step("set_scope", buffer="B", scope="local"),
+        message="before storage_align or swizzle",
     ),
 ]  # fmt: skip
 
@@ -125,3 +146,67 @@ def test_rows_grow_once_they_are_shrunk(language: str, scope: str) -> None:
         (y,) = run([x, np.empty_like(x)])
         np.testing.assert_array_equal(y, x * 2 + 1)
     device.close()
+
+
+def swizzled_tiles(columns: int, vector: int) -> Schedule:
+    """Tiles of eight rows by so many columns in shared memory, filled vector by vector."""
+    s = Schedule(make.chain())
+    i_0, i_1 = s.split("inc_i", [None, 8])
+    j_0, j_1 = s.split("inc_j", [None, columns])
+    s.reorder([j_0, i_1])
+    s.compute_at("double", j_0)
+    own = s.inner_loops("double", j_0)
+    s.bind(i_0, "group")
+    s.apply("set_scope", buffer="B", scope="shared")
+    s.apply("swizzle", buffer="B", vector=vector)
+    for rows, cells in ((i_1, j_1), (own[0], own[1])):
+        s.vectorize(s.split(cells, [None, vector])[1])
+        s.bind(rows, "item")
+    return s
+
+
+def test_swizzled_rows_read_back_and_are_checked() -> None:
+    func = swizzled_tiles(16, 4).func
+    text = print_text(func)
+    assert 'scope="shared", row=(4, 0), swizzle=4)' in text
+    assert structural_equal(parse_prim_func(text), func)
+    assert not structural_equal(func, swizzled_tiles(16, 2).func)
+    for wrong in ("row=(4, 1), swizzle=4", "row=(8, 0), swizzle=4", "row=(3, 0), swizzle=3", "swizzle=4"):
+        with pytest.raises(VerifyError, match="to swizzle"):
+            verify(parse_prim_func(text.replace("row=(4, 0), swizzle=4", wrong)))
+
+
+def test_swizzled_rows_mean_what_they_did() -> None:
+    """Rows of four vectors, of three, and of no whole number of them."""
+    device = opened("opencl")
+    shapes = [swizzled_tiles(columns, 4).func for columns in (16, 12, 10)]
+    for columns, run in zip((16, 12, 10), Compiled.together(device, "opencl", shapes), strict=True):
+        text = run.kernels[0].source.split("/*end prelude*/")[-1]
+        assert "m_local_f32x4(B + " in text, "vectors stay vectors"
+        for n, m in ((13, 53), (0, 5), (16, 48)):
+            x = np.random.default_rng(n).standard_normal((n, m), np.float32)
+            (y,) = run([x, np.full_like(x, np.nan)])
+            np.testing.assert_array_equal(y, x * 2 + 1, err_msg=f"{columns} columns")
+    device.close()
+
+
+@pytest.mark.parametrize(("vector", "size"), [(8, 2), (4, 4), (2, 4), (1, 4)])
+def test_swizzled_rows_lose_nothing_and_meet_in_no_bank(vector: int, size: int) -> None:
+    """Every row keeps its vectors, and as many rows as a line has vectors of one place lie in different banks."""
+    line = LINE_BYTES // (vector * size)
+    for vectors in (1, 2, 3, 4, 5, 8, 12, 16, 64):
+        again = value(period(vectors, line))
+        for r in range(again):
+            assert sorted(value(swizzled(const(r), const(c), vectors, line)) for c in range(vectors)) == [
+                *range(vectors)
+            ]
+            assert swizzled(const(r + again), const(0), vectors, line) is swizzled(const(r), const(0), vectors, line)
+        for c in {0, vectors - 1} if vectors & (vectors - 1) == 0 else ():
+            spots = {(r * vectors + value(swizzled(const(r), const(c), vectors, line))) % line for r in range(line)}
+            assert len(spots) == line, (vectors, c)
+
+
+def value(e: Expr) -> int:
+    found = as_int(e)
+    assert found is not None
+    return found

@@ -62,6 +62,10 @@ STARTS: dict[str, Case] = {
     **CASES,
     "set_scope": Case(make.chain, TILES),
     "storage_align": Case(make.chain, [*TILES, ("storage_align", {"buffer": "B", "factor": 8, "offset": 1})]),
+    "swizzle": Case(
+        make.chain,
+        [*TILES[:-1], ("set_scope", {"buffer": "B", "scope": "shared"}), ("swizzle", {"buffer": "B", "vector": 4})],
+    ),
     "software_pipeline": Case(
         CASES["software_pipeline"].func,
         [

@@ -6,9 +6,12 @@ Only CUDA has such products, so these are not among the functions that other dev
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import islice
+from itertools import product as pairs
 from pathlib import Path
 
 import pytest
@@ -17,14 +20,17 @@ from tests.ir.codegen_runner import Compiled, kernels_of
 from tests.schedules import functions as make
 from tests.schedules.candidates import MACHINES, arguments, drawn, problems
 from tests.schedules.meaning import assert_same_meaning
+from tests.schedules.test_gpu_features import number
 from tests.schedules.test_occupancy import shared_bytes, value
 
 from relax_tune.ir.codegen.generate import split_kernels
 from relax_tune.ir.dtype import bf16, f16
+from relax_tune.ir.expr import Expr, Var, const
 from relax_tune.ir.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
-from relax_tune.schedules.occupancy import kernels, stored_bytes
+from relax_tune.schedules.gpu_features import Touch, conflicts, touches
+from relax_tune.schedules.occupancy import kernels, stored_bytes, stored_shape
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate, replay_with
 
 MACHINE = replace(MACHINES["gpu"], language="cuda", capability=80)
@@ -93,6 +99,48 @@ def test_shared_memory_is_that_of_the_kernels(case: str) -> None:
         made = split_kernels(instantiate(sketch, values))
         for part, func in zip(kernels(sketch.func), made, strict=True):
             assert value(stored_bytes(sketch.func, part, "shared"), sketch, values) == shared_bytes(func), values
+
+
+def test_nothing_that_is_served_at_once_meets_in_a_bank() -> None:
+    """By the closed form, and counted: the vectors that each quarter of a warp stores, and the rows of matrices that it fetches."""
+    rng = random.Random(0)
+    for sketch in sketches("NN, bias"):
+        for values in [drawn(sketch, rng) for _ in range(3)]:
+            env = {t: const(values[t.name]) for t in sketch.tunables}
+            found = [(k, x) for k in kernels(sketch.func) for x in touches(sketch.func, k, True)]
+            assert found
+            for kernel, x in found:
+                shape = [number(d, env) for d in stored_shape(sketch.func, kernel, x.buffer)]
+                counted = max(meeting(at, shape[-1] // 8) for at in at_once(x, shape, env))
+                assert number(conflicts(x), env) == counted == 1, f"{sketch.name}: {x.buffer.name} {values}"
+
+
+def at_once(x: Touch, shape: Sequence[int], env: Mapping[Var, Expr]) -> Iterator[list[tuple[int, int]]]:
+    """(row, vector) of what is served together."""
+    if any(p.intrinsic for p in x.path):
+        yield from ([(8 * r + k, c) for k in range(8)] for r in range(2) for c in range(shape[-1] // 8))
+        return
+    items = {p.axis: p for p in x.path if p.kind == "item"}
+    sizes = [number(items[a].extent, env) for a in sorted(items)]
+    zero: dict[Var, Expr] = {p.var: const(0) for p in x.path}
+    lanes = list(islice(pairs(*map(range, reversed(sizes))), 32))
+    for first in range(0, len(lanes), 8):
+        found = []
+        for lane in lanes[first : first + 8]:
+            place = {**env, **zero, **{items[a].var: const(n) for a, n in zip(sorted(items), reversed(lane))}}
+            *rows, column = (number(e, place) for e in x.where)
+            flat = 0
+            for e, d in zip(rows, shape):
+                flat = flat * d + e
+            found.append((flat, column // 8))
+        yield found
+
+
+def meeting(places: Sequence[tuple[int, int]], vectors: int) -> int:
+    """The most of different vectors that are in the same banks, eight of which are apart."""
+    turn = [r % 8 if vectors >= 8 else r // (8 // vectors) for r, _ in places]
+    spots = {r * vectors + (c + t) % vectors for (r, c), t in zip(places, turn)}
+    return max(Counter(at % 8 for at in spots).values())
 
 
 @pytest.mark.ccompiler

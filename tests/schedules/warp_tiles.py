@@ -35,12 +35,13 @@ def by_warps(
     form: str,
     dtype: DType,
     items: tuple[int, int] = (8, 4),
-    pad: int = 8,
+    pad: int | None = 8,
     mark: bool = True,
     stages: int = 1,
     dims: tuple[int, int] | None = None,
 ) -> Schedule:
-    """items: of a tile's rows and columns, (8, 4) being a warp's; pad: elements behind the rows in shared memory; stages: slices that are
+    """items: of a tile's rows and columns, (8, 4) being a warp's; pad: elements behind the rows in shared memory, which are swizzled
+    without it; stages: slices that are
     there at once, all but one of them copied asynchronously before they are needed."""
     s = Schedule(product(form, dtype, dims))
     s.apply("pad", block="mm", factors=[ROWS, COLUMNS, STEPS])
@@ -57,7 +58,10 @@ def by_warps(
             copies.append(f"{name}_fill_first")
             s.apply("software_pipeline", block=copies[0], loop=k_0, stages=stages)
             s.apply("tile_layout", buffer=name, dim=int(step), factor=STEPS, order=[1, 0, 2] if step else [0, 1, 2])
-        s.apply("storage_align", buffer=name, factor=16, offset=pad)
+        if pad is None:
+            s.apply("swizzle", buffer=name, vector=8)
+        else:
+            s.apply("storage_align", buffer=name, factor=16, offset=pad)
         for block in copies:
             row, column = s.loops_of(block)[-2:]
             vectors, lanes = s.split(column, [None, 8])
