@@ -367,7 +367,7 @@ def gemm_torch(context: Context) -> Iterator[Row]:
 
 
 def decoder(context: Context) -> Iterator[Row]:
-    """Prefill and decode of both models with weights of bfloat16, the cache on the device and grown by each step."""
+    """Prefill and decode of both models with weights and caches of bfloat16, the cache on the device and grown by each step."""
     chosen = ["tiny"] if context.tiny else ["small", "layer"]
     for number, name in enumerate(chosen):
         lengths = LENGTHS[name]
@@ -375,7 +375,7 @@ def decoder(context: Context) -> Iterator[Row]:
             continue
         folder = decoder_folder(DECODERS[name], context.work / f"decoder-{name}")
         bounds = {"b": (1, 1), "n": (1, lengths[-1]), "m": (1, lengths[-1])}
-        whole = load_hf(folder, bounds=bounds)
+        whole = load_hf(folder, bounds=bounds, caches="bf16")
         modules = {f"{name}-{f}": replace(whole, functions={f: whole.functions[f]}) for f in ("prefill", "decode")}
         share = (context.left() - 15) / (len(chosen) - number)
         device = open_device(context.target)

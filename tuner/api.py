@@ -95,8 +95,8 @@ def tune(
     workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
     sides trust, our certificate, its key.
     precision: `f16` or `bf16` stores weights and what products read in 16 bits and computes in float32; parameters and results
-    keep their types. products: of one value with several weights, `apart` or `joined` into one. attention: one kernel each (`whole`, in
-    f32), or two products and a softmax (`apart`), which libraries can take. Build with what was tuned.
+    keep their types. products: of one value with several weights, `apart` or `joined` into one. attention: one kernel each (`whole`),
+    or two products and a softmax (`apart`), which libraries can take. Build with what was tuned.
     caches: what kernels find in them when they are timed: `warm`, all that their last launch left; `model`, nothing where a kernel reads
     many weights, since the rest of a model runs in between.
     profile: the file of a `ShapeProfile`; the shapes it counts then weigh most, each by the time it takes. Build with the same.

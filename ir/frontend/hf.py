@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.dtype import dtype
 from relax_tune.ir.frontend.bounds import checked_bounds
 from relax_tune.ir.frontend.hf_bert import ENCODERS, Bert, Pooling, bert_config
 from relax_tune.ir.frontend.hf_config import read_config, symbol_bounds
@@ -15,6 +16,7 @@ from relax_tune.ir.frontend.hf_llama_config import FAMILIES, llama_config
 from relax_tune.ir.frontend.hf_weights import Weights
 from relax_tune.ir.function import IRModule
 
+Caches = Literal["f32", "f16", "bf16"]
 SUPPORTED = (*ENCODERS, *FAMILIES)
 
 
@@ -24,6 +26,7 @@ def load_hf(
     normalize: bool = True,
     bounds: Mapping[str, tuple[int, int]] | None = None,
     every_position: bool = False,
+    caches: Caches = "f32",
 ) -> IRModule:
     """Import a model by what its config.json says it is.
 
@@ -34,13 +37,13 @@ def load_hf(
     A decoder is two functions that share its weights: `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
     value_0, key_1 ...)` for a prompt, and `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` with results
     of the same kind for each token after it. Every position sees itself and those before it. Keys and values are (b, key heads,
-    positions, size of a head) f32: `n` positions after a prompt; `m` past ones go into `decode`, and one more comes out.
+    positions, size of a head): `n` positions after a prompt; `m` past ones go into `decode`, and one more comes out.
 
     folder: holds config.json and model.safetensors. bounds: inclusive (lower, upper) of the symbols `b`, `n` and, of decoders,
     `m`; by default at least 1, and together at most the positions the model has. Of encoders alone: pooling: `mean` over the
     positions the mask admits, `cls`, the first one, or `none`, which gives the last hidden state (b, n, hidden) as it is;
     normalize: what is pooled to unit length. Of decoders alone: every_position: logits of `prefill` are (b, n, vocabulary), those
-    of every position instead of the last.
+    of every position instead of the last; caches: the type keys and values are stored in, which 16 bits make half as large.
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
@@ -55,6 +58,8 @@ def load_hf(
     if pooling not in get_args(Pooling):
         raise UserError(f"pooling: wanted 'mean', 'cls' or 'none', found {pooling!r:.80}; give one of them")
     where = str(root / "config.json")
+    if caches not in get_args(Caches):
+        raise UserError(f"caches: wanted one of {', '.join(get_args(Caches))}, found {caches!r:.80}; give one of them")
     if kind in FAMILIES:
         if (pooling, normalize) != ("mean", True):
             raise UserError(
@@ -72,7 +77,10 @@ def load_hf(
             raise UserError(
                 f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
             )
-        return Llama(decoder, Weights(root), max(n[1], m[1] + 1)).module(b, n, m, every_position)
+        model = Llama(decoder, Weights(root), max(n[1], m[1] + 1))
+        return model.module(b, n, m, every_position, dtype(caches))
+    if caches != "f32":
+        raise UserError(f"caches: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
     if every_position:
         raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
     config = bert_config(data, where)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
-from relax_tune.ir.dtype import i64
+from relax_tune.ir.dtype import DType, f32, i64
 from relax_tune.ir.expr import Expr, const
 from relax_tune.ir.frontend.hf_llama_config import LlamaConfig
 from relax_tune.ir.frontend.hf_weights import Weights
@@ -20,7 +20,7 @@ from relax_tune.ir.graph import Constant, GVar
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Sigmoid
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Mul, MulScalar, Sigmoid
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Permute, Reshape, Slice, Take
 
@@ -51,38 +51,45 @@ class Llama:
         return self._arrays[name]
 
     def module(
-        self, b: tuple[int, int | None], n: tuple[int, int], m: tuple[int, int], every_position: bool = False
+        self,
+        b: tuple[int, int | None],
+        n: tuple[int, int],
+        m: tuple[int, int],
+        every_position: bool = False,
+        stored: DType = f32,
     ) -> IRModule:
         """The functions `prefill` and `decode`; see `load_hf`."""
-        first = self._prefill(b, n, every_position)
-        return self._decode(first, m)
+        first = self._prefill(b, n, every_position, stored)
+        return self._decode(first, m, stored)
 
-    def _prefill(self, b: tuple[int, int | None], n: tuple[int, int], every_position: bool) -> IRModule:
+    def _prefill(self, b: tuple[int, int | None], n: tuple[int, int], every_position: bool, stored: DType) -> IRModule:
         g = GraphBuilder("prefill")
         batch, length = g.symbol("b", *b), g.symbol("n", *n)
         ids = g.input("input_ids", (batch, length), i64)
-        logits, made = _Step(self, g, batch, length, const(0)).run(ids, None, every_position)
+        logits, made = _Step(self, g, batch, length, const(0), stored).run(ids, None, every_position)
         return g.finish((logits, *(part for cache in made for part in cache)))
 
-    def _decode(self, prefill: IRModule, m: tuple[int, int]) -> IRModule:
+    def _decode(self, prefill: IRModule, m: tuple[int, int], stored: DType) -> IRModule:
         """`prefill` with the other function beside it: the same weights, the same symbol of the batch."""
         g, c = GraphBuilder("decode"), self.config
         g.include(replace(prefill, functions={}, constants={}, bounds=prefill.bounds[:1]))
         batch, past = prefill.bounds[0].var, g.symbol("m", *m)
         ids = g.input("input_ids", (batch, const(1)), i64)
         dims = (batch, const(c.groups), past, const(c.size))
-        given = [(g.input(f"past_key_{i}", dims), g.input(f"past_value_{i}", dims)) for i in range(c.layers)]
-        logits, caches = _Step(self, g, batch, const(1), past).run(ids, given)
+        given = [
+            (g.input(f"past_key_{i}", dims, stored), g.input(f"past_value_{i}", dims, stored)) for i in range(c.layers)
+        ]
+        logits, caches = _Step(self, g, batch, const(1), past, stored).run(ids, given)
         g.include(replace(prefill, functions={}))
         decode = g.finish((logits, *(part for cache in caches for part in cache)))
         return replace(decode, functions={**prefill.functions, **decode.functions})
 
 
 class _Step:
-    """One graph: `length` new positions after `past` others."""
+    """One graph: `length` new positions after `past` others, keys and values stored as a type."""
 
-    def __init__(self, model: Llama, g: GraphBuilder, batch: Expr, length: Expr, past: Expr) -> None:
-        self.model, self.config, self.g = model, model.config, g
+    def __init__(self, model: Llama, g: GraphBuilder, batch: Expr, length: Expr, past: Expr, stored: DType) -> None:
+        self.model, self.config, self.g, self.stored = model, model.config, g, stored
         self.batch, self.length, self.past = batch, length, past
         self._turns: tuple[Constant, Constant] | None = None
 
@@ -162,6 +169,7 @@ class _Step:
         def kept(y: GVar, which: int) -> GVar:
             hint = f"{('key', 'value')[which]}_{number}"
             dims = (self.batch, const(c.groups), self.length, const(c.size))
+            y = y if self.stored is f32 else g.call(Cast(self.stored), y)
             y = swapped(y, hint if given is None else f"new_{hint}", *dims)
             return y if given is None else g.call(Concat(2), given[which], y, hint=hint)
 
@@ -170,7 +178,7 @@ class _Step:
         q = g.call(Reshape((self.batch, const(c.groups), self.length * shared, const(c.size))), q)
         k, v = kept(turned(heads("k", c.groups, c.size), "k"), 0), kept(heads("v", c.groups, c.size), 1)
         seen = Attention(float(1 / np.sqrt(c.size)), True, self.past, shared, c.windows[number])
-        y = g.call(seen, q, k, v)
+        y = g.call(seen, q, *(t if self.stored is f32 else g.call(Cast(f32), t) for t in (k, v)))
         y = g.call(Reshape(rows), y)
         y = swapped(y, "context", self.batch, self.length, const(c.groups), const(shared), const(c.size))
         y = g.call(Reshape((self.batch, self.length, const(c.heads * c.size))), y)

@@ -17,6 +17,7 @@ from relax_tune.ir.expr import (
     and_,
     as_int,
     call,
+    cast,
     ceildiv,
     const,
     div,
@@ -35,6 +36,7 @@ from relax_tune.ir.op.base import (
     Array,
     Decomposer,
     Deduction,
+    Halves,
     OperatorSpec,
     dtype_of,
     float_result,
@@ -66,7 +68,8 @@ class Attention(OperatorSpec):
     `window` or more positions before. offset: the number of earlier positions, such as a cache holds, at least 0. group: how
     many neighbouring rows share one position, as where the query heads of one key head are its rows.
     softcap: scores `s` become `softcap * tanh(s / softcap)` before the mask. hides_rows: a row that sees nothing gives 0;
-    False promises that there is none.
+    False promises that there is none. stored: what the weights are rounded to before they are summed up and multiplied; None for
+    the arguments' own type.
     """
 
     scale: float
@@ -76,7 +79,15 @@ class Attention(OperatorSpec):
     window: int | None = None
     softcap: float | None = None
     hides_rows: bool = True
+    stored: DType | None = None
+    halves: ClassVar[Halves] = "wanted"
     name: ClassVar[str] = "attention"
+
+    def reads(self, position: int) -> Halves:
+        return self.halves if position < 3 else "never"
+
+    def storing(self, dtype: DType) -> Attention:
+        return replace(self, stored=dtype)
 
     def _arguments(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
         found = tuple(i for i in infos if isinstance(i, TensorInfo))
@@ -211,7 +222,9 @@ class Attention(OperatorSpec):
         seen = self._needed(dims[-2], columns, ctx)
         rows = (*lead, *dims[len(lead) : -1])
         y = b.output("y", (*rows, values[-1]), dtype)
-        product, score, power = (b.alloc(what, (*rows, columns), dtype) for what in ("product", "score", "power"))
+        product, score = (b.alloc(what, (*rows, columns), dtype) for what in ("product", "score"))
+        stored = self.stored or dtype
+        power = b.alloc("power", (*rows, columns), stored)
         top, total = b.alloc("top", rows, dtype), b.alloc("total", rows, dtype)
         context = b.alloc("context", (*rows, values[-1]), dtype)
         zero, hidden = const(0, dtype), lowest(dtype)
@@ -246,13 +259,13 @@ class Attention(OperatorSpec):
         b.reduce(top, (columns,), hidden, lambda old, *i: maximum(old, score[i]), "softmax_max")
         b.compute(
             power,
-            lambda *i: select(eq(score[i], hidden), zero, call("exp", sub(score[i], top[i[:-1]]))),
+            lambda *i: cast(select(eq(score[i], hidden), zero, call("exp", sub(score[i], top[i[:-1]]))), stored),
             "softmax_exp",
         )
-        b.reduce(total, (columns,), zero, lambda old, *i: add(old, power[i]), "softmax_sum")
+        b.reduce(total, (columns,), zero, lambda old, *i: add(old, cast(power[i], dtype)), "softmax_sum")
         b.reduce(
             context, (columns,), zero,
-            lambda old, *i: add(old, mul(power[(*i[:-2], i[-1])], at(v, i[:-3], i[-1], i[-2], key=True))), "context",
+            lambda old, *i: add(old, mul(cast(power[(*i[:-2], i[-1])], dtype), at(v, i[:-3], i[-1], i[-2], key=True))), "context",
         )  # fmt: skip
         b.compute(y, lambda *i: select(eq(total[i[:-1]], zero), zero, div(context[i], total[i[:-1]])), "softmax_divide")
         return b.finish()

@@ -149,6 +149,15 @@ class OperatorSpec(Operator):
         """The meaning in NumPy, with attributes that hold no symbols. Sums and transcendental functions run in float64;
         the result has the declared dtype, or float64 when a floating argument came as float64."""
 
+    def reads(self, position: int) -> Halves:
+        """`halves` of one argument."""
+        return self.halves
+
+    def storing(self, dtype: DType) -> OperatorSpec:
+        """The operator for arguments that are stored as `dtype`, a float of 16 bits, and computed with in float32: what it stores
+        between its own steps may be of that type, too."""
+        return self
+
     def substituted(self, mapping: Mapping[Var, Expr]) -> OperatorSpec:
         """This operator with symbols in its attributes replaced."""
         changed: dict[str, Any] = {}

@@ -15,7 +15,15 @@ from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fuse_tensor import Stage, fuse_stages
 from relax_tune.ir.passes.inplace import pinned
 from relax_tune.ir.passes.nest import block_loads, plain_blocks
-from relax_tune.ir.passes.pattern_kinds import Access, PatternKind, is_movement, output_access, pattern_kind, uses_math
+from relax_tune.ir.passes.pattern_kinds import (
+    Access,
+    PatternKind,
+    is_movement,
+    is_trivial,
+    output_access,
+    pattern_kind,
+    uses_math,
+)
 from relax_tune.ir.passes.rewriter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
 
 NOWHERE = -1
@@ -39,7 +47,7 @@ class FuseOps:
     A matmul-like or reducing function takes along what follows elementwise (its tile order kept or permuted); elementwise,
     broadcasting and injective functions join each other and the reductions that read them; a producer joins a matmul-like
     function when it only moves values or reads fewer bytes than it writes (unpacking), so that nothing is computed twice. Several
-    products in one function (attention) take such producers, and a permute of their result.
+    products in one function (attention) take such producers, and a cast or permute of their result.
     Chains end at views, at values with readers outside, and at opaque functions. `max_stages` bounds a group.
 
     through_columns: a producer of a matmul-like function may also take part of a value, at indices known without reading."""
@@ -134,7 +142,8 @@ class FuseOps:
     ) -> bool:
         """A product or reduction, and elementwise work on its result."""
         if groups.kind(i) is PatternKind.CHAIN:
-            return len(path) == 1 and nodes[end].kind is PatternKind.INJECTIVE and _moves(nodes[end], table)
+            moves = nodes[end].kind is PatternKind.INJECTIVE and _moves(nodes[end], table)
+            return len(path) == 1 and (moves or _casts(nodes[end], table))
         if groups.kind(i) not in (PatternKind.OUT_FUSIBLE, PatternKind.REDUCTION):
             return False
         tile = {Access.IDENTITY, Access.PERMUTATION}
@@ -245,6 +254,12 @@ def _moves(node: Node, table: FunctionTable) -> bool:
         and len(func.input_buffers) == 1
         and output_access(func, 0) is Access.PERMUTATION
     )
+
+
+def _casts(node: Node, table: FunctionTable) -> bool:
+    """Whether the function changes the type of every element, and nothing else."""
+    blocks = plain_blocks(_prim(node, table)) if node.kind is PatternKind.ELEMENTWISE else None
+    return blocks is not None and len(blocks) == 1 and is_trivial(blocks[0])
 
 
 def _reads_one(node: Node, table: FunctionTable) -> bool:

@@ -37,16 +37,20 @@ class ComputeWide:
         def visit(out: Emitter, binding: AnyBinding) -> None:
             value, info = out.value(binding.value), binding.var.info
             op = value.op if isinstance(value, Call) else None
-            exact = not isinstance(op, OperatorSpec) or isinstance(op, ONE_BY_ONE) or op.halves in EXACT
+            exact = isinstance(op, ONE_BY_ONE) or (isinstance(op, OperatorSpec) and op.halves in EXACT)
             if (
                 exact
                 or not isinstance(value, Call)
+                or not isinstance(op, OperatorSpec)
                 or not isinstance(info, TensorInfo)
                 or not any(map(_half, value.args))
             ):
                 out.keep(binding)
                 return
-            wide = Call(value.op, tuple(self._up(out, a) for a in value.args))
+            half = next(
+                i.dtype for i in map(info_of, value.args) if isinstance(i, TensorInfo) and i.dtype and i.dtype.is_half
+            )
+            wide = Call(op.storing(half), tuple(self._up(out, a) for a in value.args))
             result = infer_value(wide, Deduction(out.env))
             assert isinstance(result, TensorInfo)
             if result.dtype is not info.dtype and info.dtype is not None:
@@ -167,14 +171,15 @@ class _Rewrite:
             wanted = large or (own.wants and not own.needs and binding.var not in self.static)
             if wanted and all(self.weights.half(a) is not None for a in weights):
                 self.chosen.add(binding.var)
-        for a in value.args:
+        for position, a in enumerate(value.args):
             if not isinstance(a, GVar) or not _is_f32(a):
                 if not isinstance(a, (GVar, Constant)):
                     self._name(a)
                 continue
-            if op.halves == "wanted" or (moved and binding.var in self.chosen):
+            said = op.reads(position)
+            if said == "wanted" or (moved and binding.var in self.chosen):
                 self._use(a).wants = True
-            elif op.halves == "never" and not self._rounds(value):
+            elif said == "never" and not self._rounds(value):
                 self._use(a).needs = True
 
     def _rounds(self, value: Value) -> bool:
@@ -197,12 +202,15 @@ class _Rewrite:
             args = tuple(self._stored(out, a) if _is_f32(a) else a for a in value.args)
             self._hold(out, binding, Call(value.op, args))
             return
-        args = tuple(self._read_up(out, a, value.op.halves == "wanted") for a in value.args)
-        same = all(a is b for a, b in zip(args, value.args, strict=True))
+        said = [value.op.reads(p) for p in range(len(value.args))]
+        args = tuple(self._read_up(out, a, s == "wanted") for a, s in zip(value.args, said, strict=True))
+        stored = [a is not b or a in self.sources for a, b, s in zip(value.args, args, said) if s == "wanted"]
+        operator = value.op.storing(self.dtype) if stored and all(stored) else value.op
+        same = operator == value.op and all(a is b for a, b in zip(args, value.args, strict=True))
         kept = (
             binding
             if same and value is binding.value
-            else replace(binding, value=value if same else Call(value.op, args))
+            else replace(binding, value=value if same else Call(operator, args))
         )
         out.names.setdefault(binding.var.name, 1)
         out.bindings.append(kept)

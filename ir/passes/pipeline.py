@@ -40,9 +40,8 @@ def passes_for(
 
     products: of one value with several weights; joined there are fewer calls, and tasks that are wider: whether that is faster
     depends on the device. precision: what float32 models store weights and the arguments of products in. attention: one
-    tensor function, or its two products and the softmax between them, each of which is then tuned or left to a library by itself;
-    with less precision always these, whose arguments it is about."""
-    joined, whole = products == "joined", attention == "whole" and precision is f32
+    tensor function, or its two products and the softmax between them, each of which is then tuned or left to a library by itself."""
+    joined, whole = products == "joined", attention == "whole"
     return (
         Deduce(),
         ComputeWide(),

@@ -20,6 +20,7 @@ from relax_tune.ir.expr import (
     Op,
     Var,
     call,
+    cast,
     ceildiv,
     const,
     eq,
@@ -73,7 +74,8 @@ class _Sum:
 class _Pattern:
     """`M[i] = max_k s(i, k)`, weights `W[i, k] = exp(s(i, k) - M[i])`, and sums over k of W[i, k] times something.
 
-    rows: the weights' iterators that index M, in the order of its dimensions; key: the other one."""
+    W may hold floats of 16 bits, which the sums cast up. rows: the weights' iterators that index M, in the order of its dimensions;
+    key: the other one."""
 
     top: Block
     step: IterVar
@@ -82,6 +84,12 @@ class _Pattern:
     rows: tuple[Var, ...]
     key: Var
     sums: tuple[_Sum, ...]
+
+    def weight(self) -> Expr:
+        """What `weights` stores, 0 for a score of minus infinity."""
+        m = load(self.top.body.buffer, self.rows)
+        made = _guarded(_score_at(self.top, self.step, self.score, self.rows, self.key), m)
+        return cast(made, self.weights.body.buffer.dtype)
 
     def rows_of(self, s: _Sum) -> tuple[Expr, ...]:
         """Where a sum's row has its maximum."""
@@ -163,9 +171,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         return load(local, (found.key // f, *e.indices)) if isinstance(e, Load) and e.buffer is top else None
 
     w = found.weights
-    stmts[w] = replace_node(
-        nests[w], w, replace(w, body=replace(w.body, value=transform(_always_guarded(found), own_maximum)))
-    )
+    stmts[w] = replace_node(nests[w], w, replace(w, body=replace(w.body, value=transform(found.weight(), own_maximum))))
     for s in found.sums:
         part = Var("vb")
         buffer = parts[s.block]
@@ -225,11 +231,6 @@ def _hidden(dtype: DType) -> Const:
 def _guarded(score: Expr, top: Expr) -> Expr:
     """`exp(score - top)`, 0 for a score of minus infinity."""
     return select(eq(score, _hidden(score.dtype)), const(0, score.dtype), call("exp", sub(score, top)))
-
-
-def _always_guarded(p: _Pattern) -> Expr:
-    m = load(p.top.body.buffer, p.rows)
-    return _guarded(_score_at(p.top, p.step, p.score, p.rows, p.key), m)
 
 
 def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key: Expr) -> Expr:
@@ -295,7 +296,8 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
     if node.is_reduction or len(found) != 1 or len(plain) != len(rows) or len(set(rows)) != len(rows) or len(left) != 1:
         raise ScheduleError(f"{func.name}: wanted {node.name!r} to make a weight for each row and key of {top.name!r}")
     s, m = _score_at(top, step, score, plain, left[0]), load(top.body.buffer, plain)
-    if node.body.value not in (_guarded(s, m), call("exp", sub(s, m))):
+    target = node.body.buffer.dtype
+    if node.body.value not in (cast(_guarded(s, m), target), cast(call("exp", sub(s, m)), target)):
         raise ScheduleError(
             f"{func.name}: wanted {node.name!r} to make exp(score - maximum) of the scores of {top.name!r}, found "
             f"{node.body.value!r}"
@@ -325,8 +327,8 @@ def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> _Sum:
 
 
 def _is_factor(e: Expr, access: Load) -> bool:
-    """Whether `e` is `access` times what does not read it."""
-    if e is access:
+    """Whether `e` is `access`, cast up or as it is, times what does not read it."""
+    if e in (access, cast(access, e.dtype)):
         return True
     if not isinstance(e, Op) or e.op != "mul":
         return False
@@ -447,10 +449,7 @@ def _factor_nest(func: PrimFunc, p: _Pattern, loop: For, factor: Buffer) -> Stmt
 def _rolled(p: _Pattern, old: Block, node: Block, factor: Buffer) -> Block:
     """The block as it runs in one loop with the others."""
     if old is p.weights:
-        m = load(p.top.body.buffer, p.rows)
-        return replace(
-            node, body=replace(node.body, value=_guarded(_score_at(p.top, p.step, p.score, p.rows, p.key), m))
-        )
+        return replace(node, body=replace(node.body, value=p.weight()))
     s = next((s for s in p.sums if s.block is old), None)
     if s is None:
         return node

@@ -18,7 +18,7 @@ from tests.tiny_decoders import LLAMA3, MODELS, MORE, SHAPES, VOCABULARY, ids, p
 
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
-from relax_tune.ir.dtype import bf16
+from relax_tune.ir.dtype import bf16, f16
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import CallTIR
@@ -145,6 +145,30 @@ def test_compiled_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) 
                 np.testing.assert_allclose(found, wanted[:, -count:], atol=1e-4, rtol=0)
     finally:
         device.close()
+
+
+@pytest.mark.ccompiler
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_decoding_with_weights_and_caches_of_16_bits(tmp_path: Path) -> None:
+    """Attention is one kernel, of 16-bit floats alone. Two layers round a dozen values each: 16 roundings of the largest logit."""
+    folder, logits = write(tmp_path, "llama")
+    device = open_device("c")
+    try:
+        module = load_hf(folder, bounds={"b": (1, 4)}, caches="f16")
+        job = Job(module, device.info, MemoryStore(), Settings(target="c", precision="f16"))
+        attentions = [f for n, f in job.lowered.prims.items() if "attention" in n]
+        assert len(attentions) == 2 and {b.dtype for f in attentions for b in f.buffers} == {f16}
+        with job.artifact(job.build("generic")).open(device) as model:
+            for b, n in SHAPES[1:3]:
+                wanted = logits[f"logits_{b}_{n}"]
+                count = min(wanted.shape[1], n - 1)
+                found = steps(lambda function, inputs: model.run(inputs, function), ids(b, n), count)
+                limit = 16 * f16.epsilon * np.abs(wanted).max()
+                np.testing.assert_allclose(found, wanted[:, -count:], atol=limit, rtol=0)
+    finally:
+        device.close()
+    with pytest.raises(UserError, match="caches: wanted one of f32, f16, bf16, found 'i8'"):
+        load_hf(folder, caches="i8")  # type: ignore[arg-type]
 
 
 def test_decoding_needs_no_scalars(tmp_path: Path) -> None:

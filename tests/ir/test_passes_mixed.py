@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from relax_tune.ir.function import IRModule
 from relax_tune.ir.graph import Call, Constant, Function, nested_values
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.elementwise import Add, Cast, Exp, Gelu, MulScalar
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Permute, Reshape, Take
@@ -160,6 +162,28 @@ def test_products_convert_while_they_load_and_sum_in_float32(half: DType) -> Non
         assert {e.buffer.dtype for e in read} == {half} and len(read) == 2
     ids = RNG.integers(0, 9, 5)
     wanted, found = (evaluate_function(m, [ids]) for m in (plain.module, mixed.module))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_attention_stays_one_function(half: DType) -> None:
+    """Queries, keys, values and the softmax's weights are of 16 bits, a mask and what is computed are not."""
+    g = GraphBuilder()
+    n = g.symbol("n", 1)
+    x, mask = g.input("x", (n, 8)), g.input("mask", (n, n))
+    parts = [g.call(Matmul(), x, g.constant(name, rand(8, 8))) for name in ("wq", "wk", "wv")]
+    turned = [g.call(Permute((1, 0, 2)), g.call(Reshape((n, const(2), const(4))), p)) for p in parts]
+    y = g.call(Permute((1, 0, 2)), g.call(Attention(0.5), *turned, mask))
+    y = g.call(Reshape((n, const(8))), y)
+    module = g.finish(g.call(Matmul(), y, g.constant("wo", rand(8, 8))))
+    plain, mixed = lower(module), lower(module, passes_for(precision=half))
+    assert len(mixed.calls()) == len(plain.calls())
+    (func,) = (f for n, f in mixed.prims.items() if "attention" in n)
+    assert Counter(b.dtype for b in func.buffers) == {half: 4, f32: 1}
+    assert Counter(b.dtype for b in func.allocs) == {half: 1, f32: 5}
+    within(module, DeadCode()(MixedPrecision(half)(module)), half, [rand(5, 8), rand(5, 5)])
+    args = [rand(5, 8), rand(5, 5)]
+    wanted, found = (evaluate_function(m, args) for m in (plain.module, mixed.module))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
 
 

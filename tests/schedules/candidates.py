@@ -37,7 +37,8 @@ MACHINES = {
 # Functions that GPU sketches are tried on, one or two of each kind.
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
-    "attention over a cache", "mean pool", "sum of all", "convolution 3x2, apart", "convolution by channel", "convolution of 128 steps",
+    "attention over a cache", "attention, f16", "mean pool", "sum of all", "convolution 3x2, apart", "convolution by channel",
+    "convolution of 128 steps",
 )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "attention": (make.attention, ({"n": 17, "m": 31}, {"n": 1, "m": 1}, {"n": 40, "m": 0}, {"n": 3, "m": 257})),
     "attention of positions": (make.attention_of_positions, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "attention over a cache": (make.attention_over_cache, ({"n": 5, "m": 21}, {"n": 1, "m": 40}, {"n": 33, "m": 33})),
+    "attention, f16": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1})),
     "transpose": (_zoo("transpose_0213"), ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
     "turned": (make.turned, ({"b": 2, "n": 17, "m": 35}, {"b": 1, "n": 16, "m": 8}, {"b": 1, "n": 1, "m": 1})),
     "turned, bf16": (lambda: make.turned(bf16), ({"b": 2, "n": 17, "m": 9}, {"b": 1, "n": 32, "m": 16})),

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from relax_tune.ir.dtype import DType, bool_, f32, i64
+from relax_tune.ir.dtype import DType, bool_, f16, f32, i64
 from relax_tune.ir.expr import Expr, Var, call, cast, const, div, eq, lt, maximum, select
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -378,6 +378,15 @@ def attention_over_cache() -> PrimFunc:
     n, m = Var("n"), Var("m")
     infos = [TensorInfo((const(h), r, const(24)), f32) for h, r in ((4, n), (2, m), (2, m))]
     return Attention(0.3, causal=True, offset=m - n, window=9).legalize("attention", infos)
+
+
+def attention_of_halves(dtype: DType = f16) -> PrimFunc:
+    """The last n of m positions, of four heads of which two share keys, in and out of 16-bit floats, which weights are too."""
+    g = GraphBuilder()
+    n, m = g.symbol("n"), g.symbol("m")
+    q, k, v = (g.input(x, (h, r, w), dtype) for x, h, r, w in (("q", 4, n, 32), ("k", 2, m, 32), ("v", 2, m, 16)))
+    (func,) = lower(g.finish(g.call(Attention(0.2, causal=True, offset=m - n), q, k, v))).prims.values()
+    return func
 
 
 def windows() -> PrimFunc:

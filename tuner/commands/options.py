@@ -156,7 +156,7 @@ FormOfAttention = Annotated[
         "--attention",
         metavar="|".join(get_args(AttentionForm)),
         autocompletion=among(*get_args(AttentionForm)),
-        help="Attention as one kernel (in f32), or as two products and a softmax, which libraries can take. [default: whole]",
+        help="Attention as one kernel, or as two products and a softmax, which libraries can take. [default: whole]",
     ),
 ]
 Precision = Annotated[
