@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import re
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ class CUDADevice:
         self._max_local, self._max_group = limits["max_local_bytes"], limits["max_group_size"]
         self._grid, self._block = ([self._attribute(name) for name in names] for names in (GRID, BLOCK))
         self._modules: dict[tuple[object, ...], tuple[Any, Binary]] = {}
+        self._loading = threading.Lock()
         self._held: dict[object, tuple[Any, Callable[[], None]]] = {}
         self._stream, self._pinned = self._call("opening", self._open)
 
@@ -160,26 +162,30 @@ class CUDADevice:
         return driver.Stream(), pinned
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
+        """See `Device.compile`; several threads may compile at once, and take turns at loading."""
         for kernel in kernels:
             if kernel.language != "cuda":
                 raise BuildError(f"CUDA device: wanted kernels in cuda, found {kernel.name} in {kernel.language}")
         handles: dict[str, Any] = {}
         for flags, group in group_by_flags(kernels).items():
-            module, binary = self._loaded(flags, group)
-            for kernel in group:
-                handles[kernel.name] = self._handle(kernel, module, binary)
+            key = (flags, *((k.name, k.source) for k in group))
+            found = self._modules.get(key)
+            binary = self._compiler.compile(group, flags) if found is None else found[1]
+            with self._loading:
+                module = self._loaded(key, binary)
+                for kernel in group:
+                    handles[kernel.name] = self._handle(kernel, module, binary)
         return handles
 
-    def _loaded(self, flags: tuple[str, ...], group: Sequence[KernelSource]) -> tuple[Any, Binary]:
-        key = (flags, *((k.name, k.source) for k in group))
-        found = self._modules.get(key)
-        if found is None:
-            binary = self._compiler.compile(group, flags)
-            module = self._call("loading a module", lambda: self._driver.module_from_buffer(binary.code), BuildError)
-            while len(self._modules) >= MODULES:
+    def _loaded(self, key: tuple[object, ...], binary: Binary) -> Any:
+        def load() -> Any:
+            while len(self._modules) >= MODULES:  # here, where the context is current that they are taken from
                 del self._modules[next(iter(self._modules))]
-            found = self._modules[key] = module, binary
-        return found
+            self._modules[key] = self._driver.module_from_buffer(binary.code), binary
+
+        if key not in self._modules:
+            self._call("loading a module", load, BuildError)
+        return self._modules[key][0]
 
     def _handle(self, kernel: KernelSource, module: Any, binary: Binary) -> Handle:
         name, report = kernel.name, binary.kernels[kernel.name]

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import re
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,8 +29,8 @@ from relax_tune.runtime.program import KernelSource
 
 HEADER = Path(__file__).with_name("emulation.h")
 FLAGS = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno"]
-# an index beyond an array of a kernel's own ends the process
-FLAGS += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
+# an index beyond an array of a kernel's own ends the process, as does a vector that does not lie at a multiple of its size
+FLAGS += ["-fsanitize=bounds,alignment", "-fsanitize-undefined-trap-on-error"]
 GUARD = 256
 # Of the GPU that is emulated: a small one with the limits of sm_80.
 ATTRIBUTES = {
@@ -69,13 +70,14 @@ class EmulatedCompiler:
         text = f'#include "{HEADER}"\n{source}{entries}\n'
         path = self.folder / f"{hashlib.blake2b(repr((text, flags)).encode(), digest_size=12).hexdigest()}.so"
         if not path.exists():
-            code = path.with_suffix(".cpp")
+            code, new = (path.with_suffix(f".{threading.get_ident()}{end}") for end in (".cpp", ".new"))
             code.write_text(text)
-            made = subprocess.run(["g++", *FLAGS, *flags, str(code), "-o", str(path)], capture_output=True, text=True)
+            made = subprocess.run(["g++", *FLAGS, *flags, str(code), "-o", str(new)], capture_output=True, text=True)
             if made.returncode:
                 raise BuildError(
                     f"the emulation refused kernels {', '.join(k.name for k in kernels)}:\n{made.stderr[:4000]}"
                 )
+            new.rename(path)  # several threads may compile
         return Binary(str(path).encode(), {k.name: KernelReport(32, _shared_bytes(k.source), 0, 0, 0) for k in kernels})
 
 
@@ -124,19 +126,19 @@ class EmulatedDriver:
         self.allocations: dict[int, Allocation] = {}
         self.queue: list[Callable[[], None]] = []
         self.recording: list[Callable[[], None]] | None = None
-        self.depth, self.deepest, self.broken = 0, 0, ""
+        self.current, self.deepest, self.broken = threading.local(), 0, ""
         self.device_attribute, self.function_attribute = Names(), Names()
         driver = self
 
         class Context:
             def push(self) -> None:
-                driver.depth += 1
+                driver.current.depth = driver.depth + 1
                 driver.deepest = max(driver.deepest, driver.depth)
 
             @staticmethod
             def pop() -> None:
                 driver.check()
-                driver.depth -= 1
+                driver.current.depth = driver.depth - 1
 
             def detach(self) -> None:
                 """It ends with the process."""
@@ -186,6 +188,11 @@ class EmulatedDriver:
                 driver.run()
 
         self.Context, self.Device, self.Stream, self.Event = Context, Device, Stream, Event
+
+    @property
+    def depth(self) -> int:
+        """Of the stack of contexts, which every thread has for itself."""
+        return int(getattr(self.current, "depth", 0))
 
     def get_version(self) -> tuple[int, int, int]:
         return 13, 0, 0

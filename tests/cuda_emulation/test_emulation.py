@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +21,13 @@ from tests.tuner.flushed import every_line_is_read
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.ir.interp import run_prim
 from relax_tune.runtime.device.cuda import PINNED_BYTES, CUDADevice
+from relax_tune.runtime.device.cuda_compiler import Binary
 from relax_tune.runtime.program import KernelSource
 from relax_tune.tuner.measure.flush import LINE_BYTES, CacheFlush
 
 pytestmark = pytest.mark.ccompiler
 
+ROOT = Path(__file__).parents[2]
 F32 = np.dtype(np.float32)
 # Rows of 32 turned around through shared memory, by so many threads; where `{barrier}` stands one is needed.
 TURN = """extern "C" __global__ void __launch_bounds__(32) turn(const float *x, float *y) {
@@ -114,6 +121,48 @@ def test_nothing_happens_without_the_context_and_it_is_given_back(folder: Path) 
         driver.mem_alloc(1)
     with pytest.raises(MeasureError, match="wanted device 1, found 1 of them"):
         CUDADevice(1, driver)
+
+
+def test_several_threads_may_compile(folder: Path) -> None:
+    """The compiler runs beside itself; loading needs a context, which is current for one thread alone."""
+    driver = EmulatedDriver()
+    meeting = threading.Barrier(3)
+
+    class Compiler(EmulatedCompiler):
+        def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
+            meeting.wait(20)
+            return super().compile(kernels, flags)
+
+    device = CUDADevice(0, driver, lambda architecture: Compiler(folder), lambda: None)
+
+    def compiled(name: str) -> bool:
+        return name in device.compile([KernelSource(name, "cuda", BESIDE.replace("beside", name))])
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(compiled, ("one", "two", "three")))
+    device.close()
+
+
+def test_a_vector_beside_its_place_ends_the_process(folder: Path) -> None:
+    """As a GPU refuses it."""
+    source = """struct alignas(16) four { float v[4]; };
+extern "C" __global__ void moved(const float *x, float *y) { *(four *)y = *(const four *)(x + AT); }
+"""
+    code = """import sys, numpy as np
+from pathlib import Path
+from tests.cuda_emulation.driver import emulated
+from relax_tune.runtime.program import KernelSource
+device = emulated(Path(sys.argv[1]))
+handle = device.compile([KernelSource("moved", "cuda", sys.argv[2])])["moved"]
+x, y = device.alloc(64), device.alloc(64)
+device.bind(handle, [x, y], [], (1,), (1,))()
+device.synchronize()
+"""
+    ends = [
+        subprocess.run([sys.executable, "-c", code, str(folder), source.replace("AT", at)], cwd=ROOT).returncode
+        for at in ("4", "1")
+    ]
+    assert ends == [0, -signal.SIGILL]
 
 
 def test_a_context_that_cannot_be_made_current(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -14,6 +15,7 @@ from tests.tuner.measure_programs import program
 from relax_tune.errors import BuildError
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.program import KernelSource, Program
+from relax_tune.tuner.measure import compiling
 from relax_tune.tuner.measure.compiling import compile_programs, plan_units
 
 
@@ -26,6 +28,8 @@ def test_units_hold_consecutive_kernels_without_name_clashes(language: str) -> N
     assert plan_units(clashing, frozenset()) == [range(0, 1), range(1, 3)]
     assert plan_units([], frozenset()) == []
     assert [len(unit) for unit in plan_units([plain[0]] * 10, frozenset())] == [4, 4, 2]
+    assert [len(unit) for unit in plan_units([plain[0]] * 10, frozenset(), 4)] == [3, 3, 3, 1], "nobody waits for four"
+    assert [len(unit) for unit in plan_units([plain[0]] * 3, frozenset(), 16)] == [1, 1, 1]
 
 
 def test_units_hold_one_language() -> None:
@@ -58,3 +62,22 @@ def test_who_is_to_be_alone_is_compiled_alone(language: str, broken: list[bool],
     assert all(f"f{at}" in entry[0] for at, entry in enumerate(found) if isinstance(entry, tuple))
     assert all(len(unit) == 1 for unit in told if alone & set(unit))
     assert set().union(*told) == set(range(len(broken)))
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [("c", 3), ("cuda", 3), ("opencl", 1)])
+def test_as_many_compile_at_once_as_there_are_processors(
+    monkeypatch: pytest.MonkeyPatch, kind: str, at_once: int
+) -> None:
+    monkeypatch.setattr(compiling.host, "usable_cpus", lambda: 3)
+    meeting = threading.Barrier(at_once)
+
+    class Compiler:
+        info = DeviceInfo(kind, "", (), ())
+
+        def compile(self, kernels: Sequence[KernelSource]) -> dict[str, str]:
+            meeting.wait(20)
+            return {kernel.name: kernel.name for kernel in kernels}
+
+    programs = [replace(program("good", "c"), kernels=(KernelSource(f"f{at}", kind, ""),)) for at in range(3)]
+    found = compile_programs(cast(Device, Compiler()), programs, frozenset(), lambda unit: None)
+    assert [f"f{at}" in entry[0] for at, entry in enumerate(found) if isinstance(entry, tuple)] == [True] * 3

@@ -16,6 +16,8 @@ from relax_tune.runtime.program import KernelSource, Program
 
 # Candidates of a translation unit: what a compiler does once a unit (PoCL: link its library of builtins) costs as much as two.
 _UNIT_CANDIDATES = 4
+# Devices that several threads may have compile at once: the compiler is a process of its own, or lets others run meanwhile.
+_TOGETHER = ("c", "cuda")
 # A compiler that fails with less than this left on the disk may have failed for that.
 _ROOM_BYTES = 2**20
 
@@ -40,16 +42,17 @@ class CompiledKernels:
         return getattr(self._device, name)
 
 
-def plan_units(programs: Sequence[Program], alone: frozenset[int]) -> list[range]:
+def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 1) -> list[range]:
     """Runs of consecutive programs to compile together: of one language, none of `alone`, and no kernel name with two
-    texts."""
+    texts. width: how many units are compiled at a time, among which the programs are shared out."""
+    most = max(1, min(_UNIT_CANDIDATES, -(-len(programs) // width)))
     units: list[range] = []
     names: dict[str, KernelSource] = {}
     for index, program in enumerate(programs):
         clash = any(names.get(kernel.name, kernel) != kernel for kernel in program.kernels)
         languages = {kernel.language for kernel in (*names.values(), *program.kernels)}
         last = units[-1] if units else range(0)
-        fits = not clash and len(languages) <= 1 and len(last) < _UNIT_CANDIDATES
+        fits = not clash and len(languages) <= 1 and len(last) < most
         if units and fits and not alone & {index, last.start}:
             units[-1] = range(last.start, index + 1)
         else:
@@ -63,8 +66,8 @@ def compile_programs(
     device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
 ) -> list[Compiled]:
     """For each program its handles and its share of the seconds spent, or the BuildError it earned by itself. `tell` is
-    called with the programs that are about to be compiled: as many units at a time as there are processors where the compiler
-    is a process of its own, else one.
+    called with the programs that are about to be compiled: as many units at a time as there are processors where several can
+    be, else one.
 
     Raises MeasureError when there is no room to compile in: that is no program's failure.
     """
@@ -85,8 +88,8 @@ def compile_programs(
             return error
         return handles, (time.perf_counter() - began) / len(unit)
 
-    units = plan_units(programs, alone)
-    width = host.usable_cpus() if device.info.kind == "c" else 1
+    width = host.usable_cpus() if device.info.kind in _TOGETHER else 1
+    units = plan_units(programs, alone, width)
     with ThreadPoolExecutor(max_workers=width) as pool:
         while units:
             # whoever is to be alone is so in time, too: what hangs then has one name
