@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cuda_emulation.driver import emulated
+from tests.cuda_emulation.gpus import gpu, on
 from tests.ir.codegen_runner import Compiled, kernels_of
 from tests.schedules.candidates import CASES, arguments, drawn, problems
 
@@ -44,10 +44,11 @@ def test_the_items_of_a_row_exchange_their_sums_and_a_second_kernel_needs_none()
         assert not any("__syncthreads" in k.source or "__shfl" in k.source for k in second)
 
 
-@pytest.mark.ccompiler
-@pytest.mark.parametrize("guessed", [True, False])
-def test_they_compute_what_attention_means(guessed: bool, tmp_path: Path) -> None:
-    device = emulated(tmp_path, backwards=guessed)
+@pytest.mark.parametrize(
+    ("guessed", "where"), [on("backwards", True), on("forwards", False), on("cuda", True), on("cuda", False)]
+)
+def test_they_compute_what_attention_means(guessed: bool, where: str, tmp_path: Path) -> None:
+    device = gpu(where, tmp_path)
     func, made = sketches()[0], candidates(guessed)
     for candidate, run in zip(made, Compiled.together(device, "cuda", made), strict=True):
         for seed, (n, m) in enumerate(SIZES):

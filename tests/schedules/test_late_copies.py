@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cuda_emulation.driver import emulated
+from tests.cuda_emulation.gpus import PLACES, gpu
 from tests.ir.codegen_runner import Compiled, kernels_of
 from tests.schedules import functions as make
 from tests.schedules.meaning import assert_same_meaning
@@ -68,12 +69,11 @@ def test_copies_that_go_nowhere_ahead_are_waited_for() -> None:
     assert "rt_sent" not in found
 
 
-@pytest.mark.ccompiler
-@pytest.mark.parametrize("backwards", [False, True])
-def test_they_arrive_in_time(tmp_path: Path, backwards: bool) -> None:
+@pytest.mark.parametrize("where", PLACES)
+def test_they_arrive_in_time(tmp_path: Path, where: str) -> None:
     """Forwards as late as they may, backwards at once."""
-    device = emulated(tmp_path, backwards)
-    cases = [("nt", f16, 3, 8)] if backwards else [("nt", f16, 3, None), ("nn", bf16, 2, None)]
+    device = gpu(where, tmp_path)
+    cases = [("nt", f16, 3, 8)] if where == "backwards" else [("nt", f16, 3, None), ("nn", bf16, 2, None)]
     runs = Compiled.together(device, "cuda", [scheduled(f, d, stages=s, dims=DIMS, pad=p) for f, d, s, p in cases])
     for (form, dtype, *_), run in zip(cases, runs, strict=True):
         assert calls(run.func) == 1

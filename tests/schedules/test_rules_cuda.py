@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tests.cuda_emulation.driver import emulated
+from tests.cuda_emulation.gpus import gpu, on
 from tests.ir.codegen_runner import Compiled, kernels_of
 from tests.schedules.candidates import CASES, GPU_CASES, MACHINES, arguments, drawn, problems
 
@@ -59,10 +59,12 @@ def test_they_compile(architecture: str) -> None:
     assert all(0 < report.registers <= 255 for report in made.kernels.values())
 
 
-@pytest.mark.ccompiler
-@pytest.mark.parametrize(("machine", "backwards"), [("opencl", False), ("gpu", False), ("gpu", True)])
-def test_they_compute_what_the_function_means(machine: str, backwards: bool, tmp_path: Path) -> None:
-    device = emulated(tmp_path, backwards)
+@pytest.mark.parametrize(
+    ("machine", "where"),
+    [on("forwards", "opencl"), on("forwards", "gpu"), on("backwards", "gpu"), on("cuda", "opencl"), on("cuda", "gpu")],
+)
+def test_they_compute_what_the_function_means(machine: str, where: str, tmp_path: Path) -> None:
+    device = gpu(where, tmp_path)
     runs = Compiled.together(device, "cuda", [func for _, _, func in chosen(machine)])
     for (case, what, func), run in zip(chosen(machine), runs, strict=True):
         for seed, dims in enumerate(CASES[case][1]):

@@ -15,7 +15,7 @@ from itertools import product as pairs
 from pathlib import Path
 
 import pytest
-from tests.cuda_emulation.driver import emulated
+from tests.cuda_emulation.gpus import PLACES, gpu
 from tests.ir.codegen_runner import Compiled, kernels_of
 from tests.schedules import functions as make
 from tests.schedules.candidates import MACHINES, arguments, drawn, problems
@@ -143,11 +143,10 @@ def meeting(places: Sequence[tuple[int, int]], vectors: int) -> int:
     return max(Counter(at % 8 for at in spots).values())
 
 
-@pytest.mark.ccompiler
-@pytest.mark.parametrize("backwards", [False, True])
-def test_they_compute_what_the_function_means(backwards: bool, tmp_path: Path) -> None:
-    device = emulated(tmp_path, backwards)
-    mine = instances()[:2] if backwards else instances()[2:]
+@pytest.mark.parametrize("where", PLACES)
+def test_they_compute_what_the_function_means(where: str, tmp_path: Path) -> None:
+    device = gpu(where, tmp_path)
+    mine = {"forwards": instances()[2:], "backwards": instances()[:2]}.get(where, instances())
     for (case, what, func), run in zip(mine, Compiled.together(device, "cuda", [f for _, _, f in mine]), strict=True):
         for seed, dims in enumerate(CASES[case][1]):
             arrays, scalars = arguments(func, dims, seed)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cuda_emulation.driver import emulated
+from tests.cuda_emulation.gpus import PLACES, gpu
 from tests.ir.codegen_runner import Compiled, kernels_of
 from tests.schedules.meaning import assert_same_meaning
 from tests.schedules.warp_tiles import by_warps, product
@@ -53,13 +54,12 @@ def test_the_schedule_means_the_product(form: str) -> None:
     assert_same_meaning(product(form, f16), func, {"m": 3, "n": 5, "k": 7})
 
 
-@pytest.mark.ccompiler
-@pytest.mark.parametrize("backwards", [False, True])
-def test_a_warp_computes_it(tmp_path: Path, backwards: bool) -> None:
-    device = emulated(tmp_path, backwards)
+@pytest.mark.parametrize("where", PLACES)
+def test_a_warp_computes_it(tmp_path: Path, where: str) -> None:
+    device = gpu(where, tmp_path)
     padded, turned = 8, None
     cases = [("nt", bf16, padded), ("tn", f16, turned)]
-    if not backwards:
+    if where != "backwards":
         cases = [*((form, f16, turned) for form in FORMS), ("nn", bf16, padded), ("tt", f16, padded)]
     runs = Compiled.together(device, "cuda", [scheduled(form, dtype, pad=pad) for form, dtype, pad in cases])
     for (form, dtype, _), run in zip(cases, runs, strict=True):
