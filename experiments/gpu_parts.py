@@ -19,16 +19,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from gpu_cases import DECODERS, LENGTHS
+from gpu_context import Context, OutOfTimeError, Row, absent
 from gpu_models import TYPES, decoder_folder, memory_bound, product
 from gpu_timing import Copies, seconds
+from gpu_tuning import dispatched, one_kernel, tuned
 
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import BuildError, RelaxTuneError
@@ -36,19 +37,18 @@ from relax_tune.ir.dtype import bf16, f16
 from relax_tune.ir.frontend.hf import load_hf
 from relax_tune.ir.function import IRModule
 from relax_tune.runtime.artifact import load_artifact
+from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.cublas import CuBlas
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program import KernelSource, Program
 from relax_tune.runtime.vm import Executor
-from relax_tune.tuner.job import Job, open_runner
-from relax_tune.tuner.loop import Progress
+from relax_tune.tuner.job import Job
 from relax_tune.tuner.measure.inputs import random_constants, random_inputs
-from relax_tune.tuner.settings import Policy, Settings
+from relax_tune.tuner.settings import Settings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-Row = dict[str, Any]
 
 COPY = """struct __align__(16) rt_four { float x, y, z, w; };
 extern "C" __global__ void __launch_bounds__(256) copy(const rt_four *__restrict__ a, rt_four *__restrict__ b, long long n) {
@@ -57,34 +57,6 @@ extern "C" __global__ void __launch_bounds__(256) copy(const rt_four *__restrict
 }
 """
 NOTHING = 'extern "C" __global__ void nothing(float *a) { if (a == 0) a[0] = 1.0f; }\n'
-
-
-class OutOfTimeError(BaseException):
-    """The part's share is used up. No Exception: a tuning job takes those for failures of one task."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a part is given. until: of time.monotonic; done: keys of the rows that were found before."""
-
-    work: Path
-    target: str
-    peer_python: str
-    tiny: bool
-    until: float
-    done: frozenset[str]
-
-    def left(self) -> float:
-        """Seconds until the part should end."""
-        return self.until - time.monotonic()
-
-    def new(self, keys: Sequence[str]) -> list[str]:
-        """Those for which there is no row yet."""
-        return [k for k in keys if k not in self.done]
-
-
-def absent(key: str, why: object) -> Row:
-    return {"key": key, "absent": " ".join(str(why).split())[:200]}
 
 
 def card(context: Context) -> Iterator[Row]:
@@ -108,13 +80,20 @@ def card(context: Context) -> Iterator[Row]:
 
 
 def _version(python: str) -> str:
-    code = "import torch; print(torch.__version__, torch.cuda.is_available())"
+    """torch's, without loading it, which takes long for the first time."""
+    code = "from importlib.metadata import version; print(version('torch'))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else "none"
 
 
+TESTS = (
+    *("runtime/test_device_contract.py", "cuda_emulation/test_few_queries.py", "schedules/test_late_copies.py"),
+    *("schedules/test_rules_cuda.py", "schedules/test_rules_tensor.py", "schedules/test_warp_products.py"),
+)
+
+
 def tests(context: Context) -> Iterator[Row]:
-    """`pytest -m cuda`."""
+    """`pytest -m cuda`: the contract of devices, and kernels of all rules against what they mean."""
     if importlib.util.find_spec("pytest") is None:
         yield absent("pytest", "the package pytest")
         return
@@ -124,10 +103,10 @@ def tests(context: Context) -> Iterator[Row]:
         "pytest",
         "-q",
         "-m",
-        "cuda",
+        "cuda and not slow",
         "-p",
         "no:cacheprovider",
-        str(ROOT / "tests/runtime"),
+        *(str(ROOT / "tests" / name) for name in TESTS),
     ]
     if context.tiny:
         command += ["-k", "test_upload_then_download"]
@@ -135,6 +114,7 @@ def tests(context: Context) -> Iterator[Row]:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=context.left())
     except subprocess.TimeoutExpired:
         raise OutOfTimeError from None
+    print(done.stdout, done.stderr, flush=True)
     lines = (done.stdout + done.stderr).strip().splitlines() or [""]
     failed = [line[:200] for line in lines if line.startswith(("FAILED", "ERROR"))]
     yield {"key": "pytest -m cuda", "status": done.returncode, "said": lines[-1], "failed": "; ".join(failed[:10])}
@@ -144,19 +124,25 @@ SANITIZERS = ("memcheck", "racecheck")
 
 
 def sanitizer(context: Context) -> Iterator[Row]:
-    """Candidates of every sketch of a few functions, run under compute-sanitizer; by themselves where that is not installed."""
+    """Candidates of every sketch of a few functions: by themselves, which leaves their machine code behind, then watched by
+    compute-sanitizer's tools."""
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     run = [sys.executable, str(HERE / "gpu_parts.py"), "candidates", "--work", str(context.work)]
-    run += ["--target", context.target, "--secs", "15", *["--tiny"] * context.tiny]
+    run += ["--target", context.target, *["--tiny"] * context.tiny]
     if tool is None:
-        yield absent("compute-sanitizer", "the tool; candidates ran without it")
-    for name in context.new(SANITIZERS if tool else ("alone",)):
+        yield absent("compute-sanitizer", "the tool")
+    names = context.new(("alone", *SANITIZERS) if tool else ("alone",))
+    for number, name in enumerate(names):
+        secs = context.left() / (len(names) - number)
         (context.work / "candidates.jsonl").unlink(missing_ok=True)
-        under = [tool, "--tool", name, "--error-exitcode", "9"] if tool else []
+        # not what a driver answers, such as functions that it does not have
+        watched = [tool, "--tool", name, "--report-api-errors", "no", "--error-exitcode", "9"]
+        command = [*(watched if tool and name != "alone" else ()), *run, "--secs", str(secs - 3)]
         try:
-            done = subprocess.run([*under, *run], capture_output=True, text=True, timeout=max(1.0, context.left()))
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, secs))
         except subprocess.TimeoutExpired:
             raise OutOfTimeError from None
+        print(f"{name}:\n{done.stdout[-20000:]}{done.stderr[-5000:]}", flush=True)
         said = [line for line in (done.stdout + done.stderr).splitlines() if "=====" in line] or [done.stderr[-200:]]
         path = context.work / "candidates.jsonl"
         ran = len(path.read_text().splitlines()) if path.exists() else 0
@@ -164,7 +150,7 @@ def sanitizer(context: Context) -> Iterator[Row]:
 
 
 def candidates(context: Context) -> Iterator[Row]:
-    """A first guess and a random candidate of every sketch, at small sizes off any tile. Of `sanitizer`."""
+    """A random candidate of every sketch, at small sizes off any tile. Of `sanitizer`."""
     device, rng = open_device(context.target), np.random.default_rng(0)
     modules = {f"{name} {kind}": m for kind in ("f32", "f16") for name, m in memory_bound(kind, 100, 70).items()}
     modules |= {
@@ -173,22 +159,25 @@ def candidates(context: Context) -> Iterator[Row]:
     }
     if context.tiny:
         modules = dict([*modules.items()][-1:])
+    programs: dict[str, Program] = {}
     for name, module in modules.items():
         with open_store("memory://") as store:
             job = Job(module, replace(device.info, libraries=()), store, Settings(target=context.target))
             for choices in job.choices.values():
                 for number, sketch in enumerate(choices.sketches[:1] if context.tiny else choices.sketches):
                     drawn = choices.space.sample(rng, 400)
-                    some = choices.space.candidates(drawn[drawn[:, 0] == number][:1])
-                    for at, candidate in enumerate(some):
-                        if context.left() < 0:
-                            raise OutOfTimeError
-                        program = choices.program(choices.tuned(candidate))
-                        symbols = {s.name: min(67, s.upper or 67) for s in program.symbols}
-                        executor = Executor(program, device, random_constants(program), {})
-                        executor.run(random_inputs(program, symbols, 0))
-                        executor.close()
-                        yield {"key": f"{name} {sketch.name} {at}"}
+                    for candidate in choices.space.candidates(drawn[drawn[:, 0] == number][:1]):
+                        programs[f"{name} {sketch.name}"] = choices.program(choices.tuned(candidate))
+    with ThreadPoolExecutor(host.usable_cpus()) as pool:
+        [*pool.map(lambda p: device.compile(p.kernels), programs.values())]
+    for name, program in programs.items():
+        if context.left() < 0:
+            raise OutOfTimeError
+        symbols = {s.name: min(67, s.upper or 67) for s in program.symbols}
+        executor = Executor(program, device, random_constants(program), {})
+        executor.run(random_inputs(program, symbols, 0))
+        executor.close()
+        yield {"key": name}
     device.close()
 
 
@@ -242,61 +231,15 @@ def ceilings(context: Context) -> Iterator[Row]:
     device.close()
 
 
-def tuned(
-    context: Context,
-    modules: Mapping[str, IRModule],
-    secs: float,
-    trials: int,
-    policies: Sequence[str],
-    **settings: Any,
-) -> dict[str, str]:
-    """Tune each for its part of the time, then write WORK/NAME-POLICY.rta; what was measured of each. policies: those of builds, and
-    `kernels`, which has no library."""
-    chosen = Settings(target=context.target, effort="quick", trials=trials, **settings)
-    began, said = time.monotonic(), {}
-    runner = open_runner(chosen)
-    with open_store(f"sqlite:///{context.work / 'records.db'}") as store, closing(runner):
-        for number, (name, module) in enumerate(modules.items()):
-            until = began + secs * (number + 1) / len(modules)
-
-            def watch(progress: Progress, until: float = until) -> None:
-                if time.monotonic() > until:
-                    raise OutOfTimeError
-
-            job = Job(module, runner.device_info(), store, chosen, watch)
-            try:
-                work = job.tune(runner)
-                said[name] = f"{work.trials} candidates"
-                said[name] += "".join(f"; {task}: {why}"[:80] for task, why in work.problems)
-            except OutOfTimeError:
-                said[name] = "cut short"
-            for policy in policies:
-                of = job
-                if policy == "kernels":
-                    of = Job(module, replace(job.device, libraries=()), store, chosen)
-                how: Policy = "library" if policy == "library" else "measured"
-                of.artifact(of.build(how)).save(context.work / f"{name}-{policy}.rta")
-    return said
-
-
-def dispatched(executor: Executor, symbols: Mapping[str, int]) -> str:
-    """What runs at these sizes: kernels by the labels of their variants, routines by name."""
-    values = executor.bind(symbols).values
-    chosen = [call.variants[values[call.choice]] for call in executor.program.calls]
-    found = [s.target if s.kind == "library" else v.label for v in chosen for s in v.steps]
-    return ", ".join(dict.fromkeys(found))
-
-
 def memory(context: Context) -> Iterator[Row]:
     rows, columns = (8, 40) if context.tiny else (8192, 4096)
     kinds = ("f32",) if context.tiny else ("f32", "bf16")
     names = [f"{name} {kind}" for kind in kinds for name in memory_bound(kind, rows, columns)]
     names = context.new(names[-1:] if context.tiny else names)
-    modules = {n: memory_bound(n.split(" ")[-1], rows, columns)[n.rpartition(" ")[0]] for n in names}
-    said = tuned(context, modules, context.left() - 15, 0 if context.tiny else 8, ["measured"])
+    modules = {n: lambda n=n: memory_bound(n.split(" ")[-1], rows, columns)[n.rpartition(" ")[0]] for n in names}
     device = open_device(context.target)
     most = copied(device, context.tiny)
-    for name in names:
+    for name, said in tuned(context, modules, 1.5, 0 if context.tiny else 8, ["measured"]):
         with load_artifact(context.work / f"{name}-measured.rta").open(device) as model:
             executor, width = model.executor, 4 if name.endswith("f32") else 2
             arrays = random_inputs(executor.program, {"n": rows}, 0)
@@ -305,7 +248,7 @@ def memory(context: Context) -> Iterator[Row]:
             secs = median(seconds(device, [executor.bind({"n": rows}).launches]))
             yield {
                 "key": name, "shape": f"{rows} x {columns}", "us": secs * 1e6, "GB/s": moved / secs / 1e9,
-                "of copy": moved / secs / most, "tuned": said[name],
+                "of copy": moved / secs / most, "it runs": dispatched(executor, {"n": rows}), "tuned": said,
             }  # fmt: skip
     device.close()
 
@@ -322,25 +265,31 @@ def gemm_cases(tiny: bool) -> list[tuple[str, int, int, Sequence[int]]]:
 
 
 def gemm(context: Context) -> Iterator[Row]:
-    cases = [c for c in gemm_cases(context.tiny) if context.new([f"{c[0]} {c[1]} x {c[2]}, M = {m}" for m in c[3]])]
-    names = {f"gemm-{kind}-{k}-{n}": product(TYPES[kind], max(m), k, n, not context.tiny) for kind, k, n, m in cases}
-    said = tuned(context, names, context.left() - 30, 1 if context.tiny else 16, list(GEMM_POLICIES))
+    cases = {
+        f"gemm-{kind}-{k}-{n}": (kind, k, n, missing)
+        for kind, k, n, rows in gemm_cases(context.tiny)
+        if (missing := [m for m in rows if context.new([f"{kind} {k} x {n}, M = {m}"])])
+    }
+    modules = {
+        name: lambda kind=kind, k=k, n=n: product(TYPES[kind], 5 if context.tiny else ROWS[-1], k, n, not context.tiny)
+        for name, (kind, k, n, _) in cases.items()
+    }
     device = open_device(context.target)
-    for (kind, k, n, rows), name in zip(cases, names, strict=True):
+    reserve, trials = (1.0, 1) if context.tiny else (15.0, 16)
+    for name, said in tuned(context, modules, reserve, trials, list(GEMM_POLICIES)):
+        kind, k, n, rows = cases[name]
         opened = {p: Copies(device, context.work / f"{name}-{p}.rta", 2 * k * n) for p in GEMM_POLICIES}
         for m in rows:
-            key = f"{kind} {k} x {n}, M = {m}"
-            if key in context.done:
-                continue
-            row: Row = {"key": key}
+            row: Row = {"key": f"{kind} {k} x {n}, M = {m}"}
             arrays = random_inputs(opened["measured"].executors[0].program, {"m": m}, 0)
             for policy, title in GEMM_POLICIES.items():
                 row[f"{title}, us"] = opened[policy].secs({"m": m}, arrays) * 1e6
             row["TFLOP/s of the build"] = 2 * m * k * n / row["the build, us"] / 1e6
             row["cuBLAS / the build"] = row["cuBLAS, us"] / row["the build, us"]
             row["it runs"] = dispatched(opened["measured"].executors[0], {"m": m})
+            row["ours runs"] = dispatched(opened["kernels"].executors[0], {"m": m})
             row["cuBLAS runs"] = dispatched(opened["library"].executors[0], {"m": m})
-            yield row | {"tuned": said[name]}
+            yield row | {"tuned": said}
         for copies in opened.values():
             copies.close()
     device.close()
@@ -352,6 +301,7 @@ def peers(context: Context, *arguments: str) -> Iterator[Row]:
         yield absent("torch", f"the package torch in {context.peer_python}")
         return
     command = [context.peer_python, str(HERE / "gpu_peers.py"), *arguments, *["--tiny"] * context.tiny]
+    command += ["--but", *sorted(context.done)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -377,20 +327,20 @@ def decoder(context: Context) -> Iterator[Row]:
         bounds = {"b": (1, 1), "n": (1, lengths[-1]), "m": (1, lengths[-1])}
         whole = load_hf(folder, bounds=bounds, caches="bf16")
         modules = {f"{name}-{f}": replace(whole, functions={f: whole.functions[f]}) for f in ("prefill", "decode")}
-        share = (context.left() - 15) / (len(chosen) - number)
         device = open_device(context.target)
-        if context.tiny:  # untuned
-            for at, module in modules.items():
-                job = Job(module, device.info, MemoryStore(), Settings(target=context.target, precision="bf16"))
-                job.artifact(job.build("generic")).save(context.work / f"{at}-measured.rta")
-            said = dict.fromkeys(modules, "untuned")
+        if context.tiny:
+            found = untuned(context, device, modules)
         else:
-            said = tuned(context, modules, share, 4, ["measured"], precision="bf16")
-        for function, symbol in (("prefill", "n"), ("decode", "m")):
-            with load_artifact(context.work / f"{name}-{function}-measured.rta").open(device) as model:
+            part = replace(context, until=time.monotonic() + context.left() / (len(chosen) - number))
+            found = tuned(
+                part, {at: lambda m=m: m for at, m in modules.items()}, 5.0, 4, ["measured"], precision="bf16"
+            )
+        for at, said in found:
+            function = at.split("-")[1]
+            with load_artifact(context.work / f"{at}-measured.rta").open(device) as model:
                 executor = model.executors[function]
                 for length in lengths:
-                    symbols = {"b": 1, symbol: length}
+                    symbols = {"b": 1, "n" if function == "prefill" else "m": length}
                     results = executor.run(random_inputs(executor.program, symbols, 0))
                     if not all(np.isfinite(r.astype(np.float32)).all() for r in results):
                         raise SystemExit(f"{name} {function} {length}: found results that are no numbers")
@@ -398,28 +348,22 @@ def decoder(context: Context) -> Iterator[Row]:
                     tokens = length if function == "prefill" else 1
                     yield {
                         "key": f"{name} {function} {length}", "us": secs * 1e6, "tokens/s": tokens / secs,
-                        "it runs": dispatched(executor, symbols), "tuned": said[f"{name}-{function}"],
+                        "it runs": dispatched(executor, symbols), "tuned": said,
                     }  # fmt: skip
         device.close()
+
+
+def untuned(context: Context, device: Device, modules: Mapping[str, IRModule]) -> Iterator[tuple[str, str]]:
+    """As `tuned`, of builds that nothing was measured for."""
+    for at, module in modules.items():
+        job = Job(module, device.info, MemoryStore(), Settings(target=context.target, precision="bf16"))
+        job.artifact(job.build("generic")).save(context.work / f"{at}-measured.rta")
+        yield at, "untuned"
 
 
 def decoder_torch(context: Context) -> Iterator[Row]:
     chosen = ["tiny"] if context.tiny else ["small", "layer"]
     yield from peers(context, "decoder", *chosen)
-
-
-def _one_kernel(context: Context, target: str, **settings: Any) -> Row:
-    """A softmax tuned on a target by a few candidates: checked and timed, as every record is."""
-    rows, columns = (8, 40) if context.tiny else (4096, 1024)
-    chosen = Settings(target=target, effort="quick", trials=1 if context.tiny else 4, **settings)
-    runner = open_runner(chosen)
-    with open_store("memory://") as store, closing(runner):
-        job = Job(memory_bound("f32", rows, columns)["softmax"], runner.device_info(), store, chosen)
-        work = job.tune(runner)
-        (found,) = (job.records(c.task.key, c.task.regime) for c in job.choices.values())
-        right = [r for r in found if r.status == "ok" and r.checked]
-        least = min((min(r.samples_secs) for r in right), default=float("nan"))
-        return {"device": job.device.name, "candidates": work.trials, "right": len(right), "least us": least * 1e6}
 
 
 def cluster(context: Context) -> Iterator[Row]:
@@ -431,7 +375,7 @@ def cluster(context: Context) -> Iterator[Row]:
     label = context.target if re.fullmatch(r"[\w:]+", context.target) else "cuda"
     scheduler, address = start_scheduler()
     with scheduler, start_worker(address, [label]):
-        yield {"key": "softmax, far"} | _one_kernel(context, label, scheduler=address)
+        yield {"key": "softmax, far"} | one_kernel(context, label, scheduler=address)
 
 
 def opencl(context: Context) -> Iterator[Row]:
@@ -445,7 +389,7 @@ def opencl(context: Context) -> Iterator[Row]:
     if not names:
         yield absent("OpenCL", "a platform of NVIDIA's")
         return
-    yield {"key": "softmax, OpenCL"} | _one_kernel(context, f"opencl:{names[0]}")
+    yield {"key": "softmax, OpenCL"} | one_kernel(context, f"opencl:{names[0]}")
 
 
 PARTS: Mapping[str, Callable[[Context], Iterator[Row]]] = {

@@ -1,10 +1,11 @@
 """torch on what `gpu_suite.py` times: products and decoders, eager and compiled. For a Python with torch; prints a line of JSON a row.
 
-    python experiments/gpu_peers.py gemm KIND:K:N:M,M,... ... [--tiny]
-    python experiments/gpu_peers.py decoder NAME ... [--tiny]
+    python experiments/gpu_peers.py gemm KIND:K:N:M,M,... ... [--tiny] [--but KEY ...]
+    python experiments/gpu_peers.py decoder NAME ... [--tiny] [--but KEY ...]
 
-Recorded launches are timed, as ours are; weights are taken in turns from copies that the last cache does not hold. Without a GPU that
-torch can use, `--tiny` runs on the processor, to see that everything works.
+What compiling takes time for comes last, and rows of the keys that are given are left out. Recorded launches are timed, as ours are;
+weights are taken in turns from copies that the last cache does not hold. Without a GPU that torch can use, `--tiny` runs on the
+processor, to see that everything works.
 """
 
 from __future__ import annotations
@@ -81,42 +82,53 @@ def secs(runs: Sequence[Run]) -> float:
     return median(timed(run, count) for _ in range(SAMPLES))
 
 
-def gemm(cases: Sequence[str], tiny: bool) -> Iterator[dict[str, Any]]:
-    for case in cases:
-        kind, k, n, rows = case.split(":")
-        dtype, wide, deep = KINDS[kind], int(n), int(k)
-        copies = max(1, min(MOST_COPIES, math.ceil(2 * LAST_CACHE / (2 * wide * deep))))
-        weights = [torch.randn(deep, wide, device=DEVICE, dtype=dtype) for _ in range(copies)]
-        compiled = torch.compile(lambda x, w: x @ w, dynamic=True)
-        for m in map(int, rows.split(",")):
-            x = torch.randn(m, deep, device=DEVICE, dtype=dtype)
-            row: dict[str, Any] = {"key": f"{kind} {k} x {n}, M = {m}"}
-            for name, call in (("torch", torch.matmul), ("torch.compile", compiled)):
-                if name == "torch.compile" and tiny and not GPU:
-                    continue
-                row[f"{name}, us"] = secs([lambda w=w, call=call, x=x: call(x, w) for w in weights]) * 1e6
-            yield row
+Form = Callable[[Any], Any]
 
 
-def decoder(names: Sequence[str], tiny: bool) -> Iterator[dict[str, Any]]:
-    for name in names:
-        d: Decoder = DECODERS[name]
-        for function in ("prefill", "decode"):
-            model = Llama(d, function == "decode").eval().to(DEVICE, torch.bfloat16)
-            calls: dict[str, Any] = {"torch": model}
-            if not (tiny and not GPU):
-                calls["torch.compile"] = torch.compile(model, dynamic=True)
-            for length in LENGTHS[name]:
-                row: dict[str, Any] = {"key": f"{name} {function} {length}"}
-                ids = torch.zeros((1, length if function == "prefill" else 1), dtype=torch.int64, device=DEVICE)
+def forms(tiny: bool) -> dict[str, Form]:
+    """What is done with a function before it is called, by the name of the peer."""
+
+    def compiled(function: Any) -> Any:
+        torch.compiler.reset()  # nothing of the one before counts as one more shape of this one
+        return torch.compile(function, dynamic=True)
+
+    eager: dict[str, Form] = {"torch": lambda function: function}
+    return eager if tiny and not GPU else eager | {"torch.compile": compiled}
+
+
+def gemm(cases: Sequence[str], tiny: bool, done: frozenset[str]) -> Iterator[dict[str, Any]]:
+    for title, form in forms(tiny).items():
+        for case in cases:
+            kind, k, n, rows = case.split(":")
+            dtype, wide, deep = KINDS[kind], int(n), int(k)
+            missing = {f"{kind} {k} x {n}, M = {m}, {title}": int(m) for m in rows.split(",")}
+            missing = {key: m for key, m in missing.items() if key not in done}
+            copies = max(1, min(MOST_COPIES, math.ceil(2 * LAST_CACHE / (2 * wide * deep)))) if missing else 0
+            weights = [torch.randn(deep, wide, device=DEVICE, dtype=dtype) for _ in range(copies)]
+            call = form(lambda x, w: x @ w)
+            for key, m in missing.items():
+                x = torch.randn(m, deep, device=DEVICE, dtype=dtype)
+                took = secs([lambda w=w, call=call, x=x: call(x, w) for w in weights])
+                yield {"key": key, "us": took * 1e6, "TFLOP/s": 2 * m * wide * deep / took / 1e12}
+
+
+def decoder(names: Sequence[str], tiny: bool, done: frozenset[str]) -> Iterator[dict[str, Any]]:
+    for title, form in forms(tiny).items():
+        for name, function in ((name, f) for name in names for f in ("prefill", "decode")):
+            d: Decoder = DECODERS[name]
+            missing = {f"{name} {function} {n}, {title}": n for n in LENGTHS[name]}
+            missing = {key: n for key, n in missing.items() if key not in done}
+            if not missing:
+                continue
+            call = form(Llama(d, function == "decode").eval().to(DEVICE, torch.bfloat16))
+            for key, length in missing.items():
+                tokens = length if function == "prefill" else 1
+                ids = torch.zeros((1, tokens), dtype=torch.int64, device=DEVICE)
                 shape = (1, d.groups, length, d.head_size)
                 many = 2 * d.layers if function == "decode" else 0
                 cache = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(many)]
-                for title, call in calls.items():
-                    took = secs([lambda call=call, ids=ids, cache=cache: call(ids, *cache)])
-                    row |= {f"{title}, us": took * 1e6}
-                    row |= {f"{title}, tokens/s": (length if function == "prefill" else 1) / took}
-                yield row
+                took = secs([lambda call=call, ids=ids, cache=cache: call(ids, *cache)])
+                yield {"key": key, "us": took * 1e6, "tokens/s": tokens / took}
 
 
 def main() -> None:
@@ -124,12 +136,13 @@ def main() -> None:
     parser.add_argument("what", choices=("gemm", "decoder"))
     parser.add_argument("cases", nargs="+")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--but", nargs="*", default=[], metavar="KEY")
     args = parser.parse_args()
     if not GPU and not args.tiny:
         print(json.dumps({"key": "torch", "absent": "a GPU that torch can use"}))
         return
     with torch.no_grad():
-        for row in {"gemm": gemm, "decoder": decoder}[args.what](args.cases, args.tiny):
+        for row in {"gemm": gemm, "decoder": decoder}[args.what](args.cases, args.tiny, frozenset(args.but)):
             print(json.dumps(row), flush=True)
 
 

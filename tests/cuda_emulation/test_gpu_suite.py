@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,11 +19,8 @@ from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
 from tests.tuner.tuner_models import PAPER_DEVICE, RecordedRunner
 
-from relax_tune.database.store import MemoryStore
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.library.cublas import CuBlas
-from relax_tune.tuner.job import Job
-from relax_tune.tuner.settings import Settings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -54,7 +51,7 @@ def test_the_command_where_there_is_one(tmp_path: Path) -> None:
     assert [row["key"] for row in found["gemm"]["rows"]] == ["f16 32 x 48, M = 1", "f16 32 x 48, M = 5"]
     for row in found["gemm"]["rows"]:
         assert row["cuBLAS runs"] in ("cublas.gemm_f16", "cublaslt.matmul_f16") and row["ours, us"] > 0
-        assert row["tuned"].endswith("candidates")
+        assert "candidates, 0 failed" in row["tuned"]
     assert "| f16 32 x 48, M = 5 |" in (tmp_path / "gpu_suite.md").read_text()
 
 
@@ -73,12 +70,8 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
     def opened(target: str) -> CUDADevice:
         return CUDADevice(0, driver, lambda architecture: EmulatedCompiler(tmp_path), lambda: driver)
 
-    def untuned(context: Any, modules: Any, *_: Any, **__: Any) -> dict[str, str]:
-        device = opened("cuda")
-        for name, module in modules.items():
-            job = Job(module, device.info, MemoryStore(), Settings(target="cuda"))
-            job.artifact(job.build("generic")).save(tmp_path / f"{name}-measured.rta")
-        return dict.fromkeys(modules, "untuned")
+    def untuned(context: Any, modules: Any, *_: Any, **__: Any) -> Iterator[tuple[str, str]]:
+        return gpu_parts.untuned(context, opened("cuda"), {name: make() for name, make in modules.items()})
 
     monkeypatch.setattr(gpu_parts, "open_device", opened)
     monkeypatch.setattr(gpu_parts, "CuBlas", lambda: CuBlas(library.dll))
@@ -112,15 +105,17 @@ def test_sampled_candidates_run(rows: Rows) -> None:
 
 def test_tuning_ends_with_its_time_and_what_was_found_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUITE.parent))
+    import gpu_context
     import gpu_models
-    import gpu_parts
+    import gpu_tuning
 
     runner = RecordedRunner(lambda program, symbols: 1.0, info=PAPER_DEVICE)
     monkeypatch.setattr(runner, "close", lambda: None, raising=False)
-    monkeypatch.setattr(gpu_parts, "open_runner", lambda settings: runner)
-    context = gpu_parts.Context(tmp_path, "c", sys.executable, True, time.monotonic() + 100, frozenset())
-    modules = {"one": gpu_models.memory_bound("f32", 8, 40)["add"]}
-    assert gpu_parts.tuned(context, modules, 0.0, 50, ["measured", "kernels"]) == {"one": "cut short"}
+    monkeypatch.setattr(gpu_tuning, "open_runner", lambda settings: runner)
+    context = gpu_context.Context(tmp_path, "c", sys.executable, True, time.monotonic() + 100, frozenset())
+    modules = {"one": lambda: gpu_models.memory_bound("f32", 8, 40)["add"]}
+    ((name, said),) = gpu_tuning.tuned(context, modules, 200.0, 50, ["measured", "kernels"])
+    assert name == "one" and said.endswith("candidates, 0 failed; cut short")
     assert len(runner.batches) == 1 and {p.name for p in tmp_path.glob("*.rta")} == {
         "one-measured.rta",
         "one-kernels.rta",
@@ -168,6 +163,18 @@ def test_what_is_done_is_not_done_again(
         assert suite.main() == 0
         assert [line.split(" ")[0] for line in capsys.readouterr().err.splitlines()] == parts
         assert set(json.loads((tmp_path / "gpu_suite.json").read_text())) == {"card", "gemm", "cluster"}
+
+
+def test_results_are_written_after_each_part(
+    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[list[str]] = []
+    write = suite.write
+    monkeypatch.setattr(suite, "write", lambda *x: (states.append([p.state for p in x[2].values()]), write(*x))[1])
+    arguments = ["--work", str(tmp_path), "--results", str(tmp_path), "--only", "gemm,cluster"]
+    monkeypatch.setattr(sys, "argv", ["gpu_suite", *arguments])
+    assert suite.main() == 0
+    assert states == [["not begun"] * 2, ["done", "not begun"], ["done", "done"]]
 
 
 def test_a_line_that_was_cut_is_no_row(suite: ModuleType, tmp_path: Path) -> None:
