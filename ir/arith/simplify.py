@@ -73,7 +73,7 @@ class _Simplifier:
         if len(mono) == 1 and self.ctx.atoms[mono[0]].source is n:
             return new
         found = self.renderer.render(p, new.dtype)
-        if isinstance(n, Op) and n.op in ("add", "sub"):
+        if isinstance(n, Op) and (n.op in ("add", "sub") or (n.op == "mul" and p[mono] != 1)):
             return found if cost(found) <= cost(new) else new
         return self.cheaper(new, found)
 
@@ -82,16 +82,17 @@ class _Simplifier:
         if n.op in ("add", "sub", "mul"):
             a, b = (self.ctx.poly(x) for x in n.args)
             whole = len(a) * len(b) if n.op == "mul" else len(a) + len(b)
-            if len(p) < whole or not self.dirty.isdisjoint(n.args) or (n.op == "mul" and _scales(n)):
+            if len(p) < whole or not self.dirty.isdisjoint(n.args) or _scales(n) or _leans_right(n):
                 self.dirty.add(n)
             return new
         return self.cheaper(new, self.renderer.render(p, n.dtype))
 
     def settle(self, n: Expr) -> Expr:
-        """The final form of the root of a sum or product."""
+        """The final form of the root of a sum or product; of two that are the same work, the written-out normal form."""
         if n in self.dirty:
             self.dirty.discard(n)
-            self.done[n] = self.cheaper(self.done[n], self.renderer.render(self.ctx.poly(n), n.dtype))
+            found = self.renderer.render(self.ctx.poly(n), n.dtype)
+            self.done[n] = found if cost(found) <= cost(self.done[n]) else self.done[n]
         return self.done[n]
 
     def cheaper(self, a: Expr, b: Expr) -> Expr:
@@ -108,4 +109,9 @@ class _Simplifier:
 
 def _scales(n: Op) -> bool:
     """A product with a literal of something that has a literal inside."""
-    return any(isinstance(a, Const) and isinstance(b, Op) for a, b in (n.args, n.args[::-1]))
+    return n.op == "mul" and any(isinstance(a, Const) and isinstance(b, Op) for a, b in (n.args, n.args[::-1]))
+
+
+def _leans_right(n: Op) -> bool:
+    """A sum whose last term is one."""
+    return n.op == "add" and isinstance(n.args[1], Op) and n.args[1].op == "add"

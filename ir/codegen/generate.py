@@ -17,6 +17,7 @@ from relax_tune.ir.codegen.cfamily import Printer
 from relax_tune.ir.codegen.compact import compact
 from relax_tune.ir.codegen.cuda import CUDAPrelude, CUDAPrinter
 from relax_tune.ir.codegen.digits import bind_digits
+from relax_tune.ir.codegen.groups import verify_groups
 from relax_tune.ir.codegen.lowered import (
     Declare,
     Loop,
@@ -90,8 +91,8 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 
     Raises:
         BuildError: free tunables, local buffers without constant extents, float scalar parameters, work-item loops of
-            symbolic extent, more shared memory than a work-group has, barriers that only some work-items would come by, an
-            operation the target cannot express.
+            symbolic extent, more shared memory than a work-group has, barriers that only some work-items would come by, groups
+            that depend on each other, an operation the target cannot express.
     """
     _check(func, target)
     algebra, lanes = Algebra(), _lanes(func, target)
@@ -100,6 +101,8 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
         body = _one_index_per_axis(body)
     body = bind_digits(body)
     note_ranges(algebra, body)
+    if target.grid:
+        verify_groups(body, algebra)
     body = hold_in_warps(body, algebra, target.language == "cuda")
     body = lower_tails(body, algebra, lanes)
     note_ranges(algebra, body)

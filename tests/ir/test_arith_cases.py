@@ -205,6 +205,11 @@ def test_factored_form_is_kept() -> None:
     assert simplify(e) is e
 
 
+def test_literals_multiplied_out_or_not_are_one_form() -> None:
+    assert simplify((i0 * 64 + i1) * 4 + i2) is simplify(i0 * 256 + (i1 * 4 + i2)) is i0 * 256 + i1 * 4 + i2
+    assert simplify(4 * n * m) is simplify(n * m * 4) is n * m * 4
+
+
 def test_expanded_sums_are_factored() -> None:
     assert simplify(i0 * 8 + i1 * 8 + i0 * 8) is (i0 * 2 + i1) * 8
 

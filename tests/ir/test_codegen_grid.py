@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from textwrap import indent
 
 import numpy as np
 import pytest
@@ -82,6 +83,29 @@ def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
     reading = text.replace("for k in serial(a):", "if x[g, a] < 0.0:\n              for k in serial(16):")
     with pytest.raises(BuildError, match="compute what reads memory before the condition"):
         generate(parse_prim_func(reading.strip() + "\n"), CUDA)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for g in group(n):\n  t[g] = x[g]\nfor h in serial(n):\n  y[h] = t[n - 1 - h]",
+        "for g in group(n):\n  t[g] = x[g]\nfor h in group(n):\n  y[h] = t[n - 1 - h]",
+        "for g in group(n):\n  y[g] = y[n - 1 - g] + x[g]",
+        "for g in group(2, axis=1):\n  t[g] = x[g]\nfor h in serial(2):\n  y[h] = y[h] + x[h]",
+    ],
+    ids=["one for all", "another", "round after round", "all do the same"],
+)
+def test_groups_that_would_have_to_wait_for_each_other_are_refused(body: str) -> None:
+    text = """
+@prim_func(outputs=1)
+def f(x: Buffer((n,), f32), y: Buffer((n,), f32)):
+    t = alloc((n,), f32, scope="global")
+    for k in serial(3):
+"""
+    func = parse_prim_func((text + indent(body, " " * 8)).strip() + "\n")
+    for language in ("opencl", "cuda"):
+        with pytest.raises(BuildError, match=r"groups that do not depend on each other, found [ty] written"):
+            generate(func, TARGETS[language])
 
 
 def test_an_access_is_one_instruction_where_the_address_is_certainly_aligned() -> None:

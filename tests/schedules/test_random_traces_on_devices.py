@@ -39,9 +39,7 @@ def samples(language: str, count: int) -> list[Sample]:
     code for. Not every schedule of local buffers, work-items and their like can be lowered, which is said by BuildError."""
     rng = random.Random(f"traces on {language}")
     found: list[Sample] = []
-    # copies into shared memory that come late are tested with the kernels they are for (test_late_copies)
-    wanted = [p for p in PRIMITIVES if p != "copy_async"]
-    for number, primitive in enumerate([*wanted, *[None] * count]):
+    for number, primitive in enumerate([*PRIMITIVES, *[None] * count]):
         for attempt in range(8):
             if primitive is None:
                 func = functions()[(number + attempt) % len(functions())]

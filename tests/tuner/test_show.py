@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.schedules.meaning import assert_same_meaning
 from tests.tuner.cli_model import LAYERS, make_bert
 from typer.testing import CliRunner
 
@@ -354,10 +353,7 @@ def test_every_sketch_s_trace_runs_as_python(place: Path) -> None:
             values = {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables}
             s = Schedule(choices.task.func)
             exec(Trace.from_json(sketch.trace.to_json()).as_python(values), {"s": s})
-            run, made = simplify_func(s.func), instantiate(sketch, values)
-            # numbers put in first may leave a sum in another order
-            if print_text(run) != print_text(made):
-                assert_same_meaning(made, run, {v.name: 3 + a for a, v in enumerate(made.symbols)})
+            assert print_text(simplify_func(s.func)) == print_text(instantiate(sketch, values)), sketch.name
     sketch = next(s for s in job.choices[TASK].sketches if s.tunables)
     first, *others = sketch.tunables
     with pytest.raises(ScheduleError, match=first.name):
