@@ -138,7 +138,8 @@ class _Block:
         self.stored[target] = _held(out, target.dtype)
 
     def _windows(self) -> list[tuple[int, int]]:
-        """Ranges of the first iterator such that nothing evaluated over one of them has more than `CHUNK` elements."""
+        """Ranges of the first iterator such that nothing evaluated over one of them has more than `CHUNK` elements, but for what does
+        not move with it and would only be evaluated again and again."""
         first = self.whole[0] if self.whole else 1
         if not self.whole or self.block.iters[0].kind == "reduce":
             return [(0, first)]
@@ -154,7 +155,8 @@ class _Block:
         parts = step.args if product and isinstance(step, Op) else (value,)
         spread = [{v for v in free_vars(part) if v in self.axes} for part in parts]
         spread.append({i.var for i in self.block.iters if i.kind == "spatial"})
-        most = max(math.prod(self.whole[self.axes[v]] for v in found if self.axes[v] > 0) for found in spread)
+        moving = [found for found in spread if self.block.iters[0].var in found]
+        most = max(math.prod(self.whole[self.axes[v]] for v in found if self.axes[v] > 0) for found in moving)
         width = max(1, CHUNK // max(1, most))
         return [(low, min(first, low + width)) for low in range(0, first, width)]
 
@@ -250,7 +252,7 @@ class _Block:
 
 def _cast(a: Array, e: Op) -> Array:
     if e.dtype.is_float:
-        return _held(a.astype(np.float64), e.dtype)
+        return _held(a.astype(np.float64, copy=False), e.dtype)
     return (np.trunc(a) if is_floating(a.dtype) else a).astype(e.dtype.numpy)
 
 

@@ -15,6 +15,7 @@ from relax_tune.ir.dtype import f32, i64
 from relax_tune.ir.expr import MATH, Var, call, const, load
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.interp import bind_symbols, run_prim
+from relax_tune.ir.passes import reference
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store
 from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.tuner.check import check_case
@@ -55,6 +56,24 @@ def turned(name: str, reduce: bool) -> PrimFunc:
     for var, it in reversed(list(zip(loops, iters, strict=True))):
         body = For(var, it.extent, body)
     return PrimFunc(name, (x, w, y) if reduce else (x, y), 1, body)
+
+
+@pytest.mark.parametrize(("chunk", "parts"), [(35, 1), (13, 4), (1, 7)])
+def test_what_does_not_move_with_the_rows_is_not_evaluated_for_each(
+    chunk: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large matrix costs as much for many rows as for one."""
+    monkeypatch.setattr(reference, "CHUNK", chunk)
+    contract, found = reference._Block._contract, list[int]()
+    monkeypatch.setattr(
+        reference._Block, "_contract", lambda s, a, b, x: (found.append(a.size), contract(s, a, b, x))[1]
+    )
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((7, 5), np.float32), rng.standard_normal((5, 3), np.float32)
+    func = turned("many", True)
+    (y,) = evaluate(func, [x, w], {v: {"n": 7, "m": 3}[v.name] for v in func.symbols})
+    np.testing.assert_allclose(y, (x.astype(float) @ w.astype(float)).T)
+    assert len(found) == parts and sum(found) == x.size
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 4), (1, 1), (7, 3), (3, 0)])
