@@ -7,12 +7,13 @@ primitive `tensorize`); it still means what its loops say, and code generation p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from types import MappingProxyType
 
+from relax_tune.ir import warp_products, warpgroup_products
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.buffer import Buffer
@@ -20,7 +21,6 @@ from relax_tune.ir.expr import TRUE, Const, Expr, Load, Op, Var, as_int, const, 
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.parser import parse_prim_func
 from relax_tune.ir.stmt import Block, For, Stmt, Store, lower_block
-from relax_tune.ir.warp_products import alone, meaning, text
 
 # An access to a tile: the buffer and the indices, in which the loops of the nest move.
 Access = tuple[Buffer, tuple[Expr, ...]]
@@ -35,12 +35,16 @@ class Intrinsic:
     OpenCL shares. It sees a pointer to the first element of each operand under its name in lower case, the stride of loop
     variable `i` in operand A as `a_i`, but for those in the last index of a dense one, and each symbol as a constant; `@A` stands
     for the address space of A. fast: per language a condition of the preprocessor and the body to use where it holds.
-    only: the language that has the operation, if others keep the loops. needs: helper functions the bodies call.
+    only: the language that has the operation, if others keep the loops. needs: helper functions the bodies call; pieces: other text
+    they call, by name, given the extents that the meaning leaves open; most: what these may be.
 
-    An intrinsic whose meaning has loops over work-items is done by a whole warp at once (those loops are its items), from operands in
-    shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own. Its body also sees for
-    each operand A of these `a_row`, the elements of the rows it lies in where they are swizzled and 0 elsewhere, and `a_at`, an
-    offset to be added to the pointer before the element is looked for there (`warp_products.PLACES`).
+    An intrinsic whose meaning has loops over work-items is done by a whole warp at once, or by several (those loops are its items), from
+    operands in shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own. Its body also
+    sees for each operand A of these `a_row`, the elements of the rows it lies in where they are swizzled and 0 elsewhere, and `a_at`,
+    an offset to be added to the pointer before the element is looked for there (`warp_products.PLACES`).
+    placed: strides it takes for granted, of rows that are not swizzled, as (operand, loop variable, factor, variable): what so many steps
+    of the other variable move by, or as many elements. shown: where the machine reads shared memory by itself, what each item says
+    before the barrier that follows its writes, and the piece that has it.
     """
 
     text: str
@@ -49,6 +53,10 @@ class Intrinsic:
     fast: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     only: str = ""
     needs: tuple[str, ...] = ()
+    pieces: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda sizes: {}
+    most: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    placed: tuple[tuple[str, str, int, str], ...] = ()
+    shown: tuple[str, str] | None = None
 
     @property
     def of_warp(self) -> bool:
@@ -275,21 +283,38 @@ def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({si
     return Intrinsic(text, frozenset({"A", "C"}), plain, MappingProxyType(fast))
 
 
-def _warp_products() -> Iterator[tuple[str, Intrinsic]]:
-    """C += A B, f32 of 16-bit floats, by the warp; `n` or `t` for each operand: as it is multiplied, or turned."""
+def _products() -> Iterator[tuple[str, Intrinsic]]:
+    """C += A B, f32 of 16-bit floats, by a warp or four; `n` or `t` for each operand: as it is multiplied, or turned."""
     for dtype in ("f16", "bf16"):
         for form in ("nn", "nt", "tn", "tt"):
-            name, lies = f"mma_{dtype}_{form}", (dtype, form[0] == "t", form[1] == "t")
-            fast = {"cuda": ("defined(RT_WARPS) || __CUDA_ARCH__ >= 800", text(*lies))}
-            made = Intrinsic(
-                meaning(name, *lies),
-                frozenset("ABC"),
-                alone(*lies),
-                MappingProxyType(fast),
-                only="cuda",
-                needs=(f"from_{dtype}",),
+            lies = (dtype, form[0] == "t", form[1] == "t")
+            yield (
+                f"mma_{dtype}_{form}",
+                Intrinsic(
+                    warp_products.meaning(f"mma_{dtype}_{form}", *lies),
+                    frozenset("ABC"),
+                    warp_products.alone(*lies),
+                    MappingProxyType({"cuda": (warp_products.CONDITION, warp_products.text(*lies))}),
+                    only="cuda",
+                    needs=(f"from_{dtype}",),
+                    pieces=warp_products.operations,
+                ),
             )
-            yield name, made
+            yield (
+                f"wgmma_{dtype}_{form}",
+                Intrinsic(
+                    warpgroup_products.meaning(f"wgmma_{dtype}_{form}", *lies),
+                    frozenset("ABC"),
+                    warpgroup_products.alone(*lies),
+                    MappingProxyType({"cuda": (warpgroup_products.CONDITION, warpgroup_products.text(*lies))}),
+                    only="cuda",
+                    needs=(f"from_{dtype}",),
+                    pieces=partial(warpgroup_products.operations, dtype),
+                    most=MappingProxyType({"n": warpgroup_products.MOST_TILES}),
+                    placed=warpgroup_products.placed(*lies[1:]),
+                    shown=(warpgroup_products.SHOWN, warpgroup_products.SHOWING),
+                ),
+            )
 
 
 # Every intrinsic by its name. A new one is added here, and nowhere else.
@@ -335,5 +360,5 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
             ),
         }),
     ),
-    **dict(_warp_products()),
+    **dict(_products()),
 })  # fmt: skip

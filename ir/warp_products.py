@@ -8,7 +8,11 @@ rows and columns; the machine lets the warp fetch the operands, 16 bits an eleme
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 ROWS, COLUMNS, STEPS = 16, 8, 16
+# Where there are such products.
+CONDITION = "defined(RT_WARPS) || __CUDA_ARCH__ >= 800"
 # Elements of a row of the matrices that a warp fetches, which have as many rows.
 ROW = 8
 
@@ -99,7 +103,8 @@ PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_pla
   return (r * vectors + (v + r / beside % (row ? most : 1)) % (row ? vectors : 1)) * 8 + at % 8 + step; }"""
 
 # What the texts call: matrices of 8 by 8 elements from shared memory, as they are or turned, and one product.
-OPERATIONS = """template <int count, bool turned> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {
+OPERATIONS = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
+template <int count, bool turned> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(p);
   if (count == 4 && turned) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
@@ -108,4 +113,9 @@ OPERATIONS = """template <int count, bool turned> static __device__ __forceinlin
   else if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
     : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory");
   else asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory"); }
-""" + "\n".join(map(_grow, ("f16", "bf16")))
+""" + "\n".join([*map(_grow, ("f16", "bf16")), "#endif"])
+
+
+def operations(sizes: Mapping[str, int]) -> Mapping[str, str]:
+    """The pieces of a prelude that the text calls."""
+    return {"swizzled_places": PLACES, "warp_operations": OPERATIONS}

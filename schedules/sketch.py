@@ -27,6 +27,7 @@ from relax_tune.schedules.rules import (
     gpu_reductions,
     gpu_rows,
     gpu_tensor,
+    gpu_warpgroup,
     injective,
     matmul,
     matvec,
@@ -55,6 +56,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
 }
 GPU_RULES: Mapping[str, Rule] = {
     "gpu_tensor": gpu_tensor.sketches,
+    "gpu_warpgroup": gpu_warpgroup.sketches,
     "gpu_matmul": gpu_matmul.sketches,
     "gpu_matvec": gpu_matvec.sketches,
     "gpu_attention": gpu_attention.sketches,

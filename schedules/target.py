@@ -16,7 +16,7 @@ class Machine:
     A device that runs the work-items of a group `warp` at a time is a GPU: its workers are multiprocessors, `registers` those a
     work-item may have. group_size: work-items a group may have; of one multiprocessor: core_threads, core_registers, core_bytes
     (shared by its groups) and core_groups say how many groups it holds at once. capability: NVIDIA's number of its generation, as 80 for
-    8.0; 0 for others.
+    8.0; 0 for others. warpgroups: four warps multiply tiles together; no device is said to until kernels that do have run on one.
     """
 
     language: str
@@ -35,6 +35,7 @@ class Machine:
     core_bytes: int = 1
     core_groups: int = 1
     capability: int = 0
+    warpgroups: bool = False
 
     @property
     def groups(self) -> bool:

@@ -69,7 +69,7 @@ def call_of(f: Loop, algebra: Algebra) -> Call | None:
     strides = tuple(steps[key] for key in intrinsic.strides())
     sizes = tuple((name, as_int(e) or 0) for name, e in found.sizes.items())
     call = Call(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
-    return call if not intrinsic.of_warp or (not rooms and _fits_warp(call)) else None
+    return call if not intrinsic.of_warp or (not rooms and _fits_warp(call) and _is_placed(call)) else None
 
 
 def _fits_warp(call: Call) -> bool:
@@ -87,7 +87,19 @@ def _fits_warp(call: Call) -> bool:
             or any(c % ROW for p in (start, *steps) for c in p.values())
         ):
             return False
-    return all(size > 0 for _, size in call.sizes)
+    return all(0 < size <= call.intrinsic.most.get(name, size) for name, size in call.sizes)
+
+
+def _is_placed(call: Call) -> bool:
+    """Whether operands lie as the intrinsic takes for granted; a loop of one iteration moves nothing."""
+    if call.intrinsic.placed and any(buffer.swizzle for buffer, _ in call.operands):
+        return False
+    steps = dict(zip(call.intrinsic.strides(), call.strides, strict=True))
+    for name, var, factor, other in call.intrinsic.placed:
+        wanted = {m: factor * c for m, c in steps[name, other].items()} if other else constant(factor)
+        if steps[name, var] not in ({}, wanted):
+            return False
+    return True
 
 
 def swizzled_apart(buffer: Buffer, start: Poly) -> tuple[int, Poly]:

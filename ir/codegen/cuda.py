@@ -13,15 +13,15 @@ from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen import math
 from relax_tune.ir.codegen.affine import Poly, as_constant
 from relax_tune.ir.codegen.c import float_literal
+from relax_tune.ir.codegen.cfamily import Grid
 from relax_tune.ir.codegen.cuda_copies import LateCopies
-from relax_tune.ir.codegen.lowered import Barrier, Loop
+from relax_tune.ir.codegen.lowered import Barrier, Loop, Node, walk
 from relax_tune.ir.codegen.places import Address, Lane
 from relax_tune.ir.codegen.prelude import FUNCTIONS, HALF, Prelude, stored
 from relax_tune.ir.dtype import DType, f32, i32
 from relax_tune.ir.expr import Expr, as_int, const
-from relax_tune.ir.intrinsics import Intrinsic
+from relax_tune.ir.intrinsics import INTRINSICS, Intrinsic
 from relax_tune.ir.stmt import Store
-from relax_tune.ir.warp_products import OPERATIONS, PLACES
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
@@ -131,9 +131,8 @@ class CUDAPrelude(Prelude):
     def intrinsic(
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
-        if found.of_warp:
-            self.add("swizzled_places", PLACES)
-            self.add("warp_operations", f"#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800\n{OPERATIONS}\n#endif")
+        for key, piece in found.pieces(dict(sizes)).items():
+            self.add(key, piece)
         return super().intrinsic(found, operands, sizes)
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
@@ -293,7 +292,17 @@ class CUDAPrinter(LateCopies):
         items = {f.axis: as_int(f.extent) for f in intrinsic.loops if f.kind == "item"}
         return super().offers(intrinsic) and all(self.items[a : a + 1] == (size,) for a, size in items.items())
 
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        marked = {m.intrinsic for m in walk(body) if isinstance(m, Loop)} & INTRINSICS.keys()
+        self.shown = sorted({shown for x in marked if (shown := INTRINSICS[x].shown) is not None})
+        return super().kernel(name, buffers, written, body)
+
     def barrier(self, n: Barrier) -> None:
+        for call, piece in self.shown:
+            self.prelude.add("showing", piece)
+            self.line(call)
         self.line("__syncthreads();")
 
     def exchange_items(self, f: Loop) -> None:

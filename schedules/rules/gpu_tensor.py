@@ -53,10 +53,10 @@ VECTOR = 8
 class Tile:
     """Counts: of warps along rows and columns, and of each one's tiles of the machine."""
 
-    down: Tunable
-    across: Tunable
-    high: Tunable
-    wide: Tunable
+    down: Expr
+    across: Expr
+    high: Expr
+    wide: Expr
 
     @property
     def rows(self) -> Expr:
@@ -98,7 +98,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     roles = contraction(find_block(s.func, main), output_column(s, main, last))
     if roles.row is None or len(roles.reduce) != 1:
         raise ScheduleError(f"{func.name}: wanted rows and one dimension to sum over, found {roles!r}")
-    dtype = _multiplied(s, roles)
+    dtype = multiplied(s, roles)
     tile = Tile(s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
@@ -107,26 +107,25 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    i_0, *rows = s.split(nest[roles.row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=_even(roles, 0))
-    j_0, *columns = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=_even(roles, 1))
-    k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=_even(roles, 2))
+    i_0, *rows = s.split(nest[roles.row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=even(roles, 0))
+    j_0, *columns = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=even(roles, 1))
+    k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=even(roles, 2))
     (i_w, i_m, i_r, i_y), (j_w, j_n, j_x, j_c) = rows, columns
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
-    stages = _stages(s, roles, k_0) if ahead else None
+    stages = stages_ahead(s, roles, k_0) if ahead else None
     for x in slices:
         _fetch(s, x, k_0, tile, mul(pairs, PAIR), stages)
-    _by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
+    by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
     s.apply("decompose_reduction", block=main, loop=k_0)
-    _bind(s, [i_w, j_w], i_y, j_x)
+    bind_warps(s, [i_w, j_w], i_y, j_x)
     i_w, j_w, i_y, j_x, i_m, i_r, j_n, j_c = s.inner_loops(f"{main}_init", j_0)
-    _bind(s, [i_w, j_w], i_y, j_x)
+    bind_warps(s, [i_w, j_w], i_y, j_x)
     for loop in (i_m, i_r, j_n):
         s.unroll(loop)
     s.vectorize(j_c)
-    form = "".join("nt"[(x.step < x.place) == x.has_rows] for x in sorted(slices, key=lambda x: not x.has_rows))
-    s.apply("tensorize", loop=s.inner_loops(main, k_1)[0], intrinsic=f"mma_{dtype}_{form}")
-    _own_sums(s, main, roles)
+    s.apply("tensorize", loop=s.inner_loops(main, k_1)[0], intrinsic=f"mma_{dtype}_{form_of(slices)}")
+    own_sums(s, main, roles)
     s.bind(j_0, "group", 0)
     s.bind(i_0, "group", 1)
     if batch:
@@ -142,7 +141,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     return s
 
 
-def _multiplied(s: Schedule, roles: Contraction) -> DType:
+def multiplied(s: Schedule, roles: Contraction) -> DType:
     """The type of both operands of a sum that only multiplies them."""
     value = roles.block.body.value
     terms = value.args[1].args if isinstance(value, Op) and isinstance(value.args[1], Op) else ()
@@ -153,7 +152,12 @@ def _multiplied(s: Schedule, roles: Contraction) -> DType:
     return dtype
 
 
-def _stages(s: Schedule, roles: Contraction, k_0: str) -> Tunable:
+def form_of(slices: Sequence[Slice]) -> str:
+    """`n` or `t` for the operand with rows, then for the other one: as it is multiplied, or turned."""
+    return "".join("nt"[(x.step < x.place) == x.has_rows] for x in sorted(slices, key=lambda x: not x.has_rows))
+
+
+def stages_ahead(s: Schedule, roles: Contraction, k_0: str) -> Tunable:
     """How many slices are in shared memory at once: no more than there are."""
     known = next(as_int(i.extent) for i in roles.block.iters if i.var in roles.reduce)
     if known is not None and known <= PAIR:
@@ -164,12 +168,13 @@ def _stages(s: Schedule, roles: Contraction, k_0: str) -> Tunable:
     return stages
 
 
-def _even(roles: Contraction, which: int) -> bool:
+def even(roles: Contraction, which: int) -> bool:
+    """Whether rows, columns or steps are cut by divisors."""
     assert roles.row is not None
     return is_even(roles, (roles.row, roles.column, roles.reduce[0])[which], PAIR)
 
 
-def _bind(s: Schedule, warps: Sequence[str], high: str, wide: str) -> None:
+def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str) -> None:
     """The items of a warp along the first axes, the warps along the third."""
     for axis, loop in enumerate((wide, high, s.fuse(warps))):
         s.bind(loop, "item", axis)
@@ -205,12 +210,12 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
         rounds, z, y, w = s.split(s.fuse([slow, vectors]), [None, tile.warps, HIGH, WIDE])
         s.reorder([z, y, w, rounds, vector])
         s.vectorize(vector)
-        _bind(s, [z], y, w)
+        bind_warps(s, [z], y, w)
         if ahead is not None:
             s.apply("copy_async", loop=vector)
 
 
-def _by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
+def by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
     """The epilogue on what each item has of the sums."""
     *rows, columns = own
     if len(rows) != 1:
@@ -224,10 +229,10 @@ def _by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, t
         s.unroll(j_c)
     for loop in (i_m, i_r, j_n):
         s.unroll(loop)
-    _bind(s, [i_w, j_w], i_y, j_x)
+    bind_warps(s, [i_w, j_w], i_y, j_x)
 
 
-def _own_sums(s: Schedule, main: str, roles: Contraction) -> None:
+def own_sums(s: Schedule, main: str, roles: Contraction) -> None:
     """The sums in registers, by tiles and the places that items have in them."""
     sums = find_block(s.func, main).body
     name, rank = sums.buffer.name, len(sums.indices)

@@ -64,7 +64,11 @@ class EmulatedCompiler:
 
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
         source = join_sources(kernels).replace("extern __shared__", "extern")
-        waits = "true" if any(x in source for x in ("__syncthreads", "__shfl", "rt_matrices", "rt_copy<")) else "false"
+        waits = (
+            "true"
+            if any(x in source for x in ("__syncthreads", "__shfl", "rt_matrices", "rt_copy<", "rt_begin_products"))
+            else "false"
+        )
         narrow = {k.name: "true" if NARROW in k.source else "false" for k in kernels}
         entries = "".join(f"\nRT_EMULATED({k.name}, {waits}, {narrow[k.name]})" for k in kernels)
         text = f'#include "{HEADER}"\n{source}{entries}\n'

@@ -64,9 +64,9 @@ struct idx {
 RT_WATCHED(+) RT_WATCHED(-) RT_WATCHED(*) RT_WATCHED(/) RT_WATCHED(%)
 #endif
 
-enum rt_state { rt_ready, rt_waiting, rt_exchanging, rt_ended };
+enum rt_state { rt_ready, rt_waiting, rt_exchanging, rt_meeting, rt_ended };
 struct rt_fibre { ucontext_t context; rt_index at; rt_state state; int line; unsigned other; char offered[8], given[8]; const void *shown; };
-static const size_t rt_warp = 32;
+static const size_t rt_warp = 32, rt_warpgroup = 128;
 static const size_t rt_stack_bytes = 256 << 10;
 static rt_fibre *rt_fibres;
 static char *rt_stacks;
@@ -97,12 +97,14 @@ static rt_fibre *rt_show(int line, const void *what) {
   rt_wait(rt_exchanging, line);
   return rt_fibres + (rt_current - rt_fibres) / rt_warp * rt_warp;
 }
+static bool rt_is_shared(const void *p) {
+  const char *const at = (const char *)p;
+  return (at >= __start_rt_tiles && at < __stop_rt_tiles) || (at >= (char *)rt_shared && at < (char *)(&rt_shared + 1));
+}
 template <int count, bool turned> static void rt_matrices(unsigned *r, const unsigned short *row) {
   const rt_fibre *const warp = rt_show(__LINE__, row);
   const int lane = rt_current - warp;
-  const char *const at = (const char *)row;
-  const bool there = (at >= __start_rt_tiles && at < __stop_rt_tiles) || (at >= (char *)rt_shared && at < (char *)(&rt_shared + 1));
-  if (lane < 8 * count && (!there || (size_t)at % 16)) abort();
+  if (lane < 8 * count && (!rt_is_shared(row) || (size_t)row % 16)) abort();
   for (int q = 0; q < count; q++) {
     unsigned short pair[2];
     for (int h = 0; h < 2; h++) {
@@ -162,8 +164,67 @@ template <int N, class T> static void rt_copy(T *to, const T *from, int count) {
   if (rt_early) rt_arrive(lots, lots.copies.size());
 }
 static void rt_sent() { rt_own_lots().ends.push_back(rt_own_lots().copies.size()); }
+/* What four warps do together, by themselves: as late as they may, or at once where threads run backwards. Matrices are where descriptors
+   say, in a window of 256 KB. NaN comes of what is not there, of copies that have arrived and their threads have not shown, and of products
+   that nobody said begin. */
+struct rt_product { void (*add)(const rt_product &); float *c; long long r, j; unsigned long long a, b; };
+struct rt_works { bool begun = false, hidden = false; std::vector<rt_product> waiting; };
+static std::vector<rt_works> rt_working;
+static rt_works &rt_own_works() { return rt_working[rt_current - rt_fibres]; }
+static const char *rt_window;
+static unsigned __cvta_generic_to_shared(const void *p) {
+  if (!rt_window) rt_window = (const char *)p - (100 << 10);
+  const size_t at = (const char *)p - rt_window;
+  if (!rt_is_shared(p) || (size_t)p % 16 || at >= 256 << 10) abort();
+  return at;
+}
+static void rt_meet(int line, unsigned long long a, unsigned long long b) {
+  const unsigned long long mine[] = {a, b};
+  rt_current->shown = mine;
+  rt_wait(rt_meeting, line);
+  if (memcmp(rt_fibres[(rt_current - rt_fibres) / rt_warpgroup * rt_warpgroup].shown, mine, sizeof mine)) abort(); /* all say the same */
+  rt_wait(rt_meeting, line);
+}
+template <float (*value)(unsigned short)> static float rt_element(unsigned long long described, bool beside, int other, int step) {
+  const size_t at = (described & 0x3fff) << 4, steps = (described >> 16 & 0x3fff) << 4, others = (described >> 32 & 0x3fff) << 4;
+  const int row = beside ? step % 8 : other % 8, place = beside ? other % 8 : step % 8;
+  const char *const p = rt_window + at + step / 8 * steps + other / 8 * others + row * 16 + place * 2;
+  const bool plain = !(described >> 46); /* no offset of patterns, no swizzling */
+  return plain && rt_is_shared(p) ? value(*(const unsigned short *)p) : NAN;
+}
+template <float (*value)(unsigned short), int n, int turned, int flat> static void rt_multiply(const rt_product &p) {
+  const int lane = (rt_current - rt_fibres) % rt_warpgroup;
+  bool there = rt_own_works().begun;
+  for (const rt_works &works : rt_working) there = there && !works.hidden;
+  for (int j = 0; j < n; j++)
+    for (int e = 0; e < 4; e++) {
+      const int row = lane / 32 * 16 + e / 2 * 8 + lane % 32 / 4, column = j * 8 + lane % 4 * 2 + e % 2;
+      for (int k = 0; k < 16; k++)
+        p.c[j * p.j + e / 2 * p.r + e % 2] += there ? rt_element<value>(p.a, turned, row, k) * rt_element<value>(p.b, flat, column, k) : NAN;
+    }
+}
+template <float (*value)(unsigned short), int n, int turned, int flat> struct rt_multiply_any {
+  static void add(float *c, long long r, long long j, unsigned long long a, unsigned long long b) {
+    rt_works &works = rt_own_works();
+    works.waiting.push_back({rt_multiply<value, n, turned, flat>, c, r, j, a, b});
+    if (rt_early) rt_multiply<value, n, turned, flat>(works.waiting.back()), works.waiting.clear();
+    rt_meet(__LINE__, a, b);
+  }
+};
+template <int n, int turned, int flat> using rt_multiply_f16 = rt_multiply_any<rt_value_f16, n, turned, flat>;
+template <int n, int turned, int flat> using rt_multiply_bf16 = rt_multiply_any<rt_value_bf16, n, turned, flat>;
+template <int n> static void rt_held(float *, long long, long long) {}
+static void rt_begin_products() { rt_own_works().begun = true; }
+static void rt_end_products() {
+  rt_works &works = rt_own_works();
+  for (const rt_product &p : works.waiting) p.add(p);
+  works.waiting.clear(), works.begun = false;
+  rt_meet(__LINE__, 0, 0);
+}
+static void rt_shown() { rt_own_works().hidden = false; }
 template <int most> static void rt_arrived() {
   rt_lots &lots = rt_own_lots();
+  rt_own_works().hidden = true;
   if (!most) rt_arrive(lots, lots.copies.size()), lots.ends.clear();
   else if (lots.ends.size() > most) {
     const size_t gone = lots.ends.size() - most;
@@ -211,6 +272,7 @@ static const char *rt_block(bool backwards) {
   char *const message = rt_message;
   const size_t count = rt_count;
   rt_on_their_way.assign(count, rt_lots());
+  rt_working.assign(count, rt_works());
   rt_early = backwards;
   for (size_t k = 0; k < count; k++) {
     rt_fibre &f = rt_fibres[k];
@@ -228,6 +290,21 @@ static const char *rt_block(bool backwards) {
     const size_t warps = (count + rt_warp - 1) / rt_warp;
     for (size_t w = 0; w < warps; w++)
       if (const char *wrong = rt_run((backwards ? warps - 1 - w : w) * rt_warp, backwards)) return wrong;
+    bool met = false;
+    for (size_t first = 0; first < count; first += rt_warpgroup) {
+      const rt_fibre *one = nullptr;
+      size_t there = 0;
+      for (size_t k = first; k < count && k < first + rt_warpgroup; k++)
+        if (rt_fibres[k].state == rt_meeting) one = one ? one : rt_fibres + k, there += rt_fibres[k].line == one->line;
+      if (one && there != rt_warpgroup) {
+        snprintf(message, sizeof rt_message, "a product of four warps in line %d that %zu of %zu threads never reach", one->line,
+                 rt_warpgroup - there, rt_warpgroup);
+        return message;
+      }
+      for (size_t k = first; one && k < first + rt_warpgroup; k++) rt_fibres[k].state = rt_ready;
+      met = met || one;
+    }
+    if (met) continue;
     for (size_t k = 0; k < count; k++) {
       const rt_fibre &f = rt_fibres[k];
       if (f.state == rt_ended) { ended++; continue; }
@@ -254,6 +331,7 @@ static const char *rt_launch(void (*)(P...), void (*body)(const char *), const c
   blockDim = {block[0], block[1], block[2]};
   rt_body = body;
   rt_arguments = arguments;
+  rt_window = nullptr;
   const size_t threads = size_t(block[0]) * block[1] * block[2], blocks = size_t(grid[0]) * grid[1] * grid[2];
   if (waits) {
     rt_count = threads;
