@@ -31,7 +31,7 @@ MACHINES = {
     # a small GPU, whose groups a simulator runs in a moment
     "gpu": Machine.from_limits(
         "opencl",
-        {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10, "registers_per_sm": 64 << 10},
+        {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 32 << 10, "registers_per_sm": 64 << 10},
     ),
 }
 # Functions that GPU sketches are tried on, one or two of each kind.

@@ -57,6 +57,13 @@ def test_the_matrix_is_read_sixteen_bytes_at_a_time(name: str) -> None:
     assert "rt_load_first" not in text
 
 
+def test_several_reads_are_on_their_way_at_once() -> None:
+    """The steps of a group share a factor, which is read once for all of them."""
+    text = guessed("int4").source.split("/*end prelude*/")[1]
+    assert text.count("rt_load<u8x16, 16>") == 2 * 4
+    assert len(set(re.findall(r"rt_load<f32x16, 4>\((scale_cache_ [^)]*)\)", text))) == 1
+
+
 @pytest.mark.nvrtc
 def test_what_is_unpacked_stays_in_registers() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
@@ -69,10 +76,13 @@ def test_what_is_unpacked_stays_in_registers() -> None:
 def test_candidates_compute_what_the_function_means(tmp_path: Path) -> None:
     rng = random.Random("matvec")
     made = []
-    for name, (make_func, sketch, _) in STORED.items():
-        found = of(make_func(), sketch)
+    for name in ("bf16", "int8", "int4"):
+        make_func, sketch, _ = STORED[name]
+        found = of(make_func(), rng.choice((sketch, f"{sketch}.split")))
         values = drawn(found, rng)
-        made.append((f"{name} {values}", make_func(), replace(instantiate(found, values), name=f"f{len(made)}")))
+        made.append(
+            (f"{name} {found.name} {values}", make_func(), replace(instantiate(found, values), name=f"f{len(made)}"))
+        )
     device = emulated(tmp_path, False)
     for (what, func, _), run in zip(made, Compiled.together(device, "cuda", [f for _, _, f in made]), strict=True):
         for dims in ({"m": 1}, {"m": 5}):
