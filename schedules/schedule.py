@@ -19,6 +19,7 @@ from relax_tune.schedules.primitives import buffers as on_buffers
 from relax_tune.schedules.primitives import hoist as on_products
 from relax_tune.schedules.primitives import inline as on_inline
 from relax_tune.schedules.primitives import iterators as on_iterators
+from relax_tune.schedules.primitives import keys as on_keys
 from relax_tune.schedules.primitives import layouts as on_layouts
 from relax_tune.schedules.primitives import loops as on_loops
 from relax_tune.schedules.primitives import online as on_online
@@ -69,6 +70,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_layouts.swizzle,
         on_padding.pad,
         on_padding.pad_spatial,
+        on_keys.pad_keys,
         on_pipeline.software_pipeline,
         on_tensorize.tensorize,
         on_buffers.reuse_output,

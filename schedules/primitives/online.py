@@ -71,7 +71,7 @@ class _Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pattern:
+class Softmax:
     """`M[i] = max_k s(i, k)`, weights `W[i, k] = exp(s(i, k) - M[i])`, and sums over k of W[i, k] times something.
 
     W may hold floats of 16 bits, which the sums cast up. rows: the weights' iterators that index M, in the order of its dimensions;
@@ -110,7 +110,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     scores are all minus infinity sums up to 0.
     """
     f = positive(func, f"split_k_update({block!r})", factor)
-    found = _pattern(func, block)
+    found = softmax_of(func, block)
     members = (found.top, found.weights, *(s.block for s in found.sums))
     require_role(func, "split_k_update", *members)
     nests = {b: (trivial_loops(func, b) or (b,))[0] for b in members}
@@ -222,7 +222,8 @@ def _below(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
     return replace_node(nest, block, replace(block, predicate=condition))
 
 
-def _hidden(dtype: DType) -> Const:
+def hidden(dtype: DType) -> Const:
+    """The score of a key that a row does not see."""
     found = const(-math.inf, dtype)
     assert isinstance(found, Const)
     return found
@@ -230,7 +231,7 @@ def _hidden(dtype: DType) -> Const:
 
 def _guarded(score: Expr, top: Expr) -> Expr:
     """`exp(score - top)`, 0 for a score of minus infinity."""
-    return select(eq(score, _hidden(score.dtype)), const(0, score.dtype), call("exp", sub(score, top)))
+    return select(eq(score, hidden(score.dtype)), const(0, score.dtype), call("exp", sub(score, top)))
 
 
 def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key: Expr) -> Expr:
@@ -238,7 +239,7 @@ def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key:
     return substitute(score, {**at, step.var: key})
 
 
-def _pattern(func: PrimFunc, block: str) -> _Pattern:
+def softmax_of(func: PrimFunc, block: str) -> Softmax:
     """The maximum `block` with what depends on it; ScheduleError where that is something else."""
     top = find_block(func, block)
     step, score = _reduced(func, top, "max", -math.inf)
@@ -263,7 +264,7 @@ def _pattern(func: PrimFunc, block: str) -> _Pattern:
         strange = [x for x in block_loads(s.block) if x.buffer in made and x is not s.access]
         if any(x.buffer is not s.block.body.buffer for x in strange):
             raise ScheduleError(f"{func.name}: {s.block.name!r} reads {strange[0]!r}, which is made beside it")
-    return _Pattern(top, step, score, weights, rows, key, sums)
+    return Softmax(top, step, score, weights, rows, key, sums)
 
 
 def _precedes_sums(func: PrimFunc, b: Block) -> bool:
@@ -347,7 +348,7 @@ def rolling_update(func: PrimFunc, block: str) -> PrimFunc:
     rows. The loops' order is part of the meaning then: nothing may reorder or spread it, since nothing has an initial value.
     Results differ by rounding, and a row whose scores are all minus infinity sums up to 0.
     """
-    found = _pattern(func, block)
+    found = softmax_of(func, block)
     members = (found.top, found.weights, *(s.block for s in found.sums))
     require_role(func, "rolling_update", *members)
     keys = {
@@ -409,7 +410,7 @@ def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
     return found
 
 
-def _require_same_rows(func: PrimFunc, p: _Pattern, keys: Mapping[Block, For]) -> None:
+def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) -> None:
     """What one run of the nests reads of maxima and weights is what it makes of them."""
     maxima, weights = p.top.body, p.weights.body
     at = [weights.indices.index(v) for v in p.rows]
@@ -435,7 +436,7 @@ def _require_same_rows(func: PrimFunc, p: _Pattern, keys: Mapping[Block, For]) -
             )
 
 
-def _factor_nest(func: PrimFunc, p: _Pattern, loop: For, factor: Buffer) -> Stmt:
+def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
     """What the sums are multiplied by as the maxima take this step: made before them, in a nest like theirs."""
     (node,) = blocks(loop)
     old = load(p.top.body.buffer, p.top.body.indices)
@@ -446,7 +447,7 @@ def _factor_nest(func: PrimFunc, p: _Pattern, loop: For, factor: Buffer) -> Stmt
     return copied(func, replace_node(loop.body, node, changed), "_factor")
 
 
-def _rolled(p: _Pattern, old: Block, node: Block, factor: Buffer) -> Block:
+def _rolled(p: Softmax, old: Block, node: Block, factor: Buffer) -> Block:
     """The block as it runs in one loop with the others."""
     if old is p.weights:
         return replace(node, body=replace(node.body, value=p.weight()))

@@ -42,7 +42,7 @@ NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
 
 
 @dataclass(frozen=True, slots=True)
-class _Operand:
+class Padded:
     """A buffer the block reads, its copy with padding, and per dimension the extent that holds elements (None: all of it)."""
 
     source: Buffer
@@ -81,17 +81,17 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     if not wider:
         return func
     fill = _neutral(func, node, wider)
-    made, names = dict[tuple[object, ...], _Operand](), list[str]()
+    made, names = dict[tuple[object, ...], Padded](), list[str]()
 
     def padded(x: Expr) -> Expr | None:
         if not isinstance(x, Load) or x.buffer is target or not wider.keys() & set(free_vars(x)):
             return None
-        held = _held(func, node, x, wider)
+        held = held_of(func, node, x, wider)
         shape = tuple(room.get(i, d) if isinstance(i, Var) else d for i, d in zip(x.indices, x.buffer.shape))
         key = x.buffer, held, shape
         if key not in made:
             names.append(fresh(func, f"{x.buffer.name}_pad", names))
-            made[key] = _Operand(x.buffer, Buffer(names[-1], shape, x.dtype), held)
+            made[key] = Padded(x.buffer, Buffer(names[-1], shape, x.dtype), held)
         return load(made[key].copy, x.indices)
 
     room = {i.var: wider.get(i.var, i.extent) for i in node.iters}
@@ -112,12 +112,12 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
         changed = replace(p, extent=i.extent, body=changed)
     before = []
     for o in made.values():
-        before.append(_fill_nest(func, o, const(fill, o.copy.dtype), names))
+        before.append(fill_nest(func, o, const(fill, o.copy.dtype), names))
     body = replace_node(func.body, path[0] if path else node, seq(*before, changed, *after))
     return replace(func, body=body, allocs=(*func.allocs, *allocs))
 
 
-def _held(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) -> tuple[Expr | None, ...]:
+def held_of(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) -> tuple[Expr | None, ...]:
     """How much of each padded dimension holds elements; the elements the copy takes were all written."""
     extents = {i.var: i.extent for i in node.iters}
     exact = len(set(x.indices)) == len(x.indices) and all(e in extents for e in x.indices)
@@ -169,7 +169,7 @@ def _is_product(e: Expr, steps: set[Var]) -> bool:
     return False
 
 
-def _fill_nest(func: PrimFunc, o: _Operand, fill: Const, names: list[str]) -> Stmt:
+def fill_nest(func: PrimFunc, o: Padded, fill: Const, names: list[str]) -> Stmt:
     """`copy[i...] = source[i...]` where there is such an element, `fill` elsewhere."""
     block = fresh(func, f"{o.copy.name}_fill", names)
     names.append(block)

@@ -16,7 +16,7 @@ from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, ceildiv, eq, floo
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
-from relax_tune.schedules.nest import block_loads, find_block, readers, writer
+from relax_tune.schedules.nest import block_loads, find_alloc, find_block, readers, writer
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -324,6 +324,20 @@ def _order(s: Schedule, block: str, loop: str, first: str, *rest: str) -> None:
 def _last(rank: int, dims: Sequence[int]) -> list[int]:
     """The order of dimensions that puts some last."""
     return [*(d for d in range(rank) if d not in dims), *dims]
+
+
+def swap_last(s: Schedule, buffer: str) -> None:
+    """The last two dimensions the other way round."""
+    rank = len(find_alloc(s.func, buffer).shape)
+    s.apply("permute_layout", buffer=buffer, order=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def other_operand(s: Schedule, block: str, buffer: str) -> str:
+    """The one array beside another that a block reads."""
+    found = {x.buffer.name for x in block_loads(find_block(s.func, block))} - {buffer}
+    if len(found) != 1:
+        raise ScheduleError(f"{s.func.name}: wanted one array beside {buffer!r} in {block!r}, found {sorted(found)}")
+    return found.pop()
 
 
 def widths(extent: int, lanes: int) -> list[int]:

@@ -4,7 +4,7 @@
 through shared memory, where every item reads the same elements at a time: keys with their dimension leading, so that vectors of
 keys lie side by side. `keys`, for few queries over many keys where items exchange nothing but through shared memory: a group has one
 query, and its items the keys of a block while they make weights, and the columns of the values while they add these up. Where they
-exchange registers there is `gpu_attention_keys`.
+exchange registers there is `gpu_attention_keys`; where warps multiply tiles of 16-bit floats, `gpu_attention_tensor` for many queries.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from relax_tune.ir.expr import Expr, Tunable, as_int, const, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import For, Seq, blocks
 from relax_tune.schedules.analysis import reductions
-from relax_tune.schedules.nest import block_loads, find_alloc, find_block, find_loop
-from relax_tune.schedules.rules.attention import Roles, feeding, find_roles
+from relax_tune.schedules.nest import block_loads, find_block, find_loop
+from relax_tune.schedules.rules.attention import Roles, feeding, find_roles, other_operand, swap_last
 from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_attention_keys import rolling, splits
 from relax_tune.schedules.rules.gpu_items import limit_items
@@ -47,14 +47,14 @@ def _queries(func: PrimFunc, machine: Machine) -> Schedule:
     # what is written out for a block takes long to compile
     s.require(le(mul(keys, const(r.width)), const(1 << 10)))
     for name in (r.product, r.score, r.weights):
-        _swap_last(s, find_block(s.func, name).body.buffer.name)
-    value = _other(s, r.context, find_block(s.func, r.weights).body.buffer.name)
+        swap_last(s, find_block(s.func, name).body.buffer.name)
+    value = other_operand(s, r.context, find_block(s.func, r.weights).body.buffer.name)
     queries = _cached(s, r.product, r.query)
-    _swap_last(s, find_block(s.func, queries).body.buffer.name)
+    swap_last(s, find_block(s.func, queries).body.buffer.name)
     s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=items)
     s.apply("split_k_update", block=r.top, factor=keys)
     key_block = _whole_blocks(s, r.product, keys)
-    _swap_last(s, find_block(s.func, key_block).body.buffer.name)
+    swap_last(s, find_block(s.func, key_block).body.buffer.name)
     values = _cached(s, f"{r.context}_rf", value)
 
     last = find_block(s.func, r.last)
@@ -191,20 +191,6 @@ def _one_row(s: Schedule, step: str) -> str:
     for other in own[1:]:
         s.merge_loops(own[0], other)
     return own[0]
-
-
-def _swap_last(s: Schedule, buffer: str) -> None:
-    """The last two dimensions the other way round."""
-    rank = len(find_alloc(s.func, buffer).shape)
-    s.apply("permute_layout", buffer=buffer, order=[*range(rank - 2), rank - 1, rank - 2])
-
-
-def _other(s: Schedule, block: str, buffer: str) -> str:
-    """The one array beside another that a block reads."""
-    found = {x.buffer.name for x in block_loads(find_block(s.func, block))} - {buffer}
-    if len(found) != 1:
-        raise ScheduleError(f"{s.func.name}: wanted one array beside {buffer!r} in {block!r}, found {sorted(found)}")
-    return found.pop()
 
 
 def _cached(s: Schedule, block: str, buffer: str) -> str:

@@ -361,11 +361,11 @@ def attention(heads: int = 2, depth: int = 16, width: int = 16) -> PrimFunc:
     return Attention(depth**-0.5).legalize("attention", infos)
 
 
-def attention_of_positions() -> PrimFunc:
+def attention_of_positions(dtype: DType = f32) -> PrimFunc:
     """Queries, keys and values as products leave them, (b, n, h, d), under a mask of truth values of positions."""
     g = GraphBuilder()
     b, n = g.symbol("b"), g.symbol("n")
-    q, k, v = (g.input(x, (b, n, const(3), const(32))) for x in "qkv")
+    q, k, v = (g.input(x, (b, n, const(3), const(32)), dtype) for x in "qkv")
     mask = g.input("mask", (b, const(1), const(1), n), bool_)
     turned = (g.call(Permute((0, 2, 1, 3)), x) for x in (q, k, v))
     y = g.call(Attention(0.2, softcap=5.0), *turned, mask)

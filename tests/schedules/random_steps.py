@@ -204,6 +204,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "swizzle": lambda v: {"buffer": v.alloc(), "vector": v.rng.choice([1, 2, 4, 4])},
     "pad": _pad,
     "pad_spatial": _pad_spatial,
+    "pad_keys": lambda v: {"block": v.block(), "factor": v.factor()},
     "split_k_update": lambda v: {"block": v.block(), "factor": v.factor()},
     "rolling_update": lambda v: {"block": v.block()},
     "tensorize": lambda v: {"loop": v.loop(), "intrinsic": v.rng.choice(sorted(INTRINSICS))},

@@ -126,6 +126,7 @@ CASES: dict[str, Case] = {
     "hoist_factors": Case(lambda: make.quantised(3, 5, 8), [("hoist_factors", {"block": "matmul"})]),
     "tree_reduce": Case(lambda: make.matmul(3, 5, epilogue=False), [("tree_reduce", {"block": "mm"})]),
     "split_k_update": Case(make.weighted, [("split_k_update", {"block": "top", "factor": T})]),
+    "pad_keys": Case(make.weighted, [("pad_keys", {"block": "top", "factor": T})]),
     "rolling_update": Case(
         make.weighted,
         [

@@ -53,6 +53,7 @@ def split(block: str = "top", factor: Any = 4) -> tuple[str, dict[str, Any]]:
     return step("split_k_update", block=block, factor=factor)
 
 
+PAD_KEYS = step("pad_keys", block="top", factor=4)
 ROLL = step("rolling_update", block="top")
 REFUSALS = [
     refuse("by nothing", make.weighted, split(factor=0), message="positive factor"),
@@ -76,6 +77,8 @@ REFUSALS = [
         ROLL,
         message="move what is between",
     ),
+    refuse("scores that are given", lambda: lone_sum(power, lambda w, t: w), PAD_KEYS, message="of an intermediate"),
+    refuse("split scores", make.weighted, step("split", loop="score_i", factors=[None, 2]), PAD_KEYS, message="one loop"),
     refuse("a second time", make.weighted, *KEYS_FIRST, ROLL, ROLL, message="from -inf|wanted"),
     refuse(
         "the order of keys",
@@ -94,12 +97,14 @@ def test_refuses(case: Refusal) -> None:
     check(case)
 
 
-def rolled(blocks_of: Any | None, tile: Any | None, guarded: bool) -> Schedule:
-    """The sums of `weighted` under a running maximum: of blocks of keys, in tiles of rows."""
+def rolled(blocks_of: Any | None, tile: Any | None, whole: Any | None, guarded: bool) -> Schedule:
+    """The sums of `weighted` under a running maximum: of blocks of keys, in tiles of rows, over a multiple of so many keys."""
     s = Schedule(make.weighted(guarded))
     names = ["top", "weight", "total", "context"]
     if tile is not None:
         s.apply("pad_spatial", block="top", dim=0, factor=tile)
+    if whole is not None:
+        s.apply("pad_keys", block="top", factor=whole)
     if blocks_of is not None:
         s.apply("split_k_update", block="top", factor=blocks_of)
         names[1] = "top_scale"
@@ -114,13 +119,13 @@ def rolled(blocks_of: Any | None, tile: Any | None, guarded: bool) -> Schedule:
     return s
 
 
-FORMS = ((None, None), (None, 3), (1, 2), (3, 2), (TUNABLES[1], 3))
+FORMS = ((None, None, None), (None, 3, 2), (1, 2, None), (3, 2, 3), (TUNABLES[1], 3, TUNABLES[1]))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False), st.sampled_from(FORMS), st.booleans(), st.integers(0, 8))
 def test_any_steps_keep_the_meaning(
-    rng: random.Random, form: tuple[Any | None, int | None], guarded: bool, steps: int
+    rng: random.Random, form: tuple[Any | None, int | None, Any | None], guarded: bool, steps: int
 ) -> None:
     s = rolled(*form, guarded)
     for _ in range(steps):
@@ -136,13 +141,13 @@ def test_any_steps_keep_the_meaning(
         assert_same_meaning(make.weighted(guarded), s.func, dims, tunables={t: rng.choice(t.domain) for t in TUNABLES})
 
 
-@pytest.mark.parametrize("keys", [None, 2])
+@pytest.mark.parametrize("keys", [None, 2, 3])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_hidden_keys_and_rows_weigh_nothing(keys: int | None, guarded: bool) -> None:
     """Blocks of hidden keys, before others and after; whole rows of them sum up to 0, never to NaN."""
     seen = np.array([[0, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
     rng = np.random.default_rng(0)
     x, v, y = rng.standard_normal((4, 5), np.float32), rng.standard_normal((5, 3), np.float32), np.zeros((4, 3), "f4")
-    run_prim(rolled(keys, 2, guarded).func, [x, seen, v, y], [])
+    run_prim(rolled(keys, 2, keys, guarded).func, [x, seen, v, y], [])
     e = np.where(seen, np.exp(x), 0)
     np.testing.assert_allclose(y, e @ v / np.maximum(e.sum(1, keepdims=True), 1e-9), rtol=1e-5, atol=1e-6)

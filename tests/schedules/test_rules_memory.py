@@ -65,4 +65,4 @@ def test_every_rule_has_a_sample() -> None:
     found = {s.rule for language in ("c", "opencl", "gpu") for s in samples(language, rules, "memory", 17)}
     # a rule that misses here wants a function it takes in tests/schedules/candidates.py: CASES; those that are for CUDA alone are tried
     # in tests/schedules/test_rules_tensor.py and test_rules_warpgroup.py
-    assert set(rules) - found == {"a rule without one", "gpu_tensor", "gpu_warpgroup"}
+    assert set(rules) - found == {"a rule without one", "gpu_tensor", "gpu_warpgroup", "gpu_attention_tensor"}

@@ -1,4 +1,4 @@
-"""Candidates of the rule for warps that multiply tiles: their meaning, their machine code, and on the emulation the reference's outputs.
+"""Candidates of the rules for warps that multiply tiles: their meaning, their machine code, and on the emulation the reference's outputs.
 
 Only CUDA has such products, so these are not among the functions that other devices of a GPU's kind run (`candidates.GPU_CASES`).
 """
@@ -19,10 +19,11 @@ from tests.cuda_emulation.gpus import PLACES, gpu
 from tests.ir.codegen_runner import Compiled, kernels_of
 from tests.schedules import functions as make
 from tests.schedules.candidates import MACHINES, arguments, drawn, problems
-from tests.schedules.meaning import assert_same_meaning
+from tests.schedules.meaning import make_inputs, outputs_of
 from tests.schedules.test_gpu_features import number
 from tests.schedules.test_occupancy import shared_bytes, value
 
+from relax_tune.ir.buffer import Scope
 from relax_tune.ir.codegen.generate import split_kernels
 from relax_tune.ir.dtype import bf16, f16
 from relax_tune.ir.expr import Expr, Var, const
@@ -35,7 +36,7 @@ from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, in
 
 MACHINE = replace(MACHINES["gpu"], language="cuda", capability=80)
 # name: (function, shapes at and beside tiles)
-CASES: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
+PRODUCTS: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
     "NN, bias": (lambda: make.matmul(96, 64, stored=f16), ({"m": 1}, {"m": 37}, {"m": 0})),
     "NN, symbolic": (lambda: make.matmul(const_weight=False, stored=bf16), ({"m": 13, "n": 37, "k": 5}, {"m": 1, "n": 1, "k": 1})),
     "NT": (lambda: make.dense(64, 256, stored=f16), ({"m": 5}, {"m": 33})),
@@ -43,13 +44,18 @@ CASES: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]
     "batched NT": (lambda: make.scores(2, 16, f16), ({"b": 2, "n": 17}, {"b": 1, "n": 0})),
     "TN": (lambda: make.turned_product(f16), ({"m": 13, "n": 67, "k": 19}, {"m": 1, "n": 1, "k": 1})),
 }  # fmt: skip
+ATTENTION: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
+    "of a cache": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1}, {"n": 0, "m": 3}, {"n": 3, "m": 0})),
+    "of positions": (lambda: make.attention_of_positions(bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 1}, {"b": 1, "n": 65})),
+}  # fmt: skip
 AHEAD = ("NN, bias", "NT")
-RULE = {"gpu_tensor": GPU_RULES["gpu_tensor"]}
+CASES = {**PRODUCTS, **ATTENTION}
+RULES = {name: GPU_RULES[name] for name in ("gpu_tensor", "gpu_attention_tensor")}
 
 
 @cache
 def sketches(case: str) -> tuple[Sketch, ...]:
-    return generate_sketches(CASES[case][0](), MACHINE, RULE)
+    return generate_sketches(CASES[case][0](), MACHINE, RULES)
 
 
 def instances() -> list[tuple[str, str, PrimFunc]]:
@@ -69,27 +75,34 @@ def text(func: PrimFunc) -> list[str]:
 
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
     named = {case: [s.name for s in sketches(case)] for case in CASES}
-    assert named == {c: ["tensor.tiles", *(["tensor.split"] if c == "NT" else [])] for c in CASES}
-    assert not generate_sketches(make.dense(64, 256), MACHINE, RULE), "f32"
-    assert not generate_sketches(CASES["NT"][0](), replace(MACHINE, capability=75), RULE)
+    products = {c: ["tensor.tiles", *(["tensor.split"] if c == "NT" else [])] for c in PRODUCTS}
+    assert named == {**products, **{c: ["attention.tensor"] for c in ATTENTION}}
+    older = replace(MACHINE, capability=75)
+    others = [
+        (make.dense(64, 256), MACHINE),
+        (make.attention(), MACHINE),
+        *((CASES[c][0](), older) for c in ("NT", "of a cache")),
+    ]
+    assert not any(generate_sketches(func, machine, RULES) for func, machine in others)
     assert all(s.guesses for case in CASES for s in sketches(case))
     for case, what, func in instances():
         found = "".join(text(func))
-        assert found.count("rt_mma_") == 1, what
+        assert found.count("rt_mma_") == (2 if case in ATTENTION else 1), what
         # operands whose rows begin at multiples of what one copy has are copied ahead of their use
         assert ("rt_copy<8>" in found and "rt_sent" in found) == (what.startswith("tensor.tiles") and case in AHEAD), (
             what
         )
 
 
-@pytest.mark.parametrize("case", ["NT", "batched NN"])
+@pytest.mark.parametrize("case", ["NT", "batched NN", "of a cache"])
 def test_traces_replay_and_keep_the_meaning(case: str) -> None:
     func, (dims, *_) = CASES[case][0](), CASES[case][1]
     for sketch in sketches(case):
         values = drawn(sketch, random.Random(case))
         assert text(replay_with(sketch.trace, func, values)) == text(instantiate(sketch, values))
-        if sketch.name == "tensor.tiles":
-            assert_same_meaning(func, instantiate(sketch, values), dims)
+        if sketch.name != "tensor.split":
+            inputs = make_inputs(func, dims)
+            assert not problems(func, inputs, outputs_of(instantiate(sketch, values), dims, inputs), dims)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,7 +111,10 @@ def test_shared_memory_is_that_of_the_kernels(case: str) -> None:
         values = drawn(sketch, random.Random(f"shared {case}"))
         made = split_kernels(instantiate(sketch, values))
         for part, func in zip(kernels(sketch.func), made, strict=True):
-            assert value(stored_bytes(sketch.func, part, "shared"), sketch, values) == shared_bytes(func), values
+            # which are counted as of a machine that exchanges no registers
+            scopes: tuple[Scope, ...] = ("shared", "warp")
+            found = sum(value(stored_bytes(sketch.func, part, scope), sketch, values) for scope in scopes)
+            assert found == shared_bytes(func), values
 
 
 def test_nothing_that_is_served_at_once_meets_in_a_bank() -> None:
