@@ -30,6 +30,7 @@ from gpu_context import Context, OutOfTimeError, Row, absent
 from gpu_models import TYPES, decoder_folder, memory_bound, product
 from gpu_timing import Copies, seconds
 from gpu_tuning import dispatched, one_kernel, tuned
+from gpu_warpgroups import warpgroups
 
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import BuildError, RelaxTuneError
@@ -395,8 +396,8 @@ def opencl(context: Context) -> Iterator[Row]:
 PARTS: Mapping[str, Callable[[Context], Iterator[Row]]] = {
     f.__name__: f
     for f in (
-        *(card, tests, sanitizer, candidates, ceilings, memory, gemm, gemm_torch, decoder, decoder_torch, cluster),
-        opencl,
+        *(card, tests, sanitizer, candidates, ceilings, memory, gemm, gemm_torch, warpgroups, decoder, decoder_torch),
+        *(cluster, opencl),
     )
 }
 

@@ -4,7 +4,8 @@
 
 Parts, each in a process of its own with a share of the time (see PARTS): `pytest -m cuda`; sampled candidates under compute-sanitizer;
 how fast the card copies, multiplies and launches; kernels that memory binds, tuned, against the copy; products of 16-bit floats at
-(M, 4096, N), our kernels alone, cuBLAS or cuBLASLt, and what the build dispatches, beside torch; a decoder layer and a small model,
+(M, 4096, N), our kernels alone, cuBLAS or cuBLASLt, and what the build dispatches, beside torch; on Hopper, whether products by four
+warps at once are right, beside those that are selected; a decoder layer and a small model,
 tokens a second, beside torch; one kernel measured by a scheduler and a worker on loopback; one kernel on NVIDIA's OpenCL. What a part
 needs and does not find it says. A part that fails or runs out of time costs no other, and what it had found is kept: the folder holds
 it, and calling again goes on from there. `--again` forgets what a part has found. What a part does not need of its share the others
@@ -40,10 +41,11 @@ PARTS: Mapping[str, float] = {
     "tests": 50,
     "sanitizer": 45,
     "ceilings": 15,
-    "memory": 60,
-    "gemm": 105,
+    "memory": 55,
+    "gemm": 95,
     "gemm_torch": 35,
-    "decoder": 115,
+    "warpgroups": 25,
+    "decoder": 105,
     "decoder_torch": 50,
     "cluster": 25,
     "opencl": 20,
@@ -55,6 +57,7 @@ TITLES = {
     "memory": "Kernels that memory binds, tuned",
     "gemm": "Products (M, 4096) x (4096, N), ours and cuBLAS",
     "gemm_torch": "The same products by torch",
+    "warpgroups": "Products by four warps at once, which nothing selects",
     "decoder": "A decoder layer and a small model, ours",
     "decoder_torch": "The same models by torch",
     "cluster": "Measured by a scheduler and a worker on loopback",

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
@@ -96,6 +97,24 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
 def test_parts(rows: Rows, part: str, keys: list[str]) -> None:
     found = rows(part)
     assert [row["key"] for row in found] == keys and not any("absent" in row for row in found)
+
+
+@pytest.mark.ccompiler
+def test_products_of_four_warps_are_verified(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_parts
+    import gpu_warpgroups
+
+    monkeypatch.setattr(gpu_warpgroups, "opened", gpu_parts.open_device)
+    monkeypatch.setattr(gpu_warpgroups, "CuBlas", gpu_parts.CuBlas)
+    (other,) = rows("warpgroups")
+    assert "compute capability 9.0" in other["absent"]
+    monkeypatch.setattr(gpu_warpgroups, "HOPPER", 8)
+    verified, timed = rows("warpgroups")
+    assert verified["result"] == "verified"
+    assert timed["result"] == "as tensor.tiles" and timed["us"] > 0 and timed["cuBLAS, us"] > 0
+    one = np.ones((5, 32), np.float16)
+    func = gpu_warpgroups.product_of("f16", 64, 32, True)
+    assert [gpu_warpgroups.difference(func, 5, one, x * one)[:5] for x in (1, 2)] == ["", "wrong"]
 
 
 @pytest.mark.ccompiler
