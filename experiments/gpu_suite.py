@@ -8,8 +8,8 @@ how fast the card copies, multiplies and launches; kernels that memory binds, tu
 warps at once are right, beside those that are selected; a decoder layer and a small model,
 tokens a second, beside torch; one kernel measured by a scheduler and a worker on loopback; one kernel on NVIDIA's OpenCL. What a part
 needs and does not find it says. A part that fails or runs out of time costs no other, and what it had found is kept: the folder holds
-it, and calling again goes on from there. `--again` forgets what a part has found. What a part does not need of its share the others
-have, and so those that are asked for have all of the time. The results are written after each part.
+it, and calling again on a GPU of the same name goes on from there. `--again` forgets what a part has found. What a part does not need of
+its share the others have, and so those that are asked for have all of the time. The results are written after each part.
 
 torch, for the peers, is that of `--peer-python` (by default this Python). `--tiny` takes tiny sizes, to see that everything runs.
 Times are medians of launches recorded together, with weights taken in turns from copies that the last cache cannot hold.
@@ -153,6 +153,12 @@ def write(results: Path, card: Row, found: Mapping[str, Found]) -> list[str]:
     return lines
 
 
+def forget(work: Path, parts: Sequence[str]) -> None:
+    for name in parts:
+        (work / f"{name}.jsonl").unlink(missing_ok=True)
+        (work / f"{name}.done").unlink(missing_ok=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
@@ -169,15 +175,17 @@ def main() -> int:
         parser.error(f"wanted parts among {', '.join(TITLES)}, found {', '.join(unknown)}")
     args.work.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + args.secs
-    for name in ("card", *again):
-        (args.work / f"{name}.jsonl").unlink(missing_ok=True)
-        (args.work / f"{name}.done").unlink(missing_ok=True)
+    before = rows_of(args.work / "card.jsonl")
+    forget(args.work, ["card", *again])
     passed = ["--target", args.target, "--peer-python", args.peer_python, *["--tiny"] * args.tiny]
     card = run_part("card", args.work, CARD_SECS, passed)
     if not card.rows:
         print(f"gpu_suite: wanted a GPU at {args.target!r}, {card.state}", file=sys.stderr)
         print("experiments/README.md says what such a machine needs", file=sys.stderr)
         return NO_GPU
+    if before and before[-1].get("device") != card.rows[-1]["device"]:
+        print(f"gpu_suite: what {before[-1].get('device')} did is forgotten, this is another GPU", file=sys.stderr)
+        forget(args.work, list(TITLES))
     wanted = [p for p in TITLES if p in only]
     found = {p: Found("not begun", rows_of(args.work / f"{p}.jsonl"), 0.0) for p in wanted}
     to_do = []

@@ -206,6 +206,10 @@ class CUDAPrelude(Prelude):
         return f"STATIC void $N({', '.join(f'$V *a{k}' for k in rows)}) {{\n" + "\n".join(lines) + "\n}"
 
 
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ACCESS_BYTES) * ACCESS_BYTES
+
+
 def _since(architecture: int, fast: str, portable: str) -> str:
     return f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= {architecture}\n{fast}\n#else\n{portable}\n#endif"
 
@@ -252,14 +256,14 @@ class CUDAPrinter(LateCopies):
         return f"__align__({ACCESS_BYTES}) {self.prelude.storage(b.dtype)} {name}[{size}];"
 
     def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
-        if sum(b.dtype.bytes * size for b, _, size in found) <= STATIC_BYTES:
+        if sum(_aligned(b.dtype.bytes * size) for b, _, size in found) <= STATIC_BYTES:
             return [f"__shared__ {self.array(*x)}" for x in found]
         places: list[str] = []
         end = 0
         for b, name, size in found:
             kind = self.prelude.storage(b.dtype)
             places.append(f"{kind} *const {name} = ({kind} *)(rt_shared + {end});")
-            end += -(-b.dtype.bytes * size // ACCESS_BYTES) * ACCESS_BYTES
+            end += _aligned(b.dtype.bytes * size)
         return [f"extern __shared__ __align__({ACCESS_BYTES}) unsigned char rt_shared[]; /*shared {end}*/", *places]
 
     def index(self, kind: str, axis: int) -> str:

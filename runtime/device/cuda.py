@@ -14,6 +14,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.cuda_compiler import Binary, CUDACompiler, KernelReport
 from relax_tune.runtime.device.cuda_graphs import GraphError, Recorder, load_recorder
@@ -63,9 +65,11 @@ BLOCK = tuple(f"MAX_BLOCK_DIM_{axis}" for axis in "XYZ")
 
 
 class Compiler(Protocol):
-    """What turns kernels into what the driver loads (`cuda_compiler.CUDACompiler`). version: with its name."""
+    """What turns kernels into what the driver loads (`cuda_compiler.CUDACompiler`), in several threads at a time. version: with its
+    name; unit: how many kernels a translation unit has at most."""
 
     version: str
+    unit: int
 
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary: ...
 
@@ -166,16 +170,23 @@ class CUDADevice:
         for kernel in kernels:
             if kernel.language != "cuda":
                 raise BuildError(f"CUDA device: wanted kernels in cuda, found {kernel.name} in {kernel.language}")
+        size = self._compiler.unit
+        groups = group_by_flags(kernels).items()
+        units = [(flags, group[at : at + size]) for flags, group in groups for at in range(0, len(group), size)]
+        with ThreadPoolExecutor(max(1, min(len(units), host.usable_cpus()))) as pool:
+            binaries = list(pool.map(self._compiled, units))
         handles: dict[str, Any] = {}
-        for flags, group in group_by_flags(kernels).items():
-            key = (flags, *((k.name, k.source) for k in group))
-            found = self._modules.get(key)
-            binary = self._compiler.compile(group, flags) if found is None else found[1]
-            with self._loading:
-                module = self._loaded(key, binary)
+        with self._loading:
+            for (flags, group), binary in zip(units, binaries, strict=True):
+                module = self._loaded(_key(flags, group), binary)
                 for kernel in group:
                     handles[kernel.name] = self._handle(kernel, module, binary)
         return handles
+
+    def _compiled(self, unit: tuple[tuple[str, ...], Sequence[KernelSource]]) -> Binary:
+        flags, group = unit
+        found = self._modules.get(_key(flags, group))
+        return self._compiler.compile(group, flags) if found is None else found[1]
 
     def _loaded(self, key: tuple[object, ...], binary: Binary) -> Any:
         def load() -> Any:
@@ -423,6 +434,10 @@ class CUDADevice:
         return DeviceInfo(
             "cuda", fingerprint["device"], tuple(sorted(fingerprint.items())), tuple(sorted(limits.items()))
         )
+
+
+def _key(flags: tuple[str, ...], group: Sequence[KernelSource]) -> tuple[object, ...]:
+    return (flags, *((k.name, k.source) for k in group))
 
 
 def _parameters(kernel: KernelSource) -> tuple[int, int]:

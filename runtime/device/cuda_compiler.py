@@ -58,8 +58,11 @@ def load_nvrtc() -> Any:
 class CUDACompiler:
     """NVRTC for one architecture (`sm_80`, `sm_90a`). What it made is kept (`binaries.Binaries`) by text, options and version.
 
-    version: the compiler's name and version. Raises: UserError when it is not installed.
+    version: the compiler's name and version; unit: of several kernels each is compiled by itself, at the same time as others.
+    Raises: UserError when it is not installed.
     """
+
+    unit = 1
 
     def __init__(self, architecture: str) -> None:
         self._nvrtc = load_nvrtc()

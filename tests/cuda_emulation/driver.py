@@ -57,7 +57,7 @@ class Names:
 class EmulatedCompiler:
     """g++ in place of NVRTC. folder: where libraries are put; they are what it gives for machine code."""
 
-    version = "emulated"
+    version, unit = "emulated", 100
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

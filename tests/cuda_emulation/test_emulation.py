@@ -123,23 +123,26 @@ def test_nothing_happens_without_the_context_and_it_is_given_back(folder: Path) 
         CUDADevice(1, driver)
 
 
-def test_several_threads_may_compile(folder: Path) -> None:
-    """The compiler runs beside itself; loading needs a context, which is current for one thread alone."""
+@pytest.mark.parametrize("calls", [1, 3])
+def test_several_kernels_are_compiled_at_a_time(calls: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one call, and of several threads. The compiler runs beside itself; loading needs a context, which is current for one thread."""
     driver = EmulatedDriver()
     meeting = threading.Barrier(3)
 
     class Compiler(EmulatedCompiler):
+        unit = 1
+
         def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> Binary:
             meeting.wait(20)
             return super().compile(kernels, flags)
 
     device = CUDADevice(0, driver, lambda architecture: Compiler(folder), lambda: None)
 
-    def compiled(name: str) -> bool:
-        return name in device.compile([KernelSource(name, "cuda", BESIDE.replace("beside", name))])
-
+    monkeypatch.setattr("relax_tune.runtime.device.host.usable_cpus", lambda: 3)
+    kernels = [KernelSource(name, "cuda", BESIDE.replace("beside", name)) for name in ("one", "two", "three")]
     with ThreadPoolExecutor(3) as pool:
-        assert all(pool.map(compiled, ("one", "two", "three")))
+        made = [*pool.map(device.compile, [kernels[at::calls] for at in range(calls)])]
+    assert {name for handles in made for name in handles} == {"one", "two", "three"}
     device.close()
 
 

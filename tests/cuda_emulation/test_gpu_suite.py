@@ -155,8 +155,9 @@ def suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     import gpu_suite
 
     (tmp_path / "gpu_parts.py").write_text(
-        "import sys, time\nname, folder = sys.argv[1], sys.argv[3]\n"
-        "print('{\"key\": \"one\", \"us\": 1.5}', file=open(f'{folder}/{name}.jsonl', 'w'))\n"
+        "import os, sys, time\nname, folder = sys.argv[1], sys.argv[3]\n"
+        "gpu = os.environ.get('A_GPU', 'a')\n"
+        'print(f\'{{"key": "one", "us": 1.5, "device": "{gpu}"}}\', file=open(f\'{folder}/{name}.jsonl\', \'w\'))\n'
         "if name == 'hangs': time.sleep(60)\nif name == 'fails': raise SystemExit('it broke')\n"
     )
     monkeypatch.setattr(gpu_suite, "HERE", tmp_path)
@@ -168,16 +169,24 @@ def suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 )
 def test_a_part_that_fails_costs_no_other(suite: ModuleType, tmp_path: Path, name: str, state: str) -> None:
     found = suite.run_part(name, tmp_path, 1.0, [])
-    assert found.state == state and found.rows == [{"key": "one", "us": 1.5}], "what it found is kept"
+    assert found.state == state and found.rows == [{"key": "one", "us": 1.5, "device": "a"}], "what it found is kept"
     lines = suite.report({"device": "d"}, {"gemm": found})
-    assert "| one | 1.5 |" in lines and ((f"gemm: {state}." in lines) == (state != "done"))
+    assert "| one | 1.5 | a |" in lines and ((f"gemm: {state}." in lines) == (state != "done"))
 
 
 def test_what_is_done_is_not_done_again(
     suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["gpu_suite", "--work", str(tmp_path), "--results", str(tmp_path), "--only", "gemm,cluster"]
-    for more, parts in (([], ["gemm", "cluster"]), ([], []), (["--again", "cluster"], ["cluster"])):
+    both = ["gemm", "cluster"]
+    cases = (
+        ("a", [], both),
+        ("a", [], []),
+        ("a", ["--again", "cluster"], ["cluster"]),
+        ("b", [], ["gpu_suite:", *both]),
+    )
+    for gpu, more, parts in cases:
+        monkeypatch.setenv("A_GPU", gpu)
         monkeypatch.setattr(sys, "argv", [*arguments, *more])
         assert suite.main() == 0
         assert [line.split(" ")[0] for line in capsys.readouterr().err.splitlines()] == parts
