@@ -29,13 +29,14 @@ from relax_tune.ir.expr import (
     minimum,
     mul,
     ne,
+    postorder,
     select,
     substitute,
 )
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.intrinsics import INTRINSICS
 from relax_tune.ir.stmt import Block, For, Stmt, blocks
-from relax_tune.ir.swizzle import LINE_BYTES, swizzled
+from relax_tune.ir.swizzle import ACCESS_BYTES, LINE_BYTES, swizzled
 from relax_tune.ir.warp_products import ROW
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.occupancy import (
@@ -104,27 +105,38 @@ def _touch(
 def _together(
     buffer: Buffer, where: Sequence[Expr], shape: Sequence[Expr], path: Sequence[For], width: Expr
 ) -> tuple[Expr, ...]:
-    """Rows of a matrix that a warp fetches, or the vectors that its first items have of swizzled rows."""
-    found: list[tuple[Expr, Expr]] = []
+    """Rows of a matrix that a warp fetches, the vectors that its first items have of swizzled rows, or the words that all of them have
+    where these are digits of the item's number."""
     marked = next((INTRINSICS[p.intrinsic] for p in path if p.intrinsic), None)
-    if marked is not None and marked.of_warp:
-        size = ROW
-        found += [(const(r), const(0)) for r in range(LINE_BYTES // (size * buffer.dtype.bytes))]
+    by_warp = marked is not None and marked.of_warp
+    items = sorted((p for p in path if p.kind == "item"), key=lambda p: p.axis)
+    size = ROW if by_warp else buffer.swizzle or 1
+    if not by_warp and (as_int(width) != size or not (buffer.swizzle or _in_digits(where, items))):
+        return ()
+    if size * buffer.dtype.bytes not in ACCESS_BYTES:
+        return ()
+    count = LINE_BYTES // (size * buffer.dtype.bytes)
+    if by_warp:
+        found: list[tuple[Expr, Expr]] = [(const(r), const(0)) for r in range(count)]
     else:
-        size = buffer.swizzle
-        if not size or as_int(width) != size:
-            return ()
         row: Expr = const(0)
         for e, d in zip(where[:-1], shape[:-1]):
             row = row * d + e
         start: dict[Var, Expr] = {p.var: const(0) for p in path}
-        for t in range(LINE_BYTES // (size * buffer.dtype.bytes)):
+        found = []
+        for t in range(count):
             left: Expr = const(t)
-            for p in sorted((p for p in path if p.kind == "item"), key=lambda p: p.axis):
+            for p in items:
                 start[p.var], left = floormod(left, p.extent), floordiv(left, p.extent)
             found.append((substitute(row, start), substitute(where[-1], start) // size))
-    vectors, line = shape[-1] // size, len(found)
-    return tuple(simplify(r * vectors + (swizzled(r, c, vectors, line) if buffer.swizzle else c)) for r, c in found)
+    vectors = shape[-1] // size
+    return tuple(simplify(r * vectors + (swizzled(r, c, vectors, count) if buffer.swizzle else c)) for r, c in found)
+
+
+def _in_digits(where: Sequence[Expr], items: Sequence[For]) -> bool:
+    """Whether an index has a remainder of what moves with the items."""
+    moving = {p.var for p in items}
+    return any(isinstance(n, Op) and n.op == "floormod" and moving & set(free_vars(n)) for n in postorder(where))
 
 
 def _step(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Expr:
@@ -168,11 +180,16 @@ def conflicts(x: Touch) -> Expr:
     """How many times as long a warp takes because its items want the same banks: the greatest common divisor of their distance and
     the number of banks, both in accesses. Wide accesses are served to as many items at a time as there are banks for. Places that are
     known are counted."""
+    if len(x.together) == BANKS:  # words of a whole warp: those that meet the first one
+        first, *others = x.together
+        return _sum(
+            [ONE, *(select(and_(ne(a, first), eq(floormod(a - first, BANKS), 0)), ONE, const(0)) for a in others)]
+        )
     if x.together:
         count = len(x.together)
-        first = [and_(*(ne(a, b) for b in x.together[:at])) for at, a in enumerate(x.together)]
+        alone = [and_(*(ne(a, b) for b in x.together[:at])) for at, a in enumerate(x.together)]
         same = [
-            _sum([select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0)) for f, b in zip(first, x.together)])
+            _sum([select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0)) for f, b in zip(alone, x.together)])
             for a in x.together
         ]
         return reduce(maximum, same)

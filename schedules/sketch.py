@@ -150,7 +150,8 @@ def _substitute(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
 
 
 def simplify_func(func: PrimFunc) -> PrimFunc:
-    """Extents, bindings and predicates simplified under the bounds of the loops around them; single-trip loops removed."""
+    """Extents, bindings and predicates simplified under the bounds of the loops around them; single-trip loops removed, but for
+    those that say how their one iteration copies."""
     shapes = {a: replace(a, shape=tuple(simplify(d) for d in a.shape)) for a in func.allocs}
     shapes = {a: b for a, b in shapes.items() if a.shape != b.shape}
     parts = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
@@ -175,7 +176,7 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         # what is true where an outer loop runs must not become a division by what is zero where it does not: extents are also
         # asked for at once, for a grid
         extent = simplify(extent, env if any(v in env.bounds for v in free_vars(extent)) else None)
-        if extent is const(1):
+        if extent is const(1) and not s.asynchronous:
             return _simplify_stmt(s.body, env, {**known, s.var: const(0)})
         return replace(s, extent=extent, body=_simplify_stmt(s.body, env.with_loop(s.var, extent), known))
     if isinstance(s, Seq):

@@ -48,6 +48,11 @@ class Machine:
         return self.language == "cuda" and self.is_gpu
 
     @property
+    def copies_late(self) -> bool:
+        """Copies into shared memory go past registers, and nobody waits for them before he looks (`cp.async`)."""
+        return self.capability >= 80
+
+    @property
     def is_gpu(self) -> bool:
         """Work-items run side by side, so that a group wants many."""
         return self.warp > 1

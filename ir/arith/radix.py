@@ -240,6 +240,16 @@ class _Reader:
                 modulus = simplify(floordiv(by, divisor), self.env) if modulus is None else modulus
             number = inside
             yield number, divisor, modulus
+            if modulus is not None and as_int(divisor) == 1:
+                number = self._term(number, modulus)
+
+    def _term(self, number: Expr, modulus: Expr) -> Expr:
+        """The digit that a sum comes to but for multiples of the modulus; the sum where there is none."""
+        terms = [number]
+        while isinstance(top := terms[0], Op) and top.op == "add":
+            terms[:1] = top.args
+        digits = (x for x in terms if x is not number and isinstance(x, Op) and _is_digit(x) and self._varies(x))
+        return next((x for x in digits if self._congruent(number, const(1), modulus, x)), number)
 
     def _congruent(self, number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
         """`number % modulus` is `u % modulus` (simplifying takes multiples of the modulus out)."""

@@ -72,7 +72,7 @@ class LateCopies(GridPrinter):
             indices = self._within_bounds(value.indices, lanes)
             to, source = self.flat(s.buffer, s.indices), self.flat(value.buffer, indices)
             places = [self.address(b, p) for b, p in ((s.buffer, to), (value.buffer, source))]
-            if any(self.stride(p) != 1 for p in (to, source)) or any(a.multiple % size for a in places):
+            if (size > 1 and any(self.stride(p) != 1 for p in (to, source))) or any(a.multiple % size for a in places):
                 return False
             self.prelude.add("late_copies", LATE_COPIES)
             known = [text for text in whole if text]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from relax_tune.errors import ScheduleError
 from relax_tune.schedules.schedule import Schedule
@@ -16,3 +17,8 @@ def fitting(forms: Iterable[tuple[str, Callable[[], Schedule]]]) -> Iterator[tup
         except ScheduleError:
             continue
         yield name, schedule
+
+
+def first_fitting(name: str, ways: Iterable[Callable[[], Schedule]]) -> Iterator[tuple[str, Schedule]]:
+    """The first of several schedules of one form that fits, if one does."""
+    yield from islice(fitting((name, make) for make in ways), 1)

@@ -15,9 +15,9 @@ from relax_tune.ir.expr import Var, as_int, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.nest import block_loads, find_alloc, find_block
-from relax_tune.schedules.rules.forms import fitting
+from relax_tune.schedules.rules.forms import first_fitting, fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
-from relax_tune.schedules.rules.gpu_matmul import product
+from relax_tune.schedules.rules.gpu_matmul import product, ways
 from relax_tune.schedules.rules.windows import (
     Roles,
     followers,
@@ -39,8 +39,10 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
         return
-    forms = (("tiles", partial(_product, split=False)), ("split", partial(_product, split=True)), ("direct", _direct))
-    yield from fitting((f"convolution.{name}", partial(make, func, machine)) for name, make in forms)
+    for name, split in (("tiles", False), ("split", True)):
+        some = (partial(_product, func, machine, split, way) for way in ways(machine))
+        yield from first_fitting(f"convolution.{name}", some)
+    yield from fitting([("convolution.direct", partial(_direct, func, machine))])
 
 
 def _prepared(s: Schedule) -> tuple[str, Roles, str | None]:
@@ -55,7 +57,7 @@ def _prepared(s: Schedule) -> tuple[str, Roles, str | None]:
     return main, roles, made
 
 
-def _product(func: PrimFunc, machine: Machine, split: bool) -> Schedule:
+def _product(func: PrimFunc, machine: Machine, split: bool, ahead: bool) -> Schedule:
     """All places of an image as columns, everything that is summed over as steps."""
     s = Schedule(func)
     main, roles, made = _prepared(s)
@@ -78,7 +80,7 @@ def _product(func: PrimFunc, machine: Machine, split: bool) -> Schedule:
     _join_copy(s, weights, 1, len(roles.steps))
     _join_copy(s, read, others, len(roles.steps))
     _join_copy(s, read, others + 1, len(places))
-    product(s, main, machine, split, [writer_of(s, read), writer_of(s, weights)])
+    product(s, main, machine, split, ahead, [writer_of(s, read), writer_of(s, weights)])
     return s
 
 

@@ -4,24 +4,30 @@ A group makes a tile of the output, its items squares of that in registers. Slic
 items fetch them together, in vectors along the operands' rows, and find them there with the reduction leading, so that what an item
 reads for its square lies side by side. Tiles are padded on the way into shared memory, so that nothing in between has conditions.
 The epilogue is computed on the registers.
+
+Where a machine copies asynchronously, slices are on their way while others are multiplied: those that lie with the reduction leading in
+vectors, others number by number, eight of a row and four rows at a time by the items of a warp, so that each row gives a whole sector
+and each number finds a bank of its own. Rows in shared memory are padded where that is needed for it, rather than swizzled: items read
+them step after step, and for padded ones that is one address with constants added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
-from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, const, free_vars, le, mul
+from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, const, eq, floormod, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
+from relax_tune.ir.swizzle import ACCESS_BYTES
 from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
 from relax_tune.schedules.nest import block_loads, find_block
-from relax_tune.schedules.rules.forms import fitting
+from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import each_point, limit_items
 from relax_tune.schedules.rules.matmul import inline_around, output_column
 from relax_tune.schedules.rules.reductions_split import apart, new_blocks
@@ -32,6 +38,8 @@ ITEMS = (4, 8, 16, 32)
 HEIGHTS = (1, 2, 4, 8)
 VECTORS = (1, 2, 4)
 STEPS = (8, 16, 32)
+# Slices in shared memory at once.
+STAGES_AHEAD = (2, 3, 4)
 SHARES = (2, 4, 8, 16)
 # Sums an item can have in registers beside what it multiplies.
 MOST_SUMS = 64
@@ -64,12 +72,18 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
         return
     forms = (("tiles", False), ("split", True))
-    yield from fitting((f"matmul.{name}", partial(build, func, machine, split)) for name, split in forms)
+    for name, split in forms:
+        yield from first_fitting(f"matmul.{name}", (partial(build, func, machine, split, way) for way in ways(machine)))
 
 
-def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
+def ways(machine: Machine) -> tuple[bool, ...]:
+    """Whether slices are copied ahead: where the machine does not wait for copies that is tried first."""
+    return (True, False) if machine.copies_late else (False,)
+
+
+def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = False) -> Schedule:
     """Raises ScheduleError where the function is no product of operands with rows and columns. split: groups share out the steps
-    too, and what they leave is added up afterwards."""
+    too, and what they leave is added up afterwards. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
     main = reductions(func)[0].name
     inline_around(s, main)
@@ -77,11 +91,13 @@ def build(func: PrimFunc, machine: Machine, split: bool = False) -> Schedule:
         s.apply("cache_write", block=main, scope="global")
     with suppress(ScheduleError):  # nothing may be the same all along
         s.apply("hoist_factors", block=main)
-    product(s, main, machine, split)
+    product(s, main, machine, split, ahead)
     return s
 
 
-def product(s: Schedule, main: str, machine: Machine, split: bool, gathered: Sequence[str] = ()) -> None:
+def product(
+    s: Schedule, main: str, machine: Machine, split: bool, ahead: bool = False, gathered: Sequence[str] = ()
+) -> None:
     """The product in groups and items. gathered: operands that blocks put together from what lies apart; no memory holds them whole,
     since each slice is put together where it is fetched."""
     last = final_block(s.func)
@@ -100,8 +116,14 @@ def product(s: Schedule, main: str, machine: Machine, split: bool, gathered: Seq
     limit_items(s, machine, mul(tile.tx, tile.ty))
     s.require(le(mul(tile.height, tile.vectors) * tile.width, const(MOST_SUMS)))
     halves = _steps_together(roles)
-    steps = s.tunable("KT", STEPS)
+    # eights as a number of its own show that they divide a slice
+    eights = s.tunable("KE", [n // min(STEPS) for n in STEPS]) if ahead else None
+    steps = s.tunable("KT", STEPS) if eights is None else mul(eights, min(STEPS))
+    if ahead and halves > 1:
+        raise ScheduleError(f"{s.func.name}: bytes of several steps go through registers")
     slices = take_slices(s, roles, tile.rows, tile.columns, mul(steps, halves), halves)
+    if ahead and gathered:  # what lies apart is copied number by number
+        slices = [replace(x, multiple=1) for x in slices]
     for name in gathered:
         s.compute_inline(name)
 
@@ -118,8 +140,10 @@ def product(s: Schedule, main: str, machine: Machine, split: bool, gathered: Seq
     )
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_t, j_t, *k_1, i_1, j_1, j_2])
-    for x in slices:
-        _fetch(s, x, k_0, tile)
+    stages = stages_ahead(s, roles, k_0, min(STEPS)) if ahead else None
+    late = [_fetch(s, x, k_0, tile, steps, stages) for x in slices]
+    if ahead and not any(late):
+        raise ScheduleError(f"{s.func.name}: neither operand is copied as it is")
     _by_squares(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
     s.apply("decompose_reduction", block=main, loop=k_0)
     for name in (main, f"{main}_init"):
@@ -143,7 +167,8 @@ def product(s: Schedule, main: str, machine: Machine, split: bool, gathered: Seq
     shares = {"SK": 4} if split else {}
     s.guess(
         *(
-            {"TX": x, "TY": y, "MR": h, "NV": v, "KT": 16, **shares}
+            {"TX": x, "TY": y, "MR": h, "NV": v, **more, **shares}
+            for more in ([{"KE": 2, "STAGES": 3}, {"KE": 2, "STAGES": 2}] if ahead else [{"KT": 16}])
             for x, y, h, v in ((16, 16, 4, 1), (16, 8, 8, 2), (8, 4, 1, 1))
         )
     )
@@ -257,27 +282,63 @@ def _is_step(e: Expr, roles: Contraction) -> bool:
     return parts is not None and parts[0].get(step) is const(1)
 
 
-def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile) -> None:
-    """All items fetch a slice together: neighbours take neighbouring vectors of the operand's rows."""
+def stages_ahead(s: Schedule, roles: Contraction, k_0: str, least: int) -> Tunable:
+    """How many slices are in shared memory at once: no more than there are."""
+    known = next(as_int(i.extent) for i in roles.block.iters if i.var in roles.reduce)
+    if known is not None and known <= least:
+        raise ScheduleError(f"{s.func.name}: one slice has all steps, which none can be ahead of")
+    stages, slices = s.tunable("STAGES", STAGES_AHEAD), s.extent(k_0)
+    if all(isinstance(v, Tunable) for v in free_vars(slices)):
+        s.require(le(stages, slices))
+    return stages
+
+
+def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tunable | None) -> bool:
+    """All items fetch a slice together: neighbours take neighbouring vectors of the operand's rows. ahead: while they multiply one slice
+    as many less one are on their way, where copies are asynchronous: whether these are."""
     s.compute_at(x.block, k_0)
-    node = find_block(s.func, x.block)
-    own = s.inner_loops(x.block, k_0)
-    along = {n for n in own if n in {v.name for v in free_vars(node.bindings[-1])}}
-    if len(along) != 1:
-        raise ScheduleError(f"{s.func.name}: {x.block!r} is fetched in no rows")
-    (fast,) = along
-    s.reorder([*(n for n in own if n != fast), fast])
-    vectors, lanes = s.split(fast, [None, 4 if x.width(4) == 4 else 1], divides=True)
-    rounds, ty, tx = s.split(s.fuse([*(n for n in own if n != fast), vectors]), [None, tile.ty, tile.tx], divides=True)
-    s.reorder([ty, tx, rounds, lanes])
-    s.vectorize(lanes)
-    s.bind(ty, "item", 1)
-    s.bind(tx, "item", 0)
-    buffer = node.body.buffer
-    rest = [d for d in range(len(buffer.shape)) if d not in (x.step, x.place)]
-    s.apply("permute_layout", buffer=buffer.name, order=[*rest, x.step, x.place])
-    if x.step > x.place:
+    buffer = find_block(s.func, x.block).body.buffer
+    turned, last = x.step > x.place, len(buffer.shape) - 1
+    size = buffer.dtype.bytes
+    numbers = ahead is not None and turned and size in ACCESS_BYTES
+    width = 4 if x.width(4) == 4 and not numbers else 1
+    copies = [x.block]
+    if ahead is not None:
+        copies += new_blocks(s, "software_pipeline", block=x.block, loop=k_0, stages=ahead)
+        order = [x.step, *(d for d in range(last + 2) if d != x.step)]
+        s.apply("tile_layout", buffer=buffer.name, dim=x.step, factor=steps, order=order)
+    depth = s.loops_of(x.block).index(k_0) + 1
+    late = False
+    for name in copies:
+        own = s.loops_of(name)[depth:]
+        along = [n for n in own if n in {v.name for v in free_vars(find_block(s.func, name).bindings[last])}]
+        if len(along) != 1:
+            raise ScheduleError(f"{s.func.name}: {name!r} is fetched in no rows")
+        others = [n for n in own if n not in along]
+        s.reorder([*others, *along])
+        more: list[str] = []
+        if numbers:  # a warp copies eight steps of four rows
+            *more, vectors, lanes = s.split(along[0], [None, min(STEPS), width], divides=True)
+            s.reorder([*more, *others, vectors, lanes])
+        else:
+            vectors, lanes = s.split(along[0], [None, width], divides=True)
+        whole = s.fuse([*others, vectors])
+        if ahead is not None:  # the condition that this makes true is what shows that items fill different slots
+            s.require(eq(floormod(s.extent(whole), mul(tile.ty, tile.tx)), 0))
+        rounds, ty, tx = s.split(whole, [None, tile.ty, tile.tx], divides=ahead is None)
+        s.reorder([ty, tx, *more, rounds, lanes])
+        s.vectorize(lanes)
+        if ahead is not None and width * size in ACCESS_BYTES and numbers == turned:
+            with suppress(ScheduleError):  # what is computed goes through registers
+                s.apply("copy_async", loop=lanes)
+                late = True
+        s.bind(ty, "item", 1)
+        s.bind(tx, "item", 0)
+    order = [*(d for d in range(last + 1) if d not in (x.step, x.place)), x.step, x.place]
+    s.apply("permute_layout", buffer=buffer.name, order=order if ahead is None else [0, *(d + 1 for d in order)])
+    if turned:
         s.apply("storage_align", buffer=buffer.name, factor=4, offset=4)
+    return late
 
 
 def _by_squares(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:

@@ -13,18 +13,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.dtype import DType, f32
-from relax_tune.ir.expr import Expr, Load, Op, Tunable, as_int, const, free_vars, le, mul
+from relax_tune.ir.expr import Expr, Load, Op, Tunable, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.warp_products import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
 from relax_tune.schedules.nest import find_block
-from relax_tune.schedules.rules.forms import fitting
+from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
-from relax_tune.schedules.rules.gpu_matmul import Slice, is_even, share_steps, take_slices
+from relax_tune.schedules.rules.gpu_matmul import Slice, is_even, share_steps, stages_ahead, take_slices, ways
 from relax_tune.schedules.rules.matmul import inline_around, output_column
 from relax_tune.schedules.rules.reductions_split import new_blocks
 from relax_tune.schedules.schedule import Schedule
@@ -38,8 +37,6 @@ COLUMN_TILES = (2, 4, 8)
 # Steps of a slice, in pairs of what the machine does at once: items of a warp fetch four vectors beside one another.
 PAIRS = (1, 2)
 PAIR = 2 * STEPS
-# Slices in shared memory at once.
-STAGES_AHEAD = (2, 3, 4)
 # Items of a warp by the rows and columns of a tile, and the columns each has.
 HIGH, WIDE = 8, 4
 EACH = COLUMNS // WIDE
@@ -78,8 +75,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         return
     for name, split in (("tiles", False), ("split", True)):
         # slices wait for their copies where these cannot be asynchronous
-        forms = fitting((f"tensor.{name}", partial(build, func, machine, split, ahead)) for ahead in (True, False))
-        yield from islice(forms, 1)
+        yield from first_fitting(f"tensor.{name}", (partial(build, func, machine, split, way) for way in ways(machine)))
 
 
 def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = True) -> Schedule:
@@ -113,7 +109,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     (i_w, i_m, i_r, i_y), (j_w, j_n, j_x, j_c) = rows, columns
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
-    stages = stages_ahead(s, roles, k_0) if ahead else None
+    stages = stages_ahead(s, roles, k_0, PAIR) if ahead else None
     for x in slices:
         _fetch(s, x, k_0, tile, mul(pairs, PAIR), stages)
     by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
@@ -155,17 +151,6 @@ def multiplied(s: Schedule, roles: Contraction) -> DType:
 def form_of(slices: Sequence[Slice]) -> str:
     """`n` or `t` for the operand with rows, then for the other one: as it is multiplied, or turned."""
     return "".join("nt"[(x.step < x.place) == x.has_rows] for x in sorted(slices, key=lambda x: not x.has_rows))
-
-
-def stages_ahead(s: Schedule, roles: Contraction, k_0: str) -> Tunable:
-    """How many slices are in shared memory at once: no more than there are."""
-    known = next(as_int(i.extent) for i in roles.block.iters if i.var in roles.reduce)
-    if known is not None and known <= PAIR:
-        raise ScheduleError(f"{s.func.name}: one slice has all steps, which none can be ahead of")
-    stages, slices = s.tunable("STAGES", STAGES_AHEAD), s.extent(k_0)
-    if all(isinstance(v, Tunable) for v in free_vars(slices)):
-        s.require(le(stages, slices))
-    return stages
 
 
 def even(roles: Contraction, which: int) -> bool:

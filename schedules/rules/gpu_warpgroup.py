@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, Tunable, const, free_vars, le, mul
@@ -20,9 +19,9 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.warpgroup_products import CORE, WARPS
 from relax_tune.schedules.analysis import contraction, final_block, multiplies, reductions
 from relax_tune.schedules.nest import find_alloc, find_block
-from relax_tune.schedules.rules.forms import fitting
+from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
-from relax_tune.schedules.rules.gpu_matmul import Slice, take_slices
+from relax_tune.schedules.rules.gpu_matmul import Slice, stages_ahead, take_slices, ways
 from relax_tune.schedules.rules.gpu_tensor import (
     EACH,
     HIGH,
@@ -36,7 +35,6 @@ from relax_tune.schedules.rules.gpu_tensor import (
     form_of,
     multiplied,
     own_sums,
-    stages_ahead,
 )
 from relax_tune.schedules.rules.matmul import inline_around, output_column
 from relax_tune.schedules.rules.reductions_split import new_blocks
@@ -58,8 +56,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     if not machine.warpgroups or len(found) != 1 or found[0].init is None or not multiplies(found[0]):
         return
     # slices wait for their copies where these cannot be asynchronous
-    forms = fitting(("tensor.warpgroup", partial(build, func, machine, ahead)) for ahead in (True, False))
-    yield from islice(forms, 1)
+    yield from first_fitting("tensor.warpgroup", (partial(build, func, machine, way) for way in ways(machine)))
 
 
 def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
@@ -91,7 +88,7 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
     (i_w, i_m, i_r, i_y), (j_n, j_x, j_c) = rows, columns
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_w, i_y, j_x, i_m, i_r, j_n, j_c, *k_1])
-    stages = stages_ahead(s, roles, k_0) if ahead else None
+    stages = stages_ahead(s, roles, k_0, PAIR) if ahead else None
     for x in slices:
         _fetch(s, x, k_0, tile, steps, stages)
     by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_tune.ir.arith.radix import injective
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.radix import injective, separates
 from relax_tune.ir.expr import (
     Expr,
     ExprLike,
@@ -21,6 +22,7 @@ from relax_tune.ir.expr import (
     expr,
     floordiv,
     floormod,
+    lt,
     substitute,
 )
 
@@ -114,3 +116,15 @@ def maps(draw: st.DrawFn) -> tuple[list[Expr], Mapping[Var, ExprLike]]:
 def test_maps_said_to_be_injective_are(case: tuple[list[Expr], Mapping[Var, ExprLike]]) -> None:
     indices, ranges = case
     assert not injective(indices, ranges) or apart(indices, ranges)
+
+
+def test_a_digit_of_a_sum_that_is_one_but_for_whole_rounds() -> None:
+    """Slots of a ring that the iterations of `k` fill one after the other, those of `i` and `j` together."""
+    flat, wide = (k * U + i) * T + j, T * 3
+    slot, column = (n * (U * 8) + flat // wide) % (U * 8), flat % wide
+    env, inner = Env().with_loop(i, U), {k: m, j: T}
+    for v, extent in inner.items():
+        env = env.with_loop(v, extent)
+    whole = lt(flat, wide * (U * 8))
+    assert separates([slot, column], i, inner, env, whole)
+    assert not separates([slot, column], i, inner, env, lt(flat, wide * (U * 8) + 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,16 @@ from relax_tune.ir.dtype import bf16, f16
 from relax_tune.ir.expr import Var
 from relax_tune.ir.function import PrimFunc
 from relax_tune.schedules.schedule import Schedule, holds
-from relax_tune.schedules.sketch import RULES, Rule, Sketch, generate_sketches, instantiate, rules_for, simplify_func
+from relax_tune.schedules.sketch import (
+    GPU_RULES,
+    RULES,
+    Rule,
+    Sketch,
+    generate_sketches,
+    instantiate,
+    rules_for,
+    simplify_func,
+)
 from relax_tune.schedules.target import Machine
 from relax_tune.tuner.reference import evaluate, tolerances
 
@@ -202,7 +211,7 @@ def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -
 
 def by_hand(language: str) -> list[Sample]:
     """Products by the primitives that no rule uses: padded whole tiles, tiles fetched ahead into aligned rows, main loops and
-    tails over a rearranged intermediate."""
+    tails over a rearranged intermediate; and what a rule makes for CUDA alone, slices that are on their way while others are used."""
     case = "matmul symbolic"
     s = Schedule(CASES[case][0]())
     s.apply("pad", block="mm", factors=[4, 16, None])
@@ -230,7 +239,13 @@ def by_hand(language: str) -> list[Sample]:
     cut.vectorize(lanes)
     shapes = ({"m": 5, "n": 17, "k": 9}, {"m": 4, "n": 16, "k": 4}, {"m": 1, "n": 1, "k": 0}, {"m": 3, "n": 7, "k": 13})
     made = {"tensorized": s, "ahead": ahead, "cut": cut}
-    return [Sample(case, "by hand", name, {}, simplify_func(x.func), shapes) for name, x in made.items()]
+    samples = [Sample(case, "by hand", name, {}, simplify_func(x.func), shapes) for name, x in made.items()]
+    if language == "c":
+        return samples
+    late = replace(MACHINES["gpu"], language="cuda", capability=80)
+    (sketch,) = generate_sketches(CASES[case][0](), late, {"gpu_matmul": GPU_RULES["gpu_matmul"]})
+    values = {"TX": 8, "TY": 4, "MR": 1, "NV": 1, "KE": 1, "STAGES": 3}
+    return [*samples, Sample(case, "gpu_matmul", sketch.name, values, instantiate(sketch, values), shapes)]
 
 
 def arguments(func: PrimFunc, dims: Dims, seed: int = 0) -> tuple[list[Array], list[int]]:
