@@ -94,31 +94,31 @@ TESTS = (
 
 
 def tests(context: Context) -> Iterator[Row]:
-    """`pytest -m cuda`: the contract of devices, and kernels of all rules against what they mean."""
+    """`pytest -m cuda`: the contract of devices, and kernels of all rules against what they mean. All files at a time."""
     if importlib.util.find_spec("pytest") is None:
         yield absent("pytest", "the package pytest")
         return
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "cuda and not slow",
-        "-p",
-        "no:cacheprovider",
-        *(str(ROOT / "tests" / name) for name in TESTS),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda and not slow", "-p", "no:cacheprovider"]
     if context.tiny:
         command += ["-k", "test_upload_then_download"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=context.left())
-    except subprocess.TimeoutExpired:
-        raise OutOfTimeError from None
-    print(done.stdout, done.stderr, flush=True)
-    lines = (done.stdout + done.stderr).strip().splitlines() or [""]
-    failed = [line[:200] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    yield {"key": "pytest -m cuda", "status": done.returncode, "said": lines[-1], "failed": "; ".join(failed[:10])}
+    running = {}
+    for name in context.new(TESTS[:1] if context.tiny else TESTS):
+        log = context.work / f"pytest-{Path(name).stem}.log"
+        with log.open("w") as out:
+            running[name] = log, subprocess.Popen([*command, f"tests/{name}"], stdout=out, stderr=out, cwd=ROOT)
+    late = False
+    for name, (log, process) in running.items():
+        try:
+            status = process.wait(max(0.1, context.left()))
+        except subprocess.TimeoutExpired:
+            late = True
+            process.kill()
+            continue
+        lines = log.read_text(errors="replace").strip().splitlines() or [""]
+        failed = [line[:200] for line in lines if line.startswith(("FAILED", "ERROR"))]
+        yield {"key": name, "status": status, "said": lines[-1], "failed": "; ".join(failed[:10])}
+    if late:
+        raise OutOfTimeError
 
 
 SANITIZERS = ("memcheck", "racecheck")

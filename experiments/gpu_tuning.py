@@ -32,13 +32,14 @@ def tuned(
     """Tune one after the other, each in its part of the time that is left, then write WORK/NAME-POLICY.rta and give its name and what
     was measured of it. reserve: seconds that each needs for the rest. policies: those of builds, and `kernels`, which has no library.
 
-    Why candidates failed is printed."""
+    How far it is, and why candidates failed, is printed."""
     chosen = Settings(target=context.target, effort="quick", trials=trials, **settings)
     with open_store(f"sqlite:///{context.work / 'records.db'}") as store, closing(open_runner(chosen)) as runner:
         for number, (name, make) in enumerate(modules.items()):
             until = time.monotonic() + context.left() / (len(modules) - number) - reserve
 
             def watch(progress: Progress, until: float = until) -> None:
+                print(f"{context.left():.0f} s left: {progress}", flush=True)
                 if time.monotonic() > until:
                     raise OutOfTimeError
 
