@@ -63,6 +63,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_iterators.reindex,
         on_buffers.cache_write,
         on_buffers.set_scope,
+        on_buffers.store_as,
         on_layouts.tile_layout,
         on_layouts.permute_layout,
         on_layouts.transform_layout,

@@ -1,4 +1,4 @@
-"""Primitives on buffers: cache_read, cache_write, set_scope, reuse_output, mark_prepare."""
+"""Primitives on buffers: cache_read, cache_write, set_scope, store_as, reuse_output, mark_prepare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer, Scope
-from relax_tune.ir.expr import Var, free_vars, load
+from relax_tune.ir.dtype import bf16, f16, f32, i8, u8
+from relax_tune.ir.expr import Expr, Load, Op, Var, cast, free_vars, load, loads, transform
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
@@ -23,6 +24,7 @@ from relax_tune.schedules.nest import (
     find_block,
     fresh,
     loop_env,
+    map_blocks,
     readers,
     replace_node,
     require_role,
@@ -141,6 +143,50 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
             f"{func.name}: set_scope wants {buffer!r} before storage_align or swizzle; its rows are those of {old.scope} memory"
         )
     return func if old.scope == scope else swap_alloc(func, old, replace(old, scope=scope))
+
+
+def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
+    """Keep the whole numbers of an intermediate as floats of 16 bits, which hold each of them.
+
+    Before: `B = alloc((I, J), i8)`, `B[i] = A[i]`, then `C[i] = f(cast(B[i], f32))`
+    After, with dtype `f16`: `B = alloc((I, J), f16)`, `B[i] = cast(cast(A[i], f32), f16)`, then the same
+    Checks: an intermediate of 8 bits; the type is a float of 16 bits; all that is read of it becomes f32 at once, and nothing adds
+    to it.
+    """
+    old = find_alloc(func, buffer)
+    target = next((d for d in (f16, bf16) if d.short == dtype), None)
+    if old.dtype not in (i8, u8) or target is None:
+        raise ScheduleError(
+            f"{func.name}: store_as wants numbers of 8 bits and a float of 16 bits, found {old.dtype} and {dtype!r}"
+        )
+    new = replace(old, dtype=target)
+
+    def read(e: Expr) -> Expr | None:
+        if isinstance(e, Op) and e.op == "cast" and e.dtype is f32:
+            (x,) = e.args
+            if isinstance(x, Load) and x.buffer is old:
+                return cast(load(new, x.indices), f32)
+        return None
+
+    def visit(b: Block) -> Block:
+        value, where = transform(b.body.value, read), b.body.indices
+        if b.body.buffer is not old:
+            return replace(b, body=Store(b.body.buffer, where, value)) if value is not b.body.value else b
+        if b.init is not None:
+            raise ScheduleError(f"{func.name}: store_as wants {buffer!r} stored once, found sums by {b.name!r}")
+        return replace(b, body=Store(new, where, cast(cast(value, f32), target)))
+
+    body = map_blocks(func.body, visit)
+    left = [b.name for b in blocks(body) if any(x.buffer is old for s in (b.body, b.init) if s for x in _reads(s))]
+    if left:
+        raise ScheduleError(
+            f"{func.name}: store_as wants what is read of {buffer!r} to become f32 at once, unlike in block {left[0]!r}"
+        )
+    return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
+
+
+def _reads(s: Store) -> tuple[Load, ...]:
+    return loads(s.value, *s.indices)
 
 
 def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:

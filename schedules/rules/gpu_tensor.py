@@ -3,7 +3,8 @@
 A group makes a tile of the output, its warps tiles of that, 16 rows by 8 columns at a time, the sums in registers. Slices of both
 operands pass through shared memory as they lie, neighbouring items copying neighbouring vectors. Rows there are swizzled, so that the
 eight rows of a matrix which a warp fetches at once do not get in each other's way: tiles make them powers of two of vectors, for which
-this is free of conflicts as padding is, without its bytes. Tiles are padded on the way into shared memory. The epilogue is computed on the
+this is free of conflicts as padding is, without its bytes. Tiles are padded on the way into shared memory, and whole numbers of 8 bits
+become floats of 16 there, which hold each of them; only what stays as it is may be copied asynchronously. The epilogue is computed on the
 registers: each item has two neighbouring columns of two rows in every tile.
 """
 
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.dtype import DType, f32
+from relax_tune.ir.dtype import DType, f32, i8, u8
 from relax_tune.ir.expr import Expr, Load, Op, Tunable, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.warp_products import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
-from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
 from relax_tune.schedules.rules.gpu_matmul import Slice, is_even, share_steps, stages_ahead, take_slices, ways
@@ -69,7 +70,8 @@ class Tile:
 
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a product of 16-bit floats; nothing for other functions, and on machines that do not multiply tiles."""
+    """Every sketch of a product of 16-bit floats, or of such and whole numbers of 8 bits; nothing for other functions, and on machines
+    that do not multiply tiles."""
     found = reductions(func)
     if machine.capability < CAPABILITY or len(found) != 1 or found[0].init is None or not multiplies(found[0]):
         return
@@ -100,6 +102,10 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
     pairs = s.tunable("KS", PAIRS)
     slices = take_slices(s, roles, tile.rows, tile.columns, mul(pairs, PAIR), least=PAIR)
+    for x in slices:
+        held = find_block(s.func, x.block).body.buffer
+        if held.dtype is not dtype:
+            s.apply("store_as", buffer=held.name, dtype=dtype.short)
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
@@ -138,14 +144,16 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
 
 
 def multiplied(s: Schedule, roles: Contraction) -> DType:
-    """The type of both operands of a sum that only multiplies them."""
+    """The type that both operands of a sum which only multiplies them have in shared memory: whole numbers of 8 bits that of the
+    other."""
     value = roles.block.body.value
     terms = value.args[1].args if isinstance(value, Op) and isinstance(value.args[1], Op) else ()
     loads = [e.args[0] for e in terms if isinstance(e, Op) and e.op == "cast" and e.dtype is f32]
     types = {x.buffer.dtype for x in loads if isinstance(x, Load)}
-    if len(loads) != 2 or len(types) != 1 or not (dtype := types.pop()).is_half:
+    halves = [d for d in types if d.is_half]
+    if len(loads) != 2 or len(halves) != 1 or not types <= {*halves, i8, u8}:
         raise ScheduleError(f"{s.func.name}: wanted products of 16-bit floats, found {value!r}")
-    return dtype
+    return halves[0]
 
 
 def form_of(slices: Sequence[Slice]) -> str:
@@ -196,7 +204,8 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
         s.reorder([z, y, w, rounds, vector])
         s.vectorize(vector)
         bind_warps(s, [z], y, w)
-        if ahead is not None:
+        decoded = any(found.buffer.dtype is not buffer.dtype for found in block_loads(find_block(s.func, name)))
+        if ahead is not None and not decoded:
             s.apply("copy_async", loop=vector)
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from relax_tune.ir.dtype import DType, bool_, f16, f32, i64
+from relax_tune.ir.dtype import DType, bool_, f16, f32, i8, i64
 from relax_tune.ir.expr import Expr, Var, call, cast, const, div, eq, lt, maximum, select
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
@@ -157,6 +157,23 @@ def quantised(
     lowered = lower(QuantizeWeights(bits, group)(g.finish(g.call(Relu(), y))))
     (func,) = lowered.prims.values()
     return func
+
+
+def scaled_bytes(n: int, k: int, stored: DType = f16) -> PrimFunc:
+    """x @ (q * scale).T of an (m, k) in 16 bits and a constant (n, k) of whole numbers with a scale for each of its rows."""
+    m = Var("m")
+    b = TensorBuilder("scaled_bytes")
+    x, q, scale = b.input("x", (m, k), stored), b.input("q", (n, k), i8, const=True), b.input("scale", (n,), const=True)
+    c, d = b.alloc("C", (m, n)), b.output("D", (m, n), stored)
+    b.reduce(
+        c,
+        (k,),
+        const(0.0),
+        lambda acc, i, j, r: acc + cast(x[i, r], f32) * (cast(q[j, r], f32) * scale[j]),
+        name="mm",
+    )
+    b.compute(d, lambda i, j: cast(c[i, j], stored), name="round")
+    return b.finish()
 
 
 def rows_by_vector(k: int | None = None, stored: DType = f32) -> PrimFunc:

@@ -71,6 +71,7 @@ def summed() -> PrimFunc:
 
 CACHE_W = step("cache_read", block="mm", buffer="W")
 PREPARE_W = step("mark_prepare", block="W_cache_copy")
+CACHE_Q = step("cache_read", block="matmul", buffer="q")
 DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_i")
 
 REFUSALS = [
@@ -118,6 +119,15 @@ REFUSALS = [
         step("mark_prepare", block="W_cache_copy"),
         step("set_scope", buffer="W_cache", scope="local"),
         message="runs once",
+    ),
+    refuse("whole numbers of few bits", make.chain, step("store_as", buffer="B", dtype="f16"), message="numbers of 8 bits"),
+    refuse("as f32", lambda: make.quantised(3, 5, 8), CACHE_Q, step("store_as", buffer="q_cache", dtype="f32"), message="16 bits"),
+    refuse(
+        "sums of whole numbers",
+        lambda: make.quantised(3, 4, 4),
+        step("cache_read", block="matmul", buffer="x"),
+        step("store_as", buffer="x_cache", dtype="f16"),
+        message="become f32 at once",
     ),
     refuse("tile an input", make.chain, step("tile_layout", buffer="A", dim=0, factor=2, order=[0, 1, 2]), message="called 'A'"),
     refuse("tile a missing dim", make.chain, step("tile_layout", buffer="B", dim=2, factor=2, order=[0, 1, 2]), message="permutation"),

@@ -141,6 +141,10 @@ CASES: dict[str, Case] = {
     "reindex": Case(make.windows, [("reindex", {"block": "slide", "buffer": "A", "dims": [1]})]),
     "cache_write": Case(make.chain, [("cache_write", {"block": "double", "readers": ["inc"]})]),
     "set_scope": Case(make.chain, [("set_scope", {"buffer": "B", "scope": "local"})]),
+    "store_as": Case(
+        lambda: make.quantised(3, 5, 8),
+        [("cache_read", {"block": "matmul", "buffer": "q"}), ("store_as", {"buffer": "q_cache", "dtype": "f16"})],
+    ),
     "tile_layout": Case(make.chain, [("tile_layout", {"buffer": "B", "dim": 1, "factor": 4, "order": [1, 0, 2]})]),
     "permute_layout": Case(make.chain, [("permute_layout", {"buffer": "B", "order": [1, 0]})]),
     "transform_layout": Case(

@@ -48,8 +48,11 @@ ATTENTION: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], .
     "of a cache": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1}, {"n": 0, "m": 3}, {"n": 3, "m": 0})),
     "of positions": (lambda: make.attention_of_positions(bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 1}, {"b": 1, "n": 65})),
 }  # fmt: skip
-AHEAD = ("NN, bias", "NT")
-CASES = {**PRODUCTS, **ATTENTION}
+DECODED: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
+    "int8": (lambda: make.scaled_bytes(40, 256), ({"m": 3}, {"m": 17})),
+}
+AHEAD = ("NN, bias", "NT", "int8")
+CASES = {**PRODUCTS, **ATTENTION, **DECODED}
 RULES = {name: GPU_RULES[name] for name in ("gpu_tensor", "gpu_attention_tensor")}
 
 
@@ -75,7 +78,7 @@ def text(func: PrimFunc) -> list[str]:
 
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
     named = {case: [s.name for s in sketches(case)] for case in CASES}
-    products = {c: ["tensor.tiles", *(["tensor.split"] if c == "NT" else [])] for c in PRODUCTS}
+    products = {c: ["tensor.tiles", *(["tensor.split"] if c in ("NT", "int8") else [])] for c in (*PRODUCTS, *DECODED)}
     assert named == {**products, **{c: ["attention.tensor"] for c in ATTENTION}}
     older = replace(MACHINE, capability=75)
     others = [
