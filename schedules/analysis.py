@@ -28,6 +28,12 @@ def multiplies(block: Block) -> bool:
     return len(block_loads(block)) > 1
 
 
+def is_product(func: PrimFunc) -> bool:
+    """Whether the only reduction of a function is a sum of products, from an initial value."""
+    found = reductions(func)
+    return len(found) == 1 and found[0].init is not None and multiplies(found[0])
+
+
 def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
     """Whether `block` reads, directly or through intermediates, what `source` writes."""
     seen: set[Block] = set()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Literal
 
@@ -27,6 +28,7 @@ from relax_tune.ir.expr import Expr, Tunable, Var, as_int, ceildiv, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.nest import block_loads, find_block, find_loop
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.windows import (
     Roles,
     copy_taps,
@@ -69,14 +71,8 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         return
     forms: tuple[Form, ...] = ("rows", "direct", "flat", "channels")
     orders: tuple[Order, ...] = ("panels", "blocks")
-    for form in forms:
-        for order in orders:
-            choice = Choice(form, order)
-            try:
-                schedule = build(func, machine, choice)
-            except ScheduleError:
-                continue
-            yield choice.name, schedule
+    choices = (Choice(form, order) for form in forms for order in orders)
+    yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
 def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:

@@ -7,7 +7,9 @@ Items along the first axis are neighbours: where they are a warp, or one of equa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+from relax_tune.errors import ScheduleError
 from relax_tune.ir.buffer import Scope
 from relax_tune.ir.expr import Expr, Var, as_int, const, le
 from relax_tune.ir.stmt import LoopKind, blocks
@@ -108,3 +110,28 @@ def limit_items(s: Schedule, machine: Machine, items: Expr) -> None:
     """A group has at least a warp of items, and no more than the machine lets it have."""
     s.require(le(const(machine.warp), items))
     s.require(le(items, const(machine.group_size)))
+
+
+# What a tile's rows or columns are cut into, from the outside: how many of each part (of one, what is left), and who has them.
+Parts = Sequence[tuple[Expr | int | None, Literal["warp", "item", "each", "lane"]]]
+
+
+def own_parts(s: Schedule, block: str, loops: Sequence[str], rows: Parts, columns: Parts, whole: bool) -> None:
+    """A block on what each item has of a tile: its items lie along the first axes, columns before rows, its warps along the third; an
+    item goes through each of its rows and columns. whole: lanes are vectors, of which none is cut off."""
+    *leading, last = loops
+    if len(leading) != 1:
+        raise ScheduleError(f"{s.func.name}: the epilogue has other rows than the product")
+    found: dict[str, list[str]] = {"warp": [], "item": [], "each": [], "lane": []}
+    for loop, parts in ((leading[0], rows), (last, columns)):
+        for name, (_, kind) in zip(s.split(loop, [count for count, _ in parts]), parts, strict=True):
+            found[kind].append(name)
+    s.reorder([name for names in found.values() for name in names])
+    for name in found["lane"]:
+        s.set_kind(name, "vectorized" if whole else "unrolled")
+    for name in found["each"]:
+        s.unroll(name)
+    for axis, name in zip((1, 0), found["item"], strict=True):
+        s.bind(name, "item", axis)
+    if found["warp"]:
+        s.bind(s.fuse(found["warp"]), "item", 2)

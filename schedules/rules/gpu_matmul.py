@@ -25,11 +25,11 @@ from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, const, eq, floorm
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
 from relax_tune.ir.swizzle import ACCESS_BYTES
-from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
+from relax_tune.schedules.analysis import Contraction, final_block, is_product
 from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.rules.forms import first_fitting
-from relax_tune.schedules.rules.gpu_items import each_point, limit_items
-from relax_tune.schedules.rules.matmul import inline_around, output_column
+from relax_tune.schedules.rules.gpu_items import Parts, each_point, limit_items, own_parts
+from relax_tune.schedules.rules.matmul import matrix_roles, prepare_product
 from relax_tune.schedules.rules.reductions_split import apart, new_blocks
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -68,8 +68,7 @@ class Tile:
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a matmul-like function; nothing when the function is none."""
-    found = reductions(func)
-    if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
+    if not is_product(func):
         return
     forms = (("tiles", False), ("split", True))
     for name, split in forms:
@@ -85,12 +84,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = F
     """Raises ScheduleError where the function is no product of operands with rows and columns. split: groups share out the steps
     too, and what they leave is added up afterwards. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
-    main = reductions(func)[0].name
-    inline_around(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="global")
-    with suppress(ScheduleError):  # nothing may be the same all along
-        s.apply("hoist_factors", block=main)
+    main = prepare_product(s)
     product(s, main, machine, split, ahead)
     return s
 
@@ -103,9 +97,7 @@ def product(
     last = final_block(s.func)
     if split:
         main, last = share_steps(s, main, machine)
-    roles = contraction(find_block(s.func, main), output_column(s, main, last))
-    if roles.row is None or len(roles.reduce) != 1:
-        raise ScheduleError(f"{s.func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+    roles, row = matrix_roles(s, main, last)
     tile = Tile(
         s.tunable("TX", ITEMS),
         s.tunable("TY", ITEMS),
@@ -129,7 +121,7 @@ def product(
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    i_0, i_t, i_1 = s.split(nest[roles.row], [None, tile.ty, tile.height])
+    i_0, i_t, i_1 = s.split(nest[row], [None, tile.ty, tile.height])
     j_0, j_1, j_t, j_2 = s.split(
         nest[roles.column], [None, tile.vectors, tile.tx, tile.width], divides=is_even(roles, roles.column)
     )
@@ -343,17 +335,6 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
 
 def _by_squares(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
     """The epilogue on the square of each item."""
-    *rows, columns = own
-    if len(rows) != 1:
-        raise ScheduleError(f"{s.func.name}: the epilogue has other rows than the product")
-    i_t, i_1 = s.split(rows[0], [None, tile.height])
-    j_1, j_t, j_2 = s.split(columns, [None, tile.tx, tile.width])
-    s.reorder([i_t, j_t, i_1, j_1, j_2])
-    if is_even(roles, roles.column):
-        s.vectorize(j_2)
-    else:
-        s.unroll(j_2)
-    for name in (i_1, j_1):
-        s.unroll(name)
-    s.bind(i_t, "item", 1)
-    s.bind(j_t, "item", 0)
+    rows: Parts = ((None, "item"), (tile.height, "each"))
+    columns: Parts = ((None, "each"), (tile.tx, "item"), (tile.width, "lane"))
+    own_parts(s, block, own, rows, columns, is_even(roles, roles.column))

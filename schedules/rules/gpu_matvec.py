@@ -9,17 +9,18 @@ Where that still makes too few groups for the machine, they share out the steps 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
-from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
+from relax_tune.schedules.analysis import Contraction, contraction, final_block, is_product
 from relax_tune.schedules.nest import block_loads, find_block
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.gpu_items import (
     NEIGHBOURS,
     each_point,
@@ -31,7 +32,7 @@ from relax_tune.schedules.rules.gpu_items import (
 )
 from relax_tune.schedules.rules.gpu_matmul import share_steps
 from relax_tune.schedules.rules.lanes import mark
-from relax_tune.schedules.rules.matmul import inline_around, output_column
+from relax_tune.schedules.rules.matmul import output_column, prepare_product
 from relax_tune.schedules.rules.matvec import FEW_ROWS, steps_together
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -69,34 +70,31 @@ class Product:
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
-    found = reductions(func)
-    if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
+    if not is_product(func):
         return
-    for name, make, split in (
+    forms = (
         ("columns", _columns, False),
         ("dots", _dots, False),
         ("columns.split", _columns, True),
         ("dots.split", _dots, True),
-    ):
-        try:
-            s = Schedule(func)
-            make(s, _prepared(s, machine, split), machine)
-        except ScheduleError:
-            continue
-        if split:
-            s.guesses = tuple({**g, "SK": FIRST_SHARES} for g in s.guesses)
-        yield f"matvec.{name}", s
+    )
+    yield from fitting((f"matvec.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
+
+
+def _build(
+    func: PrimFunc, machine: Machine, make: Callable[[Schedule, Product, Machine], None], split: bool
+) -> Schedule:
+    s = Schedule(func)
+    make(s, _prepared(s, machine, split), machine)
+    if split:
+        s.guesses = tuple({**g, "SK": FIRST_SHARES} for g in s.guesses)
+    return s
 
 
 def _prepared(s: Schedule, machine: Machine, split: bool) -> Product:
     """The product alone with its epilogue, in an intermediate, multiplied by what is the same all along at the end. split: sums of
     shares of the steps, each for a group of its own, with their addition."""
-    main = reductions(s.func)[0].name
-    inline_around(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="global")
-    with suppress(ScheduleError):  # nothing may be the same all along
-        s.apply("hoist_factors", block=main)
+    main = prepare_product(s)
     last = final_block(s.func)
     roles = contraction(find_block(s.func, main), output_column(s, main, last))
     rows = [as_int(i.extent) for i in roles.block.iters if i.var is roles.row]

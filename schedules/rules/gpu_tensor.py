@@ -11,7 +11,6 @@ registers: each item has two neighbouring columns of two rows in every tile.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,12 +19,12 @@ from relax_tune.ir.dtype import DType, f32, i8, u8
 from relax_tune.ir.expr import Expr, Load, Op, Tunable, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.warp_products import COLUMNS, ROWS, STEPS
-from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
+from relax_tune.schedules.analysis import Contraction, final_block, is_product
 from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.rules.forms import first_fitting
-from relax_tune.schedules.rules.gpu_items import limit_items
+from relax_tune.schedules.rules.gpu_items import Parts, limit_items, own_parts
 from relax_tune.schedules.rules.gpu_matmul import Slice, is_even, share_steps, stages_ahead, take_slices, ways
-from relax_tune.schedules.rules.matmul import inline_around, output_column
+from relax_tune.schedules.rules.matmul import matrix_roles, prepare_product
 from relax_tune.schedules.rules.reductions_split import new_blocks
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -72,8 +71,7 @@ class Tile:
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a product of 16-bit floats, or of such and whole numbers of 8 bits; nothing for other functions, and on machines
     that do not multiply tiles."""
-    found = reductions(func)
-    if machine.capability < CAPABILITY or len(found) != 1 or found[0].init is None or not multiplies(found[0]):
+    if machine.capability < CAPABILITY or not is_product(func):
         return
     for name, split in (("tiles", False), ("split", True)):
         # slices wait for their copies where these cannot be asynchronous
@@ -84,18 +82,11 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     """Raises ScheduleError where the function is no such product. split: groups share out the steps too; ahead: slices are copied
     asynchronously, before they are needed."""
     s = Schedule(func)
-    main = reductions(func)[0].name
-    inline_around(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="global")
-    with suppress(ScheduleError):  # nothing may be the same all along
-        s.apply("hoist_factors", block=main)
+    main = prepare_product(s)
     last = final_block(s.func)
     if split:
         main, last = share_steps(s, main, machine)
-    roles = contraction(find_block(s.func, main), output_column(s, main, last))
-    if roles.row is None or len(roles.reduce) != 1:
-        raise ScheduleError(f"{func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+    roles, row = matrix_roles(s, main, last)
     dtype = multiplied(s, roles)
     tile = Tile(s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
@@ -109,7 +100,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    i_0, *rows = s.split(nest[roles.row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=even(roles, 0))
+    i_0, *rows = s.split(nest[row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=even(roles, 0))
     j_0, *columns = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=even(roles, 1))
     k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=even(roles, 2))
     (i_w, i_m, i_r, i_y), (j_w, j_n, j_x, j_c) = rows, columns
@@ -211,19 +202,9 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
 
 def by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
     """The epilogue on what each item has of the sums."""
-    *rows, columns = own
-    if len(rows) != 1:
-        raise ScheduleError(f"{s.func.name}: the epilogue has other rows than the product")
-    i_w, i_m, i_r, i_y = s.split(rows[0], [None, tile.high, ROWS // HIGH, HIGH])
-    j_w, j_n, j_x, j_c = s.split(columns, [None, tile.wide, WIDE, EACH])
-    s.reorder([i_w, j_w, i_y, j_x, i_m, i_r, j_n, j_c])
-    if is_even(roles, roles.column):
-        s.vectorize(j_c)
-    else:
-        s.unroll(j_c)
-    for loop in (i_m, i_r, j_n):
-        s.unroll(loop)
-    bind_warps(s, [i_w, j_w], i_y, j_x)
+    rows: Parts = ((None, "warp"), (tile.high, "each"), (ROWS // HIGH, "each"), (HIGH, "item"))
+    columns: Parts = ((None, "warp"), (tile.wide, "each"), (WIDE, "item"), (EACH, "lane"))
+    own_parts(s, block, own, rows, columns, is_even(roles, roles.column))
 
 
 def own_sums(s: Schedule, main: str, roles: Contraction) -> None:

@@ -10,14 +10,13 @@ No kernel of these has run on a GPU: only where `Machine.warpgroups` says so are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, Tunable, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.warpgroup_products import CORE, WARPS
-from relax_tune.schedules.analysis import contraction, final_block, multiplies, reductions
+from relax_tune.schedules.analysis import final_block, is_product
 from relax_tune.schedules.nest import find_alloc, find_block
 from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
@@ -36,7 +35,7 @@ from relax_tune.schedules.rules.gpu_tensor import (
     multiplied,
     own_sums,
 )
-from relax_tune.schedules.rules.matmul import inline_around, output_column
+from relax_tune.schedules.rules.matmul import matrix_roles, prepare_product
 from relax_tune.schedules.rules.reductions_split import new_blocks
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -52,8 +51,7 @@ ROWS_OF_WARP = 16
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """The sketch of a product of 16-bit floats; nothing for other functions, and on machines without such groups of warps."""
-    found = reductions(func)
-    if not machine.warpgroups or len(found) != 1 or found[0].init is None or not multiplies(found[0]):
+    if not machine.warpgroups or not is_product(func):
         return
     # slices wait for their copies where these cannot be asynchronous
     yield from first_fitting("tensor.warpgroup", (partial(build, func, machine, way) for way in ways(machine)))
@@ -62,16 +60,9 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
 def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
     """Raises ScheduleError where the function is no such product. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
-    main = reductions(func)[0].name
-    inline_around(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="global")
-    with suppress(ScheduleError):  # nothing may be the same all along
-        s.apply("hoist_factors", block=main)
+    main = prepare_product(s)
     last = final_block(s.func)
-    roles = contraction(find_block(s.func, main), output_column(s, main, last))
-    if roles.row is None or len(roles.reduce) != 1:
-        raise ScheduleError(f"{func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+    roles, row = matrix_roles(s, main, last)
     dtype = multiplied(s, roles)
     tile = Tile(const(WARPS), const(1), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
@@ -82,7 +73,7 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    i_0, *rows = s.split(nest[roles.row], [None, WARPS, tile.high, ROWS_OF_WARP // HIGH, HIGH], divides=even(roles, 0))
+    i_0, *rows = s.split(nest[row], [None, WARPS, tile.high, ROWS_OF_WARP // HIGH, HIGH], divides=even(roles, 0))
     j_0, *columns = s.split(nest[roles.column], [None, tile.wide, WIDE, EACH], divides=even(roles, 1))
     k_0, *k_1 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), 2, CORE], divides=even(roles, 2))
     (i_w, i_m, i_r, i_y), (j_n, j_x, j_c) = rows, columns

@@ -8,7 +8,9 @@ computed on the tile while it is in registers. Rows that are left over are done 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
@@ -21,10 +23,11 @@ from relax_tune.schedules.analysis import (
     depends_on,
     final_block,
     inlinable,
-    multiplies,
+    is_product,
     reductions,
 )
 from relax_tune.schedules.nest import block_loads, find_alloc, find_block
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -63,17 +66,10 @@ class Copy:
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a matmul-like function; nothing when the function is none."""
-    found = reductions(func)
-    if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
+    if not is_product(func):
         return
-    for order in ORDERS:
-        for packed in (True, False):
-            choice = Choice(order, packed)
-            try:
-                schedule = build(func, machine, choice)
-            except ScheduleError:
-                continue
-            yield choice.name, schedule
+    choices = (Choice(order, packed) for order in ORDERS for packed in (True, False))
+    yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
 def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
@@ -144,6 +140,27 @@ def inline_around(s: Schedule, main: str) -> None:
     rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name)]
     if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
         raise ScheduleError(f"{s.func.name}: more than a contraction and its epilogue")
+
+
+def prepare_product(s: Schedule) -> str:
+    """The block of a product that has everything before it folded in and one block after it, in an intermediate; what is the same all
+    along is multiplied at the end."""
+    main = reductions(s.func)[0].name
+    inline_around(s, main)
+    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="global")
+    with suppress(ScheduleError):  # nothing may be the same all along
+        s.apply("hoist_factors", block=main)
+    return main
+
+
+def matrix_roles(s: Schedule, main: str, last: Block) -> tuple[Contraction, Var]:
+    """The roles of a product's iterators, and the one of them over rows. Raises ScheduleError without rows, and with several dimensions to
+    sum over."""
+    roles = contraction(find_block(s.func, main), output_column(s, main, last))
+    if roles.row is None or len(roles.reduce) != 1:
+        raise ScheduleError(f"{s.func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+    return roles, roles.row
 
 
 def output_column(s: Schedule, main: str, epilogue: Block) -> Var:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -17,8 +18,9 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import Expr, Op, Var, add, as_int, floordiv, free_vars, le, mul, postorder
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, blocks
-from relax_tune.schedules.analysis import Contraction, contraction, final_block, multiplies, reductions
+from relax_tune.schedules.analysis import Contraction, contraction, final_block, is_product, reductions
 from relax_tune.schedules.nest import block_loads, find_block
+from relax_tune.schedules.rules.forms import fitting
 from relax_tune.schedules.rules.matmul import inline_around, output_column
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
@@ -49,23 +51,18 @@ class Choice:
 
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
-    found = reductions(func)
-    if len(found) != 1 or found[0].init is None or not multiplies(found[0]):
+    if not is_product(func):
         return
     for parallel in (True, False):
         if machine.groups and not parallel:
             continue
-        for choice in (
+        choices = (
             Choice("columns", parallel),
             Choice("columns", parallel, ahead=True),
             Choice("columns", parallel, grouped=True),
             Choice("dots", parallel),
-        ):
-            try:
-                schedule = build(func, machine, choice)
-            except ScheduleError:
-                continue
-            yield choice.name, schedule
+        )
+        yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
 def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
