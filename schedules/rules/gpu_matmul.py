@@ -166,15 +166,20 @@ def product(
     )
 
 
-def share_steps(s: Schedule, main: str, machine: Machine) -> tuple[str, Block]:
+def share_steps(s: Schedule, main: str, machine: Machine, slice_steps: Expr | None = None) -> tuple[str, Block]:
     """SK sums of shares of the steps for each element, made by a product like that one; and the element from them, with what follows.
-    The block of that product, and the one that stores its results."""
+    The block of that product, and the one that stores its results. slice_steps: SS slices of so many steps are a share, however many
+    shares there are then; rings of slices need shares to begin with one."""
     epilogue = final_block(s.func).name
     *points, steps = s.loops_of(main)
     known = as_int(s.extent(steps))
     if known is None or known % (min(STEPS) * max(SHARES)):
         raise ScheduleError(f"{s.func.name}: wanted steps that shares divide, found {known}")
-    share, _ = s.split(steps, [s.tunable("SK", SHARES), None], divides=True)
+    if slice_steps is None:
+        share, _ = s.split(steps, [s.tunable("SK", SHARES), None], divides=True)
+    else:
+        each = mul(s.tunable("SS", slices_of_share(known)), slice_steps)
+        share, _ = s.split(steps, [None, each], divides=True)
     (part,) = new_blocks(s, "rfactor", block=main, loop=share, scope="global", whole=True)
     apart(s, part, len(points))
     sums = find_block(s.func, part).body.buffer
@@ -186,6 +191,12 @@ def share_steps(s: Schedule, main: str, machine: Machine) -> tuple[str, Block]:
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     each_point(s, s.loops_of(main)[: len(points)], min(256, machine.group_size))
     return part, find_block(s.func, write)
+
+
+def slices_of_share(steps: int) -> list[int]:
+    """How many slices a share of so many steps may have: such as make at least two shares of the longest slices, and not too many."""
+    slices = steps // max(STEPS)
+    return [n for n in (2, 4, 8, 16, 32, 64) if slices % n == 0 and max(SHARES) * 4 * n >= slices > n] or [1]
 
 
 def is_even(roles: Contraction, var: Var, least: int = min(STEPS)) -> bool:

@@ -84,14 +84,14 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     s = Schedule(func)
     main = prepare_product(s)
     last = final_block(s.func)
+    pairs = s.tunable("KS", PAIRS)
     if split:
-        main, last = share_steps(s, main, machine)
+        main, last = share_steps(s, main, machine, mul(pairs, PAIR))
     roles, row = matrix_roles(s, main, last)
     dtype = multiplied(s, roles)
     tile = Tile(s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
-    pairs = s.tunable("KS", PAIRS)
     slices = take_slices(s, roles, tile.rows, tile.columns, mul(pairs, PAIR), least=PAIR)
     for x in slices:
         held = find_block(s.func, x.block).body.buffer
@@ -123,7 +123,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     s.bind(i_0, "group", 1)
     if batch:
         s.bind(s.fuse(batch), "group", 2)
-    shares = {"SK": 4} if split else {}
+    shares = {"SS": s.tunables["SS"].domain[-3:][0]} if split else {}
     s.guess(
         *(
             {"WM": a, "WN": b, "MT": h, "NT": w, "KS": k, **shares, **more}
