@@ -12,6 +12,8 @@ from relax_tune.ir.expr import TRUE, Expr, Load, Var, and_, eq, load, postorder,
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "group", "item"]
 IterKind = Literal["spatial", "reduce"]
 
+# Axes of a grid. A launch has three: items that are apart along the fourth of theirs lie behind one another along the third.
+AXES = {"group": 3, "item": 4}
 # How the last, incomplete tile of a loop is handled when the function is lowered (see codegen/tails.py); meaning is the
 # same for all of them: the block's predicate decides which points run.
 Tail = Literal["predicate", "peel", "pow2", "exact", "narrow"]
@@ -20,7 +22,7 @@ Tail = Literal["predicate", "peel", "pow2", "exact", "narrow"]
 @dataclass(frozen=True, slots=True, eq=False)
 class For:
     """`for var in range(extent)`. kind: `parallel` CPU threads, `group`/`item` work-group and work-item axes (OpenCL, CUDA),
-    `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop. `intrinsic` names the operation of
+    `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop (`AXES`). `intrinsic` names the operation of
     `relax_tune.ir.intrinsics` that the nest this loop is in computes; code generation calls it where the nest still matches.
     `stream`: vectors stored below go to memory past the caches, where the target can do that. `ahead`: vectors that are only read
     below are asked of memory so many iterations before they are, where the target can do that. `asynchronous`: what is copied below

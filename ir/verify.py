@@ -17,7 +17,7 @@ from relax_tune.ir.expr import BOOLEAN, MATH, Const, Expr, Op, Tunable, Var, as_
 from relax_tune.ir.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.graph import Function
 from relax_tune.ir.printer import excerpt
-from relax_tune.ir.stmt import Block, For, If, Stmt, Store, blocks, children, loops, walk
+from relax_tune.ir.stmt import AXES, Block, For, If, Stmt, Store, blocks, children, loops, walk
 from relax_tune.ir.swizzle import may_swizzle
 from relax_tune.ir.verify_graph import verify_function
 
@@ -152,8 +152,8 @@ class _Prim:
             self.fail(f"loop variable {s.var.name} is a tunable", s)
         if s.kind in ("vectorized", "unrolled") and not isinstance(s.extent, Const) and not _open(s.extent):
             self.fail(f"wanted a constant extent for a {s.kind} loop, found {s.extent!r}", s)
-        if s.axis not in (0, 1, 2):
-            self.fail(f"wanted a grid axis 0, 1 or 2, found {s.axis}", s)
+        if s.axis not in range(AXES.get(s.kind, 1)):
+            self.fail(f"wanted a grid axis of a {s.kind} loop below {AXES.get(s.kind, 1)}, found {s.axis}", s)
         self.stmt(s.body, scope | {s.var})
 
     def store(self, s: Store, scope: set[Var], at: Stmt) -> None:

@@ -1,6 +1,7 @@
 """Products of tiles that four warps make together (`wgmma.mma_async` of sm_90a): meanings, and their text for CUDA.
 
-A warpgroup is four items along the first axis by eight along the second by the four warps along the third. It multiplies tiles of 64
+A warpgroup is four items along the first axis by eight along the second by the four warps along the third; others may lie along the
+fourth (`relax_tune.ir.stmt.AXES`). It multiplies tiles of 64
 rows; what each warp and item has of the result is as in `relax_tune.ir.warp_products`, warp z being that of rows 16 z and on. The
 machine reads both operands from shared memory by itself, asynchronously, in matrices of eight rows of eight elements that lie side by
 side, and is told by a descriptor where the first of these is, how far the next one along the steps, and how far the next one along rows
@@ -79,7 +80,7 @@ def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
     """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
     a = "k * a_k + y" if a_turned else "y * a_y + k"
     b = "x * b_x + q * b_c + k" if b_turned else "k * b_k + x * 2 + q"
-    return f"""  const int z = threadIdx.z, y = threadIdx.y, x = threadIdx.x;
+    return f"""  const int z = threadIdx.z % {WARPS}, y = threadIdx.y, x = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < m; i++)
 #pragma unroll

@@ -13,7 +13,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.expr import Expr, Op, Var, ceildiv, const, free_vars, mul, postorder, substitute
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, blocks
+from relax_tune.ir.stmt import AXES, Block, For, blocks
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 
 # What an item moves an index by, what loops do, and the rest of it.
@@ -27,7 +27,7 @@ def require_own_items(func: PrimFunc, buffer: Buffer) -> None:
     """
     paths = {b: enclosing(func, b) for b in blocks(func.body)}
     users = [b for b in paths if b.body.buffer is buffer or any(x.buffer is buffer for x in block_loads(b))]
-    for axis in range(3):
+    for axis in range(AXES["item"]):
         around = {b: next((p for p in paths[b] if p.kind == "item" and p.axis == axis), None) for b in users}
         made = [p for b, p in around.items() if p is not None and b.body.buffer is buffer]
         if not made or all(p is made[0] for p in around.values()):

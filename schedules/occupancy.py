@@ -27,12 +27,12 @@ from relax_tune.ir.expr import (
     substitute,
 )
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks
+from relax_tune.ir.stmt import AXES, Block, For, Seq, Stmt, blocks
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.target import Machine
 
 # The number of an item along each axis, whichever loop it comes from.
-ITEMS = tuple(Var(f"item_{axis}") for axis in range(3))
+ITEMS = tuple(Var(f"item_{axis}") for axis in range(AXES["item"]))
 # Registers that addresses, loop counters and the compiler's own take beside the buffers.
 SPARE = 32
 # As many of them at least, and of operands; from experiments/ptxas_report.py.

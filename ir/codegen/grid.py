@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
@@ -13,6 +14,10 @@ from relax_tune.ir.codegen.prelude import INDEX
 from relax_tune.ir.codegen.spans import fits
 from relax_tune.ir.dtype import i64
 from relax_tune.ir.expr import Expr, as_int, const, maximum
+from relax_tune.ir.stmt import AXES
+
+# Of a launch.
+LAST = AXES["group"] - 1
 
 
 class GridPrinter(Printer):
@@ -54,12 +59,18 @@ class GridPrinter(Printer):
             return
         kind, name = self.counted(f.var, extent)
         with self.indented("{"):
-            self.line(f"const {kind} {name} = {self.index(f.kind, f.axis)};")
+            self.line(f"const {kind} {name} = {self._place(f.kind, f.axis)};")
             if (f.kind, f.axis) in self.uneven:
                 with self.indented(f"if ({name} < {self.poly_text(extent)}) {{"):
                     self.statement(f.body)
             else:
                 self.statement(f.body)
+
+    def _place(self, kind: str, axis: int) -> str:
+        """The number along an axis, of which items may have more than a launch."""
+        if kind == "group" or axis < LAST or len(self.items) == LAST + 1:
+            return self.index(kind, axis)
+        return f"{self.index(kind, LAST)} {'%' if axis == LAST else '/'} {self.items[LAST]}"
 
     def kernel(
         self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
@@ -80,7 +91,8 @@ class GridPrinter(Printer):
             symbols = [f"rt_{x}" for x in symbols] + (["rt_most"] if fits(self.most) is None else [])
         parameters += [f"{wide} {x}" for x in symbols]
         self.lines = [self.indent + x for x in self.shared_arrays(self.shared)] + self.lines
-        return self.finish(self.head(name, parameters, grid.items)), Grid(groups, grid.items)
+        items = (*grid.items[:LAST], prod(grid.items[LAST:])) if len(grid.items) > LAST else grid.items
+        return self.finish(self.head(name, parameters, items)), Grid(groups, items)
 
     def _grid(self, name: str, body: Node) -> Grid:
         """The groups and items along each axis; axes whose loops differ in extent get a bound check."""
@@ -97,14 +109,14 @@ class GridPrinter(Printer):
                         "split it by a constant"
                     )
                 items.setdefault(m.axis, []).append(size)
-        axes = range(max([*groups, *items], default=0) + 1)
+        axes = max([*groups, *items], default=0) + 1
         static = self.algebra.static
         self.uneven = {("group", a) for a, e in groups.items() if any(static(x) != static(e[0]) for x in e)}
         self.uneven |= {("item", a) for a, e in items.items() if len(set(e)) > 1}
         extents: list[Expr] = []
-        for a in axes:
+        for a in range(min(axes, AXES["group"])):
             total: Expr | None = None
             for e in groups.get(a, []):
                 total = e if total is None or static(e) == static(total) else maximum(total, e)
             extents.append(const(1) if total is None else total)
-        return Grid(tuple(extents), tuple(max(items.get(a, [1])) for a in axes))
+        return Grid(tuple(extents), tuple(max(items.get(a, [1])) for a in range(axes)))

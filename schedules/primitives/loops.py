@@ -34,7 +34,7 @@ from relax_tune.ir.expr import (
     mul,
 )
 from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
+from relax_tune.ir.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
 from relax_tune.schedules.nest import (
     block_loads,
     block_value,
@@ -274,8 +274,8 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
                     f"{outside[0].name!r}, which is not below it, reads or writes that buffer; make its scope global first"
                 )
     if kind in ("group", "item"):
-        if axis not in (0, 1, 2):
-            raise ScheduleError(f"{func.name}: {kind} wants axis 0, 1 or 2, found {axis!r}")
+        if axis not in range(AXES[kind]):
+            raise ScheduleError(f"{func.name}: {kind} wants an axis below {AXES[kind]}, found {axis!r}")
         for other in (*enclosing(func, node), *loops(node.body)):
             if other.kind == kind and other.axis == axis:
                 raise ScheduleError(f"{func.name}: {kind} axis {axis} is already bound to {other.var.name!r}")

@@ -113,16 +113,16 @@ def limit_items(s: Schedule, machine: Machine, items: Expr) -> None:
 
 
 # What a tile's rows or columns are cut into, from the outside: how many of each part (of one, what is left), and who has them.
-Parts = Sequence[tuple[Expr | int | None, Literal["warp", "item", "each", "lane"]]]
+Parts = Sequence[tuple[Expr | int | None, Literal["group", "warp", "item", "each", "lane"]]]
 
 
 def own_parts(s: Schedule, block: str, loops: Sequence[str], rows: Parts, columns: Parts, whole: bool) -> None:
-    """A block on what each item has of a tile: its items lie along the first axes, columns before rows, its warps along the third; an
-    item goes through each of its rows and columns. whole: lanes are vectors, of which none is cut off."""
+    """A block on what each item has of a tile: its items lie along the first axes, columns before rows, its warps along the third, groups
+    of these along the fourth; an item goes through each of its rows and columns. whole: lanes are vectors, of which none is cut off."""
     *leading, last = loops
     if len(leading) != 1:
         raise ScheduleError(f"{s.func.name}: the epilogue has other rows than the product")
-    found: dict[str, list[str]] = {"warp": [], "item": [], "each": [], "lane": []}
+    found: dict[str, list[str]] = {"group": [], "warp": [], "item": [], "each": [], "lane": []}
     for loop, parts in ((leading[0], rows), (last, columns)):
         for name, (_, kind) in zip(s.split(loop, [count for count, _ in parts]), parts, strict=True):
             found[kind].append(name)
@@ -133,5 +133,6 @@ def own_parts(s: Schedule, block: str, loops: Sequence[str], rows: Parts, column
         s.unroll(name)
     for axis, name in zip((1, 0), found["item"], strict=True):
         s.bind(name, "item", axis)
-    if found["warp"]:
-        s.bind(s.fuse(found["warp"]), "item", 2)
+    for axis, kind in ((2, "warp"), (3, "group")):
+        if found[kind]:
+            s.bind(s.fuse(found[kind]), "item", axis)

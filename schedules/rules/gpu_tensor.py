@@ -48,12 +48,14 @@ VECTOR = 8
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Counts: of warps along rows and columns, and of each one's tiles of the machine."""
+    """Counts: of warps along rows and columns, and of each one's tiles of the machine. together: of warps that are a group of their own
+    among them, one after the other along the fourth axis of items."""
 
     down: Expr
     across: Expr
     high: Expr
     wide: Expr
+    together: int = 0
 
     @property
     def rows(self) -> Expr:
@@ -158,9 +160,12 @@ def even(roles: Contraction, which: int) -> bool:
     return is_even(roles, (roles.row, roles.column, roles.reduce[0])[which], PAIR)
 
 
-def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str) -> None:
-    """The items of a warp along the first axes, the warps along the third."""
-    for axis, loop in enumerate((wide, high, s.fuse(warps))):
+def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str, together: int = 0) -> None:
+    """The items of a warp along the first axes, the warps along the third, groups of so many of them along the fourth."""
+    loops = [wide, high, s.fuse(warps)]
+    if together:
+        loops[2:] = reversed(s.split(loops[2], [None, together]))
+    for axis, loop in enumerate(loops):
         s.bind(loop, "item", axis)
 
 
@@ -202,7 +207,8 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
 
 def by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
     """The epilogue on what each item has of the sums."""
-    rows: Parts = ((None, "warp"), (tile.high, "each"), (ROWS // HIGH, "each"), (HIGH, "item"))
+    warps: Parts = ((None, "group"), (tile.together, "warp")) if tile.together else ((None, "warp"),)
+    rows: Parts = (*warps, (tile.high, "each"), (ROWS // HIGH, "each"), (HIGH, "item"))
     columns: Parts = ((None, "warp"), (tile.wide, "each"), (WIDE, "item"), (EACH, "lane"))
     own_parts(s, block, own, rows, columns, is_even(roles, roles.column))
 

@@ -1,8 +1,8 @@
-"""Products of 16-bit floats by groups of four warps, which multiply tiles together (`relax_tune.ir.warpgroup_products`).
+"""Products of 16-bit floats by four warps at a time, which multiply tiles together (`relax_tune.ir.warpgroup_products`).
 
 As `relax_tune.schedules.rules.gpu_tensor` in all but what the machine wants of operands: it reads them from shared memory by itself, in
 matrices of eight rows of 16 bytes that lie side by side, so slices are stored in such matrices, and eight neighbouring items write one,
-which uses every bank once. A group is four warps. It has the rows of a machine's tile sixteen by sixteen.
+which uses every bank once. Four warps have rows of their own and all columns; each warp has sixteen of the 64 rows of a machine's tile.
 
 No kernel of these has run on a GPU: only where `Machine.warpgroups` says so are there any, and no device does.
 """
@@ -40,8 +40,9 @@ from relax_tune.schedules.rules.reductions_split import new_blocks
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
-# Tiles of 64 rows that a group has, and of eight columns, all of which one instruction takes. Columns a group fetches by four vectors at
-# least.
+# Groups of four warps, the tiles of 64 rows that each has, and the tiles of eight columns that all have, which one instruction takes.
+# Columns are fetched by four vectors at least.
+GROUPS = (1, 2)
 TILES = (1, 2)
 COLUMN_TILES = (4, 8, 16, 32)
 # Steps of a slice, in pairs of what an instruction has.
@@ -64,7 +65,8 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
     last = final_block(s.func)
     roles, row = matrix_roles(s, main, last)
     dtype = multiplied(s, roles)
-    tile = Tile(const(WARPS), const(1), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
+    groups = s.tunable("WG", GROUPS)
+    tile = Tile(mul(groups, WARPS), const(1), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES), WARPS)
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS_OF_WARP // HIGH * EACH), const(MOST_SUMS)))
     pairs = s.tunable("KS", PAIRS)
@@ -73,7 +75,7 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    i_0, *rows = s.split(nest[row], [None, WARPS, tile.high, ROWS_OF_WARP // HIGH, HIGH], divides=even(roles, 0))
+    i_0, *rows = s.split(nest[row], [None, tile.down, tile.high, ROWS_OF_WARP // HIGH, HIGH], divides=even(roles, 0))
     j_0, *columns = s.split(nest[roles.column], [None, tile.wide, WIDE, EACH], divides=even(roles, 1))
     k_0, *k_1 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), 2, CORE], divides=even(roles, 2))
     (i_w, i_m, i_r, i_y), (j_n, j_x, j_c) = rows, columns
@@ -81,16 +83,16 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
     s.reorder([*batch, i_0, j_0, k_0, i_w, i_y, j_x, i_m, i_r, j_n, j_c, *k_1])
     stages = stages_ahead(s, roles, k_0, PAIR) if ahead else None
     for x in slices:
-        _fetch(s, x, k_0, tile, steps, stages)
+        _fetch(s, x, k_0, tile, groups, steps, stages)
     by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
     s.apply("decompose_reduction", block=main, loop=k_0)
-    bind_warps(s, [i_w], i_y, j_x)
+    bind_warps(s, [i_w], i_y, j_x, WARPS)
     i_w, i_y, j_x, i_m, i_r, j_n, j_c = s.inner_loops(f"{main}_init", j_0)
-    bind_warps(s, [i_w], i_y, j_x)
+    bind_warps(s, [i_w], i_y, j_x, WARPS)
     for loop in (i_m, i_r, j_n):
         s.unroll(loop)
     s.vectorize(j_c)
-    s.apply("tensorize", loop=s.inner_loops(main, k_0)[0], intrinsic=f"wgmma_{dtype}_{form_of(slices)}")
+    s.apply("tensorize", loop=s.inner_loops(main, k_0)[1], intrinsic=f"wgmma_{dtype}_{form_of(slices)}")
     own_sums(s, main, roles)
     s.bind(j_0, "group", 0)
     s.bind(i_0, "group", 1)
@@ -98,15 +100,15 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
         s.bind(s.fuse(batch), "group", 2)
     s.guess(
         *(
-            {"MT": h, "NT": w, "KS": k, **more}
+            {"WG": g, "MT": h, "NT": w, "KS": k, **more}
             for more in ([{"STAGES": 3}, {"STAGES": 2}] if ahead else [{}])
-            for h, w, k in ((2, 16, 2), (1, 16, 2), (1, 8, 2), (1, 4, 1))
+            for g, h, w, k in ((2, 2, 16, 2), (2, 1, 32, 2), (1, 2, 16, 2), (2, 1, 8, 2), (1, 1, 8, 2), (1, 1, 4, 1))
         )
     )
     return s
 
 
-def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tunable | None) -> None:
+def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, groups: Tunable, steps: Expr, ahead: Tunable | None) -> None:
     """All items fetch a slice together: eight neighbours what lies in one matrix, a warp four of these beside one another in the
     operand's rows. ahead: while they multiply one slice as many less one are on their way."""
     s.compute_at(x.block, k_0)
@@ -126,9 +128,10 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
     dims = [first, first + 1]
     if x.has_rows:  # a warp's rows of a machine's tile follow those of the warp before it
         at = dims[x.place > x.step]
-        _cut(s, name, at, mul(tile.high, ROWS_OF_WARP), at, at + 1)
-        _cut(s, name, at + 1, const(ROWS_OF_WARP), at, at + 2)
-        dims = [d + 2 * (d >= at) for d in dims]
+        _cut(s, name, at, mul(tile.high, WARPS * ROWS_OF_WARP), at, at + 1)
+        _cut(s, name, at + 1, mul(tile.high, ROWS_OF_WARP), at + 1, at + 2)
+        _cut(s, name, at + 2, const(ROWS_OF_WARP), at + 1, at + 3)
+        dims = [d + 3 * (d >= at) for d in dims]
     _cut(s, name, dims[1], const(CORE), dims[1], dims[1] + 1)
     _cut(s, name, dims[0], const(CORE), dims[0], dims[1] + 1)
     depth = s.loops_of(x.block).index(k_0) + 1
@@ -139,11 +142,16 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
         if any(len(found) != 1 for found in along) or len(own) != 2:
             raise ScheduleError(f"{s.func.name}: {block!r} is fetched in no rows")
         (slow,), (fast,) = along
-        rounds, z, high, low = s.split(slow, [None, WARPS, CORE // WIDE, WIDE])
-        others, vectors, pieces, lane = s.split(fast, [None, WIDE, CORE // lanes, lanes])
-        s.reorder([z, vectors, high, low, rounds, others, pieces, lane])
+        if x.place < x.step:  # the groups share out what is no step
+            rounds, g, z, high, low = s.split(slow, [None, groups, WARPS, CORE // WIDE, WIDE], divides=True)
+            others, vectors, pieces, lane = s.split(fast, [None, WIDE, CORE // lanes, lanes])
+        else:
+            rounds, z, high, low = s.split(slow, [None, WARPS, CORE // WIDE, WIDE])
+            others, g, vectors, pieces, lane = s.split(fast, [None, groups, WIDE, CORE // lanes, lanes], divides=True)
+        s.reorder([g, z, vectors, high, low, rounds, others, pieces, lane])
         s.vectorize(lane)
-        bind_warps(s, [z], s.fuse([vectors, high]), low)
+        for axis, loop in enumerate((low, s.fuse([vectors, high]), z, g)):
+            s.bind(loop, "item", axis)
         if ahead is not None:
             s.apply("copy_async", loop=lane)
 

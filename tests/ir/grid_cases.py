@@ -58,6 +58,21 @@ def f(x: Buffer((n, m, 16), f32), y: Buffer((n, 16), f32)):
                         total[r, a] = total[r, a] + x[g * 4 + r, k, a]
                     y[g * 4 + r, a] = total[r, a]
 """),
+    "along four axes": (1, 0, """
+def f(x: Buffer((n, 2, 3, 5, 2), f32), y: Buffer((n, 2, 3, 5, 2), f32)):
+    tile = alloc((2, 3, 5, 2), f32, scope="shared")
+    for g in group(n):
+        for d in item(2, axis=3):
+            for c in item(3, axis=2):
+                for b in item(5, axis=1):
+                    for a in item(2):
+                        tile[d, c, b, a] = x[g, d, c, b, a]
+        for w in item(2, axis=3):
+            for z in item(3, axis=2):
+                for v in item(5, axis=1):
+                    for u in item(2):
+                        y[g, w, z, v, u] = tile[1 - w, 2 - z, 4 - v, 1 - u]
+"""),
     "by one item, for all": (1, 0, """
 def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
     top = alloc((1,), f32, scope="shared")

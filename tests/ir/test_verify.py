@@ -99,7 +99,7 @@ BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("tunable loop", lambda: loop(var=Tunable("T", (1,))), "loop variable T is a tunable"),
     ("symbolic vector", lambda: loop(kind="vectorized"), "wanted a constant extent for a vectorized loop, found n"),
     ("symbolic unroll", lambda: loop(kind="unrolled"), "wanted a constant extent for a unrolled loop, found n"),
-    ("grid axis", lambda: loop(kind="group", axis=3), "wanted a grid axis 0, 1 or 2, found 3"),
+    ("grid axis", lambda: loop(kind="group", axis=3), "wanted a grid axis of a group loop below 3, found 3"),
     ("value type", lambda: value(cast(ONE, f16)), "wanted a value of type f32 for y, found f16"),
     ("written constant", lambda: replace(value(ONE), consts=(X,), body=seq(nest(), Store(X, (const(0),) * 2, const(0.0)))),
      "constant x is written"),

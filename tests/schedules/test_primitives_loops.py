@@ -88,7 +88,7 @@ REFUSALS = [
     refuse("parallel reduction", row_sum, step("set_kind", loop="row_sum_k", kind="parallel"), message="rfactor"),
     refuse("vector of symbolic extent", make.chain, step("set_kind", loop="inc_j", kind="vectorized"), message="split it"),
     refuse("unrolled symbolic extent", make.chain, step("set_kind", loop="inc_j", kind="unrolled"), message="split it"),
-    refuse("a fourth grid axis", make.chain, step("set_kind", loop="inc_i", kind="group", axis=3), message="axis 0, 1 or 2"),
+    refuse("a fourth grid axis", make.chain, step("set_kind", loop="inc_i", kind="group", axis=3), message="an axis below 3"),
     refuse(
         "one grid axis twice",
         make.chain,

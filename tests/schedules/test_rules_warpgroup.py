@@ -37,14 +37,16 @@ LIMITS = {
     "compute_major": 9,
 }
 HOPPER = Machine.from_limits("cuda", LIMITS)
-MACHINE = replace(MACHINES["gpu"], language="cuda", capability=90, warpgroups=True, local_bytes=227 << 10)
+MACHINE = replace(
+    MACHINES["gpu"], language="cuda", capability=90, warpgroups=True, group_size=256, local_bytes=227 << 10
+)
 RULE = {"gpu_warpgroup": GPU_RULES["gpu_warpgroup"]}
 # Small tiles, which the emulation is through with sooner: both operands in rows of steps with copies ahead, both turned, and one of each.
 SMALL: Mapping[str, dict[str, int]] = {
-    "NT": {"MT": 2, "NT": 4, "KS": 2, "STAGES": 3},
-    "TN": {"MT": 2, "NT": 4, "KS": 1},
-    "NN, bias": {"MT": 1, "NT": 4, "KS": 1, "STAGES": 2},
-    "batched NN": {"MT": 1, "NT": 4, "KS": 1},
+    "NT": {"WG": 2, "MT": 1, "NT": 8, "KS": 2, "STAGES": 3},
+    "TN": {"WG": 2, "MT": 1, "NT": 8, "KS": 1},
+    "NN, bias": {"WG": 1, "MT": 2, "NT": 4, "KS": 1, "STAGES": 2},
+    "batched NN": {"WG": 1, "MT": 1, "NT": 4, "KS": 1},
 }
 
 
@@ -98,9 +100,9 @@ def test_loops_stay_where_a_product_is_none_of_the_machine(monkeypatch: pytest.M
     shared = next(b.name for b in s.func.allocs if b.scope == "shared")
     s.apply("storage_align", buffer=shared, factor=8, offset=8)
     assert "rt_wgmma_" not in text(simplify_func(s.func))
-    monkeypatch.setattr(gpu_warpgroup, "COLUMN_TILES", (MOST_TILES + 1,))
+    monkeypatch.setattr(gpu_warpgroup, "COLUMN_TILES", (MOST_TILES + 8,))
     (wide,) = generate_sketches(func, MACHINE, RULE)
-    assert "rt_wgmma_" not in text(instantiate(wide, SMALL["batched NN"] | {"NT": MOST_TILES + 1}))
+    assert "rt_wgmma_" not in text(instantiate(wide, SMALL["batched NN"] | {"NT": MOST_TILES + 8}))
 
 
 Change = tuple[str, str]
@@ -162,7 +164,7 @@ def test_the_assembler_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cuda_compiler, "reports", lambda log: logs.append(log) or read(log))
     func = make.dense(256, 256, stored=f16)
     (sketch,) = generate_sketches(func, MACHINE, RULE)
-    large = instantiate(sketch, {"MT": 2, "NT": 8, "KS": 2, "STAGES": 3})
+    large = instantiate(sketch, {"WG": 2, "MT": 2, "NT": 8, "KS": 1, "STAGES": 3})
     sums = '"wgmma.wait_group.sync.aligned 0;"'
     generated = [k for f in (large, small("TN"), small("batched NN")) for k in kernels_of(f, "cuda")]
     taken = [changed(k, "", "", f"k{at}") for at, k in enumerate(generated)]
