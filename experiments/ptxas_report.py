@@ -27,7 +27,7 @@ import numpy as np
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
-from relax_tune.ir.dtype import f16
+from relax_tune.ir.dtype import DType, bf16, f16, f32
 from relax_tune.ir.expr import Expr, as_int, const, maximum, minimum, substitute
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph import GVar
@@ -97,9 +97,9 @@ def _quantized(g: GraphBuilder) -> GVar:
     return g.call(Matmul(True), g.input("x", (g.symbol("m"), const(512))), w)
 
 
-def _attended(g: GraphBuilder, width: int) -> GVar:
+def _attended(g: GraphBuilder, width: int, dtype: DType = f32) -> GVar:
     n, m = g.symbol("n"), g.symbol("m")
-    q, k, v = (g.input(x, (const(8), r, const(width))) for x, r in (("q", n), ("k", m), ("v", m)))
+    q, k, v = (g.input(x, (const(8), r, const(width)), dtype) for x, r in (("q", n), ("k", m), ("v", m)))
     return g.call(Attention(width**-0.5), q, k, v)
 
 
@@ -125,6 +125,8 @@ def functions() -> dict[str, PrimFunc]:
         "convolution": _lowered(_convolved),
         "attention 64": _lowered(lambda g: _attended(g, 64)),
         "attention 128": _lowered(lambda g: _attended(g, 128)),
+        "attention 64, bf16": _lowered(lambda g: _attended(g, 64, bf16)),
+        "attention 128, f16": _lowered(lambda g: _attended(g, 128, f16)),
         "softmax": _lowered(lambda g: g.call(Softmax(), g.input("x", (g.symbol("n"), g.symbol("m"))))),
         "RMS norm": _lowered(
             lambda g: g.call(RmsNorm(1e-6), g.input("x", (g.symbol("n"), const(4096))), g.constant("s", np.ones(4096, np.float32)))

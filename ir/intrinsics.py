@@ -42,6 +42,8 @@ class Intrinsic:
     operands in shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own. Its body also
     sees for each operand A of these `a_row`, the elements of the rows it lies in where they are swizzled and 0 elsewhere, and `a_at`,
     an offset to be added to the pointer before the element is looked for there (`warp_products.PLACES`).
+    held: operands that the items of a warp have in registers instead (scope `warp`), with the loop that runs through the items which have
+    a part each.
     placed: strides it takes for granted, of rows that are not swizzled, as (operand, loop variable, factor, variable): what so many steps
     of the other variable move by, or as many elements. shown: where the machine reads shared memory by itself, what each item says
     before the barrier that follows its writes, and the piece that has it.
@@ -55,6 +57,7 @@ class Intrinsic:
     needs: tuple[str, ...] = ()
     pieces: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda sizes: {}
     most: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     placed: tuple[tuple[str, str, int, str], ...] = ()
     shown: tuple[str, str] | None = None
 
@@ -166,7 +169,8 @@ def _match(
         return None
     items = {g.var for g in loops if g.kind == "item"}
     for b, where in accesses_of(grown[1]):
-        if not _moves(found[b.name], where, variables, loops, items, b.name in intrinsic.dense):
+        parts = {g.var for f, g in zip(meant, loops) if intrinsic.held.get(b.name) == f.var.name}
+        if not _moves(found[b.name], where, variables, loops, items | parts, b.name in intrinsic.dense):
             return None
     others = [buffer for name, (buffer, _) in found.items() if name != grown[1].buffer.name]
     return None if store.buffer in others else Matched(found, variables, sizes)
@@ -284,7 +288,7 @@ def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({si
 
 
 def _products() -> Iterator[tuple[str, Intrinsic]]:
-    """C += A B, f32 of 16-bit floats, by a warp or four; `n` or `t` for each operand: as it is multiplied, or turned."""
+    """C += A B, f32 of 16-bit floats, by a warp or four. For each operand `n`: as it is multiplied; `t`: turned; `o`: held by items."""
     for dtype in ("f16", "bf16"):
         for form in ("nn", "nt", "tn", "tt"):
             lies = (dtype, form[0] == "t", form[1] == "t")
@@ -315,6 +319,19 @@ def _products() -> Iterator[tuple[str, Intrinsic]]:
                     shown=(warpgroup_products.SHOWN, warpgroup_products.SHOWING),
                 ),
             )
+        yield (
+            f"mma_{dtype}_on",
+            Intrinsic(
+                warp_products.meaning_held(f"mma_{dtype}_on", dtype),
+                frozenset("BC"),
+                warp_products.alone_held(dtype),
+                MappingProxyType({"cuda": (warp_products.CONDITION, warp_products.text_held(dtype))}),
+                only="cuda",
+                needs=(f"from_{dtype}",),
+                pieces=warp_products.operations,
+                held=MappingProxyType({"A": "u"}),
+            ),
+        )
 
 
 # Every intrinsic by its name. A new one is added here, and nowhere else.

@@ -38,22 +38,70 @@ def {name}(A: Buffer({a[0]}, {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m,
 """
 
 
+def meaning_held(name: str, dtype: str) -> str:
+    """C += A B of an A that the items hold as they hold sums: by tiles of eight steps, of which item `u` of a row's four has two. B lies
+    in steps of columns."""
+    sums, rows, columns = (
+        "C[vm, vr, vy, vn, vx, vc]",
+        "A[vm, vr, vy, vh, ve, vu]",
+        "B[vh * 8 + vu * 2 + ve, vn, vx * 2 + vc]",
+    )
+    return f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}), C: Buffer((m, 2, 8, n, 4, 2), f32)):
+    for y in item(8, axis=1):
+        for x in item(4):
+            for i in serial(m):
+                for r in serial(2):
+                    for j in serial(n):
+                        for c in serial(2):
+                            for h in serial(2):
+                                for u in serial(4):
+                                    for e in serial(2):
+                                        with block("grow"):
+                                            vy = spatial(8, y); vx = spatial(4, x); vm = spatial(m, i); vr = spatial(2, r)
+                                            vn = spatial(n, j); vc = spatial(2, c)
+                                            vh = reduce(2, h); vu = reduce(4, u); ve = reduce(2, e)
+                                            {sums} = {sums} + cast({rows}, f32) * cast({columns}, f32)
+"""
+
+
 def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
     """The body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
     if a_turned:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
         a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
     else:
         a = "(l & 7) * a_y + (l >> 3 & 1) * a_r + (l >> 4) * 8"
-    if b_turned:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
-        b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
-    else:
-        b = "(l & 15) * b_k"
     return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
   a_at += {a};
-  b_at += {b} + (l >> 4) * b_j;
   unsigned rows[m][4];
 #pragma unroll
   for (int i = 0; i < m; i++) rt_matrices<4, {str(a_turned).lower()}>(rows[i], a + rt_place<a_row>(a_at, i * a_i));
+{_columns(dtype, b_turned, "b_k")}"""
+
+
+def text_held(dtype: str) -> str:
+    """The body for CUDA where the items have the rows in registers, as the machine wants them: pairs of steps, rows 0-7 and 8-15 of
+    steps 0-7, then of steps 8-15."""
+    return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
+  unsigned rows[m][4];
+#pragma unroll
+  for (int i = 0; i < m; i++)
+#pragma unroll
+    for (int q = 0; q < 4; q++) {{
+      const unsigned short *const pair = a + i * a_i + (q & 1) * a_r + (q >> 1) * a_h;
+      rows[i][q] = pair[0] | (unsigned)pair[a_e] << 16;
+    }}
+{_columns(dtype, False, "b_e")}"""
+
+
+def _columns(dtype: str, b_turned: bool, step: str) -> str:
+    """The other operand's matrices, and their products with the rows; step: what an element of the reduction moves in it by."""
+    if b_turned:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
+        b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
+    else:
+        b = f"(l & 15) * {step}"
+    return f"""  b_at += {b} + (l >> 4) * b_j;
 #pragma unroll
   for (int j = 0; j < n; j += 2) {{
     unsigned columns[4];
@@ -84,6 +132,25 @@ def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
           for (int k = 0; k < {STEPS}; k++)
             c[i * c_i + r * c_r + j * c_j + q] +=
               rt_from_{dtype}_f32(a[rt_place<a_row>(a_at, {a})]) * rt_from_{dtype}_f32(b[rt_place<b_row>(b_at, {b})]);"""
+
+
+def alone_held(dtype: str) -> str:
+    """The body for CUDA where there is no such machine: items show each other what they hold."""
+    return f"""  const int y = threadIdx.y, x = threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < m; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int k = 0; k < {STEPS}; k++) {{
+        const int held = a[i * a_i + r * a_r + k / 8 * a_h + k % 2 * a_e];
+        const float left = rt_from_{dtype}_f32((unsigned short)__shfl_sync(0xffffffffu, held, y * 4 + k % 8 / 2));
+#pragma unroll
+        for (int j = 0; j < n; j++)
+#pragma unroll
+          for (int q = 0; q < 2; q++)
+            c[i * c_i + r * c_r + j * c_j + q] += left * rt_from_{dtype}_f32(b[rt_place<b_row>(b_at, k * b_e + j * b_j + x * 2 + q)]);
+      }}"""
 
 
 def _grow(dtype: str) -> str:

@@ -15,6 +15,7 @@ from itertools import groupby
 from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer, Scope
 from relax_tune.ir.codegen.affine import Algebra, Poly
+from relax_tune.ir.codegen.calls import require_shared
 from relax_tune.ir.codegen.late_copies import Ring, in_turn, rings_of, settle
 from relax_tune.ir.codegen.lowered import (
     NOTHING,
@@ -279,7 +280,10 @@ def whole_warps(n: Node, algebra: Algebra) -> Node:
         apart = apart or (isinstance(m, Cond) and differs(m.cond)) or (isinstance(m, Loop) and differs(m.extent))
         new = with_children(m, tuple(visit(c, apart) for c in children(m)))
         marked = isinstance(new, Loop) and new.intrinsic in INTRINSICS and INTRINSICS[new.intrinsic].of_warp
-        return replace(new, intrinsic="") if apart and marked and isinstance(new, Loop) else new
+        if apart and marked and isinstance(new, Loop):
+            require_shared(new)
+            return replace(new, intrinsic="")
+        return new
 
     return visit(n, False)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.lowered import Cond, Loop, Node
+from relax_tune.ir.codegen.lowered import Cond, Loop, Node, accesses
 from relax_tune.ir.expr import Expr, Op, Var, as_int, conjuncts
 from relax_tune.ir.intrinsics import INTRINSICS, Intrinsic, match
 from relax_tune.ir.stmt import For, Seq, Store
@@ -80,6 +81,10 @@ def _fits_warp(call: Call) -> bool:
             if buffer.scope != "local":
                 return False
             continue
+        if b.name in call.intrinsic.held:
+            if buffer.scope != "local":
+                return False
+            continue
         steps = [p for p, (name, _) in zip(call.strides, call.intrinsic.strides(), strict=True) if name == b.name]
         if (
             buffer.scope != "shared"
@@ -100,6 +105,22 @@ def _is_placed(call: Call) -> bool:
         if steps[name, var] not in ({}, wanted):
             return False
     return True
+
+
+def require_shared(f: Loop) -> None:
+    """The loops of a nest mean what an intrinsic does where every item finds what the others hold.
+
+    Raises:
+        BuildError: the operand is in the registers of others.
+    """
+    held = INTRINSICS[f.intrinsic].held if f.intrinsic in INTRINSICS else {}
+    written = {b for b, _i, is_store in accesses(f) if is_store}
+    mine = [b.name for b, _i, _w in accesses(f) if b.scope == "local" and b not in written]
+    if held and mine:
+        raise BuildError(
+            f"wanted {f.intrinsic} where whole warps come by, on tiles as it takes them, found {mine[0]} in registers; keep it in shared "
+            "memory"
+        )
 
 
 def swizzled_apart(buffer: Buffer, start: Poly) -> tuple[int, Poly]:

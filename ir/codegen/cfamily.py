@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.affine import Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.calls import call_of, swizzled_apart
+from relax_tune.ir.codegen.calls import call_of, require_shared, swizzled_apart
 from relax_tune.ir.codegen.copies import Copies
 from relax_tune.ir.codegen.lowered import Arrive, Barrier, Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.places import Ahead, Lane, bracketed
@@ -233,6 +233,7 @@ class Printer(Copies):
         """The call of the intrinsic that the loop is marked with; False when its nest is no longer that of the intrinsic."""
         found = None if self.lane is not None else call_of(f, self.algebra)
         if found is None or not self.offers(found.intrinsic):
+            require_shared(f)
             return False
         names: list[str] = []
         places: list[str] = []
@@ -251,6 +252,7 @@ class Printer(Copies):
         rooms = [self.algebra.resolve(r) for r in found.rooms]
         bounds = [self.algebra.bounds(r) for r in rooms]
         if any(high is not None and high <= 0 for _, high in bounds):
+            require_shared(f)
             return False
         open_ = [self.poly_text(r) for r, (low, _) in zip(rooms, bounds, strict=True) if low is None or low <= 0]
         if not open_:

@@ -16,6 +16,7 @@ from relax_tune.ir.codegen.lowered import (
     Arrive,
     Barrier,
     Cond,
+    Declare,
     Loop,
     Node,
     Steps,
@@ -40,7 +41,7 @@ class Ring:
 
 def rings_of(f: Loop, algebra: Algebra) -> Mapping[Buffer, Ring]:
     """The rings of a loop around statements one after the other."""
-    if f.kind != "serial" or not isinstance(f.body, Steps):
+    if f.kind != "serial" or not isinstance(_undeclared(f.body), Steps):
         return {}
     uses: dict[Buffer, list[tuple[tuple[Expr, ...], bool]]] = {}
     for b, indices, written in accesses(f.body):
@@ -56,6 +57,17 @@ def rings_of(f: Loop, algebra: Algebra) -> Mapping[Buffer, Ring]:
                 found[b] = ring
                 break
     return found
+
+
+def _undeclared(n: Node) -> Node:
+    """What a body does with the storage that it declares."""
+    while isinstance(n, Declare):
+        n = n.body
+    return n
+
+
+def _with_undeclared(n: Node, new: Node) -> Node:
+    return replace(n, body=_with_undeclared(n.body, new)) if isinstance(n, Declare) else new
 
 
 def _ring(
@@ -94,20 +106,22 @@ def filled_late(n: Node) -> frozenset[Buffer]:
 def in_turn(f: Loop, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], algebra: Algebra) -> Node:
     """A loop that goes round, with a lot of copies in each iteration, a wait at its start for those it reads, and there the barrier for
     these scopes."""
-    assert isinstance(f.body, Steps)
-    late = filled_late(f.body) & rings.keys()
+    steps = _undeclared(f.body)
+    assert isinstance(steps, Steps)
+    late = filled_late(steps) & rings.keys()
     barrier = (Barrier(scopes),) if scopes else ()
     if not late:
-        return replace(f, body=block(*barrier, settle(f.body, {}, algebra)))
+        return replace(f, body=_with_undeclared(f.body, block(*barrier, settle(steps, {}, algebra))))
     parts: list[Node] = []
     last = 0
-    for c in f.body.stmts:
+    for c in steps.stmts:
         filled = filled_late(c)
         parts.append(c if filled <= late else settle(c, {}, algebra))
         last = len(parts) if filled & late else last
     parts.insert(last, Arrive())
     pending = min(rings[b].ahead for b in late) - 1
-    return block(replace(f, body=block(Arrive(pending), *barrier, *parts)), Arrive(0))
+    body = _with_undeclared(f.body, block(Arrive(pending), *barrier, *parts))
+    return block(replace(f, body=body), Arrive(0))
 
 
 def settle(n: Node, rings: Mapping[Buffer, Ring], algebra: Algebra, around: tuple[Loop, ...] = ()) -> Node:

@@ -77,7 +77,9 @@ class Prelude:
             for b, (space, dtype) in zip(meaning.buffers, operands, strict=True)
         ]
         parameters += [f"{self.storage(i64)} {b.lower()}_{v}" for b, v in found.strides()]
-        fetched = [b for b in meaning.buffers if found.of_warp and b not in meaning.output_buffers]
+        fetched = [
+            b for b in meaning.buffers if found.of_warp and b not in meaning.output_buffers and b.name not in found.held
+        ]
         parameters += [f"{self.storage(i64)} {b.name.lower()}_at" for b in fetched]
         head = f"{self.inline} void {name}({', '.join(parameters)})"
 

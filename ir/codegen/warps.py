@@ -15,7 +15,8 @@ from relax_tune.ir.codegen.affine import Algebra
 from relax_tune.ir.codegen.lowered import Cond, Loop, Node, block, children, own_accesses, rewrite, swap_buffers, when
 from relax_tune.ir.dtype import f32, f64, i32, i64
 from relax_tune.ir.expr import Expr, Load, Op, Var, as_int, free_vars, load, op
-from relax_tune.ir.stmt import Store
+from relax_tune.ir.intrinsics import INTRINSICS, match
+from relax_tune.ir.stmt import For, Store
 
 # Items of a warp, and what they can exchange.
 WARP = 32
@@ -27,7 +28,8 @@ def hold_in_warps(n: Node, algebra: Algebra, exchanges: bool) -> Node:
     """A kernel without `warp` buffers. exchanges: whether items of a warp can exchange registers.
 
     They do where the items along the first axis are a power of two that warps are made of, each writes elements of its own and all
-    that is read of others is their sum (product, extremum), by all of them.
+    that is read of others is their sum (product, extremum), by all of them, or what an operation of the warp takes from their
+    registers.
     """
     found = dict.fromkeys(b for m in _walk(n, ()) for b, _i, _w in own_accesses(m[-1]) if b.scope == "warp")
     if not found:
@@ -35,7 +37,9 @@ def hold_in_warps(n: Node, algebra: Algebra, exchanges: bool) -> Node:
     items = _items(n, algebra) if exchanges else None
     registers: dict[Buffer, Buffer] = {}
     if items is not None:
-        registers = {b: replace(b, shape=b.shape[:-1], scope="local", row=None) for b in found if _is_held(b, n, items)}
+        registers = {
+            b: replace(b, shape=b.shape[:-1], scope="local", row=None) for b in found if _is_held(b, n, items, algebra)
+        }
         extent = items.extent
         n = rewrite(n, lambda m: _exchanged(m, extent, registers))
     shared = {b: replace(b, scope="shared") for b in found if b not in registers}
@@ -72,21 +76,44 @@ def _items(n: Node, algebra: Algebra) -> Loop | None:
     return longest if fits else None
 
 
-def _is_held(b: Buffer, n: Node, items: Loop) -> bool:
-    """Whether every access is an item's to its own element, or part of a fold over all of them."""
-    if b.dtype not in EXCHANGED:
-        return False
+def _is_held(b: Buffer, n: Node, items: Loop, algebra: Algebra) -> bool:
+    """Whether every access is an item's to its own element, part of a fold over all of them, or of an operation that takes what they
+    hold."""
     for path in _walk(n, ()):
         for buffer, indices, _written in own_accesses(path[-1]):
-            if buffer is not b:
+            if buffer is not b or _is_operand(b, path, algebra):
                 continue
             around = next((m for m in path if isinstance(m, Loop) and m.kind == "item" and m.axis == 0), None)
             if around is None:
-                if not any(isinstance(m, Loop) and _folded(m, items.extent) is b for m in path):
+                if b.dtype not in EXCHANGED or not any(
+                    isinstance(m, Loop) and _folded(m, items.extent) is b for m in path
+                ):
                     return False
-            elif indices[-1] is not items.var or items.var in free_vars(*indices[:-1]) or around.extent != items.extent:
+            elif not _is_last(indices, items.var, algebra) or around.extent != items.extent:
                 return False
     return True
+
+
+def _is_last(indices: tuple[Expr, ...], var: Var, algebra: Algebra) -> bool:
+    """Whether a variable is the last index, and in none of the others."""
+    apart = not any(algebra.depends(algebra.static(e), (var,)) for e in indices[:-1])
+    return apart and algebra.static(indices[-1]) == {(var,): 1}
+
+
+def _is_operand(b: Buffer, path: tuple[Node, ...], algebra: Algebra) -> bool:
+    """Whether an access belongs to an operation that takes the buffer from the registers of a warp."""
+    nest = [m for m in path if isinstance(m, Loop) and m.intrinsic]
+    store, intrinsic = path[-1], INTRINSICS.get(nest[0].intrinsic) if nest else None
+    if intrinsic is None or not isinstance(store, Store) or nest[-1].body is not store:
+        return False
+    found = match(intrinsic, [For(m.var, m.extent, store, m.kind, m.axis) for m in nest], store)
+    if found is None:
+        return False
+    parts = {f.var.name: found.loops[f.var] for f in intrinsic.loops if f.var in found.loops}
+    return any(
+        found.accesses[name][0] is b and _is_last(found.accesses[name][1], parts[loop], algebra)
+        for name, loop in intrinsic.held.items()
+    )
 
 
 def _conditional(f: Loop) -> tuple[tuple[Expr, ...], Node]:

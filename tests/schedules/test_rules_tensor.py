@@ -23,11 +23,13 @@ from tests.schedules.meaning import make_inputs, outputs_of
 from tests.schedules.test_gpu_features import number
 from tests.schedules.test_occupancy import shared_bytes, value
 
+from relax_tune.errors import BuildError
 from relax_tune.ir.buffer import Scope
 from relax_tune.ir.codegen.generate import split_kernels
 from relax_tune.ir.dtype import bf16, f16
-from relax_tune.ir.expr import Expr, Var, const
+from relax_tune.ir.expr import Expr, Var, const, lt
 from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.stmt import Block, For, If, Stmt, blocks, loops, rewrite
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.gpu_features import Touch, conflicts, touches
@@ -45,8 +47,8 @@ PRODUCTS: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ..
     "TN": (lambda: make.turned_product(f16), ({"m": 13, "n": 67, "k": 19}, {"m": 1, "n": 1, "k": 1})),
 }  # fmt: skip
 ATTENTION: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
-    "of a cache": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1}, {"n": 0, "m": 3}, {"n": 3, "m": 0})),
-    "of positions": (lambda: make.attention_of_positions(bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 1}, {"b": 1, "n": 65})),
+    "of a cache": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1}, {"n": 3, "m": 0})),
+    "of positions": (lambda: make.attention_of_positions(bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 65})),
 }  # fmt: skip
 DECODED: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
     "int8": (lambda: make.scaled_bytes(40, 256), ({"m": 3}, {"m": 17})),
@@ -92,7 +94,7 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
         found = "".join(text(func))
         assert found.count("rt_mma_") == (2 if case in ATTENTION else 1), what
         # operands whose rows begin at multiples of what one copy has are copied ahead of their use
-        assert ("rt_copy<8>" in found and "rt_sent" in found) == (case in AHEAD), what
+        assert ("rt_copy<8>" in found and "rt_sent" in found) == (case in AHEAD or case in ATTENTION), what
 
 
 @pytest.mark.parametrize("case", ["NT", "batched NN", "of a cache"])
@@ -104,6 +106,26 @@ def test_traces_replay_and_keep_the_meaning(case: str) -> None:
         if sketch.name != "tensor.split":
             inputs = make_inputs(func, dims)
             assert not problems(func, inputs, outputs_of(instantiate(sketch, values), dims, inputs), dims)
+
+
+def test_weights_that_items_hold_are_for_whole_warps() -> None:
+    """Where not all items come by, weights are in shared memory, or nobody takes them."""
+    (sketch,) = sketches("of a cache")
+    func = instantiate(sketch, {"WM": 2, "MT": 1, "KT": 1, "STAGES": 2})
+    (product,) = (b for b in blocks(func.body) if b.name == "context_1_rf")
+    nests = [f for f in loops(func.body) if f.kind == "item" and product in blocks(f)]
+    (warps, rows) = (next(f for f in nests if f.axis == a) for a in (2, 1))
+
+    def where_it_is(n: Stmt, condition: Expr) -> str:
+        body = rewrite(
+            func.body, lambda m: replace(m, predicate=condition) if m is n and isinstance(m, Block) else None
+        )
+        body = rewrite(body, lambda m: If(condition, m, None) if m is n and isinstance(m, For) else None)
+        return next(line for line in "".join(text(replace(func, body=body))).splitlines() if " power_[" in line)
+
+    assert "__shared__" not in where_it_is(product, lt(0, 1)) and "__shared__" in where_it_is(product, lt(rows.var, 4))
+    with pytest.raises(BuildError, match="in registers; keep it in shared memory"):
+        where_it_is(rows, lt(warps.var, 1))
 
 
 @pytest.mark.parametrize("case", CASES)
