@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from relax_tune.ir.expr import Expr, Tunable, ceildiv, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks, loops
-from relax_tune.schedules.nest import find_block
+from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.rules.attention import Roles, apart, block_of, feeding, find_roles
 from relax_tune.schedules.rules.gpu_items import NEIGHBOURS, bind_items, factored, limit_items, sum_over_items
 from relax_tune.schedules.rules.lanes import mark
@@ -25,6 +25,8 @@ from relax_tune.schedules.target import Machine
 MOST_KEYS = 2048
 # Products of an item while scores are made, and its columns of all queries.
 MOST_PRODUCTS, MOST_COLUMNS = 64, 32
+# Bytes that one instruction fetches at most.
+FETCHED = 16
 # Larger groups wait longer for their rows than they gain.
 MOST_ITEMS = 256
 
@@ -104,7 +106,10 @@ def _prepared(s: Schedule, machine: Machine, rounds: Sequence[int]) -> tuple[Rol
     ty = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if least <= n <= max(machine.group_size // 4, least)])
     queries, together = s.tunable("MR", (1, 2, 4, 8)), s.tunable("KU", (1, 2, 4))
     keys = mul(mul(s.tunable("KR", rounds), ty), tx)
-    widths = [w for w in (1, 2, 4) if w <= machine.lanes and r.depth % w == 0 and r.width % w == 0]
+    product = find_block(s.func, r.product)
+    size = max(x.buffer.dtype.bytes for x in block_loads(product) if x.buffer is not product.body.buffer)
+    most = min(machine.lanes * 4, FETCHED) // size
+    widths = [w for w in (1, 2, 4, 8) if w <= most and r.depth % w == 0 and r.width % w == 0]
     width = s.tunable("VL", widths)
     limit_items(s, machine, mul(tx, ty))
     s.require(le(mul(tx, ty), const(MOST_ITEMS)))

@@ -17,22 +17,23 @@ from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import Machine
 
-CASE = "attention over a cache"
+# As they are guessed, and at random.
+FUNCTIONS = {True: "attention, f16", False: "attention over a cache"}
 FORMS = ("attention.keys", "attention.splits")
 # A small GPU whose items exchange registers.
 MACHINE = Machine.from_limits("cuda", {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10})
 SIZES = ((1, 1), (1, 31), (2, 32), (3, 33), (1, 127), (5, 67))
 
 
-def sketches() -> tuple[PrimFunc, dict[str, Sketch]]:
-    func = CASES[CASE][0]()
+def sketches(guessed: bool) -> tuple[PrimFunc, dict[str, Sketch]]:
+    func = CASES[FUNCTIONS[guessed]][0]()
     found = generate_sketches(func, MACHINE, {"gpu_attention": GPU_RULES["gpu_attention"]})
     return func, {s.name: s for s in found}
 
 
 def candidates(guessed: bool) -> list[PrimFunc]:
     """One of each form, with the guess's numbers or random ones."""
-    found, rng = sketches()[1], random.Random("few queries")
+    found, rng = sketches(guessed)[1], random.Random("few queries")
     values = {form: found[form].guesses[0] if guessed else drawn(found[form], rng) for form in FORMS}
     return [replace(instantiate(found[form], values[form]), name=f"f{at}") for at, form in enumerate(FORMS)]
 
@@ -49,7 +50,7 @@ def test_the_items_of_a_row_exchange_their_sums_and_a_second_kernel_needs_none()
 )
 def test_they_compute_what_attention_means(guessed: bool, where: str, tmp_path: Path) -> None:
     device = gpu(where, tmp_path)
-    func, made = sketches()[0], candidates(guessed)
+    func, made = sketches(guessed)[0], candidates(guessed)
     for candidate, run in zip(made, Compiled.together(device, "cuda", made), strict=True):
         for seed, (n, m) in enumerate(SIZES):
             dims = {"n": n, "m": m}
