@@ -131,12 +131,17 @@ class Tuner:
         state = TaskState(position, choices, counts=self._facts.counts)
         with self._isolated(state):
             state.baselines = _baselines(choices)
+        self._refresh(state)
+        if state.records:
+            self._begin(state)
+        return state
+
+    def _begin(self, state: TaskState) -> None:
+        """Make the task's strategy, whose sketches take a while: what needs none is measured before."""
         with self._isolated(state):
             self._reseed(state)
-            state.strategy = self._strategy(state)
+            state.begin(self._strategy(state))
         state.exhausted = state.strategy is None
-        self._refresh(state)
-        return state
 
     def _strategy(self, state: TaskState) -> SearchStrategy:
         choices, domain = state.choices, state.task.domain
@@ -200,6 +205,10 @@ class Tuner:
         if missing := self._missing(state):
             self._measure(state, missing)
         elif self._wants_first(state):
+            if state.strategy is None:
+                self._begin(state)
+            if not self._wants_first(state):
+                return
             if not state.tuned:
                 seeds = state.choices.seeds(max(1, self._first // 2))
                 self._measure(state, [v for c in seeds if not state.settled((v := state.choices.tuned(c)).key)])

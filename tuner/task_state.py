@@ -31,13 +31,15 @@ class TaskState:
     did. tuned: candidates of this version's space that need no more measuring. attempted, retimed: variants this job has
     asked for, and asked for once more. visits: records per variant and anchor. counts: which records say something here; the others
     are passed over. finals, validations: batches of contenders. lacking: for so many records, the shapes that contenders still
-    lack. rng: what the strategy draws from. strategy: None when the task has no space.
+    lack. rng: what the strategy draws from. strategy: None before it is begun, and when the task has no space; untold: what it is told
+    then.
     """
 
     position: int
     choices: Choices
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     strategy: SearchStrategy | None = None
+    untold: dict[str, dict[int, Outcome]] = field(default_factory=dict)
     baselines: tuple[VariantRecord, ...] = ()
     tuned: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
@@ -165,8 +167,16 @@ class TaskState:
             self.times.pop(key, None)
         self._tell(told)
 
+    def begin(self, strategy: SearchStrategy) -> None:
+        """Have a strategy from now on, which is told all that is known."""
+        self.strategy = strategy
+        self._tell(self.untold)
+        self.untold = {}
+
     def _tell(self, told: dict[str, dict[int, Outcome]]) -> None:
         if self.strategy is None:
+            for key, outcomes in told.items():
+                self.untold.setdefault(key, {}).update(outcomes)
             return
         results = []
         for key, outcomes in told.items():

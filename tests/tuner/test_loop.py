@@ -151,6 +151,15 @@ def test_no_trials_still_times_the_library_and_the_generic_form() -> None:
     assert result.trials == 0 and {r.variant.kind for r in all_records(job)} == {"generic", "library"}
 
 
+def test_every_task_has_its_baselines_before_any_has_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops a job early finds the library's times."""
+    runner, begun, make = RecordedRunner(), list[int](), loop.make_strategy
+    monkeypatch.setattr(loop, "make_strategy", lambda *x: (begun.append(len(runner.batches)), make(*x))[1])
+    job = paper_job(feed_forward, settings=FOUR)
+    job.tune(runner)
+    assert len(job.tasks) > 1 and len(begun) == len(job.tasks) and begun[0] == len(job.tasks)
+
+
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 
