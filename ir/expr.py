@@ -466,6 +466,23 @@ def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
     return done[e]
 
 
+def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """`e` with the outermost of its nodes changed that `change` has something for."""
+    done: dict[Expr, Expr] = {}
+    stack = [e]
+    while stack:
+        x = stack[-1]
+        if x in done:
+            stack.pop()
+        elif (found := change(x)) is not None:
+            done[x] = found
+        elif waiting := [c for c in x.children if c not in done]:
+            stack.extend(waiting)
+        else:
+            done[x] = rebuild(x, tuple(done[c] for c in x.children)) if x.children else x
+    return done[e]
+
+
 def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     """`e` with variables replaced simultaneously."""
     if not mapping:

@@ -23,6 +23,7 @@ from relax_tune.schedules.gpu_features import gpu_features
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.sketch import Sketch
 from relax_tune.schedules.target import Machine
+from relax_tune.schedules.uneven import evened, uneven_blocks
 from relax_tune.schedules.vectorized import Array, compile_numpy
 
 OPERANDS = 3
@@ -155,8 +156,15 @@ def _stride(access: _Access, var: Var | None) -> Expr:
 
 def sketch_features(func: PrimFunc, machine: Machine) -> tuple[Feature, ...]:
     """The features, always the same names in the same order for every sketch of every function on one kind of machine."""
+    uneven = uneven_blocks(func)
+    func = evened(func)
     main = _main(func)
     path = enclosing(func, main)
+
+    def taken(b: Block) -> Expr:
+        """The points of a block: those of its iterators, or where loops of differing lengths go through them as many as these have."""
+        return _product([p.extent for p in enclosing(func, b)] if b.name in uneven else [i.extent for i in b.iters])
+
     compute = [b for b in blocks(func.body) if b.role == "compute"]
     spread = [p for p in path if p.kind in ("parallel", "group", "item")]
     within = [p for p in path if p not in spread]
@@ -164,7 +172,7 @@ def sketch_features(func: PrimFunc, machine: Machine) -> tuple[Feature, ...]:
     unrolled = [p for p in path if p.kind == "unrolled"]
     serial = [p for p in within if p.kind == "serial"]
     points = _product([p.extent for p in path])
-    useful = _product([i.extent for i in main.iters])
+    useful = taken(main)
     width = vector.extent if vector else ONE
     vectors = ceildiv(width, machine.lanes)
     tile_rows = _product([p.extent for p in unrolled])
@@ -176,7 +184,7 @@ def sketch_features(func: PrimFunc, machine: Machine) -> tuple[Feature, ...]:
     per_tile = [_footprint(a, innermost or path) for a in reach]
     per_worker = [_footprint(a, within) for a in reach]
     everything = [_footprint(a, path) for a in reach]
-    flops = _sum([mul(const(_operations(b)), _product([i.extent for i in b.iters])) for b in compute])
+    flops = _sum([mul(const(_operations(b)), taken(b)) for b in compute])
     bytes_moved = _sum([_param_bytes(b) for b in func.buffers])
     others = [b for b in compute if b is not main]
     other_points = _sum([mul(const(_operations(b)), _product([p.extent for p in enclosing(func, b)])) for b in others])

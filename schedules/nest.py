@@ -226,18 +226,18 @@ def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
             extent = substitute(n.extent, mapping)
             return n if extent is n.extent else replace(n, extent=extent)
         if isinstance(n, Block):
-            bindings = tuple(_in_turn(substitute(e, mapping)) for e in n.bindings)
+            bindings = tuple(in_turn(substitute(e, mapping)) for e in n.bindings)
             return replace(n, bindings=bindings, predicate=substitute(n.predicate, mapping))
         return None
 
     return rewrite(s, fix)
 
 
-def _in_turn(e: Expr) -> Expr:
+def in_turn(e: Expr) -> Expr:
     """`a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
     while isinstance(e, Op) and e.op == "add" and isinstance(e.args[1], Op) and e.args[1].op == "add":
         left, (first, last) = e.args[0], e.args[1].args
-        e = op("add", (_in_turn(op("add", (left, first), e.dtype)), last), e.dtype)
+        e = op("add", (in_turn(op("add", (left, first), e.dtype)), last), e.dtype)
     return e
 
 

@@ -30,6 +30,7 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import AXES, Block, For, Seq, Stmt, blocks
 from relax_tune.schedules.nest import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.target import Machine
+from relax_tune.schedules.uneven import evened
 
 # The number of an item along each axis, whichever loop it comes from.
 ITEMS = tuple(Var(f"item_{axis}") for axis in range(AXES["item"]))
@@ -227,6 +228,7 @@ def _operands(func: PrimFunc, block: Block) -> Expr:
 def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
     """What the tunables of a GPU schedule must satisfy for its kernels to be launched at all."""
     facts: list[Expr] = []
+    func = evened(func)
     for kernel in kernels(func):
         items, shared = group_items(func, kernel), shared_bytes(func, kernel, machine)
         held = minimum(const(machine.registers), floordiv(const(machine.core_registers), maximum(items, 1)))

@@ -27,6 +27,7 @@ from relax_tune.schedules.primitives import padding as on_padding
 from relax_tune.schedules.primitives import partition as on_parts
 from relax_tune.schedules.primitives import pipeline as on_pipeline
 from relax_tune.schedules.primitives import reductions as on_reductions
+from relax_tune.schedules.primitives import shares as on_shares
 from relax_tune.schedules.primitives import tensorize as on_tensorize
 from relax_tune.schedules.symbols import by_place, of_function, require_name
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
@@ -56,6 +57,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_reductions.decompose_reduction,
         on_reductions.rfactor,
         on_reductions.tree_reduce,
+        on_shares.share_evenly,
         on_products.hoist_factors,
         on_online.split_k_update,
         on_online.rolling_update,

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import TRUE, Expr, Op, Tunable, Var, and_, conjuncts, const, free_vars, substitute
+from relax_tune.ir.expr import (
+    TRUE,
+    Expr,
+    Load,
+    Op,
+    Tunable,
+    Var,
+    and_,
+    conjuncts,
+    const,
+    free_vars,
+    loads,
+    substitute,
+    transform,
+)
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
 from relax_tune.schedules.occupancy import limits
@@ -192,9 +206,26 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
             rest = [d for d in left if d is not c]
             if rest and simplify(c, _where(rest, env)) is TRUE:
                 left = rest
-        return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), predicate=and_(*left))
+        own = {i.var for i in s.iters}
+        body = Store(s.body.buffer, tuple(_shaped(e, own) for e in s.body.indices), _shaped(s.body.value, own))
+        return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), body=body, predicate=and_(*left))
     assert isinstance(s, Store)
     return Store(s.buffer, tuple(fix(i) for i in s.indices), fix(s.value))
+
+
+def _shaped(e: Expr, iters: Collection[Var]) -> Expr:
+    """An expression with whole numbers simplified that shapes alone make."""
+    found: dict[Expr, Expr] = {}
+    stack = [e]
+    while stack:
+        n = stack.pop()
+        if isinstance(n, Load):
+            stack.extend(n.indices)
+        elif not isinstance(n, Op) or (n.dtype.is_int and not loads(n) and not any(v in iters for v in free_vars(n))):
+            found[n] = simplify(n)
+        else:
+            stack.extend(n.children)
+    return transform(e, found.get) if any(a is not b for a, b in found.items()) else e
 
 
 def _where(conditions: Sequence[Expr], env: Env) -> Env:

@@ -33,7 +33,7 @@ from relax_tune.ir.expr import (
     le,
     lt,
     mul,
-    rebuild,
+    replaced,
     sub,
 )
 
@@ -103,7 +103,7 @@ class _Reader:
 
     def _read_sum(self, e: Expr) -> None:
         """Take what the sum `e` of multiples of variables tells into `known`."""
-        parts = linear(e, [v for v in free_vars(e) if v in self.sizes], self.env)
+        parts = self._linear(e)
         if parts is None:
             return
         left: dict[Var, Expr] = {}
@@ -119,6 +119,22 @@ class _Reader:
                 return
             self.known.add(found)
             del left[found]
+
+    def _linear(self, e: Expr) -> tuple[dict[Var, Expr], Expr] | None:
+        """The sum by its variables. Numbers in it that are fixed, which only take time to read, are one each."""
+        fixed: dict[Expr, Var] = {}
+
+        def plain(x: Expr) -> Expr | None:
+            if not isinstance(x, Op) or x.op not in _NUMBERS or any(v in self.sizes for v in free_vars(x)):
+                return None
+            return fixed.setdefault(x, Var(f"fixed{len(fixed)}"))
+
+        short = replaced(e, plain)
+        wanted = [v for v in free_vars(e) if v in self.sizes]
+        parts = linear(short, wanted, self.env)
+        if fixed and (parts is None or set(fixed.values()) & set(free_vars(*parts[0].values()))):
+            return linear(e, wanted, self.env)
+        return parts
 
     def _is_known(self, v: Var) -> bool:
         """Numbers made of what is known are, too."""
@@ -157,19 +173,12 @@ class _Reader:
 
     def _outermost(self, e: Expr, others: Container[Expr]) -> Expr:
         """`e` with stand-ins for its outermost quotients, remainders and, below itself, `others` that vary."""
-        done: dict[Expr, Expr] = {}
-        stack = [e]
-        while stack:
-            x = stack[-1]
-            if x in done:
-                stack.pop()
-            elif isinstance(x, Op) and (_is_digit(x) or (x in others and x is not e)) and self._varies(x):
-                done[x] = self._stand_in(x)
-            elif waiting := [c for c in x.children if c not in done]:
-                stack.extend(waiting)
-            else:
-                done[x] = rebuild(x, tuple(done[c] for c in x.children)) if x.children else x
-        return done[e]
+
+        def number(x: Expr) -> Expr | None:
+            wanted = isinstance(x, Op) and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
+            return self._stand_in(x) if wanted and isinstance(x, Op) else None
+
+        return replaced(e, number)
 
     def _stand_in(self, node: Op) -> Var:
         found = self.stand_ins.get(node)
@@ -256,6 +265,9 @@ class _Reader:
         if modulus is None or as_int(divisor) != 1:
             return False
         return as_int(simplify(floormod(sub(number, u), modulus))) == 0
+
+
+_NUMBERS = frozenset({"floordiv", "floormod", "min", "max", "select"})
 
 
 def _is_digit(x: Op) -> bool:

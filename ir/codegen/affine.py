@@ -68,6 +68,7 @@ class Algebra:
         self._order: dict[Expr, int] = {}
         self._static: dict[Expr, Poly] = {}
         self._free: dict[Expr, frozenset[Var]] = {}
+        self._atoms: dict[object, Expr] = {}
 
     def free(self, e: Expr) -> frozenset[Var]:
         """The variables of an expression."""
@@ -97,6 +98,10 @@ class Algebra:
         return self._order.setdefault(atom, len(self._order))
 
     def atom(self, e: Expr) -> Poly:
+        if isinstance(e, Op) and e.op in ("floordiv", "floormod", "min", "max", "select") and e.dtype.is_int:
+            # sums in another order are the same number
+            key = tuple(frozenset(self.static(a).items()) if a.dtype.is_int else a for a in e.args)
+            e = self._atoms.setdefault((e.op, frozenset(key) if e.op in ("min", "max") else key), e)
         self._rank(e)
         return {(e,): 1}
 

@@ -54,7 +54,7 @@ MOST_STAGES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """What one iteration writes of a dimension: start and extent, and how far the start moves per iteration."""
 
     start: Expr
@@ -87,7 +87,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     path = enclosing(func, node)
     at = path.index(target) + 1
     env = loop_env(path[:at])
-    spans = _spans(func, node, path, at, env)
+    spans = spans_of(func, node, path, at, env)
     moving = [d for d, s in enumerate(spans) if s.step is not const(0)]
     # one iteration, as a tunable's value may leave of a loop, moves nothing; any dimension does for it
     still = not moving and bool(spans) and prove(le(target.extent, 1), env) is Proof.YES
@@ -100,7 +100,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     (along,) = moving
     _require_own_storage(func, buffer, spans[along], path[:at])
     for reader in readers(func, buffer):
-        _require_inside(func, node, reader, target, spans, env)
+        require_inside(func, node, reader, target, spans, env)
     ring = simplify(mul(spans[along].step, stages - 1) + spans[along].extent)
     shape = (*buffer.shape[:along], ring, *buffer.shape[along + 1 :])
 
@@ -156,7 +156,7 @@ def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
     return stmt
 
 
-def _spans(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[_Span]:
+def spans_of(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[Span]:
     """Per dimension what one iteration of `path[at - 1]` writes; ScheduleError when that is no box."""
     target, inner = path[at - 1], {p.var: p.extent for p in path[at:]}
     for it, bound in zip(node.iters, node.bindings):
@@ -164,7 +164,7 @@ def _spans(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) 
             raise ScheduleError(
                 f"{func.name}: the reduction over {it.var.name!r} of {node.name!r} goes on through iterations"
             )
-    found, seen, inside = list[_Span](), set[Var](), loop_env(path)
+    found, seen, inside = list[Span](), set[Var](), loop_env(path)
     for e in (simplify(block_value(node, i), inside) for i in node.body.indices):
         own = {v: inner[v] for v in free_vars(e) if v in inner}
         parts = linear(e, (target.var, *own), env)
@@ -174,11 +174,11 @@ def _spans(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) 
             )
         seen |= set(own)
         step = parts[0].get(target.var, const(0))
-        found.append(_Span(simplify(parts[1] + mul(step, target.var), env), extent_of(e, own, env), step))
+        found.append(Span(simplify(parts[1] + mul(step, target.var), env), extent_of(e, own, env), step))
     return found
 
 
-def _require_own_storage(func: PrimFunc, buffer: Buffer, span: _Span, around: Sequence[For]) -> None:
+def _require_own_storage(func: PrimFunc, buffer: Buffer, span: Span, around: Sequence[For]) -> None:
     for p in around[:-1]:
         threads = p.kind in ("parallel", "group", "item")
         if p.var in free_vars(span.start) and not (
@@ -190,7 +190,7 @@ def _require_own_storage(func: PrimFunc, buffer: Buffer, span: _Span, around: Se
             )
 
 
-def _require_inside(func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[_Span], env: Env) -> None:
+def require_inside(func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[Span], env: Env) -> None:
     """What a reader reads in one iteration is what the block writes in it."""
     buffer, known = node.body.buffer, conjuncts(reader.predicate)
     bounds: list[Expr] = []

@@ -80,7 +80,7 @@ def _product(func: PrimFunc, machine: Machine, split: bool, ahead: bool) -> Sche
     _join_copy(s, weights, 1, len(roles.steps))
     _join_copy(s, read, others, len(roles.steps))
     _join_copy(s, read, others + 1, len(places))
-    product(s, main, machine, split, ahead, [writer_of(s, read), writer_of(s, weights)])
+    product(s, main, machine, "split" if split else "tiles", ahead, [writer_of(s, read), writer_of(s, weights)])
     return s
 
 

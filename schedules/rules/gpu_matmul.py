@@ -28,7 +28,8 @@ from relax_tune.ir.swizzle import ACCESS_BYTES
 from relax_tune.schedules.analysis import Contraction, final_block, is_product
 from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.rules.forms import first_fitting
-from relax_tune.schedules.rules.gpu_items import Parts, each_point, limit_items, own_parts
+from relax_tune.schedules.rules.gpu_items import Parts, limit_items, own_parts
+from relax_tune.schedules.rules.gpu_stretches import FIRST_WAVES, FORMS, Form, add_up, stored_apart, stretches
 from relax_tune.schedules.rules.matmul import matrix_roles, prepare_product
 from relax_tune.schedules.rules.reductions_split import apart, new_blocks
 from relax_tune.schedules.schedule import Schedule
@@ -70,9 +71,9 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Every sketch of a matmul-like function; nothing when the function is none."""
     if not is_product(func):
         return
-    forms = (("tiles", False), ("split", True))
-    for name, split in forms:
-        yield from first_fitting(f"matmul.{name}", (partial(build, func, machine, split, way) for way in ways(machine)))
+    for form in FORMS:
+        some = (False,) if form == "stream" else ways(machine)
+        yield from first_fitting(f"matmul.{form}", (partial(build, func, machine, form, way) for way in some))
 
 
 def ways(machine: Machine) -> tuple[bool, ...]:
@@ -80,24 +81,28 @@ def ways(machine: Machine) -> tuple[bool, ...]:
     return (True, False) if machine.copies_late else (False,)
 
 
-def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = False) -> Schedule:
-    """Raises ScheduleError where the function is no product of operands with rows and columns. split: groups share out the steps
-    too, and what they leave is added up afterwards. ahead: slices are copied asynchronously, before they are needed."""
+def build(func: PrimFunc, machine: Machine, form: Form = "tiles", ahead: bool = False) -> Schedule:
+    """Raises ScheduleError where the function is no product of operands with rows and columns. ahead: slices are copied
+    asynchronously, before they are needed."""
     s = Schedule(func)
     main = prepare_product(s)
-    product(s, main, machine, split, ahead)
+    product(s, main, machine, form, ahead)
     return s
 
 
 def product(
-    s: Schedule, main: str, machine: Machine, split: bool, ahead: bool = False, gathered: Sequence[str] = ()
+    s: Schedule, main: str, machine: Machine, form: Form, ahead: bool = False, gathered: Sequence[str] = ()
 ) -> None:
     """The product in groups and items. gathered: operands that blocks put together from what lies apart; no memory holds them whole,
     since each slice is put together where it is fetched."""
     last = final_block(s.func)
-    if split:
+    if form == "split":
         main, last = share_steps(s, main, machine)
+    elif form == "stream":
+        last = stored_apart(s, main)
     roles, row = matrix_roles(s, main, last)
+    if form == "stream" and roles.batch:
+        raise ScheduleError(f"{s.func.name}: a batch has tiles enough for all groups")
     tile = Tile(
         s.tunable("TX", ITEMS),
         s.tunable("TY", ITEMS),
@@ -133,11 +138,16 @@ def product(
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_t, j_t, *k_1, i_1, j_1, j_2])
     stages = stages_ahead(s, roles, k_0, min(STEPS)) if ahead else None
+    if form == "stream":
+        own, group, j_0, k_0 = stretches(s, main, last.name, [x.block for x in slices], [i_0, j_0, k_0], machine)
     late = [_fetch(s, x, k_0, tile, steps, stages) for x in slices]
     if ahead and not any(late):
         raise ScheduleError(f"{s.func.name}: neither operand is copied as it is")
-    _by_squares(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
-    s.apply("decompose_reduction", block=main, loop=k_0)
+    if form == "stream":
+        _by_squares(s, last.name, own, tile, True)
+    else:
+        _by_squares(s, last.name, s.reverse_compute_at(last.name, j_0), tile, is_even(roles, roles.column))
+        s.apply("decompose_reduction", block=main, loop=k_0)
     for name in (main, f"{main}_init"):
         *_, a, b, c, d, e = [n for n in s.inner_loops(name, j_0) if n not in (k_0, *k_1)]
         s.bind(a, "item", 1)
@@ -152,11 +162,14 @@ def product(
         s.apply("tile_layout", buffer=sums.buffer.name, dim=at, factor=factor, order=[*range(rank + 1)])
         rank += 1
     s.apply("set_scope", buffer=sums.buffer.name, scope="local")
-    s.bind(j_0, "group", 0)
-    s.bind(i_0, "group", 1)
-    if batch:
-        s.bind(s.fuse(batch), "group", 2)
-    shares = {"SK": 4} if split else {}
+    if form == "stream":
+        s.bind(group, "group", 0)
+    else:
+        s.bind(j_0, "group", 0)
+        s.bind(i_0, "group", 1)
+        if batch:
+            s.bind(s.fuse(batch), "group", 2)
+    shares = {"tiles": {}, "split": {"SK": 4}, "stream": FIRST_WAVES}[form]
     s.guess(
         *(
             {"TX": x, "TY": y, "MR": h, "NV": v, **more, **shares}
@@ -186,10 +199,7 @@ def share_steps(s: Schedule, main: str, machine: Machine, slice_steps: Expr | No
     rank = len(sums.shape)
     s.apply("permute_layout", buffer=sums.name, order=[rank - 1, *range(rank - 1)])
     (write,) = new_blocks(s, "cache_write", block=part, scope="global")
-    s.reverse_compute_at(epilogue, s.loops_of(main)[len(points) - 1])
-    s.apply("decompose_reduction", block=main, loop=s.loops_of(main)[-1])
-    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
-    each_point(s, s.loops_of(main)[: len(points)], min(256, machine.group_size))
+    add_up(s, main, epilogue, machine)
     return part, find_block(s.func, write)
 
 
@@ -299,7 +309,8 @@ def stages_ahead(s: Schedule, roles: Contraction, k_0: str, least: int) -> Tunab
 def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tunable | None) -> bool:
     """All items fetch a slice together: neighbours take neighbouring vectors of the operand's rows. ahead: while they multiply one slice
     as many less one are on their way, where copies are asynchronous: whether these are."""
-    s.compute_at(x.block, k_0)
+    if k_0 not in s.loops_of(x.block):
+        s.compute_at(x.block, k_0)
     buffer = find_block(s.func, x.block).body.buffer
     turned, last = x.step > x.place, len(buffer.shape) - 1
     size = buffer.dtype.bytes
@@ -344,8 +355,8 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
     return late
 
 
-def _by_squares(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
-    """The epilogue on the square of each item."""
+def _by_squares(s: Schedule, block: str, own: Sequence[str], tile: Tile, whole: bool) -> None:
+    """The epilogue on the square of each item. whole: no vector of it is cut off."""
     rows: Parts = ((None, "item"), (tile.height, "each"))
     columns: Parts = ((None, "each"), (tile.tx, "item"), (tile.width, "lane"))
-    own_parts(s, block, own, rows, columns, is_even(roles, roles.column))
+    own_parts(s, block, own, rows, columns, whole)

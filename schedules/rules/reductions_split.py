@@ -6,7 +6,7 @@ afterwards, in a nest that waits for all of them. What lies between reductions i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,7 +118,7 @@ def chunked(s: Schedule, block: str, chunk: str, outer: int) -> str:
     return part
 
 
-def new_blocks(s: Schedule, primitive: str, **arguments: Expr | str | bool) -> list[str]:
+def new_blocks(s: Schedule, primitive: str, **arguments: Expr | str | bool | Sequence[str]) -> list[str]:
     """The names of the blocks that a step makes."""
     before = {b.name for b in blocks(s.func.body)}
     s.apply(primitive, **arguments)

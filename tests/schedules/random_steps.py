@@ -161,6 +161,13 @@ def _pad_spatial(v: _View) -> dict[str, Any]:
     return {"block": v.block(), "dim": v.rng.randrange(3), "factor": v.factor()}
 
 
+def _share_evenly(v: _View) -> dict[str, Any]:
+    block = v.block()
+    own = [x.var.name for x in enclosing(v.func, find_block(v.func, block))] or ["none"]
+    at = v.rng.randrange(len(own))
+    return {"block": block, "tiles": own[:at], "steps": own[at], "workers": v.factor()}
+
+
 _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "split": _split,
     "fuse": _fuse,
@@ -182,6 +189,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "rfactor": lambda v: {**_reduction(v), "scope": v.rng.choice(["local", "global"])},
     "hoist_factors": lambda v: {"block": v.block()},
     "tree_reduce": lambda v: {"block": v.block()},
+    "share_evenly": _share_evenly,
     "cache_read": lambda v: {
         "block": v.block(),
         "buffer": v.rng.choice(v.buffers),

@@ -125,6 +125,18 @@ CASES: dict[str, Case] = {
     ),
     "hoist_factors": Case(lambda: make.quantised(3, 5, 8), [("hoist_factors", {"block": "matmul"})]),
     "tree_reduce": Case(lambda: make.matmul(3, 5, epilogue=False), [("tree_reduce", {"block": "mm"})]),
+    "share_evenly": Case(
+        lambda: make.matmul(3, 5, epilogue=True),
+        [
+            ("cache_write", {"block": "mm", "scope": "global"}),
+            ("pad", {"block": "mm", "factors": [T, None, None]}),
+            ("compute_inline", {"block": "C_local_pad_take"}),
+            ("split", {"loop": "mm_i", "factors": [None, T]}),
+            ("reorder", {"names": ["mm_i_0", "mm_k", "mm_i_1", "mm_j"]}),
+            ("reverse_compute_at", {"block": "C_write", "loop": "mm_i_0"}),
+            ("share_evenly", {"block": "mm", "tiles": ["mm_i_0"], "steps": "mm_k", "workers": 3}),
+        ],
+    ),
     "split_k_update": Case(make.weighted, [("split_k_update", {"block": "top", "factor": T})]),
     "pad_keys": Case(make.weighted, [("pad_keys", {"block": "top", "factor": T})]),
     "rolling_update": Case(
