@@ -34,6 +34,7 @@ from relax_tune.schedules.rules.gpu_matmul import share_steps
 from relax_tune.schedules.rules.lanes import mark
 from relax_tune.schedules.rules.matmul import output_column, prepare_product
 from relax_tune.schedules.rules.matvec import FEW_ROWS, steps_together
+from relax_tune.schedules.rules.reductions_split import new_blocks
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
 
@@ -54,7 +55,7 @@ FIRST_SHARES = 4
 class Product:
     """What is multiplied, and the block that stores the sums. halves: steps that share a byte; group: steps that share a float factor;
     widths: elements that may be read at once along the steps, and along the columns; steps: how many, 0 where nobody knows, of the
-    share to try first."""
+    share to try first; shared: whether groups share them out."""
 
     roles: Contraction
     last: Block
@@ -62,6 +63,7 @@ class Product:
     group: int | None
     widths: tuple[list[int], list[int]]
     steps: int
+    shared: bool
 
     def at_once(self, items: int) -> int:
         """The most reads written out that whole rounds of so many steps are cut into."""
@@ -107,7 +109,7 @@ def _prepared(s: Schedule, machine: Machine, split: bool) -> Product:
         main, last = share_steps(s, main, machine)
         roles = contraction(find_block(s.func, main), output_column(s, main, last))
         steps //= FIRST_SHARES
-    return Product(roles, last, halves, group, widths, steps)
+    return Product(roles, last, halves, group, widths, steps, split)
 
 
 def _dots(s: Schedule, p: Product, machine: Machine) -> None:
@@ -167,22 +169,31 @@ def _columns(s: Schedule, p: Product, machine: Machine) -> None:
     nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
     i_0, i_1 = _rows(s, roles, nest, mul(width, p.halves))
     j_0, j_t, lanes = s.split(nest[roles.column], [None, tx, width], divides=even)
-    if p.group is None:
-        rounds, several, item, together = s.split(nest[step], [None, unroll, ty, p.halves])
-        run = [rounds, several]
-    else:  # numbers that share a factor follow each other in one item
-        rounds, item, pairs, together = s.split(nest[step], [None, ty, p.group // p.halves, p.halves])
-        run = [rounds, *s.split(pairs, [None, unroll])]
     batch = [nest[v] for v in roles.batch]
-    s.reorder([*batch, *i_0, j_0, j_t, item, *run, *i_1, together, lanes])
-    s.unroll(run[-1])
-    own = s.reverse_compute_at(p.last.name, j_t)
-    partial = factored(s, main, item, "shared")
-    of_item = factored(s, partial, together, "local", "serial")
-    own_sums = find_block(s.func, of_item).body.buffer
-    rank = len(own_sums.shape)
+    outer = [*batch, *i_0, j_0, j_t]
+    if p.group is not None and not p.shared:
+        groups, pairs, together = s.split(nest[step], [None, p.group // p.halves, p.halves])
+        s.reorder([*outer, groups, pairs, *i_1, together, lanes])
+        own = s.reverse_compute_at(p.last.name, j_t)
+        item, partial, summed = _by_groups(s, main, groups, ty)
+        s.unroll(s.split(pairs, [None, unroll])[1])
+    else:
+        if p.group is None:
+            rounds, several, item, together = s.split(nest[step], [None, unroll, ty, p.halves])
+            run = [rounds, several]
+        else:  # a factor is read once for all of a group, and multiplied by each time: where shares begin, none can leave the sum
+            rounds, item, pairs, together = s.split(nest[step], [None, ty, p.group // p.halves, p.halves])
+            run = [rounds, *s.split(pairs, [None, unroll])]
+        s.reorder([*outer, item, *run, *i_1, together, lanes])
+        s.unroll(run[-1])
+        own = s.reverse_compute_at(p.last.name, j_t)
+        partial = summed = factored(s, main, item, "shared")
+    of_item = factored(s, summed, together, "local", "serial")
     place = next(d for d, e in enumerate(roles.block.body.indices) if e is roles.column)
-    s.apply("permute_layout", buffer=own_sums.name, order=[*(d for d in range(rank) if d != place), place])
+    for name in (of_item, *({summed} - {partial})):
+        sums = find_block(s.func, name).body.buffer
+        rank = len(sums.shape)
+        s.apply("permute_layout", buffer=sums.name, order=[*(d for d in range(rank) if d != place), place])
     s.bind(item, "item", 1)
     s.apply("decompose_reduction", block=main, loop=s.inner_loops(main, j_t)[0])
     mark(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
@@ -192,7 +203,8 @@ def _columns(s: Schedule, p: Product, machine: Machine) -> None:
     for row in rows:
         s.unroll(row)
     left = find_block(s.func, partial).body.buffer
-    s.apply("permute_layout", buffer=left.name, order=[rank - 2, *range(rank - 2)])
+    last = len(left.shape) - 1
+    s.apply("permute_layout", buffer=left.name, order=[last, *range(last)])
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", 0)
     _groups(s, j_0, i_0, batch)
@@ -208,6 +220,23 @@ def _columns(s: Schedule, p: Product, machine: Machine) -> None:
         sharing = min(16, 256 // beside)
         each = AT_ONCE[-1] if p.group else p.at_once(sharing * p.halves)
         s.guess({"TX": beside, "TY": sharing, "VL": vector, "KU": each, **few})
+
+
+def _by_groups(s: Schedule, main: str, groups: str, items: Tunable) -> tuple[str, str, str]:
+    """Sums of the groups of steps with one float factor, which is multiplied by once a group. Each item takes groups that follow
+    each other: the items' loop, and the blocks that add up an item's groups, and a group's steps."""
+    (of_group,) = (
+        n for n in new_blocks(s, "rfactor", block=main, loop=groups, scope="local") if not n.endswith("_init")
+    )
+    s.apply("hoist_factors", block=of_group)
+    own = s.loops_of(of_group)
+    left = s.inner_loops(main, own[own.index(groups) - 1])[0]
+    item, rounds = s.split(left, [items, None])
+    partial = factored(s, main, item, "shared")
+    first, inner = s.split(groups, [items, None])
+    s.merge_loops(first, item)
+    s.merge_loops(inner, rounds)
+    return first, partial, of_group
 
 
 def _has_columns(x: Load, roles: Contraction) -> bool:

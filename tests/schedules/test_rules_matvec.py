@@ -57,11 +57,11 @@ def test_the_matrix_is_read_sixteen_bytes_at_a_time(name: str) -> None:
     assert "rt_load_first" not in text
 
 
-def test_several_reads_are_on_their_way_at_once() -> None:
-    """The steps of a group share a factor, which is read once for all of them."""
+def test_a_factor_of_a_group_of_steps_is_multiplied_by_once() -> None:
+    """And several reads of the matrix are on their way at once."""
     text = guessed("int4").source.split("/*end prelude*/")[1]
     assert text.count("rt_load<u8x16, 16>") == 2 * 4
-    assert len(set(re.findall(r"rt_load<f32x16, 4>\((scale_cache_ [^)]*)\)", text))) == 1
+    assert text.count("(scale_cache_ +") == 1
 
 
 @pytest.mark.nvrtc
@@ -76,9 +76,9 @@ def test_what_is_unpacked_stays_in_registers() -> None:
 def test_candidates_compute_what_the_function_means(tmp_path: Path) -> None:
     rng = random.Random("matvec")
     made = []
-    for name in ("bf16", "int8", "int4"):
+    for name, end in (("bf16", ""), ("int8", ".split"), ("int4", ""), ("int4", ".split")):
         make_func, sketch, _ = STORED[name]
-        found = of(make_func(), rng.choice((sketch, f"{sketch}.split")))
+        found = of(make_func(), sketch + end)
         values = drawn(found, rng)
         made.append(
             (f"{name} {found.name} {values}", make_func(), replace(instantiate(found, values), name=f"f{len(made)}"))
