@@ -326,7 +326,7 @@ def decoder(context: Context) -> Iterator[Row]:
             continue
         folder = decoder_folder(DECODERS[name], context.work / f"decoder-{name}")
         bounds = {"b": (1, 1), "n": (1, lengths[-1]), "m": (1, lengths[-1])}
-        whole = load_hf(folder, bounds=bounds, caches="bf16")
+        whole = load_hf(folder, bounds=bounds, cache_dtype="bf16")
         modules = {f"{name}-{f}": replace(whole, functions={f: whole.functions[f]}) for f in ("prefill", "decode")}
         device = open_device(context.target)
         if context.tiny:

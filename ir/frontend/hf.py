@@ -16,7 +16,7 @@ from relax_tune.ir.frontend.hf_llama_config import FAMILIES, llama_config
 from relax_tune.ir.frontend.hf_weights import Weights
 from relax_tune.ir.function import IRModule
 
-Caches = Literal["f32", "f16", "bf16"]
+CacheType = Literal["f32", "f16", "bf16"]
 SUPPORTED = (*ENCODERS, *FAMILIES)
 
 
@@ -26,7 +26,7 @@ def load_hf(
     normalize: bool = True,
     bounds: Mapping[str, tuple[int, int]] | None = None,
     every_position: bool = False,
-    caches: Caches = "f32",
+    cache_dtype: CacheType = "f32",
 ) -> IRModule:
     """Import a model by what its config.json says it is.
 
@@ -43,7 +43,7 @@ def load_hf(
     `m`; by default at least 1, and together at most the positions the model has. Of encoders alone: pooling: `mean` over the
     positions the mask admits, `cls`, the first one, or `none`, which gives the last hidden state (b, n, hidden) as it is;
     normalize: what is pooled to unit length. Of decoders alone: every_position: logits of `prefill` are (b, n, vocabulary), those
-    of every position instead of the last; caches: the type keys and values are stored in, which 16 bits make half as large.
+    of every position instead of the last; cache_dtype: the type keys and values are stored in, which 16 bits make half as large.
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
@@ -58,8 +58,10 @@ def load_hf(
     if pooling not in get_args(Pooling):
         raise UserError(f"pooling: wanted 'mean', 'cls' or 'none', found {pooling!r:.80}; give one of them")
     where = str(root / "config.json")
-    if caches not in get_args(Caches):
-        raise UserError(f"caches: wanted one of {', '.join(get_args(Caches))}, found {caches!r:.80}; give one of them")
+    if cache_dtype not in get_args(CacheType):
+        raise UserError(
+            f"cache_dtype: wanted one of {', '.join(get_args(CacheType))}, found {cache_dtype!r:.80}; give one of them"
+        )
     if kind in FAMILIES:
         if (pooling, normalize) != ("mean", True):
             raise UserError(
@@ -78,9 +80,9 @@ def load_hf(
                 f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
             )
         model = Llama(decoder, Weights(root), max(n[1], m[1] + 1))
-        return model.module(b, n, m, every_position, dtype(caches))
-    if caches != "f32":
-        raise UserError(f"caches: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
+        return model.module(b, n, m, every_position, dtype(cache_dtype))
+    if cache_dtype != "f32":
+        raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
     if every_position:
         raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
     config = bert_config(data, where)

@@ -154,7 +154,7 @@ def test_decoding_with_weights_and_caches_of_16_bits(tmp_path: Path) -> None:
     folder, logits = write(tmp_path, "llama")
     device = open_device("c")
     try:
-        module = load_hf(folder, bounds={"b": (1, 4)}, caches="f16")
+        module = load_hf(folder, bounds={"b": (1, 4)}, cache_dtype="f16")
         job = Job(module, device.info, MemoryStore(), Settings(target="c", precision="f16"))
         attentions = [f for n, f in job.lowered.prims.items() if "attention" in n]
         assert len(attentions) == 2 and {b.dtype for f in attentions for b in f.buffers} == {f16}
@@ -167,8 +167,8 @@ def test_decoding_with_weights_and_caches_of_16_bits(tmp_path: Path) -> None:
                 np.testing.assert_allclose(found, wanted[:, -count:], atol=limit, rtol=0)
     finally:
         device.close()
-    with pytest.raises(UserError, match="caches: wanted one of f32, f16, bf16, found 'i8'"):
-        load_hf(folder, caches="i8")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="cache_dtype: wanted one of f32, f16, bf16, found 'i8'"):
+        load_hf(folder, cache_dtype="i8")  # type: ignore[arg-type]
 
 
 def test_decoding_needs_no_scalars(tmp_path: Path) -> None:
