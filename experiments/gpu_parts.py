@@ -153,7 +153,7 @@ def sanitizer(context: Context) -> Iterator[Row]:
 def candidates(context: Context) -> Iterator[Row]:
     """A random candidate of every sketch, at small sizes off any tile. Of `sanitizer`."""
     device, rng = open_device(context.target), np.random.default_rng(0)
-    modules = {f"{name} {kind}": m for kind in ("f32", "f16") for name, m in memory_bound(kind, 100, 70).items()}
+    modules = {f"{name} f16": m for name, m in memory_bound("f16", 100, 70).items()}
     modules |= {
         f"product {d}": product(d, *((5, 8, 9) if context.tiny else (70, 72, 66)), weights=False)
         for d in ((f16,) if context.tiny else (f16, bf16))

@@ -15,6 +15,7 @@ from relax_tune.ir.expr import (
     Op,
     Tunable,
     Var,
+    add,
     as_int,
     ceildiv,
     const,
@@ -243,6 +244,7 @@ def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
 def groups_at_once(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
     """Groups that a multiprocessor holds: by items, shared memory and registers."""
     warps = ceildiv(group_items(func, kernel), machine.warp)
+    shared = shared_bytes(func, kernel, machine)
     each = mul(ceildiv(registers(func, kernel), GRAIN), GRAIN * machine.warp)
     return simplify(
         reduce(
@@ -250,7 +252,7 @@ def groups_at_once(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
             (
                 const(machine.core_groups),
                 floordiv(const(machine.core_threads // machine.warp), warps),
-                floordiv(const(machine.core_bytes), maximum(shared_bytes(func, kernel, machine), 1)),
+                floordiv(const(machine.core_bytes), maximum(add(shared, const(machine.reserved_bytes)), 1)),
                 floordiv(const(machine.core_registers), mul(warps, each)),
             ),
         )

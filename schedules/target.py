@@ -48,6 +48,12 @@ class Machine:
         return self.language == "cuda" and self.is_gpu
 
     @property
+    def reserved_bytes(self) -> int:
+        """What a group takes of its multiprocessor's shared memory beside what its kernel asks for: on NVIDIA's, what no group can have
+        of all."""
+        return self.core_bytes - self.local_bytes if self.language == "cuda" and self.is_gpu else 0
+
+    @property
     def copies_late(self) -> bool:
         """Copies into shared memory go past registers, and nobody waits for them before he looks (`cp.async`)."""
         return self.capability >= 80
