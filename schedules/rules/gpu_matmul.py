@@ -96,8 +96,10 @@ def product(
     """The product in groups and items. gathered: operands that blocks put together from what lies apart; no memory holds them whole,
     since each slice is put together where it is fetched."""
     last = final_block(s.func)
+    # eights as a number of its own show that they divide a slice
+    eights = mul(s.tunable("KE", [n // min(STEPS) for n in STEPS]), min(STEPS)) if ahead else None
     if form == "split":
-        main, last = share_steps(s, main, machine)
+        main, last = share_steps(s, main, machine, eights)
     elif form == "stream":
         last = stored_apart(s, main)
     roles, row = matrix_roles(s, main, last)
@@ -113,9 +115,7 @@ def product(
     limit_items(s, machine, mul(tile.tx, tile.ty))
     s.require(le(mul(tile.height, tile.vectors) * tile.width, const(MOST_SUMS)))
     halves = _steps_together(roles)
-    # eights as a number of its own show that they divide a slice
-    eights = s.tunable("KE", [n // min(STEPS) for n in STEPS]) if ahead else None
-    steps = s.tunable("KT", STEPS) if eights is None else mul(eights, min(STEPS))
+    steps = s.tunable("KT", STEPS) if eights is None else eights
     if ahead and halves > 1:
         raise ScheduleError(f"{s.func.name}: bytes of several steps go through registers")
     slices = take_slices(s, roles, tile.rows, tile.columns, mul(steps, halves), halves)
@@ -169,7 +169,8 @@ def product(
         s.bind(i_0, "group", 1)
         if batch:
             s.bind(s.fuse(batch), "group", 2)
-    shares = {"tiles": {}, "split": {"SK": 4}, "stream": FIRST_WAVES}[form]
+    split = {"SS": s.tunables["SS"].domain[-3:][0]} if "SS" in s.tunables else {"SK": 4}
+    shares = {"tiles": {}, "split": split, "stream": FIRST_WAVES}[form]
     s.guess(
         *(
             {"TX": x, "TY": y, "MR": h, "NV": v, **more, **shares}

@@ -243,7 +243,7 @@ def by_hand(language: str) -> list[Sample]:
     if language == "c":
         return samples
     late = replace(MACHINES["gpu"], language="cuda", capability=80)
-    (sketch,) = generate_sketches(CASES[case][0](), late, {"gpu_matmul": GPU_RULES["gpu_matmul"]})
+    (sketch, *_) = generate_sketches(CASES[case][0](), late, {"gpu_matmul": GPU_RULES["gpu_matmul"]})
     values = {"TX": 8, "TY": 4, "MR": 1, "NV": 1, "KE": 1, "STAGES": 3}
     return [*samples, Sample(case, "gpu_matmul", sketch.name, values, instantiate(sketch, values), shapes)]
 
