@@ -65,7 +65,7 @@ def product_of(kind: str, k: int, n: int, turned: bool) -> PrimFunc:
 
 
 def candidates(device: Device, func: PrimFunc, rule: str, tiny: bool) -> Iterator[tuple[str, Callable[[], Executor]]]:
-    """The first guesses of the first sketch that a rule has of a function, as text, with what opens each on a device. tiny: the last one."""
+    """The first guesses of the first sketch that a rule has of a function, as text, with what opens each. tiny: the last one."""
     machine = replace(Machine.from_limits(device.info.kind, dict(device.info.limits)), warpgroups=True)
     target, names = CodeTarget("cuda", machine.lanes), {v: v.name for v in func.symbols}
     for sketch in generate_sketches(func, machine, {rule: GPU_RULES[rule]})[:1]:
