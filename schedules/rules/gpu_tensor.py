@@ -16,7 +16,7 @@ from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.dtype import DType, f32, i8, u8
-from relax_tune.ir.expr import Expr, Load, Op, Tunable, const, free_vars, le, mul
+from relax_tune.ir.expr import Expr, Load, Op, Tunable, as_int, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.warp_products import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.analysis import Contraction, final_block, is_product
@@ -125,12 +125,15 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     s.bind(i_0, "group", 1)
     if batch:
         s.bind(s.fuse(batch), "group", 2)
-    shares = {"SS": s.tunables["SS"].domain[-3:][0]} if split else {}
+    shares = {"SS": s.tunables["SS"].domain[-2:][0]} if split else {}
+    known = next(as_int(i.extent) for i in roles.block.iters if i.var is row)
+    highest = max(TILES) * max(WARPS) if known is None else max(1, -(-known // ROWS))  # more tiles would be padding
     s.guess(
         *(
             {"WM": a, "WN": b, "MT": h, "NT": w, "KS": k, **shares, **more}
             for more in ([{"STAGES": 3}, {"STAGES": 2}] if ahead else [{}])
             for a, b, h, w, k in ((2, 2, 4, 8, 1), (2, 2, 2, 4, 1), (1, 4, 1, 4, 2), (1, 4, 1, 4, 1), (1, 1, 1, 2, 1))
+            if a * h <= highest
         )
     )
     return s

@@ -97,6 +97,13 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
         assert ("rt_copy<8>" in found and "rt_sent" in found) == (case in AHEAD or case in ATTENTION), what
 
 
+def test_few_rows_are_tried_in_tiles_that_are_no_higher() -> None:
+    func = make.dense(256, 512, rows=8, stored=f16)
+    for sketch in generate_sketches(func, MACHINE, {"gpu_tensor": GPU_RULES["gpu_tensor"]}):
+        assert sketch.guesses and all(g["WM"] * g["MT"] == 1 for g in sketch.guesses)
+        assert any(g["STAGES"] == 3 for g in sketch.guesses)
+
+
 @pytest.mark.parametrize("case", ["NT", "batched NN", "of a cache"])
 def test_traces_replay_and_keep_the_meaning(case: str) -> None:
     func, (dims, *_) = CASES[case][0](), CASES[case][1]
