@@ -5,7 +5,7 @@ Loops and blocks are named by their (unique) names, so that a trace can be repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
@@ -121,9 +121,22 @@ def fresh(func: PrimFunc, wanted: str, taken: Iterable[str] = ()) -> str:
 def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
     """Bounds of the loops' variables."""
     out = env or Env()
+    around: set[Var] = set()
     for loop in path:
-        out = out.with_loop(loop.var, loop.extent)
+        out = out.with_loop(loop.var, _bound(loop.extent, around))
+        around.add(loop.var)
     return out
+
+
+def _bound(extent: Expr, around: Collection[Var]) -> Expr:
+    """What an extent that depends on loops around is at most: of `min(a, b) - c` the part that depends on fewer of them, since every
+    proof would look at all cases."""
+    more = isinstance(extent, Op) and extent.op in ("add", "sub") and extent.args
+    whole = more[0] if more else extent
+    if not isinstance(whole, Op) or whole.op != "min" or not any(v in around for v in free_vars(whole)):
+        return extent
+    part = min(whole.args, key=lambda e: sum(v in around for v in free_vars(e)))
+    return op(extent.op, (part, more[1]), extent.dtype) if more and isinstance(extent, Op) else part
 
 
 def copied(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:

@@ -292,7 +292,7 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
 
 
 # Arguments that are words; the other strings name things of the function.
-_WORDS = frozenset({"kind", "tail", "scope", "index_map", "intrinsic"})
+_WORDS = frozenset({"kind", "tail", "scope", "index_map", "intrinsic", "skip"})
 
 
 def _located(step: Step, func: PrimFunc) -> str:

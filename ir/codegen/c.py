@@ -279,7 +279,8 @@ class CPrinter(Printer):
         inner = f.body
         nested = isinstance(inner, Loop) and inner.kind in ("parallel", "group")
         nested = nested and isinstance(inner, Loop) and f.var not in self.algebra.free(inner.extent)
-        pragma = "#pragma omp parallel for schedule(static)" + (" collapse(2)" if nested else "")
+        how = "dynamic" if f.var in self.varying else "static"
+        pragma = f"#pragma omp parallel for schedule({how})" + (" collapse(2)" if nested else "")
         self.lines.append(pragma)
         (kind, name), text = self.counted(f.var, extent), self.poly_text(extent)
         with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):

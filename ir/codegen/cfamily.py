@@ -47,10 +47,12 @@ def numbered(base: str, number: int) -> str:
 class Printer(Copies):
     """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
 
-    unset: what registers hold before their first store; most: where integers have 32 bits, what they are at most."""
+    unset: what registers hold before their first store; most: where integers have 32 bits, what they are at most; varying: loops over
+    threads some of whose iterations do more than others."""
 
     unset = ""
     most: Expr = const(0)
+    varying: frozenset[Var] = frozenset()
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
         super().__init__(prelude, algebra, layouts)

@@ -41,7 +41,7 @@ from relax_tune.ir.dtype import bool_
 from relax_tune.ir.empty_reductions import complete_empty_reductions
 from relax_tune.ir.expr import Expr, Tunable, Var, as_int, free_vars
 from relax_tune.ir.function import Param, PrimFunc
-from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, seq
+from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, loops, seq
 from relax_tune.ir.stmt import walk as walk_stmt
 
 Language = Literal["c", "opencl", "cuda"]
@@ -117,6 +117,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     for narrow in (True, False) if _for_gpus(target, body) else (False,):
         printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
         printer.spans = Spans(algebra, func.scalar_params) if narrow else None
+        printer.varying = _varying(func.body)
         name = printer.fresh(func.name)
         source, grid = printer.kernel(name, buffers, written, body)
         if fits(printer.most) is not False:
@@ -134,6 +135,12 @@ def _lanes(func: PrimFunc, target: CodeTarget) -> int:
     """Elements of a vector: of CUDA's, which are arrays, as many of the narrowest that is stored as one access has."""
     stored = [b.dtype.bytes for b in func.buffers if b.dtype is not bool_] if target.language == "cuda" else []
     return target.lanes * 4 // min(4, *stored) if stored else target.lanes
+
+
+def _varying(s: Stmt) -> frozenset[Var]:
+    """The loops over threads whose iterations do more work or less, by the length of loops inside them."""
+    spread = [p for p in loops(s) if p.kind in ("parallel", "group")]
+    return frozenset(p.var for p in spread if any(p.var in free_vars(q.extent) for q in loops(p.body)))
 
 
 def _check(func: PrimFunc, target: CodeTarget) -> None:

@@ -230,7 +230,8 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     Before: `for i in serial(N): S(i)`
     After: `for i in parallel(N): S(i)`
     Checks: every iteration is independent, i.e. the variable feeds no reduction iterator of a block below (an `unrolled`
-    loop may), and iterations provably write different elements of every buffer they share (all but `local` ones, and under
+    loop may, and any where that block has its initial value stored before and each iteration provably has elements of its own),
+    and iterations provably write different elements of every buffer they share (all but `local` ones, and under
     `group` `shared` ones; under `vectorized` those too; one that a loop's iterations each have, and write, is touched nowhere else);
     vectorized and unrolled extents hold no shape symbol; a grid axis is bound once on a path; no parallel loop is around
     another.
@@ -249,12 +250,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
         )
     if kind != "unrolled":
         for block in blocks(node.body):
-            for it, bound in zip(block.iters, block.bindings):
-                if it.kind == "reduce" and _mentions(bound, node.var):
-                    raise ScheduleError(
-                        f"{func.name}: {kind} wants independent iterations, but {loop!r} feeds the reduction iterator "
-                        f"{it.var.name!r} of block {block.name!r}; use rfactor first"
-                    )
+            fed = [i for i, b in zip(block.iters, block.bindings) if i.kind == "reduce" and _mentions(b, node.var)]
             target = block.body.buffer
             where = [bracketed(block_value(block, i), block.predicate) for i in block.body.indices]
             path = enclosing(func, block)
@@ -262,7 +258,13 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             own = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
             shared = not own or kind == "vectorized"
             # points that a guard leaves out write nothing
-            if shared and not separates(where, node.var, inner, loop_env(path), block.predicate):
+            meets = (fed or shared) and not separates(where, node.var, inner, loop_env(path), block.predicate)
+            if fed and (block.init is not None or meets):
+                raise ScheduleError(
+                    f"{func.name}: {kind} wants independent iterations, but {loop!r} feeds the reduction iterator "
+                    f"{fed[0].var.name!r} of block {block.name!r}; use rfactor first"
+                )
+            if meets:
                 raise ScheduleError(
                     f"{func.name}: {kind} wants iterations that write different elements, but iterations of {loop!r} may "
                     f"write the same element of {target.name!r} in block {block.name!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import is_dense
@@ -57,6 +58,7 @@ from relax_tune.schedules.nest import (
 )
 from relax_tune.schedules.primitives.blocks import Span, covered, spatial_of
 from relax_tune.schedules.primitives.factors import positive
+from relax_tune.schedules.primitives.hidden import seen_steps
 from relax_tune.schedules.primitives.loops import require_serial
 from relax_tune.schedules.primitives.reductions import combiner, decompose_reduction
 
@@ -337,7 +339,7 @@ def _is_factor(e: Expr, access: Load) -> bool:
     return len(with_it) == 1 and _is_factor(with_it[0], access)
 
 
-def rolling_update(func: PrimFunc, block: str) -> PrimFunc:
+def rolling_update(func: PrimFunc, block: str, skip: Literal["nothing", "late", "hidden"] = "nothing") -> PrimFunc:
     """Find the maxima of a softmax while its sums run: whenever a maximum grows, what was summed is scaled down.
 
     Before: `for k: M[i] = max(M[i], s[i, k])`, `for k: W[i, k] = exp(s[i, k] - M[i])`, `for k: A[i] = A[i] + W[i, k] * x[k]`
@@ -347,7 +349,14 @@ def rolling_update(func: PrimFunc, block: str) -> PrimFunc:
     the keys, unsplit and serial, whose iterations all run; the nests follow each other in one body and run through the same
     rows. The loops' order is part of the meaning then: nothing may reorder or spread it, since nothing has an initial value.
     Results differ by rounding, and a row whose scores are all minus infinity sums up to 0.
+    skip: with `hidden` the loop runs only from the first to the last step whose scores the condition of a mask, `select(c, s, -inf)`,
+    leaves to some of the rows that the loop is for: `for k in range(min(N, last + 1) - first)` at `first + k`, both of which may depend
+    on loops around; with `late` from the start to the last one. A hidden step has weights of 0 and leaves the maximum, so that it adds
+    nothing; what it would weigh may then be infinite or NaN without a sum becoming NaN.
+    Checks also: the condition has comparisons that are linear in the step, and rise or fall with the rows, and hide a step.
     """
+    if skip not in ("nothing", "late", "hidden"):
+        raise ScheduleError(f"{func.name}: rolling_update wants to skip nothing, late or hidden steps, found {skip!r}")
     found = softmax_of(func, block)
     members = (found.top, found.weights, *(s.block for s in found.sums))
     require_role(func, "rolling_update", *members)
@@ -370,6 +379,12 @@ def rolling_update(func: PrimFunc, block: str) -> PrimFunc:
                 f"{func.name}: rolling_update wants equal extents, found {k.extent!r} and {order[0].extent!r}"
             )
     _require_same_rows(func, found, keys)
+    first: Expr = const(0)
+    count = order[0].extent
+    if skip != "nothing":
+        path = enclosing(func, found.top)
+        rows = {p.var: p.extent for p in path[path.index(order[0]) + 1 :]}
+        first, count = seen_steps(func, block_value(found.top, found.score), order[0], rows, env, skip == "hidden")
     made = func
     for b in (found.top, *(s.block for s in found.sums)):
         made = decompose_reduction(made, b.name, keys[b].var.name)
@@ -385,7 +400,8 @@ def rolling_update(func: PrimFunc, block: str) -> PrimFunc:
         (node,) = blocks(k)
         changed = replace_node(k.body, node, _rolled(found, b, node, factor))
         nests.append(rebind(changed, {k.var: loops_[0].var}))
-    rolled = replace(loops_[0], body=seq(*nests))
+    body_ = seq(*nests) if first is const(0) else rebind(seq(*nests), {loops_[0].var: first + loops_[0].var})
+    rolled = replace(loops_[0], extent=count, body=body_)
     stmts = (*body.stmts[:start], *(s for s in part if s not in loops_), rolled, *body.stmts[start + len(part) :])
     return replace(made, body=replace_node(made.body, body, seq(*stmts)), allocs=(*made.allocs, factor))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from relax_tune.errors import ScheduleError
@@ -17,8 +18,13 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.nest import block_loads, find_alloc, find_block, readers, writer
+from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import Machine
+
+# Blocks of keys that are not computed, what is best first: those that a mask hides from all queries of a tile; those alone after the last
+# one that some query sees; or none, where a step refuses more.
+SKIPS = ("hidden", "late", "nothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +63,10 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
-    try:
-        schedule = build(func, machine)
-    except ScheduleError:
-        return
-    yield "attention.rolling", schedule
+    yield from first_fitting("attention.rolling", (partial(build, func, machine, skip) for skip in SKIPS))
 
 
-def build(func: PrimFunc, machine: Machine) -> Schedule:
+def build(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
     """Tiles of queries, keys in blocks. Raises ScheduleError where the function is no attention of known widths."""
     s = Schedule(func)
     r = find_roles(s)
@@ -96,7 +98,7 @@ def build(func: PrimFunc, machine: Machine) -> Schedule:
     for name in (r.context, r.total, f"{r.top}_scale", r.top):
         s.compute_at(name, i_0)
         _order(s, name, i_0, "vb", *_others(s, name, i_0, "vb"))
-    s.apply("rolling_update", block=r.top)
+    roll(s, r, skip)
     (key,) = feeding(s, r.top, i_0, "vb")
     _weighted_values(s, r, key, height, width)
     _exponentials(s, r, key)
@@ -110,6 +112,17 @@ def build(func: PrimFunc, machine: Machine) -> Schedule:
             s.vectorize(inner.var.name)
     s.set_kind(s.fuse([*outer, i_0]), "group" if machine.groups else "parallel")
     return s
+
+
+def roll(s: Schedule, r: Roles, skip: str) -> None:
+    """One loop over blocks of keys, which skips those that the mask says are hidden."""
+    if skip != "nothing":
+        try:
+            s.apply("rolling_update", block=r.top, skip=skip)
+            return
+        except ScheduleError:
+            pass  # no condition bounds the keys
+    s.apply("rolling_update", block=r.top)
 
 
 def _weighted_values(s: Schedule, r: Roles, key: str, height: Tunable, width: Tunable) -> None:

@@ -18,8 +18,16 @@ from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import For, Seq, blocks
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.nest import block_loads, find_block, find_loop
-from relax_tune.schedules.rules.attention import Roles, feeding, find_roles, other_operand, swap_last
-from relax_tune.schedules.rules.forms import fitting
+from relax_tune.schedules.rules.attention import (
+    SKIPS,
+    Roles,
+    feeding,
+    find_roles,
+    other_operand,
+    roll,
+    swap_last,
+)
+from relax_tune.schedules.rules.forms import first_fitting, fitting
 from relax_tune.schedules.rules.gpu_attention_keys import rolling, splits
 from relax_tune.schedules.rules.gpu_items import limit_items
 from relax_tune.schedules.schedule import Schedule
@@ -30,12 +38,13 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
-    of_few = (("keys", rolling), ("splits", splits)) if machine.exchanges else (("keys", _keys),)
-    forms = (("queries", _queries), *of_few)
-    yield from fitting((f"attention.{name}", partial(make, func, machine)) for name, make in forms)
+    for name, make in (("queries", _queries), ("keys", rolling if machine.exchanges else _keys)):
+        yield from first_fitting(f"attention.{name}", (partial(make, func, machine, skip) for skip in SKIPS))
+    if machine.exchanges:
+        yield from fitting([("attention.splits", partial(splits, func, machine))])
 
 
-def _queries(func: PrimFunc, machine: Machine) -> Schedule:
+def _queries(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
     """TX queries to a group, KB keys at a time."""
     s = Schedule(func)
     r = find_roles(s)
@@ -67,7 +76,7 @@ def _queries(func: PrimFunc, machine: Machine) -> Schedule:
         s.compute_at(name, i_0)
         steps = feeding(s, name, i_0, "vb")
         s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
-    s.apply("rolling_update", block=r.top)
+    roll(s, r, skip)
     (step,) = feeding(s, r.top, i_0, "vb")
     row = _one_row(s, step)
     _stages(s, r, row, width)
@@ -92,7 +101,7 @@ def _queries(func: PrimFunc, machine: Machine) -> Schedule:
     return s
 
 
-def _keys(func: PrimFunc, machine: Machine) -> Schedule:
+def _keys(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
     """A group for each query, TX keys at a time."""
     s = Schedule(func)
     r = find_roles(s)
@@ -108,7 +117,7 @@ def _keys(func: PrimFunc, machine: Machine) -> Schedule:
         s.compute_at(name, query)
         steps = feeding(s, name, query, "vb")
         s.reorder([*steps, *(n for n in s.inner_loops(name, query) if n not in steps)])
-    s.apply("rolling_update", block=r.top)
+    roll(s, r, skip)
     (step,) = feeding(s, r.top, query, "vb")
     part = f"{r.context}_rf"
     for name in (part, f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):

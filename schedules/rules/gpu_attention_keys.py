@@ -15,7 +15,7 @@ from relax_tune.ir.expr import Expr, Tunable, ceildiv, const, free_vars, le, mul
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.stmt import blocks, loops
 from relax_tune.schedules.nest import block_loads, find_block
-from relax_tune.schedules.rules.attention import Roles, apart, block_of, feeding, find_roles
+from relax_tune.schedules.rules.attention import Roles, apart, block_of, feeding, find_roles, roll
 from relax_tune.schedules.rules.gpu_items import NEIGHBOURS, bind_items, factored, limit_items, sum_over_items
 from relax_tune.schedules.rules.lanes import mark
 from relax_tune.schedules.schedule import Schedule
@@ -43,7 +43,7 @@ class Shape:
     width: Tunable
 
 
-def rolling(func: PrimFunc, machine: Machine) -> Schedule:
+def rolling(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
     """All keys of a few queries by one group."""
     s = Schedule(func)
     r, shape, queries = _prepared(s, machine, (1, 2))
@@ -56,7 +56,7 @@ def rolling(func: PrimFunc, machine: Machine) -> Schedule:
         s.compute_at(name, i_0)
         steps = feeding(s, name, i_0, "vb")
         s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
-    s.apply("rolling_update", block=r.top)
+    roll(s, r, skip)
     (step,) = feeding(s, r.top, i_0, "vb")
     for name in (f"{r.context}_rf", f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score):
         s.compute_at(name, step)

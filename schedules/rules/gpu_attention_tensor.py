@@ -20,8 +20,16 @@ from relax_tune.ir.stmt import LoopKind
 from relax_tune.ir.warp_products import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.nest import block_loads, find_alloc, find_block
-from relax_tune.schedules.rules.attention import Roles, feeding, find_roles, other_operand, swap_last
-from relax_tune.schedules.rules.forms import fitting
+from relax_tune.schedules.rules.attention import (
+    SKIPS,
+    Roles,
+    feeding,
+    find_roles,
+    other_operand,
+    roll,
+    swap_last,
+)
+from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import limit_items, sum_over_items
 from relax_tune.schedules.rules.gpu_tensor import CAPABILITY, EACH, HIGH, MOST_SUMS, VECTOR, WIDE
 from relax_tune.schedules.rules.lanes import mark
@@ -57,10 +65,11 @@ class Tile:
 def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
     """One sketch of an attention; nothing when the function is none, and on machines that do not multiply tiles."""
     if machine.capability >= CAPABILITY and len(reductions(func)) == 4:
-        yield from fitting([("attention.tensor", partial(build, func, machine))])
+        # where windows begin takes long to tell for what warps hold
+        yield from first_fitting("attention.tensor", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
 
 
-def build(func: PrimFunc, machine: Machine) -> Schedule:
+def build(func: PrimFunc, machine: Machine, skip: str = "late") -> Schedule:
     """Raises ScheduleError where the function is no attention in 16-bit floats, or one of few queries."""
     s = Schedule(func)
     r = find_roles(s)
@@ -90,7 +99,7 @@ def build(func: PrimFunc, machine: Machine) -> Schedule:
         s.compute_at(name, i_0)
         steps = feeding(s, name, i_0, "vb")
         s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
-    s.apply("rolling_update", block=r.top)
+    roll(s, r, skip)
     (step,) = feeding(s, r.top, i_0, "vb")
     for name in (f"{r.context}_rf", f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):
         s.compute_at(name, step)

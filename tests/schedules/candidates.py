@@ -96,6 +96,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "attention of positions": (make.attention_of_positions, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "attention over a cache": (make.attention_over_cache, ({"n": 5, "m": 21}, {"n": 1, "m": 40}, {"n": 33, "m": 33})),
     "attention, f16": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1})),
+    "causal attention": (make.causal_attention, ({"n": 0}, {"n": 1}, {"n": 37}, {"n": 131})),
     "transpose": (_zoo("transpose_0213"), ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
     "turned": (make.turned, ({"b": 2, "n": 17, "m": 35}, {"b": 1, "n": 16, "m": 8}, {"b": 1, "n": 1, "m": 1})),
     "turned, bf16": (lambda: make.turned(bf16), ({"b": 2, "n": 17, "m": 9}, {"b": 1, "n": 32, "m": 16})),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from relax_tune.ir.dtype import DType, bool_, f16, f32, i8, i64
-from relax_tune.ir.expr import Expr, Var, call, cast, const, div, eq, lt, maximum, select
+from relax_tune.ir.expr import TRUE, Expr, Var, and_, call, cast, const, div, eq, lt, maximum, select
 from relax_tune.ir.function import PrimFunc
 from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
@@ -347,9 +348,10 @@ def ends(width: int = 12) -> PrimFunc:
     return b.finish()
 
 
-def weighted(guarded: bool = True) -> PrimFunc:
-    """Y[i, c] = sum_k softmax(s)[i, k] V[k, c] of scores A[i, k] that a mask lets through, 0 in rows without any; the scores that
-    are hidden weigh nothing because they are minus infinity, or (guarded) because the weights say so."""
+def weighted(guarded: bool = True, near: Callable[[Expr, Expr], Expr] | None = None) -> PrimFunc:
+    """Y[i, c] = sum_k softmax(s)[i, k] V[k, c] of scores A[i, k] that a mask, and a condition `near` on i and k, let through, 0 in
+    rows without any; the scores that are hidden weigh nothing because they are minus infinity, or (guarded) because the weights say
+    so."""
     n, m = Var("n"), Var("m")
     b = TensorBuilder("weighted")
     x, seen, v = b.input("A", (n, m)), b.input("seen", (n, m), bool_), b.input("V", (m, 3))
@@ -357,7 +359,8 @@ def weighted(guarded: bool = True) -> PrimFunc:
     s, w = b.alloc("S", (n, m)), b.alloc("W", (n, m))
     top, total, context = b.alloc("M", (n,)), b.alloc("L", (n,)), b.alloc("C", (n, 3))
     hidden, zero = const(-math.inf), const(0.0)
-    b.compute(s, lambda i, k: select(seen[i, k], x[i, k], hidden), name="score")
+    shown = near or (lambda i, k: TRUE)
+    b.compute(s, lambda i, k: select(and_(shown(i, k), seen[i, k]), x[i, k], hidden), name="score")
     b.reduce(top, (m,), hidden, lambda acc, i, k: maximum(acc, s[i, k]), name="top")
 
     def weight(i: Expr, k: Expr) -> Expr:
@@ -404,6 +407,13 @@ def attention_of_halves(dtype: DType = f16) -> PrimFunc:
     q, k, v = (g.input(x, (h, r, w), dtype) for x, h, r, w in (("q", 4, n, 32), ("k", 2, m, 32), ("v", 2, m, 16)))
     (func,) = lower(g.finish(g.call(Attention(0.2, causal=True, offset=m - n), q, k, v))).prims.values()
     return func
+
+
+def causal_attention() -> PrimFunc:
+    """Positions see those up to their own; two neighbouring rows, of query heads that share keys, stand at each."""
+    n = Var("n")
+    infos = [TensorInfo((const(3), r, const(16)), f32) for r in (n * 2, n, n)]
+    return Attention(0.3, causal=True, group=2).legalize("attention", infos)
 
 
 def windows() -> PrimFunc:
