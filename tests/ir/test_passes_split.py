@@ -39,7 +39,8 @@ def decoded_product_and_norm() -> PrimFunc:
 CASES = {
     "attention": (make.attention, 3, ({"n": 0, "m": 3}, {"n": 3, "m": 0}, {"n": 1, "m": 1}, {"n": 7, "m": 17})),
     "a mask": (make.attention_of_positions, 3, ({"b": 0, "n": 2}, {"b": 1, "n": 1}, {"b": 2, "n": 13})),
-    "a cache": (make.attention_over_cache, 3, ({"n": 1, "m": 1}, {"n": 5, "m": 11})),
+    "a cache": (make.attention_over_cache, 3, ({"n": 5, "m": 11},)),
+    "16 bits": (make.attention_of_halves, 3, ({"n": 5, "m": 11},)),
     "decoded": (decoded_product_and_norm, 3, ({"n": 0}, {"n": 1}, {"n": 13})),
 }
 
