@@ -285,7 +285,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
         for other in (*enclosing(func, node), *loops(node.body)):
             if other.kind == "parallel":
                 raise ScheduleError(f"{func.name}: {loop!r} and {other.var.name!r} would be nested parallel loops")
-    return with_body(func, replace_node(func.body, node, replace(node, kind=kind, axis=axis)))
+    return with_body(func, replace_node(func.body, node, replace(node, kind=kind, axis=axis if kind in AXES else 0)))
 
 
 def _touches(block: Block, buffer: Buffer) -> bool:
