@@ -32,12 +32,12 @@ def require_own_items(func: PrimFunc, buffer: Buffer) -> None:
         made = [p for b, p in around.items() if p is not None and b.body.buffer is buffer]
         if not made or all(p is made[0] for p in around.values()):
             continue
-        for b, p in around.items():
-            if p is None or not _moves_alike(buffer, around, paths):
-                raise ScheduleError(
-                    f"{func.name}: set_scope gives every work-item a {buffer.name!r} of its own, but block {b.name!r} touches "
-                    "elements that another item makes; make its scope shared"
-                )
+        outside = next((b for b, p in around.items() if p is None), None)
+        if outside is not None or not _moves_alike(buffer, around, paths):
+            raise ScheduleError(
+                f"{func.name}: set_scope gives every work-item a {buffer.name!r} of its own, but block {(outside or users[0]).name!r} "
+                "touches elements that another item makes; make its scope shared"
+            )
 
 
 def _moves_alike(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:

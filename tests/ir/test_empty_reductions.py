@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 from tests.ir.codegen_runner import Compiled, opened
-from tests.schedules.candidates import CASES, arguments, problems, sampled
+from tests.schedules.candidates import CASES, arguments, few, problems, sampled
 
 from relax_tune.ir.empty_reductions import complete_empty_reductions
 from relax_tune.ir.expr import Var, const
@@ -49,7 +49,10 @@ def test_generated_code(language: str) -> None:
         func = CASES[case][0]()
         # as it was written, where code can be generated for it at all, and scheduled by every rule
         plain = [func] if not any(b.scope != "global" for b in func.allocs) else []
-        wanted += [(case, dims, f) for f in (*plain, *(made for _, _, made in sampled(func, language, 3, case)))]
+        wanted += [
+            (case, dims, f)
+            for f in (*plain, *(made for _, _, made in sampled(few(case, language, 3), f"{case} {language}")))
+        ]
     runs = Compiled.together(device, language, [f for _, _, f in wanted])
     for (case, dims, func), run in zip(wanted, runs, strict=True):
         arrays, scalars = arguments(func, dims)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -21,7 +21,6 @@ from relax_tune.schedules.schedule import Schedule, holds
 from relax_tune.schedules.sketch import (
     GPU_RULES,
     RULES,
-    Rule,
     Sketch,
     generate_sketches,
     instantiate,
@@ -131,28 +130,53 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
 }  # fmt: skip
 
 
+def cases_of(language: str) -> tuple[str, ...]:
+    """The functions that a machine's sketches are tried on."""
+    return GPU_CASES if MACHINES[language].is_gpu else tuple(CASES)
+
+
 @cache
+def function(case: str) -> PrimFunc:
+    """A function of `CASES`."""
+    return CASES[case][0]()
+
+
+@cache
+def by_rule(case: str, language: str, rule: str) -> tuple[Sketch, ...]:
+    """What one rule gives for a function; made once for all tests of a process."""
+    return generate_sketches(function(case), MACHINES[language], {rule: RULES[rule]})
+
+
 def sketches_of(case: str, language: str) -> tuple[PrimFunc, tuple[Sketch, ...]]:
-    """A function of `CASES` and all of its sketches."""
-    func = CASES[case][0]()
-    return func, generate_sketches(func, MACHINES[language])
+    """A function of `CASES` and all of its sketches, the fallback last."""
+    return function(case), tuple(s for rule in rules_for(MACHINES[language]) for s in by_rule(case, language, rule))
 
 
-def chosen(func: PrimFunc, language: str, limit: int, seed: str = "") -> list[Sketch]:
-    """At most `limit` of the function's sketches, the fallback among them."""
-    rng = random.Random(f"a {seed} {func.name} {language}")
-    *others, last = generate_sketches(func, MACHINES[language])
-    return [*rng.sample(others, min(len(others), limit - 1)), last]
+def few(case: str, language: str, limit: int) -> tuple[Sketch, ...]:
+    """At most `limit` of a function's sketches, the fallback among them."""
+    func, (*others, last) = sketches_of(case, language)
+    rng = random.Random(f"a {case} {func.name} {language}")
+    return (*rng.sample(others, min(len(others), limit - 1)), last)
 
 
-def sampled(func: PrimFunc, language: str, limit: int, seed: str = "") -> list[tuple[Sketch, dict[str, int], PrimFunc]]:
-    """(sketch, values, instance) of each chosen sketch, for random values that satisfy its constraints."""
-    rng = random.Random(f"values {seed} {func.name} {language}")
-    found = []
-    for sketch in chosen(func, language, limit, seed):
-        values = drawn(sketch, rng)
-        found.append((sketch, values, instantiate(sketch, values)))
+@cache
+def covering(language: str, least: int) -> Mapping[str, tuple[Sketch, ...]]:
+    """At least `least` sketches of each function that has so many, and every name of a sketch in some function's."""
+    seen: set[str] = set()
+    found = {}
+    for case in cases_of(language):
+        named = {s.name: s for s in few(case, language, least)}
+        others = {s.name: s for s in sketches_of(case, language)[1] if s.name not in seen}
+        found[case] = tuple({**named, **others}.values())
+        seen |= {s.name for s in found[case]}
     return found
+
+
+def sampled(sketches: Sequence[Sketch], seed: str) -> list[tuple[Sketch, dict[str, int], PrimFunc]]:
+    """(sketch, values, instance) of each, for random values that satisfy its constraints."""
+    rng = random.Random(f"values {seed}")
+    values = [drawn(sketch, rng) for sketch in sketches]
+    return [(sketch, v, instantiate(sketch, v)) for sketch, v in zip(sketches, values, strict=True)]
 
 
 def drawn(sketch: Sketch, rng: random.Random) -> dict[str, int]:
@@ -176,7 +200,7 @@ class Sample:
     shapes: tuple[Dims, ...]
 
 
-def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -> list[Sample]:
+def samples(language: str, seed: str, largest: int) -> list[Sample]:
     """A random candidate of every sketch name that any rule gives for any function, and of every function but those that GPU
     sketches are not tried on.
 
@@ -185,16 +209,13 @@ def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -
     """
     rng = random.Random(f"{seed} {language}")
     options: dict[tuple[str, str], list[tuple[str, Sketch]]] = {}
-    names_of = GPU_CASES if MACHINES[language].is_gpu else tuple(CASES)
-    functions = {case: CASES[case][0]() for case in names_of}
-    own = {k: r for k, r in rules.items() if RULES.get(k) is not r or k in rules_for(MACHINES[language])}
-    for case, func in functions.items():
-        for rule, generate in own.items():
-            for sketch in generate_sketches(func, MACHINES[language], {rule: generate}):
+    for case in cases_of(language):
+        for rule in rules_for(MACHINES[language]):
+            for sketch in by_rule(case, language, rule):
                 options.setdefault((rule, sketch.name), []).append((case, sketch))
     picked = [(rule, *rng.choice(found)) for (rule, _), found in options.items()]
     seen = {case for _, case, _ in picked}
-    for case in sorted(set(functions) - seen) if not MACHINES[language].is_gpu else ():
+    for case in sorted(set(CASES) - seen) if not MACHINES[language].is_gpu else ():
         of_case = [(rule, case, s) for (rule, _), found in options.items() for c, s in found if c == case]
         picked.append(rng.choice(of_case))
     made = []
@@ -202,10 +223,10 @@ def samples(language: str, rules: Mapping[str, Rule], seed: str, largest: int) -
         values = drawn(sketch, rng)
         near = [x for v in values.values() for x in (v - 1, v, v + 1) if 1 < x <= largest]
         sizes = [0, 1, 2, *(p for p in (3, 7, 13, 31) if p <= largest), *near]
-        own = [d for d in CASES[case][1] if max(d.values(), default=0) <= max(largest, 41)]
-        names = [v.name for v in functions[case].symbols]
+        known = [d for d in CASES[case][1] if max(d.values(), default=0) <= max(largest, 41)]
+        names = [v.name for v in function(case).symbols]
         random_shapes = [{n: rng.choice(sizes) for n in names} for _ in range(2)]
-        shapes = tuple(own[:1] + random_shapes)
+        shapes = tuple(known[:1] + random_shapes)
         made.append(Sample(case, rule, sketch.name, values, instantiate(sketch, values), shapes))
     return made
 

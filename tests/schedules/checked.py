@@ -21,7 +21,6 @@ from tests.schedules.candidates import CASES, Sample, arguments, by_hand, proble
 
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.schedules.sketch import RULES
 
 SEED = sys.argv[3] if len(sys.argv) > 3 else "memory"
 LARGEST = {"c": 70, "opencl": 17, "cuda": 70}
@@ -44,7 +43,7 @@ def check(sample: Sample, runs: Sequence[Compiled], say: Callable[[], str]) -> N
 
 def together(devices: Sequence[Device], language: str, say: Callable[[], str], machines: Sequence[str]) -> None:
     """Every sample on both devices. `say`: what was found since the last call."""
-    found = [x for m in machines for x in samples(m, RULES, SEED, LARGEST[language])] + by_hand(language)
+    found = [x for m in machines for x in samples(m, SEED, LARGEST[language])] + by_hand(language)
     Compiled.guard = 0
     funcs = [replace(s.instance, name=f"f{at}") for at, s in enumerate(found)]
     with ThreadPoolExecutor(2) as pool:

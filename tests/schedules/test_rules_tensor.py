@@ -63,6 +63,7 @@ def sketches(case: str) -> tuple[Sketch, ...]:
     return generate_sketches(CASES[case][0](), MACHINE, RULES)
 
 
+@cache
 def instances() -> list[tuple[str, str, PrimFunc]]:
     """(case, what it is, instance) of a candidate of each sketch."""
     found = []
@@ -74,6 +75,7 @@ def instances() -> list[tuple[str, str, PrimFunc]]:
     return found
 
 
+@cache
 def text(func: PrimFunc) -> list[str]:
     return [k.source.split("/*end prelude*/")[1] for k in kernels_of(func, "cuda")]
 
