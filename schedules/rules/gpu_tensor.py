@@ -95,10 +95,7 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
     slices = take_slices(s, roles, tile.rows, tile.columns, mul(pairs, PAIR), least=PAIR)
-    for x in slices:
-        held = find_block(s.func, x.block).body.buffer
-        if held.dtype is not dtype:
-            s.apply("store_as", buffer=held.name, dtype=dtype.short)
+    hold_as(s, slices, dtype)
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
@@ -203,9 +200,22 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
         s.reorder([z, y, w, rounds, vector])
         s.vectorize(vector)
         bind_warps(s, [z], y, w)
-        decoded = any(found.buffer.dtype is not buffer.dtype for found in block_loads(find_block(s.func, name)))
-        if ahead is not None and not decoded:
+        if ahead is not None and is_copy(s, name):
             s.apply("copy_async", loop=vector)
+
+
+def hold_as(s: Schedule, slices: Sequence[Slice], dtype: DType) -> None:
+    """Slices of operands of another type become of this one on the way into shared memory."""
+    for x in slices:
+        held = find_block(s.func, x.block).body.buffer
+        if held.dtype is not dtype:
+            s.apply("store_as", buffer=held.name, dtype=dtype.short)
+
+
+def is_copy(s: Schedule, block: str) -> bool:
+    """Whether a block that fetches a slice leaves the bits as they are."""
+    node = find_block(s.func, block)
+    return all(x.buffer.dtype is node.body.buffer.dtype for x in block_loads(node))
 
 
 def by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:

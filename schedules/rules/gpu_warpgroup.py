@@ -32,6 +32,8 @@ from relax_tune.schedules.rules.gpu_tensor import (
     by_items,
     even,
     form_of,
+    hold_as,
+    is_copy,
     multiplied,
     own_sums,
 )
@@ -72,6 +74,7 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
     pairs = s.tunable("KS", PAIRS)
     steps = mul(pairs, PAIR)
     slices = take_slices(s, roles, tile.rows, tile.columns, steps, least=PAIR)
+    hold_as(s, slices, dtype)
 
     block = find_block(s.func, main)
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
@@ -152,7 +155,7 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, groups: Tunable, steps: 
         s.vectorize(lane)
         for axis, loop in enumerate((low, s.fuse([vectors, high]), z, g)):
             s.bind(loop, "item", axis)
-        if ahead is not None:
+        if ahead is not None and is_copy(s, block):
             s.apply("copy_async", loop=lane)
 
 

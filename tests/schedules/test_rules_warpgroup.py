@@ -46,6 +46,7 @@ SMALL: Mapping[str, dict[str, int]] = {
     "NT": {"WG": 2, "MT": 1, "NT": 8, "KS": 2, "STAGES": 3},
     "TN": {"WG": 1, "MT": 2, "NT": 4, "KS": 1},
     "NN, bias": {"WG": 2, "MT": 1, "NT": 8, "KS": 1, "STAGES": 2},
+    "int8": {"WG": 1, "MT": 1, "NT": 8, "KS": 2, "STAGES": 2},
     "batched NN": {"WG": 1, "MT": 1, "NT": 4, "KS": 1},
 }
 
@@ -82,7 +83,7 @@ def test_candidates_are_products_of_four_warps(case: str) -> None:
     found = text(small(case))
     assert sketch.guesses and found.count("rt_wgmma_") == 1
     assert found.count("rt_shown();") == found.count("__syncthreads();") > 0, "before every barrier"
-    assert ("rt_copy<8>" in found) == (case in ("NT", "NN, bias")), "where rows begin at multiples of a copy"
+    assert ("rt_copy<8>" in found) == (case in ("NT", "NN, bias", "int8")), "where rows begin at multiples of a copy"
     replayed = replace(replay_with(sketch.trace, CASES[case][0](), values), name=small(case).name)
     assert text(replayed) == found
     (part,) = kernels(sketch.func)
@@ -130,7 +131,7 @@ def changed(kernel: GeneratedKernel, old: str, new: str, name: str = "") -> Kern
 
 
 @pytest.mark.ccompiler
-@pytest.mark.parametrize(("case", "backwards"), [("NN, bias", False), ("TN", True)])
+@pytest.mark.parametrize(("case", "backwards"), [("NN, bias", False), ("TN", True), ("int8", False)])
 def test_they_compute_what_the_function_means(case: str, backwards: bool, tmp_path: Path) -> None:
     assert not wrong(case, tmp_path, backwards)
 
