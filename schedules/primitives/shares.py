@@ -19,6 +19,7 @@ from relax_tune.ir.expr import (
     Tunable,
     Var,
     and_,
+    as_int,
     ceildiv,
     conjuncts,
     const,
@@ -93,7 +94,8 @@ class _Stretches:
     def count(self, worker: Expr, piece: Expr) -> Expr:
         """How many steps of that tile are the worker's; nothing or less where there are none."""
         end = self.start(worker + 1) - mul(self.tile(worker, piece), self.steps)
-        return minimum(end, self.steps) - self.first(worker, piece)
+        # that these are no more than a tile has is said apart: it is all that most proofs need
+        return minimum(minimum(end, self.steps) - self.first(worker, piece), self.steps)
 
     def workers_before(self, steps: Expr) -> Expr:
         """How many workers begin before so many steps from the start; elements without steps come by, too."""
@@ -356,13 +358,15 @@ class _Rewrite:
         return found
 
     def _chosen(self, e: Expr) -> Mapping[Var, Expr] | None:
-        """How an expression over loops moves with those over tiles and steps; None where that is no sum of multiples."""
+        """How an expression over loops moves with those over tiles and steps; None where that is no sum of multiples. A loop of one
+        iteration moves nothing, whether the expression has it or not."""
         parts = linear(e, [p.var for p in (*self.outer, self.target) if p.var in free_vars(e)])
-        return None if parts is None else parts[0]
+        single = {p.var for p in (*self.outer, self.target) if as_int(p.extent) == 1}
+        return None if parts is None else {v: times for v, times in parts[0].items() if v not in single}
 
     def _apart(self, b: Block) -> _Kept | None:
-        """A buffer for what the block makes of single tiles and stretches, piece after piece along a dimension that the tiles cut; None
-        where not all that read it move like the block, or tiles do not cut it."""
+        """A buffer for what the block makes of single tiles and stretches, piece after piece along a dimension that steps do not cut; None
+        where not all that read it move like the block."""
         made = b.body.buffer
         spots = [(r, x.indices) for r in readers(self.func, made) for x in block_loads(r) if x.buffer is made]
         cut: tuple[int, Expr] | None = None
@@ -372,14 +376,22 @@ class _Rewrite:
             found = [self._chosen(block_value(r, where[d])) for r, where in spots]
             if bound is None or own is None or not all(_alike(own, other) for other in found):
                 return None
-            beside = self._side_by_side(b, bound)
-            if cut is None and beside is not None and beside[0] is not self.target.var:
-                cut = d, beside[1]
+            size = self._size(b, bound)
+            beside = size is not None and all(prove(le(size, times)) is Proof.YES for times in own.values())
+            if cut is None and size is not None and beside and self.target.var not in free_vars(bound):
+                cut = d, size
         if cut is None or any(linear(e, [i.var for i in r.iters]) is None for r, where in spots for e in where):
             return None
-        d, size = cut
-        shape = (*made.shape[:d], mul(self.share.pieces, size), *made.shape[d + 1 :])
-        return _Kept(replace(made, shape=shape), d, size)
+        d, each = cut
+        shape = (*made.shape[:d], mul(self.share.pieces, each), *made.shape[d + 1 :])
+        return _Kept(replace(made, shape=shape), d, each)
+
+    def _size(self, b: Block, bound: Expr) -> Expr | None:
+        """How much of a dimension one step of a tile has, from where loops over these say on; None where it begins elsewhere."""
+        rest = simplify(substitute(bound, {p.var: const(0) for p in (*self.outer, self.target)}))
+        inner = {p.var: p.extent for p in enclosing(self.func, b) if p.var in free_vars(rest)}
+        parts = linear(rest, tuple(inner))
+        return extent_of(rest, inner) if parts is not None and prove_equal(parts[1], 0) is Proof.YES else None
 
     def _in_tile(
         self, b: Block, kept: Mapping[Buffer, _Kept], begin: Mapping[Var, Expr], piece: Var, step: Var
@@ -446,11 +458,8 @@ class _Rewrite:
         if chosen is None or len(chosen) != 1:
             return None
         ((v, times),) = chosen.items()
-        rest = simplify(substitute(bound, {v: const(0)}))
-        inner = {p.var: p.extent for p in enclosing(self.func, b) if p.var in free_vars(rest)}
-        parts = linear(rest, tuple(inner))
-        whole = parts is not None and prove_equal(parts[1], 0) is Proof.YES
-        return (v, times) if whole and prove_equal(extent_of(rest, inner), times) is Proof.YES else None
+        size = self._size(b, bound)
+        return (v, times) if size is not None and prove_equal(size, times) is Proof.YES else None
 
     def _store(self, copy: Block, small: Buffer, parts: Buffer, loops: tuple[Var, Var], count: Expr) -> Block:
         """The sums of a piece for others to see: where there are steps, or of the first piece of a worker that has none."""

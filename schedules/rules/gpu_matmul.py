@@ -72,8 +72,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     if not is_product(func):
         return
     for form in FORMS:
-        some = (False,) if form == "stream" else ways(machine)
-        yield from first_fitting(f"matmul.{form}", (partial(build, func, machine, form, way) for way in some))
+        yield from first_fitting(f"matmul.{form}", (partial(build, func, machine, form, way) for way in ways(machine)))
 
 
 def ways(machine: Machine) -> tuple[bool, ...]:
@@ -103,8 +102,6 @@ def product(
     elif form == "stream":
         last = stored_apart(s, main)
     roles, row = matrix_roles(s, main, last)
-    if form == "stream" and roles.batch:
-        raise ScheduleError(f"{s.func.name}: a batch has tiles enough for all groups")
     tile = Tile(
         s.tunable("TX", ITEMS),
         s.tunable("TY", ITEMS),
@@ -139,7 +136,7 @@ def product(
     s.reorder([*batch, i_0, j_0, k_0, i_t, j_t, *k_1, i_1, j_1, j_2])
     stages = stages_ahead(s, roles, k_0, min(STEPS)) if ahead else None
     if form == "stream":
-        own, group, j_0, k_0 = stretches(s, main, last.name, [x.block for x in slices], [i_0, j_0, k_0], machine)
+        own, group, j_0, k_0 = stretches(s, roles, last.name, [x.block for x in slices], [i_0, j_0, k_0], machine)
     late = [_fetch(s, x, k_0, tile, steps, stages) for x in slices]
     if ahead and not any(late):
         raise ScheduleError(f"{s.func.name}: neither operand is copied as it is")

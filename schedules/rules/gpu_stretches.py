@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from relax_tune.errors import ScheduleError
 from relax_tune.ir.expr import const, mul
 from relax_tune.ir.stmt import Block
-from relax_tune.schedules.analysis import final_block
+from relax_tune.schedules.analysis import Contraction, final_block
 from relax_tune.schedules.nest import find_block
 from relax_tune.schedules.rules.gpu_items import each_point
 from relax_tune.schedules.rules.reductions_split import new_blocks
@@ -30,12 +31,14 @@ def stored_apart(s: Schedule, main: str) -> Block:
 
 
 def stretches(
-    s: Schedule, main: str, write: str, fetched: Sequence[str], nest: Sequence[str], machine: Machine
+    s: Schedule, roles: Contraction, write: str, fetched: Sequence[str], nest: Sequence[str], machine: Machine
 ) -> tuple[list[str], str, str, str]:
     """Groups that take equal stretches of the slices of all tiles, some to each multiprocessor; and the elements from what they leave,
     with what follows. nest: the loops over tiles, and over the slices of one, in which blocks fetch these; write: the block that
     stores sums. Its own loops, and those over groups, over the pieces of a stretch and over the slices of a piece."""
-    epilogue = final_block(s.func).name
+    if roles.batch:
+        raise ScheduleError(f"{s.func.name}: a batch has tiles enough for all groups")
+    main, epilogue = roles.block.name, final_block(s.func).name
     *tiles, slices = nest
     for block in fetched:
         s.compute_at(block, slices)

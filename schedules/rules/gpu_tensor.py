@@ -24,6 +24,7 @@ from relax_tune.schedules.nest import block_loads, find_block
 from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import Parts, limit_items, own_parts
 from relax_tune.schedules.rules.gpu_matmul import Slice, is_even, share_steps, stages_ahead, take_slices, ways
+from relax_tune.schedules.rules.gpu_stretches import FIRST_WAVES, FORMS, Form, stored_apart, stretches
 from relax_tune.schedules.rules.matmul import matrix_roles, prepare_product
 from relax_tune.schedules.rules.reductions_split import new_blocks
 from relax_tune.schedules.schedule import Schedule
@@ -75,20 +76,21 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     that do not multiply tiles."""
     if machine.capability < CAPABILITY or not is_product(func):
         return
-    for name, split in (("tiles", False), ("split", True)):
+    for form in FORMS:
         # slices wait for their copies where these cannot be asynchronous
-        yield from first_fitting(f"tensor.{name}", (partial(build, func, machine, split, way) for way in ways(machine)))
+        yield from first_fitting(f"tensor.{form}", (partial(build, func, machine, form, way) for way in ways(machine)))
 
 
-def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = True) -> Schedule:
-    """Raises ScheduleError where the function is no such product. split: groups share out the steps too; ahead: slices are copied
-    asynchronously, before they are needed."""
+def build(func: PrimFunc, machine: Machine, form: Form = "tiles", ahead: bool = True) -> Schedule:
+    """Raises ScheduleError where the function is no such product. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
     main = prepare_product(s)
     last = final_block(s.func)
     pairs = s.tunable("KS", PAIRS)
-    if split:
+    if form == "split":
         main, last = share_steps(s, main, machine, mul(pairs, PAIR))
+    elif form == "stream":
+        last = stored_apart(s, main)
     roles, row = matrix_roles(s, main, last)
     dtype = multiplied(s, roles)
     tile = Tile(s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
@@ -106,10 +108,15 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
     stages = stages_ahead(s, roles, k_0, PAIR) if ahead else None
+    if form == "stream":
+        own, group, j_0, k_0 = stretches(s, roles, last.name, [x.block for x in slices], [i_0, j_0, k_0], machine)
     for x in slices:
         _fetch(s, x, k_0, tile, mul(pairs, PAIR), stages)
-    by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
-    s.apply("decompose_reduction", block=main, loop=k_0)
+    if form == "stream":
+        by_items(s, last.name, own, tile, True)
+    else:
+        by_items(s, last.name, s.reverse_compute_at(last.name, j_0), tile, is_even(roles, roles.column))
+        s.apply("decompose_reduction", block=main, loop=k_0)
     bind_warps(s, [i_w, j_w], i_y, j_x)
     i_w, j_w, i_y, j_x, i_m, i_r, j_n, j_c = s.inner_loops(f"{main}_init", j_0)
     bind_warps(s, [i_w, j_w], i_y, j_x)
@@ -118,11 +125,14 @@ def build(func: PrimFunc, machine: Machine, split: bool = False, ahead: bool = T
     s.vectorize(j_c)
     s.apply("tensorize", loop=s.inner_loops(main, k_1)[0], intrinsic=f"mma_{dtype}_{form_of(slices)}")
     own_sums(s, main, roles)
-    s.bind(j_0, "group", 0)
-    s.bind(i_0, "group", 1)
-    if batch:
-        s.bind(s.fuse(batch), "group", 2)
-    shares = {"SS": s.tunables["SS"].domain[-2:][0]} if split else {}
+    if form == "stream":
+        s.bind(group, "group", 0)
+    else:
+        s.bind(j_0, "group", 0)
+        s.bind(i_0, "group", 1)
+        if batch:
+            s.bind(s.fuse(batch), "group", 2)
+    shares = {"SS": s.tunables["SS"].domain[-2:][0]} if form == "split" else FIRST_WAVES if form == "stream" else {}
     known = next(as_int(i.extent) for i in roles.block.iters if i.var is row)
     highest = max(TILES) * max(WARPS) if known is None else max(1, -(-known // ROWS))  # more tiles would be padding
     s.guess(
@@ -172,7 +182,8 @@ def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str, together
 def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tunable | None) -> None:
     """All items fetch a slice together, as it lies: neighbours take neighbouring vectors of its rows, row after row.
     ahead: while they multiply one slice as many less one are on their way."""
-    s.compute_at(x.block, k_0)
+    if k_0 not in s.loops_of(x.block):
+        s.compute_at(x.block, k_0)
     buffer = find_block(s.func, x.block).body.buffer
     rows, beside = sorted((x.step, x.place))
     rest = [d for d in range(len(buffer.shape)) if d not in (rows, beside)]
@@ -218,12 +229,12 @@ def is_copy(s: Schedule, block: str) -> bool:
     return all(x.buffer.dtype is node.body.buffer.dtype for x in block_loads(node))
 
 
-def by_items(s: Schedule, block: str, own: Sequence[str], roles: Contraction, tile: Tile) -> None:
-    """The epilogue on what each item has of the sums."""
+def by_items(s: Schedule, block: str, own: Sequence[str], tile: Tile, whole: bool) -> None:
+    """The epilogue on what each item has of the sums. whole: no vector of it is cut off."""
     warps: Parts = ((None, "group"), (tile.together, "warp")) if tile.together else ((None, "warp"),)
     rows: Parts = (*warps, (tile.high, "each"), (ROWS // HIGH, "each"), (HIGH, "item"))
     columns: Parts = ((None, "warp"), (tile.wide, "each"), (WIDE, "item"), (EACH, "lane"))
-    own_parts(s, block, own, rows, columns, is_even(roles, roles.column))
+    own_parts(s, block, own, rows, columns, whole)
 
 
 def own_sums(s: Schedule, main: str, roles: Contraction) -> None:

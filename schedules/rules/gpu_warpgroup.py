@@ -20,7 +20,7 @@ from relax_tune.schedules.analysis import final_block, is_product
 from relax_tune.schedules.nest import find_alloc, find_block
 from relax_tune.schedules.rules.forms import first_fitting
 from relax_tune.schedules.rules.gpu_items import limit_items
-from relax_tune.schedules.rules.gpu_matmul import Slice, stages_ahead, take_slices, ways
+from relax_tune.schedules.rules.gpu_matmul import Slice, is_even, stages_ahead, take_slices, ways
 from relax_tune.schedules.rules.gpu_tensor import (
     EACH,
     HIGH,
@@ -87,7 +87,7 @@ def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
     stages = stages_ahead(s, roles, k_0, PAIR) if ahead else None
     for x in slices:
         _fetch(s, x, k_0, tile, groups, steps, stages)
-    by_items(s, last.name, s.reverse_compute_at(last.name, j_0), roles, tile)
+    by_items(s, last.name, s.reverse_compute_at(last.name, j_0), tile, is_even(roles, roles.column))
     s.apply("decompose_reduction", block=main, loop=k_0)
     bind_warps(s, [i_w], i_y, j_x, WARPS)
     i_w, i_y, j_x, i_m, i_r, j_n, j_c = s.inner_loops(f"{main}_init", j_0)
