@@ -18,7 +18,7 @@ NUMBERS = frozenset({"floordiv", "floormod", "min", "max", "select"})
 def evened(func: PrimFunc) -> PrimFunc:
     """The function with no extent that mentions a loop's variable: half of what it is in the first iteration of all loops around and
     in the last. Of what grows or shrinks in proportion that is the mean, as it is of two pieces that make up a stretch. Where blocks
-    inside are, as far as it is a number that no work-item has a part in, moves with the innermost loop that it depends on."""
+    inside are, as far as it is a number that a group and a loop of its items make together, moves with the innermost such loop."""
     body = _evened(func.body, {}, (), False)
     return func if body is func.body else replace(func, body=body)
 
@@ -44,7 +44,7 @@ def _plain(e: Expr, path: Sequence[For]) -> Expr:
         if not isinstance(n, Op) or n.op not in NUMBERS:
             return None
         found = [p for p in path if p.var in free_vars(n)]
-        return found[-1].var if found and all(p.kind in ("group", "serial") for p in found) else None
+        return found[-1].var if {p.kind for p in found} == {"group", "serial"} else None
 
     return replaced(e, innermost)
 
