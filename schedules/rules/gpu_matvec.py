@@ -74,11 +74,12 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
     if not is_product(func):
         return
+    # what takes the matrix as it lies comes first
     forms = (
-        ("columns", _columns, False),
         ("dots", _dots, False),
-        ("columns.split", _columns, True),
+        ("columns", _columns, False),
         ("dots.split", _dots, True),
+        ("columns.split", _columns, True),
     )
     yield from fitting((f"matvec.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
 
