@@ -34,7 +34,7 @@ OPTIONAL_TEXTS = ("db", "profile", "scheduler", "ca", "certificate", "key")
 class Settings:
     """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. products: of one value with
     several weights, each by itself or joined. precision: what a float32 model stores weights and the arguments of its products in.
-    attention: one kernel each, or its products and softmax.
+    attention: one kernel each, or its products and softmax. cache_dtype: what a decoder's folder stores keys and values in.
     memory: of intermediate values, sized by each call's shapes or once for the largest that the declared bounds allow; inplace:
     results written over arguments that nobody reads later. shapes: which count for how much, evenly on a log scale or as a profile
     of those served says: of the file `profile`, which asks for it by itself, or of the database. caches: what tasks find in them
@@ -58,6 +58,7 @@ class Settings:
     shapes: Shapes | None = None
     profile: str | None = None
     caches: Caches = "warm"
+    cache_dtype: Precision = "f32"
 
     def __post_init__(self) -> None:
         for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
@@ -74,6 +75,10 @@ class Settings:
             raise UserError(f"--attention wants one of {', '.join(get_args(AttentionForm))}; found {self.attention!r}")
         if not isinstance(self.precision, str) or self.precision not in get_args(Precision):
             raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
+        if self.cache_dtype not in get_args(Precision):
+            raise UserError(
+                f"--cache-dtype wants one of {', '.join(get_args(Precision))}; found {self.cache_dtype!r:.80}"
+            )
         if not isinstance(self.memory, str) or self.memory not in get_args(Memory):
             raise UserError(f"--memory wants one of {', '.join(get_args(Memory))}; found {self.memory!r:.80}")
         if self.caches not in get_args(Caches):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Union
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend import text
 from relax_tune.ir.frontend.bounds import checked_bounds
-from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.frontend.hf import CacheType, load_hf
 from relax_tune.ir.frontend.onnx import load_onnx
 from relax_tune.ir.frontend.torch import load_torch_export
 from relax_tune.ir.frontend.torch_export import is_exported_program
@@ -24,23 +24,29 @@ ModelSource = Union[str, Path, "ExportedProgram"]
 PACKAGE = "package:"
 
 
-def load_model(model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None = None) -> IRModule:
+def load_model(
+    model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None = None, cache_dtype: CacheType = "f32"
+) -> IRModule:
     """A model as one cross-level program, its dynamic dims as symbols.
 
     model: the folder of a Hugging Face model (config.json and model.safetensors), an .onnx file, a .pt2 file of
     `torch.export.save`, a .relax file of program text, `package:NAME/FOLDER` for a folder or file inside an installed
     package; or a `torch.export.ExportedProgram`. bounds: inclusive ranges by symbol name, within what the model allows.
+    cache_dtype: what the decoder of a Hugging Face folder stores keys and values in (`load_hf`); other models say it themselves.
 
-    Raises: ParseError or UserError for what is no model, or bounds the model cannot have.
+    Raises: ParseError or UserError for what is no model, bounds the model cannot have, and a cache_dtype where it keeps none.
     """
     bounds = checked_bounds(bounds)
     if is_exported_program(model):
+        _refuse(cache_dtype, "an exported program")
         return load_torch_export(model, bounds)
     path = find_model(model)
     if not _exists(path):
         raise UserError(
             f"{path}: no such file or folder; give the folder of a Hugging Face model, an .onnx, .pt2 or .relax file"
         )
+    if path.is_file():
+        _refuse(cache_dtype, str(path))
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
     if path.is_file() and path.suffix == ".pt2":
@@ -52,7 +58,14 @@ def load_model(model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None 
             f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors), an .onnx, .pt2 or "
             ".relax file, found another file; of a Hugging Face model give the folder that holds its files"
         )
-    return load_hf(path, bounds=bounds)
+    return load_hf(path, bounds=bounds, cache_dtype=cache_dtype)
+
+
+def _refuse(cache_dtype: CacheType, found: str) -> None:
+    if cache_dtype != "f32":
+        raise UserError(
+            f"cache_dtype {cache_dtype!r:.80}: wanted a decoder's folder, found {found}, which says itself what it stores; leave it out"
+        )
 
 
 def find_model(model: ModelSource) -> Path:

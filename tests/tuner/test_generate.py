@@ -138,3 +138,22 @@ def test_text_goes_on(llama: tuple[rt.Artifact, dict[str, Any]], tmp_path: Path)
     ):
         done = CliRunner().invoke(app, [*run, *extra])
         assert done.exit_code == 2 and says in done.output
+
+
+def test_caches_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the option says: what comes out as a cache and goes in again is of that type."""
+    monkeypatch.chdir(tmp_path)
+    folder, _ = write(tmp_path, "llama")
+    path = tmp_path / "llama.rta"
+    build = ["build", "--target", "c", "--db", f"sqlite:///{tmp_path / 'records.db'}", "--out", str(path)]
+    rt.open_database(str(tmp_path / "records.db")).close()
+    done = CliRunner().invoke(app, [*build, str(folder), "--bound", "b=1:2", "--cache-dtype", "bf16"])
+    assert done.exit_code == 0, done.output
+    with rt.load(path) as model:
+        _, *caches = model.run([ids(1, 7)], "prefill")
+        assert len(caches) > 1 and {str(c.dtype) for c in caches} == {"bfloat16"}
+        assert generate(model, ids(1, 7), 3).shape == (1, 10)
+    text = tmp_path / "model.relax"
+    rt.save_model(rt.load_model(folder, BOUNDS), text)
+    done = CliRunner().invoke(app, [*build, str(text), "--overwrite", "--cache-dtype", "bf16"])
+    assert done.exit_code == 2 and "wanted a decoder's folder" in " ".join(done.output.split())

@@ -21,6 +21,7 @@ SOURCES: dict[str, st.SearchStrategy[Any]] = {
     "scheduler": st.sampled_from(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]),
     "products": st.sampled_from(["apart", "joined"]),
     "precision": st.sampled_from(["f32", "f16", "bf16"]),
+    "cache_dtype": st.sampled_from(["f32", "f16", "bf16"]),
     "shapes": st.sampled_from(["uniform", "profile"]),
     "memory": st.sampled_from(["symbolic", "constant-inplace"]),
     "db": st.sampled_from(["a.db", "sqlite:///b.db"]),
@@ -56,6 +57,7 @@ def test_effort_gives_the_number_of_candidates_and_trials_overrides_it() -> None
     ("flags", "environment", "file", "says"),
     [
         ({"precision": "int8"}, {}, "", "--precision wants one of f32, f16, bf16; found 'int8'"),
+        ({"cache_dtype": "int8"}, {}, "", "--cache-dtype wants one of f32, f16, bf16; found 'int8'"),
         ({"effort": "huge"}, {}, "", "quick, normal, full"),
         ({"trials": -1}, {}, "", "at least 0"),
         ({"products": "merged"}, {}, "", "apart, joined"),

@@ -12,6 +12,7 @@ from relax_tune.tuner.build import check_policy
 from relax_tune.tuner.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.commands.options import (
     Bounds,
+    CacheDtype,
     Database,
     Effort,
     FormOfAttention,
@@ -53,6 +54,7 @@ def build(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    cache_dtype: CacheDtype = None,
     caches: TimedCaches = None,
     memory: PlannedMemory = None,
     shapes: Shapes = None,
@@ -76,7 +78,7 @@ def build(
     settings = settings_of(context)
     wanted = check_policy(policy)
     console = make_console(stderr=json)
-    module = load_model(model, parse_bounds(bound or []))
+    module = load_model(model, parse_bounds(bound or []), settings.cache_dtype)
     path = artifact_path(model, settings.target, out)
     check_destination(path, model_key(module), overwrite)
     with open_store(settings.db, read_only=True) as store:

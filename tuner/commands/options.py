@@ -168,6 +168,16 @@ Precision = Annotated[
         help="Store weights and what matrix products read in this type; everything is computed in f32. [default: f32]",
     ),
 ]
+CacheDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dtype",
+        metavar="|".join(get_args(PrecisionName)),
+        autocompletion=among(*get_args(PrecisionName)),
+        help="What a decoder from a Hugging Face folder stores keys and values in between its calls: parameters and results of this "
+        "type. [default: f32]",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]
 
 

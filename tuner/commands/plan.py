@@ -20,6 +20,7 @@ from relax_tune.runtime.writing import reason, write_whole
 from relax_tune.tuner.commands.options import (
     SETTINGS,
     Bounds,
+    CacheDtype,
     Database,
     Effort,
     FormOfAttention,
@@ -78,6 +79,7 @@ def plan(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    cache_dtype: CacheDtype = None,
     caches: TimedCaches = None,
     shapes: Shapes = None,
     profile: Profile = None,
@@ -104,7 +106,7 @@ def plan(
             "--check looks at the current plans and --restore changes them, found both; leave one of them out"
         )
     settings = settings_of(context)
-    module = load_model(subject, parse_bounds(bound or []))
+    module = load_model(subject, parse_bounds(bound or []), settings.cache_dtype)
     with open_store(settings.db, read_only=restore is None) as store:
         job = Job(module, device_info(settings.target), store, settings)
         if restore is not None:

@@ -24,6 +24,7 @@ from relax_tune.tuner.alternatives import alternatives_here
 from relax_tune.tuner.commands.db import one_workload
 from relax_tune.tuner.commands.options import (
     Bounds,
+    CacheDtype,
     Database,
     Effort,
     FormOfAttention,
@@ -102,6 +103,7 @@ def show(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    cache_dtype: CacheDtype = None,
     caches: TimedCaches = None,
     shapes: Shapes = None,
     profile: Profile = None,
@@ -123,6 +125,7 @@ def show(
                 "--products": products,
                 "--attention": attention,
                 "--precision": precision,
+                "--cache-dtype": cache_dtype,
                 "--caches": caches,
                 "--shapes": shapes,
                 "--profile": profile,
@@ -185,7 +188,7 @@ def _show_model(
     settings: Settings,
     json: bool,
 ) -> None:
-    module = load_model(model, bounds)
+    module = load_model(model, bounds, settings.cache_dtype)
     passes = passes_for(settings.products, dtype(settings.precision), settings.attention)
     document: dict[str, Any] = {"model": model}
     if "program" in sections:
@@ -218,7 +221,7 @@ def _show_model_task(
     settings: Settings,
     json: bool,
 ) -> None:
-    module = load_model(model, bounds)
+    module = load_model(model, bounds, settings.cache_dtype)
     store, notes = _records_of(settings.db)
     with contextlib.closing(store):
         job = Job(module, device_info(settings.target), store, settings)

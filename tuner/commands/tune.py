@@ -26,6 +26,7 @@ from relax_tune.tuner.commands.destination import Out, Overwrite, artifact_path,
 from relax_tune.tuner.commands.options import (
     Bounds,
     Ca,
+    CacheDtype,
     Certificate,
     Database,
     Effort,
@@ -91,6 +92,7 @@ def tune(
     products: JoinedProducts = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
+    cache_dtype: CacheDtype = None,
     caches: TimedCaches = None,
     memory: PlannedMemory = None,
     shapes: Shapes = None,
@@ -114,7 +116,7 @@ def tune(
     check_strategy(settings.strategy)
     path = artifact_path(model, settings.target, out)
     console = make_console(stderr=json)
-    module = load_model(model, parse_bounds(bound or []))
+    module = load_model(model, parse_bounds(bound or []), settings.cache_dtype)
     check_destination(path, model_key(module), overwrite)
     with contextlib.closing(open_runner(settings)) as runner:
         device = runner.device_info()  # no database is made for a device that is not there
