@@ -11,6 +11,7 @@ from relax_tune.ir.arith.linear import extent_of, linear
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.buffer import Buffer, Scope
 from relax_tune.ir.expr import (
+    Const,
     Expr,
     Op,
     Tunable,
@@ -179,8 +180,8 @@ def _by_axis(e: Expr, path: Sequence[For]) -> Expr:
 
 def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
     """An estimate of the registers of an item: the most that any statement finds in use, which is the local buffers between whose
-    first and last use it stands, and what it works on itself; and some to spare. least: how many the compiler can do with where it
-    must, by fetching operands one after the other."""
+    first and last use it stands, and what it works on itself; and some to spare. What a statement uses last makes room for what it makes.
+    least: how many the compiler can do with where it must, by fetching operands one after the other."""
     order, items = blocks(kernel), maximum(group_items(func, kernel), 1)
     spans: list[tuple[int, int, Expr]] = []
     for buffer in func.allocs:
@@ -189,14 +190,22 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
             continue
         size = mul(const(buffer.dtype.bytes), reduce(mul, stored_shape(func, kernel, buffer) or (const(1),)))
         each = mul(items, 4) if buffer.scope == "warp" else const(4)
-        live = [order.index(b) for b in _while_used(func, used)]
+        # numbers are put in where they are first needed
+        made = [b for b in used if not isinstance(b.body.value, Const)] or used
+        live = [order.index(b) for b in _while_used(func, made)]
         spans.append((min(live), max(live), ceildiv(size, each)))
     found: dict[Expr, None] = {}
     for k, b in enumerate(order):
+        ends, begins = const(0), const(0)
         held = minimum(_operands(func, b), FETCHED) if least else _operands(func, b)
         for first, last, size in spans:
-            held = held + size if first <= k <= last else held
-        found[simplify(held)] = None
+            if first == k < last:
+                begins = begins + size
+            elif first < k == last:
+                ends = ends + size
+            elif first <= k <= last:
+                held = held + size
+        found[simplify(held + maximum(ends, begins))] = None
     return simplify(reduce(maximum, found) + (LEAST_SPARE if least else SPARE))
 
 

@@ -230,8 +230,11 @@ class CUDAPrinter(LateCopies):
 
     def serial_loop(self, f: Loop, extent: Poly, head: str = "") -> None:
         size = as_constant(extent)
-        long = size is not None and size > LONG_LOOP
-        super().serial_loop(f, extent, f"#pragma unroll {WRITTEN_OUT}" if long and not head else head)
+        if any(isinstance(m, Barrier) for m in walk(f.body)):
+            head = head or "#pragma unroll 1"  # what is written out ahead of a barrier only takes registers
+        elif size is not None and size > LONG_LOOP:
+            head = head or f"#pragma unroll {WRITTEN_OUT}"
+        super().serial_loop(f, extent, head)
 
     def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
         dtype = stored(b.dtype)
