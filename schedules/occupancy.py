@@ -196,7 +196,8 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
         spans.append((min(live), max(live), ceildiv(size, each)))
     found: dict[Expr, None] = {}
     for k, b in enumerate(order):
-        ends, begins = const(0), const(0)
+        ends: Expr = const(0)
+        begins: Expr = const(0)
         held = minimum(_operands(func, b), FETCHED) if least else _operands(func, b)
         for first, last, size in spans:
             if first == k < last:

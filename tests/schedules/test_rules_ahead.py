@@ -30,7 +30,12 @@ from relax_tune.schedules.target import Machine
 
 RULES = {name: GPU_RULES[name] for name in ("gpu_matmul", "gpu_convolution")}
 # Operands with and without the steps leading, one that goes through registers, and one that is put together on the way.
-AHEAD = ("matmul symbolic", "NT, 128 steps", "matmul 96, bf16", "convolution of 128 steps")
+AHEAD = {
+    "matmul symbolic": ("matmul.tiles", "matmul.stream"),
+    "NT, 128 steps": ("matmul.split", "matmul.stream", "matmul.tiles"),
+    "matmul 96, bf16": ("matmul.tiles", "matmul.stream"),
+    "convolution of 128 steps": ("convolution.tiles", "convolution.split"),
+}
 
 
 @cache
@@ -38,24 +43,24 @@ def sketches(case: str, machine: Machine = MACHINE) -> tuple[Sketch, ...]:
     return generate_sketches(CASES[case][0](), machine, RULES)
 
 
-def ahead(case: str, machine: Machine = MACHINE) -> list[Sketch]:
-    return [s for s in sketches(case, machine) if any(t.name == "STAGES" for t in s.tunables)]
+def ahead(case: str, machine: Machine = MACHINE) -> dict[str, Sketch]:
+    return {s.name: s for s in sketches(case, machine) if any(t.name == "STAGES" for t in s.tunables)}
 
 
 def sketch_of(case: str) -> Sketch:
     """That of one group for each tile, or where steps lie along rows that of groups which share them out."""
-    whole, *split = ahead(case)
-    return split[0] if case.startswith("NT") else whole
+    return ahead(case)[AHEAD[case][0]]
 
 
 @cache
-def instance(case: str) -> PrimFunc:
-    sketch = sketch_of(case)
-    return replace(instantiate(sketch, drawn(sketch, random.Random(case))), name=f"f{AHEAD.index(case)}")
+def instance(case: str, name: str = "") -> PrimFunc:
+    sketch = ahead(case)[name or AHEAD[case][0]]
+    made = instantiate(sketch, drawn(sketch, random.Random(case)))
+    return replace(made, name=f"f{list(AHEAD).index(case)}{name.partition('.')[2]}")
 
 
 def test_slices_are_copied_ahead_where_a_machine_can_and_operands_are_numbers() -> None:
-    assert [len(ahead(case)) for case in AHEAD] == [1, 2, 1, 2], "and shares of 128 steps"
+    assert {case: sorted(ahead(case)) for case in AHEAD} == {c: sorted(names) for c, names in AHEAD.items()}
     older, (case, *_) = replace(MACHINE, capability=75), AHEAD
     assert not ahead(case, older) and sketches(case, older)
     assert not ahead("int4, many columns") and sketches("int4, many columns"), "bytes of two steps"
@@ -67,7 +72,7 @@ def test_slices_are_copied_ahead_where_a_machine_can_and_operands_are_numbers() 
 
 
 def test_they_mean_what_the_functions_do() -> None:
-    for case in AHEAD[:2]:
+    for case in list(AHEAD)[:2]:
         assert_same_meaning(CASES[case][0](), instance(case), {v.name: 5 for v in instance(case).symbols})
     for case in AHEAD:
         sketch = sketch_of(case)
@@ -78,7 +83,7 @@ def test_they_mean_what_the_functions_do() -> None:
 
 
 def test_a_warp_s_numbers_lie_in_banks_of_their_own() -> None:
-    sketch, _ = ahead("NT, 128 steps")
+    sketch = ahead("NT, 128 steps")["matmul.tiles"]
     rng = random.Random(0)
     for values in [drawn(sketch, rng) for _ in range(3)]:
         env: dict[Var, Expr] = {t: const(values[t.name]) for t in sketch.tunables}
@@ -99,24 +104,25 @@ def test_a_warp_s_numbers_lie_in_banks_of_their_own() -> None:
             assert number(conflicts(x), env) == max(banks.values()) == 1, (x.buffer.name, values)
 
 
-def check(device: Device, language: str, *cases: str) -> None:
-    runs = Compiled.together(device, language, [instance(case) for case in cases])
-    for case, run in zip(cases, runs, strict=True):
+def check(device: Device, language: str, *instances: tuple[str, str]) -> None:
+    made = [instance(*which) for which in instances]
+    for (case, name), func, run in zip(instances, made, Compiled.together(device, language, made), strict=True):
         for seed, dims in enumerate(CASES[case][1]):
-            arrays, scalars = arguments(instance(case), dims, seed)
+            arrays, scalars = arguments(func, dims, seed)
             wrong = problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
-            assert not wrong, f"{case} at {dims}: {wrong}"
+            assert not wrong, f"{case} {name} at {dims}: {wrong}"
     device.close()
 
 
 @pytest.mark.ccompiler
 def test_copies_that_arrive_as_late_as_they_may_are_there(tmp_path: Path) -> None:
-    check(emulated(tmp_path), "cuda", *AHEAD)
+    streams = [(case, "matmul.stream") for case, names in AHEAD.items() if "matmul.stream" in names]
+    check(emulated(tmp_path), "cuda", *((case, "") for case in AHEAD), *streams)
 
 
 @pytest.mark.opencl
 def test_groups_of_items_without_such_copies() -> None:
-    check(opened("opencl"), "opencl", AHEAD[0])
+    check(opened("opencl"), "opencl", (next(iter(AHEAD)), ""))
 
 
 @pytest.mark.nvrtc
