@@ -167,7 +167,7 @@ class Store(Protocol):
         """The right to tune this task until `now + secs`; None while another holder's lease has not expired.
 
         Atomic over all processes: of several that ask at once, one gets it. A holder that asks again extends its own, so
-        `holder` must be unique (`relax_tune.tuner.holder.new_holder` makes such names).
+        `holder` must be unique (`relax_tune.tuner.job.job_names.new_holder` makes such names).
         """
         ...
 
@@ -178,7 +178,7 @@ class Store(Protocol):
     def release_lease(self, lease: Lease) -> bool:
         """Give it back; False when its holder held it no longer.
 
-        Also for a holder who is known to be dead (`relax_tune.tuner.holder` knows of processes on its own machine), by
+        Also for a holder who is known to be dead (`relax_tune.tuner.job.job_names` knows of processes on its own machine), by
         whoever wants the task: of several who try, one gets it, and nothing is taken from a holder who lives.
         """
         ...

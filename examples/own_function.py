@@ -13,7 +13,7 @@ import relax_tune as rt
 from relax_tune.ir.op.elementwise import Mul, Sigmoid
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Split
-from relax_tune.ir.pattern import op
+from relax_tune.ir.rewrite.pattern import op
 
 # silu(gate) * up for rows that hold gate and up side by side; n rows, k wide, both read off the buffers
 SWIGLU = rt.parse_prim_func("""

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from relax_tune.ir.buffer import Buffer
 from relax_tune.ir.codegen.generate import CodeTarget, generate
-from relax_tune.ir.dtype import f32
-from relax_tune.ir.expr import Expr, Var, as_int, call, cast, ceildiv, const, div, load, lt, maximum, substitute
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, LoopKind, Stmt, Store, Tail, seq
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import Expr, Var, as_int, call, cast, ceildiv, const, div, load, lt, maximum, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, IterVar, LoopKind, Stmt, Store, Tail, seq
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program import KernelSource

@@ -1,7 +1,7 @@
-"""Fits the coefficients of `ir/codegen/math.py`: weighted minimax by Lawson's iteratively reweighted least squares.
+"""Fits the coefficients of `ir/codegen/print/math.py`: weighted minimax by Lawson's iteratively reweighted least squares.
 
 `python experiments/codegen_polynomials.py` prints them with the largest relative error of the exact polynomial, in units of
-2**-24; evaluation in f32 adds its rounding on top, which tests/ir/test_math.py measures.
+2**-24; evaluation in f32 adds its rounding on top, which tests/ir/codegen/test_math.py measures.
 """
 
 from __future__ import annotations

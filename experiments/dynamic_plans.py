@@ -18,17 +18,17 @@ import numpy as np
 
 from relax_tune.database.records import Measurement, Workload
 from relax_tune.database.store import MemoryStore
-from relax_tune.ir.expr import const
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.expr import const
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.runtime.plan_c import plans_in_c
 from relax_tune.runtime.program import Program
 from relax_tune.runtime.scalars import WIDTH, compile_scalars
-from relax_tune.tuner.job import Job, device_info
-from relax_tune.tuner.loop import FORMAT_VERSION
+from relax_tune.tuner.job.job import Job, device_info
+from relax_tune.tuner.job.loop import FORMAT_VERSION
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task import Choices
+from relax_tune.tuner.task.task import Choices
 
 TOP = 8192
 TIMER = """#include <stdint.h>

@@ -36,7 +36,7 @@ from contenders import RESULTS, Contender, Visits, environment, summary, visits
 from dynamic_tuning import Work, wrong_sizes
 from kernel_zoo import KERNELS, Kernel
 
-from relax_tune.tuner.domain import Range
+from relax_tune.tuner.task.domain import Range
 
 HERE = Path(__file__).parent
 GELU = "dense_gelu_512x768x3072"

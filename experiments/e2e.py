@@ -32,12 +32,12 @@ from contenders import RESULTS, Answer, Contender, environment, in_rounds, serve
 from e2e_cases import LARGEST, MODELS, SIZES, decoder_of, geomean, head, inputs, minilm_folder, ratios
 
 from relax_tune.database.store import open_store
+from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.ir.frontend.torch import import_program
-from relax_tune.ir.frontend.torch_program import from_json
-from relax_tune.ir.function import IRModule
+from relax_tune.ir.frontend.torch.importer import import_program
+from relax_tune.ir.frontend.torch.program import from_json
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.tuner.job import Job, open_runner
+from relax_tune.tuner.job.job import Job, open_runner
 from relax_tune.tuner.settings import Caches, Policy, Settings
 
 HERE = Path(__file__).parent

@@ -124,8 +124,8 @@ def exported(name: str, model: Any, decoder: Decoder) -> Any:
 def prepare(kind: str, name: str, folder: Path, decoder: Decoder) -> None:
     model = model_of(name, folder, decoder)
     if kind == "plain":
-        from relax_tune.ir.frontend.torch_export import plain_program
-        from relax_tune.ir.frontend.torch_program import to_json
+        from relax_tune.ir.frontend.torch.export import plain_program
+        from relax_tune.ir.frontend.torch.program import to_json
 
         plain = plain_program(exported(name, model, decoder))
         np.savez(folder / "weights.npz", **plain.weights)

@@ -12,8 +12,8 @@ from e2e_cases import Decoder
 from safetensors.numpy import save_file
 
 import relax_tune as rt
-from relax_tune.ir.dtype import DType, bf16, f16, f32
-from relax_tune.ir.function import IRModule
+from relax_tune.ir.core.dtype import DType, bf16, f16, f32
+from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.op.decoder import RmsNorm
 from relax_tune.ir.op.elementwise import Add, Gelu
 from relax_tune.ir.op.linalg import Matmul

@@ -34,17 +34,17 @@ from gpu_warpgroups import warpgroups
 
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import BuildError, RelaxTuneError
-from relax_tune.ir.dtype import bf16, f16
-from relax_tune.ir.frontend.hf import load_hf
-from relax_tune.ir.function import IRModule
+from relax_tune.ir.core.dtype import bf16, f16
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.runtime.program import KernelSource, Program
-from relax_tune.runtime.vm import Executor
-from relax_tune.tuner.job import Job
+from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.inputs import random_constants, random_inputs
 from relax_tune.tuner.settings import Settings
 

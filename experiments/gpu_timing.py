@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import Device, Launch
-from relax_tune.runtime.vm import Executor
+from relax_tune.runtime.executor import Executor
 
 SERIES_SECS, SERIES_MOST = 2e-3, 200
 SAMPLES, BUDGET_SECS = 7, 0.15

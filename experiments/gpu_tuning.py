@@ -14,10 +14,10 @@ from gpu_models import memory_bound
 
 from relax_tune.database.store import open_store
 from relax_tune.errors import RelaxTuneError
-from relax_tune.ir.function import IRModule
-from relax_tune.runtime.vm import Executor
-from relax_tune.tuner.job import Job, open_runner
-from relax_tune.tuner.loop import Progress
+from relax_tune.ir.core.function import IRModule
+from relax_tune.runtime.executor import Executor
+from relax_tune.tuner.job.job import Job, open_runner
+from relax_tune.tuner.job.loop import Progress
 from relax_tune.tuner.settings import Policy, Settings
 
 

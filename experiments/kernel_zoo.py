@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.dtype import DType, f32, i64
-from relax_tune.ir.expr import Expr, as_int, const, substitute
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Constant, Function, GVar
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.dtype import DType, f32, i64
+from relax_tune.ir.core.expr import Expr, as_int, const, substitute
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Constant, Function, GVar
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm
 from relax_tune.ir.op.elementwise import Add, Gelu, Mul, Relu, Sigmoid
@@ -27,8 +28,7 @@ from relax_tune.ir.op.movement import Permute, Take
 from relax_tune.ir.op.pad import Pad
 from relax_tune.ir.op.reduce import LayerNorm, MeanPool, Softmax, Sum
 from relax_tune.ir.op.window import Conv
-from relax_tune.ir.passes.quantize import QuantizeWeights
-from relax_tune.ir.struct_info import TensorInfo
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 
 Array = NDArray[Any]
 Dims = Mapping[str, Expr]

@@ -34,24 +34,24 @@ from compile_time import MINILM, decoder
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.expr import Expr, as_int, const, le, substitute
+from relax_tune.ir.core.expr import Expr, as_int, const, le, substitute
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import GVar
-from relax_tune.ir.graph_builder import GraphBuilder
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Add, Gelu
 from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.passes.alternatives import ALTERNATIVES
-from relax_tune.ir.passes.memory import Lifetime, PlanMemory, lifetimes
+from relax_tune.ir.passes.library.library_forms import ALTERNATIVES
+from relax_tune.ir.passes.memory.memory_plan import Lifetime, PlanMemory, lifetimes
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.emit import ProgramBuilder
-from relax_tune.tuner.emit_graph import workspaces
-from relax_tune.tuner.job import Job
-from relax_tune.tuner.plans import plan_task
+from relax_tune.tuner.emit.emit import ProgramBuilder
+from relax_tune.tuner.emit.emit_graph import workspaces
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.plan.plans import plan_task
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task import Choices
+from relax_tune.tuner.task.task import Choices
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results"

@@ -112,10 +112,10 @@ def symbolic(model: Any) -> bool:
 
 def computes(module: Any) -> bool:
     """Whether anything but views and copies is left that reads the values of an input, when constants are folded."""
-    from relax_tune.ir.graph import Call, operands
+    from relax_tune.ir.core.graph import Call, operands
     from relax_tune.ir.op.movement import VIEWS, Permute
-    from relax_tune.ir.passes.cleanup import DeadCode
-    from relax_tune.ir.passes.constants import FoldConstants
+    from relax_tune.ir.passes.graph.cleanup import DeadCode
+    from relax_tune.ir.passes.graph.constant_fold import FoldConstants
 
     main = DeadCode()(FoldConstants()(module)).functions["main"]
     fed = set(main.params)
@@ -141,7 +141,7 @@ def half_units(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> flo
 
 def same(found: np.ndarray[Any, Any], wanted: Any, rtol: float, atol: float) -> str:
     """Why two results differ; empty when they agree."""
-    from relax_tune.ir.dtype import is_floating
+    from relax_tune.ir.core.dtype import is_floating
 
     wanted = np.asarray(wanted)
     if found.dtype != wanted.dtype or found.shape != wanted.shape:
@@ -160,12 +160,12 @@ def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
     """One case: its status, and why."""
     from relax_tune.database.memory_store import MemoryStore
     from relax_tune.errors import RelaxTuneError
-    from relax_tune.ir.dtype import is_floating
-    from relax_tune.ir.frontend.onnx import load_onnx
-    from relax_tune.runtime.vm import Executor
-    from relax_tune.tuner.domain import Range
-    from relax_tune.tuner.job import Job
+    from relax_tune.ir.core.dtype import is_floating
+    from relax_tune.ir.frontend.onnx.importer import load_onnx
+    from relax_tune.runtime.executor import Executor
+    from relax_tune.tuner.job.job import Job
     from relax_tune.tuner.settings import Settings
+    from relax_tune.tuner.task.domain import Range
 
     operators = sorted({n.op_type for n in case.model.graph.node})
     report: dict[str, Any] = {"case": case.name, "form": form, "operators": operators}

@@ -39,13 +39,13 @@ from kernel_zoo import KERNELS
 
 from relax_tune.database.store import MemoryStore, Store
 from relax_tune.errors import UserError
-from relax_tune.tuner.check import check_case
-from relax_tune.tuner.domain import Domain, Range
-from relax_tune.tuner.job import Job, open_runner
+from relax_tune.tuner.job.job import Job, open_runner
 from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
-from relax_tune.tuner.plans import choose
+from relax_tune.tuner.plan.plans import choose
+from relax_tune.tuner.plan.validation import SHAPES, VALIDATIONS
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.validation import SHAPES, VALIDATIONS
+from relax_tune.tuner.task.check import check_case
+from relax_tune.tuner.task.domain import Domain, Range
 
 MATRIX = "policy_matrix_{}.json.gz"
 TARGETS = ("c", "opencl", "cuda")

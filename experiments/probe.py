@@ -26,12 +26,12 @@ from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program import Program
-from relax_tune.runtime.vm import Executor
 from relax_tune.schedules.target import Machine
-from relax_tune.tuner.extract import extract_tasks
 from relax_tune.tuner.measure.inputs import random_constants, random_inputs
-from relax_tune.tuner.task import Choices
+from relax_tune.tuner.task.extract import extract_tasks
+from relax_tune.tuner.task.task import Choices
 
 
 def least(run: Callable[[], None], clock: Callable[[], float], secs: float) -> float:

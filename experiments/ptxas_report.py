@@ -7,7 +7,7 @@ limits of the machine, from tiles twice as large as rules make them, and as far 
 estimate: half of them below and half beyond, at most by FAR. So both sides are there to be mistaken about. One fits when it needs no
 more shared memory than a block may have, and no register of it is spilled for want of what its number of threads leaves each
 (`__launch_bounds__`); FEW bytes that the assembler spills with registers left are its own choice.
-We accept one by `schedules/occupancy`: a false accept is a candidate that is measured in vain, a false reject one that is never
+We accept one by `schedules/cost/occupancy`: a false accept is a candidate that is measured in vain, a false reject one that is never
 tried. Shared bytes must agree everywhere. Writes experiments/results/ptxas_report.json and .md; with `--only`, the rows of functions
 whose names hold that take the place of what was there.
 """
@@ -27,11 +27,11 @@ import numpy as np
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
-from relax_tune.ir.dtype import DType, bf16, f16, f32
-from relax_tune.ir.expr import Expr, as_int, const, maximum, minimum, substitute
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.graph import GVar
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.dtype import DType, bf16, f16, f32
+from relax_tune.ir.core.expr import Expr, as_int, const, maximum, minimum, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm
 from relax_tune.ir.op.elementwise import Add, Gelu
@@ -39,13 +39,14 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.reduce import Softmax, Sum
 from relax_tune.ir.op.window import Conv
-from relax_tune.ir.passes.mixed_precision import MixedPrecision
+from relax_tune.ir.passes.graph.mixed_precision import MixedPrecision
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import Pass, lower
-from relax_tune.ir.passes.quantize import QuantizeWeights
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
-from relax_tune.schedules.occupancy import GRAIN, group_items, kernels, limits, registers, shared_bytes
-from relax_tune.schedules.rules import gpu_matmul, gpu_tensor
+from relax_tune.schedules.cost.occupancy import GRAIN, group_items, kernels, limits, registers, shared_bytes
+from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
+from relax_tune.schedules.rules.gpu import mma as gpu_mma
 from relax_tune.schedules.schedule import holds
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, instantiate
 from relax_tune.schedules.target import Machine
@@ -55,7 +56,7 @@ FAR, DRAWN = 2.0, 300
 FEW = 128
 # Tiles larger than rules make them.
 WIDER = ((gpu_matmul, "HEIGHTS", (1, 2, 4, 8, 16)), (gpu_matmul, "VECTORS", (1, 2, 4, 8)), (gpu_matmul, "MOST_SUMS", 256),
-         (gpu_tensor, "MOST_SUMS", 512))  # fmt: skip
+         (gpu_mma, "MOST_SUMS", 512))  # fmt: skip
 RESULTS = Path(__file__).resolve().parent / "results"
 # Per multiprocessor and block, from the CUDA C++ Programming Guide.
 LIMITS = {"workers": 108, "warp": 32, "max_group_size": 1024, "max_local_bytes": 163 << 10, "local_bytes_per_sm": 164 << 10,

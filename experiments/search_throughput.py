@@ -22,11 +22,11 @@ from e2e_cases import minilm_folder
 
 from relax_tune.database.store import open_store
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.tuner.cost_model import GradientBoostedModel
-from relax_tune.tuner.job import Job, device_info, open_runner
+from relax_tune.tuner.job.job import Job, device_info, open_runner
+from relax_tune.tuner.learn.cost_model import GradientBoostedModel
 from relax_tune.tuner.search.scoring import score
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task import points_array
+from relax_tune.tuner.task.task import points_array
 
 ROWS = 100_000
 SHAPES = 8
@@ -109,7 +109,7 @@ def main() -> None:
 
 def trials(args: argparse.Namespace) -> dict[str, float]:
     """Trials per second of a fresh job on a database that is not kept, contenders' last timings included."""
-    from relax_tune.tuner.loop import Tuner
+    from relax_tune.tuner.job.loop import Tuner
 
     settings = Settings(target=args.device, effort="quick", trials=args.trial_candidates)
     module = load_model(minilm_folder(), {"b": (1, 1), "n": (1, 128)})

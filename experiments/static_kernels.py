@@ -27,7 +27,7 @@ from kernel_zoo import KERNELS
 from tuned_kernels import tune_kernel
 
 from relax_tune.database.store import open_store
-from relax_tune.tuner.job import open_runner
+from relax_tune.tuner.job.job import open_runner
 from relax_tune.tuner.settings import Settings
 
 TABLE = (

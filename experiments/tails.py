@@ -21,25 +21,25 @@ from dataclasses import dataclass
 
 from contenders import RESULTS, environment
 
+from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.codegen.generate import CodeTarget
-from relax_tune.ir.expr import Expr, Var, call, const
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Tail, blocks
-from relax_tune.ir.structural import workload_key
-from relax_tune.ir.tensor_builder import TensorBuilder
+from relax_tune.ir.core.expr import Expr, Var, call, const
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Tail, blocks
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.runtime.program import Program
-from relax_tune.schedules.nest import find_block
-from relax_tune.schedules.rules.lanes import accumulate, in_vectors
+from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import simplify_func
 from relax_tune.schedules.target import Machine
-from relax_tune.tuner.check import check_case
-from relax_tune.tuner.domain import Domain
-from relax_tune.tuner.emit import KernelStage, candidate_program
+from relax_tune.tuner.emit.emit import KernelStage, candidate_program
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
-from relax_tune.tuner.task import Task
+from relax_tune.tuner.task.check import check_case
+from relax_tune.tuner.task.domain import Domain
+from relax_tune.tuner.task.task import Task
 
 MARKS: Mapping[str, Tail] = {"predicate": "predicate", "peel": "peel", "pow2": "pow2", "exact": "exact"}
 MODES = (*MARKS, "padding", "regions")

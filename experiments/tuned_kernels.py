@@ -19,10 +19,10 @@ from kernel_zoo import KERNELS
 from relax_tune.database.store import Store
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.tuner.job import Job
+from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task import Choices
+from relax_tune.tuner.task.task import Choices
 
 HEAD = 64
 

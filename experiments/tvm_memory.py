@@ -13,11 +13,11 @@ import tvm  # type: ignore[import-not-found]
 from tvm import relax
 from tvm import tirx as tir
 
-from relax_tune.ir.expr import Const, Expr, Op, Var
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Call, Constant, Function, GVar
-from relax_tune.ir.passes.decompose import Decompose
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.expr import Const, Expr, Op, Var
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Call, Constant, Function, GVar
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.passes.graph.decompose import Decompose
 
 op = relax.op
 BUILD: Mapping[str, Callable[[Any, list[Any], Callable[[Expr], Any]], Any]] = {

@@ -31,16 +31,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.driver import Driver, Weight, drivers_from_json, parts_of, verify_drivers
+from relax_tune.runtime.host_program import Driver, Weight, drivers_from_json, parts_of, verify_drivers
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.machine import Host
 from relax_tune.runtime.model import Model, choose_function, open_model
 from relax_tune.runtime.program import Program, programs_from_json, verify_names, verify_program
 from relax_tune.runtime.scalars import constant_values
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, tensor_specs, value_specs
-from relax_tune.runtime.writing import reason, write_whole
+from relax_tune.runtime.vm import Host
 
 FORMAT = "relax-tune artifact"
 ARTIFACT_SCHEMA = 2

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.driver import parts_of
+from relax_tune.runtime.executor import Executor, check_binders
+from relax_tune.runtime.host_program import parts_of
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.machine import Host, Machine
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
-from relax_tune.runtime.vm import Executor, check_binders
+from relax_tune.runtime.vm import Host, Machine
 from relax_tune.runtime.weights import Weights
 
 if TYPE_CHECKING:

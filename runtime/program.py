@@ -21,7 +21,7 @@ import numpy as np
 
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime import scalars as scalar_list
-from relax_tune.runtime.reading import check_index, check_indices, check_shown, parse_json, read_value, wrong
+from relax_tune.runtime.validation import check_index, check_indices, check_shown, parse_json, read_value, wrong
 
 SCHEMA = 1
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from relax_tune.errors import ArtifactError, UserError
-from relax_tune.runtime.reading import parse_json
+from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.scalars import INT64_MAX
-from relax_tune.runtime.writing import reason, write_whole
+from relax_tune.runtime.validation import parse_json
 
 EXACT = 256
 STEPS = 16

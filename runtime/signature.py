@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from relax_tune.runtime.driver import Value
+from relax_tune.runtime.host_program import Value
 from relax_tune.runtime.program import Program
 from relax_tune.runtime.scalars import WIDTH, Op
 

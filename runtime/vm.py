@@ -1,478 +1,368 @@
-"""Executing a `Program` on a device: binding symbols once per shape, then launching.
+"""Executes drivers: a small machine over registers, whose parts are run by executors.
 
-An `Executor` compiles everything up front, uploads constants and runs `prepare` once. `bind` turns symbol values into a
-`Bound`: one evaluation of the scalar list gives sizes, grids, checks and the variant of every call, and each step
-becomes a closure. Bindings are kept (least recently used go first), so a shape that comes again only launches.
-
-Memory is a pool that only grows, shared by all bindings: one slab per storage, input and output. When a slab has to
-grow, closures of other bindings point at the old one; they are made again when they are next used.
+Calls are kept on a list of its own, so neither a deep recursion nor a long loop of calls grows Python's stack.
 """
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, BuildError, MeasureError, UserError
-from relax_tune.runtime.arguments import check_arguments, check_values
-from relax_tune.runtime.device.base import Device, Launch
-from relax_tune.runtime.device.memory import aligned_array
-from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.library.registry import how_to_install, open_libraries
-from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
-from relax_tune.runtime.scalars import WIDTH, Op, compile_scalars, constant_values
-from relax_tune.runtime.shapes import Recorder
-from relax_tune.runtime.weights import Weights
+from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.arguments import in_order
+from relax_tune.runtime.executor import Executor
+from relax_tune.runtime.host_operators import HOST_OPERATORS, is_shape
+from relax_tune.runtime.host_program import (
+    Apply,
+    Branch,
+    CallDriver,
+    CallHost,
+    CallPart,
+    Compute,
+    Copy,
+    Driver,
+    Instruction,
+    Item,
+    Match,
+    Number,
+    Pack,
+    Refer,
+    Require,
+    Want,
+    Weight,
+)
+from relax_tune.runtime.program import format_message
+from relax_tune.runtime.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
 
-MAX_BINDINGS = 64
+MAX_DEPTH = 1000
+"""Calls of functions inside one another; a call whose result is the caller's own is none."""
 
+Host = Callable[..., Any]
+"""A routine of the host program: arrays (not writable), shapes and scalars in; what the model declares of it out."""
 
-class Bound:
-    """A program with its symbols bound. `choices`: (call name, variant label) in call order; `values`: every slot."""
-
-    def __init__(self, executor: Executor, symbols: tuple[int, ...], values: list[int]) -> None:
-        self._executor = executor
-        self.symbols, self.values = symbols, values
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        program = executor.program
-        for spec in program.buffers:
-            shape = tuple(values[slot] for slot in spec.shape)
-            if any(dim < 0 for dim in shape):
-                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
-            self.shapes[spec.name] = shape
-        self._steps: list[Step] = []
-        labels: list[tuple[str, str]] = []
-        for call in program.calls:
-            choice = values[call.choice]
-            if not 0 <= choice < len(call.variants):
-                raise ArtifactError(
-                    f"{program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
-                )
-            variant = call.variants[choice]
-            labels.append((call.name, variant.label))
-            self._steps += variant.steps
-        self.choices = tuple(labels)
-        self._launches: list[Launch] = []
-        self._recorded: Launch | None = None
-        self._series: dict[int, Launch | None] = {}
-        self._runs = 0
-        self._generation = -1
-
-    def prepare(self) -> None:
-        """Make memory large enough and the closures current. `launch` does this itself; calling it early keeps the
-        cost out of a timing."""
-        self._executor._grow(self)
-        if self._generation != self._executor._generation:
-            self._launches = [self._executor._launch_of(step, self.values) for step in self._steps]
-            self._recorded, self._series, self._runs = None, {}, 0
-            self._generation = self._executor._generation
-
-    def launch(self) -> None:
-        """Enqueue every step, in order. The device's `synchronize` waits for them. What comes a second time is recorded, where the
-        device can."""
-        if self._generation != self._executor._generation:
-            self.prepare()
-        if self._recorded is not None:
-            self._recorded()
-            return
-        for launch in self._launches:
-            launch()
-        if self._runs < 2:
-            self._runs += 1
-            if self._runs == 2:
-                self._recorded = self._executor.device.record(self._launches)
-
-    @property
-    def launches(self) -> Sequence[Launch]:
-        """What enqueues its steps, one after the other; valid until the next `prepare`, and not recorded."""
-        return self._launches
-
-    def series(self, times: int) -> Launch | None:
-        """What enqueues every step, all of them `times` over, as one recording: what it takes is what the kernels take. None where the
-        device cannot. It has been launched before; valid until the next `prepare`."""
-        if times not in self._series:
-            self._series[times] = self._executor.device.record(self._launches * times)
-        return self._series[times]
+Place = tuple[int, int]
+"""A block, and an instruction in it."""
 
 
-class Executor:
-    """Runs one program on one device. Not thread-safe. The device stays its caller's; `close` gives the memory back.
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function as a value."""
 
-    constants: an array for every buffer of role `const`, of its dtype and shape; or the `Weights` of several programs, which
-    stay their caller's.
-    libraries: what library steps may use; None opens those installed, when the program needs any.
-    shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
-    record: an attribute; what is called with the symbol values of every `run`, None at first.
+    name: str
 
-    Raises: ArtifactError for a program that cannot run (foreign kernels, prepare steps that depend on symbols, missing
-    constants); BuildError when compiling fails or a library is missing.
-    """
+
+class _Frame:
+    """A call that is going on: its registers, and where to go on when blocks end."""
+
+    __slots__ = ("at", "code", "into", "outer", "registers")
+
+    def __init__(self, code: _Code, args: Sequence[Any], into: int) -> None:
+        self.code, self.into = code, into
+        self.registers: list[Any] = [*args, *[None] * (code.driver.registers - len(args))]
+        self.at: Place = (0, 0)
+        self.outer: list[Place] = []
+
+
+class _Code:
+    """A driver, ready to execute."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.last = _last_calls(driver)
+        self.computes: dict[Compute, Evaluator] = {}
+        for i in driver.instructions():
+            if isinstance(i, Compute) and i not in self.computes:
+                self.computes[i] = compile_scalars(i.code, len(i.symbols))
+
+
+class Machine:
+    """Runs verified drivers. Not thread-safe. executors: one for each part, by name; constants: those that drivers name."""
 
     def __init__(
-        self,
-        program: Program,
-        device: Device,
-        constants: Mapping[str, NDArray[Any]] | Weights,
-        libraries: Mapping[str, Library] | None = None,
-        shared: Mapping[str, Any] | None = None,
+        self, drivers: Sequence[Driver], executors: Mapping[str, Executor], constants: Mapping[str, NDArray[Any]]
     ) -> None:
-        verify_program(program)
-        self.program, self.device = program, device
-        self._evaluate = compile_scalars(program.scalars, len(program.symbols))
-        self._binders = _find_binders(program)
-        self._libraries = _needed_libraries(program, libraries)
-        self._bindings: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
-        self._generation = 0
-        self._storages: list[Any] = [None] * len(program.storages)
-        self._own: dict[int, Any] = {}
-        names = {spec.name: index for index, spec in enumerate(program.buffers)}
-        unknown = sorted(set(shared or {}) - set(names))
-        if unknown:
-            raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
-        self._closed = False
-        self.record: Recorder | None = None
-        self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
-        if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
-            raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
-        self._placeable = _of_their_own(program) - self._shared.keys()
-        self._kernels = device.compile(program.kernels) if program.kernels else {}
-        self._owns_weights = not isinstance(constants, Weights)
-        self._weights = constants if isinstance(constants, Weights) else Weights(device, constants)
-        self._fixed: dict[int, Any] = {}
-        try:
-            self._load_constants()
-        except BaseException:
-            if self._owns_weights:
-                self._weights.close()
-            raise
-
-    def _load_constants(self) -> None:
-        """Place constants, then write what `prepare` packs; what another program of the same weights packed is taken as it is."""
-        program = self.program
-        values = constant_values(program.scalars, len(program.symbols))
-        sizes: dict[int, int] = {}
-        for index, spec in enumerate(program.buffers):
-            if spec.role not in ("const", "packed"):
-                continue
-            shape = _fixed(program, values, spec.shape, f"buffer {spec.name}")
-            if any(dim < 0 for dim in shape):
-                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
-            dtype = np.dtype(spec.dtype)
-            sizes[index] = math.prod(shape) * dtype.itemsize
-            if index in self._shared:
-                self._check_size(index, sizes[index])
-            elif spec.role == "const":
-                try:
-                    self._fixed[index] = self._weights.constant(spec.name, dtype, shape)
-                except ArtifactError as error:
-                    raise ArtifactError(f"{program.name}: {error}") from None
-        identity: dict[int, Hashable] = {
-            i: (i, id(self._shared[i])) if i in self._shared else program.buffers[i].name for i in sizes
+        self.executors = executors
+        self._codes = {d.name: _Code(d) for d in drivers}
+        self._weights = {
+            i.name: _guarded(constants[i.name]) for d in drivers for i in d.instructions() if isinstance(i, Weight)
         }
-        for position, step in enumerate(program.prepare):
-            where = f"prepare step {position} ({step.target})"
-            numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
-            made = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in self._fixed]
-            sources = tuple(None if i in made else identity[i] for i in step.buffers)
-            fresh = not made
-            for i in made:
-                identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))
-                self._fixed[i], new = self._weights.packed(identity[i], sizes[i])
-                fresh = fresh or new
-            if fresh:
-                self._launch_of(step, [0 if value is None else value for value in values])()
-        for i in sizes:
-            if i not in self._fixed and i not in self._shared:  # packed, and never written
-                self._fixed[i], _ = self._weights.packed(("unwritten", program.name, i), sizes[i])
-        self.device.synchronize()
-
-    def bind(self, symbols: Mapping[str, int]) -> Bound:
-        """The binding for these symbol values, made or remembered.
-
-        Raises: UserError for missing or unknown symbols, values outside declared bounds and failing run-time checks;
-        MeasureError when memory runs out.
-        """
-        program = self.program
-        names = [symbol.name for symbol in program.symbols]
-        if set(symbols) != set(names):
-            raise UserError(f"{program.name}: wanted values for the symbols {names}, found {sorted(symbols)}")
-        key = tuple(int(symbols[name]) for name in names)
-        return self._bind(key, self._values(key, {}))
-
-    def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
-        """Every slot for these symbol values, remembered or after checking the declared bounds."""
-        bound = self._bindings.get(key)
-        if bound is not None:
-            return bound.values
-        program = self.program
-        for index, (symbol, value) in enumerate(zip(program.symbols, key)):
-            source = f" (from {origin[index]})" if index in origin else ""
-            if value < symbol.lower:
-                raise UserError(
-                    f"{program.name}: wanted {symbol.name} >= {symbol.lower}, found {value}{source}; pad the input, or "
-                    f"build for smaller ones (--bound {symbol.name}=LOW:HIGH)"
-                )
-            if symbol.upper is not None and value > symbol.upper:
-                raise UserError(
-                    f"{program.name}: wanted {symbol.name} <= {symbol.upper}, found {value}{source}; give a smaller "
-                    f"input, or build for larger ones (--bound {symbol.name}=LOW:HIGH)"
-                )
-        try:
-            return self._evaluate(key)
-        except UserError as error:
-            raise UserError(f"{program.name}: {dict(zip((s.name for s in program.symbols), key))}: {error}") from None
-
-    def _bind(self, key: tuple[int, ...], values: list[int]) -> Bound:
-        if self._closed:
-            raise UserError(f"{self.program.name}: wanted an open model, found one that was closed; open it again")
-        bound = self._bindings.get(key)
-        if bound is not None:
-            self._bindings.move_to_end(key)
-            return bound
-        program = self.program
-        for check in program.checks:
-            if not values[check.slot]:
-                message = format_message(check.message, [values[slot] for slot in check.values])
-                raise UserError(f"{program.name}: {message}")
-        bound = Bound(self, key, values)
-        try:
-            bound.prepare()
-        except MeasureError as error:
-            shape = ", ".join(f"{symbol.name} = {value}" for symbol, value in zip(program.symbols, key))
-            raise MeasureError(
-                f"{program.name}{f' at {shape}' if shape else ''}: {error}; use a smaller input"
-            ) from None
-        self._bindings[key] = bound
-        if len(self._bindings) > MAX_BINDINGS:
-            self._bindings.popitem(last=False)
-        return bound
-
-    def buffer(self, name: str) -> Any:
-        """The device buffer behind a named buffer now; it may change when a larger shape is bound.
-
-        Raises: UserError when there is no such buffer, or no memory for it yet.
-        """
-        for index, spec in enumerate(self.program.buffers):
-            if spec.name == name:
-                found = self._device_buffer(index)
-                if found is None:
-                    raise UserError(f"{self.program.name}: buffer {name} has no memory before the first bind")
-                return found
-        raise UserError(f"{self.program.name}: wanted a buffer of the program, found {name!r}")
 
     def run(
-        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None, in_place: bool = False
-    ) -> list[NDArray[Any]]:
-        """Call the program: inputs by name or in order, outputs in order, as fresh arrays.
+        self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None = None
+    ) -> list[Any]:
+        """Call a driver: values by parameter name or in order; results in order, arrays fresh.
 
-        symbols: the value of each, for a program whose inputs do not determine all; their dims must agree with it. in_place:
-        where the device can, read the inputs and write the results where they are in the host's memory, without copies; the
-        executor's own buffers then hold neither, so that launching a binding again would compute something else.
-
-        Raises: UserError naming the function, the parameter, what was wanted and what was found.
+        Raises: UserError naming the function, the value, what was wanted of it and what was found.
         """
-        arrays = check_arguments(self.program, inputs)
-        key, values = self._match(arrays, symbols)
-        check_values(self.program, arrays)
-        bound = self._bind(key, values)
-        if self.record is not None:
-            self.record(key)
-        if bound._generation != self._generation:
-            bound.prepare()
-        program, device = self.program, self.device
-        placed: dict[int, NDArray[Any]] = {}
-        try:
-            for index, given in zip(program.inputs, arrays):
-                array = np.ascontiguousarray(given)
-                if not (in_place and self._place(index, array, placed)):
-                    device.upload(self._device_buffer(index), array)
-            for index in program.outputs if in_place else ():
-                spec = program.buffers[index]
-                self._place(index, aligned_array(np.dtype(spec.dtype), bound.shapes[spec.name]), placed)
-            bound.launch()
-        finally:
-            for index in placed:
-                device.place(self._own[index], None)
-        results = []
-        for index in program.outputs:
-            spec = program.buffers[index]
-            dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
-            results.append(
-                placed[index] if index in placed else device.download(self._device_buffer(index), dtype, shape)
-            )
+        driver = self._codes[name].driver
+        given = in_order(name, [p.name for p in driver.params], inputs)
+        args = [_argument(a, p.want) for a, p in zip(given, driver.params, strict=True)]
+        found = self._call(name, args, hosts or {})
+        results, seen = [], set[int]()
+        for result in driver.results:
+            value = found
+            for index in result.path:
+                value = _item(value, index, name)
+            results.append(_fresh(value, seen))
         return results
 
-    def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
-        """Have launches use the array for an input or output whose memory is its own alone; whether they do."""
-        alone = index in self._placeable and array.nbytes > 0 and array.flags.aligned
-        if not alone or not self.device.place(self._own[index], array):
-            return False
-        placed[index] = array
-        return True
-
-    def close(self) -> None:
-        """Give back all memory this executor allocated. Once is enough; running it afterwards is refused."""
-        if self._closed:
-            return
-        self._closed = True
-        self.device.synchronize()
-        for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
-            self.device.free(buffer)
-        self._own.clear()
-        self._fixed.clear()
-        if self._owns_weights:
-            self._weights.close()
-        self._storages = [None] * len(self.program.storages)
-        self._bindings.clear()
-        self._generation += 1
-
-    def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
-        """Symbol values as given or from the dims of the inputs; every other dim is checked against its expression."""
-        program = self.program
-        symbols = [0] * len(program.symbols)
-        origin: dict[int, str] = {}
-        if given is not None:
-            symbols = list(given)
-            origin = {index: "its caller" for index in range(len(symbols))}
-        elif len(self._binders) < len(symbols):
-            check_binders(program)
-        for index, (position, dim) in self._binders.items() if given is None else ():
-            symbols[index] = arrays[position].shape[dim]
-            origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
-        key = tuple(symbols)
-        values = self._values(key, origin)
-        for index, array in zip(program.inputs, arrays):
-            spec = program.buffers[index]
-            for dim, slot in enumerate(spec.shape):
-                if array.shape[dim] != values[slot]:
-                    known = [f"{s.name} = {symbols[i]} from {origin[i]}" for i, s in enumerate(program.symbols)]
+    def _call(self, name: str, args: Sequence[Any], hosts: Mapping[str, Host]) -> Any:
+        frames = [_Frame(self._codes[name], args, 0)]
+        while True:
+            frame = frames[-1]
+            block, at = frame.at
+            blocks = frame.code.driver.blocks
+            if at == len(blocks[block]):
+                if frame.outer:
+                    frame.at = frame.outer.pop()
+                    continue
+                frames.pop()
+                result = frame.registers[frame.code.driver.result]
+                if not frames:
+                    return result
+                frames[-1].registers[frame.into] = result
+                continue
+            i = blocks[block][at]
+            here, frame.at = frame.at, (block, at + 1)
+            if isinstance(i, CallDriver):
+                code, given = self._callee(i, frame)
+                if here in frame.code.last:
+                    frames[-1] = _Frame(code, given, frame.into)
+                    continue
+                if len(frames) > MAX_DEPTH:
                     raise UserError(
-                        f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
-                        f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
+                        f"{frame.code.driver.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call "
+                        f"of {code.driver.name}; does its recursion end? (a call whose result is returned as it is does not count)"
                     )
-        return key, values
+                frames.append(_Frame(code, given, i.into))
+            elif isinstance(i, Branch):
+                frame.outer.append(frame.at)
+                frame.at = (i.then if _condition(frame, i) else i.orelse, 0)
+            else:
+                self._execute(i, frame, hosts)
 
-    def _device_buffer(self, index: int) -> Any:
-        if index in self._shared:
-            return self._shared[index]
-        if index in self._fixed:
-            return self._fixed[index]
-        spec = self.program.buffers[index]
-        if spec.base is not None:
-            return self._device_buffer(spec.base)
-        storage = spec.storage
-        return self._own.get(index) if storage is None else self._storages[storage]
+    def _callee(self, i: CallDriver, frame: _Frame) -> tuple[_Code, list[Any]]:
+        r, where = frame.registers, frame.code.driver.name
+        name = i.function
+        if i.callee is not None:
+            target = r[i.callee]
+            if not isinstance(target, Function):
+                raise UserError(f"{where}: wanted a function to call, found {describe(target)}")
+            name = target.name
+        assert name is not None
+        code = self._codes[name]
+        if len(i.args) != len(code.driver.params):
+            raise UserError(f"{name}: wanted {len(code.driver.params)} arguments, found {len(i.args)}")
+        return code, [r[a] for a in i.args]
 
-    def _check_size(self, index: int, nbytes: int) -> None:
-        size = getattr(self._shared[index], "nbytes", None)
-        if size is not None and size < nbytes:
-            name = self.program.buffers[index].name
-            raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
-
-    def _grow(self, bound: Bound) -> None:
-        """Make every slab as large as this binding needs."""
-        program, values = self.program, bound.values
-        for number, slot in enumerate(program.storages):
-            self._storages[number] = self._slab(self._storages[number], values[slot])
-        for index, spec in enumerate(program.buffers):
-            nbytes = math.prod(bound.shapes[spec.name]) * np.dtype(spec.dtype).itemsize
-            if spec.storage is not None:
-                if nbytes > values[program.storages[spec.storage]]:
-                    raise ArtifactError(
-                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, "
-                        f"its storage has {values[program.storages[spec.storage]]}"
-                    )
-            elif spec.base is not None:
-                base = program.buffers[spec.base]
-                held = math.prod(bound.shapes[base.name]) * np.dtype(base.dtype).itemsize
-                if nbytes > held:
-                    raise ArtifactError(
-                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, {base.name} that it views has {held}"
-                    )
-            elif index in self._shared:
-                self._check_size(index, nbytes)
-            elif spec.role in ("input", "output"):
-                self._own[index] = self._slab(self._own.get(index), nbytes)
-
-    def _slab(self, slab: Any, nbytes: int) -> Any:
-        if slab is not None and slab.nbytes >= nbytes:
-            return slab
-        if slab is not None:
-            nbytes = max(nbytes, slab.nbytes + slab.nbytes // 2)
-            self.device.synchronize()
-        larger = self.device.alloc(nbytes)
-        if slab is not None:
-            self.device.free(slab)
-            self._generation += 1
-        return larger
-
-    def _launch_of(self, step: Step, values: Sequence[int]) -> Launch:
-        buffers = [self._device_buffer(index) for index in step.buffers]
-        numbers = [values[slot] for slot in step.scalars]
-        if step.kind == "library":
-            return self._libraries[step.target.split(".")[0]].bind(step.target, self.device, buffers, numbers)
-        grid = [values[slot] for slot in step.grid]
-        return self.device.bind(self._kernels[step.target], buffers, numbers, grid, step.local)
-
-
-def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
-    """Values of slots that must not depend on symbols."""
-    found = [values[slot] for slot in slots]
-    if any(value is None for value in found):
-        raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
-    return tuple(value for value in found if value is not None)
+    def _execute(self, i: Instruction, frame: _Frame, hosts: Mapping[str, Host]) -> None:
+        r = frame.registers
+        where = frame.code.driver.name
+        if isinstance(i, CallPart):
+            executor = self.executors[i.part]
+            found = executor.run([r[a] for a in i.args], [_number(r[s], where) for s in i.symbols], in_place=True)
+            for into, array in zip(i.into, found, strict=True):
+                r[into] = array
+        elif isinstance(i, Compute):
+            try:
+                values = frame.code.computes[i]([_number(r[s], where) for s in i.symbols])
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
+            for into, slot, dtype in zip(i.into, i.slots, i.dtypes, strict=True):
+                r[into] = _scalar(values[slot], dtype)
+        elif isinstance(i, Require):
+            if not r[i.cond]:
+                raise UserError(f"{where}: {format_message(i.message, [r[v] for v in i.values])}")
+        elif isinstance(i, Match):
+            _match(i, r, where)
+        elif isinstance(i, Pack):
+            r[i.into] = tuple(r[a] for a in i.args)
+        elif isinstance(i, Item):
+            r[i.into] = _item(r[i.value], i.index, where)
+        elif isinstance(i, Copy):
+            r[i.into] = r[i.value]
+        elif isinstance(i, Apply):
+            try:
+                r[i.into] = HOST_OPERATORS[i.operator].run(*(r[a] for a in i.args))
+            except UserError as error:
+                raise UserError(f"{where}: {error}{_below(i.shown)}") from None
+        elif isinstance(i, CallHost):
+            r[i.into] = _host(i, [r[a] for a in i.args], hosts, where)
+        elif isinstance(i, Weight):
+            r[i.into] = self._weights[i.name]
+        elif isinstance(i, Number):
+            r[i.into] = np.dtype(i.dtype).type(i.value)
+        elif isinstance(i, Refer):
+            r[i.into] = Function(i.function)
+        else:
+            raise ArtifactError(f"{where}: wanted an instruction, found {i!r:.200}")
 
 
-def _of_their_own(program: Program) -> frozenset[int]:
-    """Inputs and outputs that share memory with no other."""
-    given = [*program.inputs, *program.outputs]
-    roots = []
-    for index in given:
-        while (base := program.buffers[index].base) is not None:
-            index = base
-        roots.append(index)
-    own = [i for i in given if program.buffers[i].role in ("input", "output") and program.buffers[i].storage is None]
-    return frozenset(i for i in own if roots.count(i) == 1)
+def _last_calls(driver: Driver) -> frozenset[Place]:
+    """Calls after which a function only gives back what they gave."""
+    around: dict[int, Place] = {}
+    for number, block in enumerate(driver.blocks):
+        for at, i in enumerate(block):
+            if isinstance(i, Branch):
+                around[i.then] = around[i.orelse] = (number, at)
+    found = set[Place]()
+    for number, block in enumerate(driver.blocks):
+        for at, i in enumerate(block):
+            if isinstance(i, CallDriver) and _is_last(driver, number, at, i.into, around):
+                found.add((number, at))
+    return frozenset(found)
 
 
-def _find_binders(program: Program) -> dict[int, tuple[int, int]]:
-    """For each symbol, the (input position, dim) whose slot is that symbol itself; the first one binds it."""
-    found: dict[int, tuple[int, int]] = {}
-    for position, index in enumerate(program.inputs):
-        spec: BufferSpec = program.buffers[index]
-        for dim, slot in enumerate(spec.shape):
-            if program.scalars[slot * WIDTH] == Op.SYMBOL:
-                found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
-    return found
+def _is_last(driver: Driver, block: int, at: int, register: int, around: Mapping[int, Place]) -> bool:
+    while True:
+        for i in driver.blocks[block][at + 1 :]:
+            if not isinstance(i, Copy) or i.value != register:
+                return False
+            register = i.into
+        if block not in around:
+            return register == driver.result
+        block, at = around[block]
 
 
-def check_binders(program: Program) -> None:
-    """Whether the inputs' dims give a value to every symbol, so that `Executor.run` can. Raises ArtifactError naming those
-    without one; `Executor.bind` takes values for any."""
-    found = _find_binders(program)
-    missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
-    if missing:
-        raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")
+def _item(value: Any, index: int, where: str) -> Any:
+    if not isinstance(value, tuple) or not 0 <= index < len(value):
+        raise UserError(f"{where}: wanted a tuple with an item {index}, found {describe(value)}")
+    return value[index]
 
 
-def _needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:
-    steps = [*program.prepare, *(s for call in program.calls for variant in call.variants for s in variant.steps)]
-    routines = sorted({step.target for step in steps if step.kind == "library"})
-    if not routines:
-        return {}
-    libraries = open_libraries() if given is None else given
-    for routine in routines:
-        name = routine.split(".")[0]
-        if name not in libraries:
-            raise BuildError(
-                f"{program.name}: wanted the library {name}, found {sorted(libraries) or 'none'}; "
-                f"{how_to_install(name)}"
-            )
-        if routine not in libraries[name].routines:
-            raise ArtifactError(f"{program.name}: wanted a routine of {name}, found {routine}")
-    return libraries
+def _condition(frame: _Frame, i: Branch) -> bool:
+    value = frame.registers[i.cond]
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype == np.bool_:
+        return bool(value)
+    raise UserError(
+        f"{frame.code.driver.name}: wanted a scalar of bool as the condition of an `if`, found {describe(value)}{_below(i.shown)}"
+    )
+
+
+def _match(i: Match, r: list[Any], where: str) -> None:
+    value = r[i.value]
+
+    def refuse(found: str) -> UserError:
+        return UserError(f"{where}: {i.where}: wanted {i.wanted}, found {found}{_below(i.shown)}")
+
+    if i.want == "tensor":
+        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            raise refuse(describe(value))
+        if i.count is not None and value.ndim != i.count:
+            raise refuse(f"{value.ndim} dims {value.shape}")
+        if i.dtype is not None and value.dtype != np.dtype(i.dtype):
+            raise refuse(str(value.dtype))
+        dims: Sequence[int] = value.shape
+    elif i.want == "shape":
+        if not is_shape(value) or (i.count is not None and len(value) != i.count):
+            raise refuse(describe(value))
+        dims = value
+    elif i.want == "scalar":
+        if not _fits_scalar(value, i.dtype):
+            raise refuse(describe(value))
+        dims = (int(value),) if i.into else ()
+    elif i.want == "tuple":
+        if not isinstance(value, tuple) or (i.count is not None and len(value) != i.count):
+            raise refuse(describe(value))
+        return
+    else:
+        if not isinstance(value, Function) or value.name not in i.functions:
+            raise refuse(describe(value))
+        return
+    if i.into:
+        for into, dim in zip(i.into, dims, strict=True):
+            r[into] = int(dim)
+
+
+def _fits_scalar(value: Any, dtype: str | None) -> bool:
+    """A scalar of the same kind: bool, whole number or float."""
+    if not isinstance(value, (bool, int, float, np.generic)) or dtype is None:
+        return False
+    found, wanted = np.asarray(value).dtype.kind, np.dtype(dtype).kind
+    return found == wanted or (found in "iu" and wanted in "iu")
+
+
+def _number(value: Any, where: str) -> int:
+    if isinstance(value, (int, np.integer)) and INT64_MIN <= value <= INT64_MAX:
+        return int(value)
+    raise UserError(f"{where}: wanted a whole number of 64 bits, found {describe(value)}")
+
+
+def _scalar(value: int, dtype: str) -> Any:
+    if dtype == "int64":
+        return value
+    return bool(value) if dtype == "bool" else np.dtype(dtype).type(value)
+
+
+def _host(i: CallHost, args: Sequence[Any], hosts: Mapping[str, Host], where: str) -> Any:
+    routine = hosts.get(i.routine)
+    if routine is None:
+        raise UserError(
+            f"{where}: wanted the host routine {i.routine!r}; given: {', '.join(hosts) or 'none'}; "
+            f"give it as host={{{i.routine!r}: ...}}"
+        )
+    try:
+        return _given(routine(*map(_given, args)))
+    except Exception as error:
+        error.add_note(f"in the host routine {i.routine!r}, called by {where}")
+        raise
+
+
+def _argument(value: Any, want: Want | None) -> Any:
+    """An argument of a call from outside: a shape or scalar may come as an array, as a file of arrays holds it."""
+    if isinstance(value, np.ndarray) and want == "shape" and value.ndim == 1 and value.dtype.kind in "iu":
+        return tuple(int(d) for d in value)
+    if isinstance(value, np.ndarray) and want == "scalar" and value.ndim == 0:
+        return value[()]
+    return _given(value)
+
+
+def _given(value: Any) -> Any:
+    """A value from outside, or for it: arrays are guarded, lists are tuples, and whole numbers in them Python's own."""
+    if isinstance(value, np.ndarray):
+        return _guarded(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(int(v) if isinstance(v, np.integer) else _given(v) for v in value)
+    return value
+
+
+def _guarded(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory, not to be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _fresh(value: Any, seen: set[int]) -> Any:
+    """A result whose arrays nobody else holds."""
+    if isinstance(value, tuple):
+        return tuple(_fresh(v, seen) for v in value)
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.flags.owndata and value.flags.writeable and id(value) not in seen:
+        seen.add(id(value))
+        return value
+    return value.copy()
+
+
+def _below(shown: str) -> str:
+    return f"\n{shown}" if shown else ""
+
+
+def describe(value: object) -> str:
+    """A value in an error message."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} with shape {value.shape}"
+    if isinstance(value, Function):
+        return f"the function {value.name}"
+    if isinstance(value, (bool, int, float, np.generic)):
+        return f"the number {value}"
+    if isinstance(value, tuple):
+        return f"{value!r:.200}" if is_shape(value) else f"a tuple of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

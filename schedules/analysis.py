@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Load, Op, Var, free_vars, postorder
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, blocks
-from relax_tune.schedules.nest import block_loads, writer
+from relax_tune.ir.core.expr import Load, Op, Var, free_vars, postorder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.loop_tree import block_loads, writer
 from relax_tune.schedules.primitives.reductions import combiner
 
 EXPENSIVE = frozenset({"exp", "erf", "tanh", "log", "pow", "sqrt", "rsqrt", "div"})

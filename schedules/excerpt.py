@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.printer import Printer
-from relax_tune.ir.stmt import Block, For, walk
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, walk
+from relax_tune.ir.text.printer import Printer
 
 
 def named_in(func: PrimFunc) -> set[str]:

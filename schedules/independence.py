@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import TRUE, Var, maximum
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, blocks
-from relax_tune.schedules.nest import block_loads
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import TRUE, Var, maximum
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.loop_tree import block_loads
 
 
 def overwritten_later(func: PrimFunc, block: Block) -> Buffer | None:

@@ -8,26 +8,38 @@ from typing import Any, Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import TRUE, Expr, ExprLike, Tunable, as_int, const, eq, floormod, free_vars, mul, substitute
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import For, LoopKind, Tail, loops, walk
+from relax_tune.ir.core.expr import (
+    TRUE,
+    Expr,
+    ExprLike,
+    Tunable,
+    as_int,
+    const,
+    eq,
+    floormod,
+    free_vars,
+    mul,
+    substitute,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import For, LoopKind, Tail, loops, walk
 from relax_tune.schedules.excerpt import loop_nest, named_in
-from relax_tune.schedules.nest import enclosing, find_block, find_loop
+from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives import arithmetic as on_arithmetic
-from relax_tune.schedules.primitives import blocks as on_blocks
+from relax_tune.schedules.primitives import block_iters as on_iterators
 from relax_tune.schedules.primitives import buffers as on_buffers
-from relax_tune.schedules.primitives import hoist as on_products
+from relax_tune.schedules.primitives import compute_location as on_blocks
 from relax_tune.schedules.primitives import inline as on_inline
-from relax_tune.schedules.primitives import iterators as on_iterators
-from relax_tune.schedules.primitives import keys as on_keys
 from relax_tune.schedules.primitives import layouts as on_layouts
+from relax_tune.schedules.primitives import loop_invariant as on_products
 from relax_tune.schedules.primitives import loops as on_loops
-from relax_tune.schedules.primitives import online as on_online
+from relax_tune.schedules.primitives import online_softmax as on_online
+from relax_tune.schedules.primitives import pad_softmax as on_keys
 from relax_tune.schedules.primitives import padding as on_padding
 from relax_tune.schedules.primitives import partition as on_parts
 from relax_tune.schedules.primitives import pipeline as on_pipeline
 from relax_tune.schedules.primitives import reductions as on_reductions
-from relax_tune.schedules.primitives import shares as on_shares
+from relax_tune.schedules.primitives import stream_k as on_shares
 from relax_tune.schedules.primitives import tensorize as on_tensorize
 from relax_tune.schedules.symbols import by_place, of_function, require_name
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value

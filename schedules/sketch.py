@@ -9,7 +9,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.expr import (
     TRUE,
     Expr,
     Load,
@@ -24,32 +24,32 @@ from relax_tune.ir.expr import (
     substitute,
     transform,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
-from relax_tune.schedules.occupancy import limits
-from relax_tune.schedules.rules import (
-    attention,
-    attention_splits,
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
+from relax_tune.schedules.cost.occupancy import limits
+from relax_tune.schedules.rules.cpu import (
     convolution,
     fallback,
-    gpu_attention,
-    gpu_attention_tensor,
-    gpu_convolution,
-    gpu_fallback,
-    gpu_injective,
-    gpu_matmul,
-    gpu_matvec,
-    gpu_reductions,
-    gpu_rows,
-    gpu_tensor,
-    gpu_warpgroup,
+    flash_attention,
+    flash_decoding,
+    gemv,
     injective,
     matmul,
-    matvec,
     reductions,
-    reductions_split,
-    rows,
+    rowwise,
+    two_pass_reductions,
 )
+from relax_tune.schedules.rules.gpu import convolution as gpu_convolution
+from relax_tune.schedules.rules.gpu import fallback as gpu_fallback
+from relax_tune.schedules.rules.gpu import flash_attention as gpu_flash_attention
+from relax_tune.schedules.rules.gpu import flash_attention_mma as gpu_flash_attention_mma
+from relax_tune.schedules.rules.gpu import gemv as gpu_gemv
+from relax_tune.schedules.rules.gpu import injective as gpu_injective
+from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
+from relax_tune.schedules.rules.gpu import mma as gpu_mma
+from relax_tune.schedules.rules.gpu import reductions as gpu_reductions
+from relax_tune.schedules.rules.gpu import rowwise as gpu_rowwise
+from relax_tune.schedules.rules.gpu import wgmma as gpu_wgmma
 from relax_tune.schedules.schedule import Schedule, holds, replay
 from relax_tune.schedules.target import Machine
 from relax_tune.schedules.trace import Trace
@@ -59,25 +59,25 @@ Rule = Callable[[PrimFunc, Machine], Iterator[tuple[str, Schedule]]]
 # The rules for processors and those for GPUs, in the order their sketches are listed. A new rule is added here, and nowhere else.
 PROCESSOR_RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
-    "matvec": matvec.sketches,
-    "attention": attention.sketches,
-    "attention_splits": attention_splits.sketches,
+    "matvec": gemv.sketches,
+    "attention": flash_attention.sketches,
+    "attention_splits": flash_decoding.sketches,
     "convolution": convolution.sketches,
-    "rows": rows.sketches,
+    "rows": rowwise.sketches,
     "reductions": reductions.sketches,
-    "reductions_split": reductions_split.sketches,
+    "reductions_split": two_pass_reductions.sketches,
     "injective": injective.sketches,
     "fallback": fallback.sketches,
 }
 GPU_RULES: Mapping[str, Rule] = {
-    "gpu_tensor": gpu_tensor.sketches,
-    "gpu_warpgroup": gpu_warpgroup.sketches,
+    "gpu_tensor": gpu_mma.sketches,
+    "gpu_warpgroup": gpu_wgmma.sketches,
     "gpu_matmul": gpu_matmul.sketches,
-    "gpu_matvec": gpu_matvec.sketches,
-    "gpu_attention_tensor": gpu_attention_tensor.sketches,
-    "gpu_attention": gpu_attention.sketches,
+    "gpu_matvec": gpu_gemv.sketches,
+    "gpu_attention_tensor": gpu_flash_attention_mma.sketches,
+    "gpu_attention": gpu_flash_attention.sketches,
     "gpu_convolution": gpu_convolution.sketches,
-    "gpu_rows": gpu_rows.sketches,
+    "gpu_rows": gpu_rowwise.sketches,
     "gpu_reductions": gpu_reductions.sketches,
     "gpu_injective": gpu_injective.sketches,
     "gpu_fallback": gpu_fallback.sketches,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.dtype import i64
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import (
     INFIX,
     Const,
     Expr,
@@ -33,7 +33,7 @@ from relax_tune.ir.expr import (
     sub,
     substitute,
 )
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.function import PrimFunc
 
 # Whole numbers in traces stay below this, so that sums of a few products of them fit 64 bits.
 LIMIT = 1 << 31

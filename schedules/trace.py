@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import Expr, Op, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
+from relax_tune.ir.core.expr import Expr, Op, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
 from relax_tune.schedules.symbols import LIMIT, Place, place_called, read_scalars, require_name
 
 # Longer text is no trace of ours.
@@ -96,7 +96,7 @@ class Trace:
         operations = {n.op for n in nodes if isinstance(n, Op)}
         wanted = ["Tunable"] if values is None and self.tunables else []
         wanted += [f"{o}imum as {o}" for o in ("max", "min") if o in operations]
-        header = [f"from relax_tune.ir.expr import {', '.join(wanted)}"] if wanted else []
+        header = [f"from relax_tune.ir.core.expr import {', '.join(wanted)}"] if wanted else []
         return "\n".join([*header, *lines, *(step.as_python() for step in self.steps)])
 
 

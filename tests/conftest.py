@@ -10,7 +10,7 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# Tests share modules such as tests.ir.zoo; --import-mode=importlib leaves sys.path alone.
+# Tests share modules such as tests.support.zoo; --import-mode=importlib leaves sys.path alone.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 

@@ -14,17 +14,17 @@ from typing import Any, Union
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store, open_store
 from relax_tune.errors import UserError
-from relax_tune.ir.examine import examine
+from relax_tune.ir.check.examine import examine
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import ModelSource, load_model
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.passes.rewrite import Rule
-from relax_tune.ir.verify import verify
+from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.runtime.artifact import Artifact
-from relax_tune.tuner.build import BuildResult, check_policy
-from relax_tune.tuner.job import Bounds, Job, device_info, open_runner
-from relax_tune.tuner.loop import Progress, Work
+from relax_tune.tuner.cli.report.table import TaskRow, task_rows
+from relax_tune.tuner.emit.build import BuildResult, check_policy
+from relax_tune.tuner.job.job import Bounds, Job, device_info, open_runner
+from relax_tune.tuner.job.loop import Progress, Work
 from relax_tune.tuner.measure.cluster_address import check_needed
-from relax_tune.tuner.report.table import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import AttentionForm, Caches, Effort, Memory, Policy, Precision, Products, Settings
 

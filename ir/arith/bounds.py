@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from relax_tune.ir.dtype import DType
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import (
     Const,
     Expr,
     ExprLike,
@@ -27,7 +27,7 @@ from relax_tune.ir.expr import (
 )
 
 if TYPE_CHECKING:
-    from relax_tune.ir.arith.decide import Proof
+    from relax_tune.ir.arith.logic import Proof
 
 # A closed interval of integers; None is unbounded.
 Interval = tuple[int | None, int | None]

@@ -12,7 +12,7 @@ from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import EMPTY, Proof, prove, prove_equal
 from relax_tune.ir.arith.render import Renderer
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, mul, sub
+from relax_tune.ir.core.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, mul, sub
 
 
 def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[dict[Var, Expr], Expr] | None:

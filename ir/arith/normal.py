@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from relax_tune.ir.arith import inequality
 from relax_tune.ir.arith import poly as P
-from relax_tune.ir.arith import search
 from relax_tune.ir.arith.bounds import (
     UNBOUNDED,
     Env,
@@ -25,11 +25,11 @@ from relax_tune.ir.arith.bounds import (
     mul_intervals,
     scale_interval,
 )
-from relax_tune.ir.arith.decide import Proof, decide
+from relax_tune.ir.arith.counterexamples import Samples
+from relax_tune.ir.arith.logic import Proof, decide
 from relax_tune.ir.arith.poly import Key, Mono, Poly
-from relax_tune.ir.arith.samples import Samples
-from relax_tune.ir.dtype import DType
-from relax_tune.ir.expr import Const, Expr, Load, Op, Var, free_vars
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars
 
 ALGEBRA = frozenset({"add", "sub", "mul", "floordiv", "floormod", "min", "max"})
 
@@ -381,7 +381,7 @@ class Normalizer:
 
     def nonneg(self, p: Poly) -> bool:
         """p >= 0 for every assignment the env allows: proved, or False."""
-        return search.nonneg(self, p)
+        return inequality.nonneg(self, p)
 
     def refuted(self, p: Poly) -> bool:
         """p < 0 for some assignment that was tried."""

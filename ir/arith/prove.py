@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from relax_tune.ir.arith.bounds import Env, remember
-from relax_tune.ir.arith.cases import by_cases, possible
-from relax_tune.ir.arith.decide import FLIP, Proof, decide
+from relax_tune.ir.arith.case_split import by_cases, possible
+from relax_tune.ir.arith.logic import FLIP, Proof, decide
 from relax_tune.ir.arith.normal import Normalizer
-from relax_tune.ir.expr import Const, Expr, ExprLike, Op, eq, expr
+from relax_tune.ir.core.expr import Const, Expr, ExprLike, Op, eq, expr
 
 __all__ = ["EMPTY", "Proof", "prove", "prove_equal"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Mono, Poly
-from relax_tune.ir.dtype import DType
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import (
     Expr,
     Op,
     add,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, remember
-from relax_tune.ir.arith.decide import Proof, decide
+from relax_tune.ir.arith.logic import Proof, decide
 from relax_tune.ir.arith.normal import Normalizer, algebraic
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import EMPTY
 from relax_tune.ir.arith.render import Renderer, cost
-from relax_tune.ir.expr import FALSE, TRUE, Const, Expr, Op, Var, postorder, rebuild
+from relax_tune.ir.core.expr import FALSE, TRUE, Const, Expr, Op, Var, postorder, rebuild
 
 
 def simplify(e: Expr, env: Env | None = None) -> Expr:

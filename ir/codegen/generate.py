@@ -9,16 +9,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.codegen.affine import Algebra
-from relax_tune.ir.codegen.barriers import synchronise
-from relax_tune.ir.codegen.c import CPrelude, CPrinter
-from relax_tune.ir.codegen.cfamily import Printer
-from relax_tune.ir.codegen.compact import compact
-from relax_tune.ir.codegen.cuda import CUDAPrelude, CUDAPrinter
-from relax_tune.ir.codegen.digits import bind_digits
-from relax_tune.ir.codegen.groups import verify_groups
-from relax_tune.ir.codegen.lowered import (
+from relax_tune.ir.codegen.lower.affine import Algebra
+from relax_tune.ir.codegen.lower.barriers import synchronise
+from relax_tune.ir.codegen.lower.grid_independence import verify_groups
+from relax_tune.ir.codegen.lower.hoist_divmod import bind_digits
+from relax_tune.ir.codegen.lower.index_width import Spans, fits
+from relax_tune.ir.codegen.lower.lowered import (
     Declare,
     Loop,
     Node,
@@ -30,19 +26,23 @@ from relax_tune.ir.codegen.lowered import (
     substitute_node,
     walk,
 )
-from relax_tune.ir.codegen.opencl import OpenCLPrelude, OpenCLPrinter
-from relax_tune.ir.codegen.prelude import Prelude
-from relax_tune.ir.codegen.registers import register_layouts
-from relax_tune.ir.codegen.spans import Spans, fits
-from relax_tune.ir.codegen.tails import lower_tails
-from relax_tune.ir.codegen.vectors import choose_vectors
-from relax_tune.ir.codegen.warps import hold_in_warps
-from relax_tune.ir.dtype import bool_
-from relax_tune.ir.empty_reductions import complete_empty_reductions
-from relax_tune.ir.expr import Expr, Tunable, Var, as_int, free_vars
-from relax_tune.ir.function import Param, PrimFunc
-from relax_tune.ir.stmt import Block, For, If, Seq, Stmt, Store, blocks, loops, seq
-from relax_tune.ir.stmt import walk as walk_stmt
+from relax_tune.ir.codegen.lower.registers import register_layouts
+from relax_tune.ir.codegen.lower.shrink_buffers import compact
+from relax_tune.ir.codegen.lower.tails import lower_tails
+from relax_tune.ir.codegen.lower.vectors import choose_vectors
+from relax_tune.ir.codegen.lower.warp_shuffles import hold_in_warps
+from relax_tune.ir.codegen.print.c import CPrelude, CPrinter
+from relax_tune.ir.codegen.print.cfamily import Printer
+from relax_tune.ir.codegen.print.cuda import CUDAPrelude, CUDAPrinter
+from relax_tune.ir.codegen.print.opencl import OpenCLPrelude, OpenCLPrinter
+from relax_tune.ir.codegen.print.prelude import Prelude
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, free_vars
+from relax_tune.ir.core.function import Param, PrimFunc
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, blocks, loops, seq
+from relax_tune.ir.core.stmt import walk as walk_stmt
+from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 
 Language = Literal["c", "opencl", "cuda"]
 PRELUDES: Mapping[str, type[Prelude]] = MappingProxyType({"c": CPrelude, "opencl": OpenCLPrelude, "cuda": CUDAPrelude})

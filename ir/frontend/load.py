@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from relax_tune.errors import UserError
+from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend import text
-from relax_tune.ir.frontend.bounds import checked_bounds
-from relax_tune.ir.frontend.hf import CacheType, load_hf
-from relax_tune.ir.frontend.onnx import load_onnx
-from relax_tune.ir.frontend.torch import load_torch_export
-from relax_tune.ir.frontend.torch_export import is_exported_program
-from relax_tune.ir.function import IRModule
+from relax_tune.ir.frontend.hf.folder import CacheType, load_hf
+from relax_tune.ir.frontend.onnx.importer import load_onnx
+from relax_tune.ir.frontend.shared.bounds import checked_bounds
+from relax_tune.ir.frontend.torch.export import is_exported_program
+from relax_tune.ir.frontend.torch.importer import load_torch_export
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

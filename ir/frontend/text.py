@@ -13,17 +13,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
-from relax_tune.ir.examine import examine
-from relax_tune.ir.expr import Var
-from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import Constant, Function, Value, entries, nested_values
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.check.examine import examine
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.expr import Var
+from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
+from relax_tune.ir.core.graph import Constant, Function, Value, entries, nested_values
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.deduce.relations import info_symbols
 from relax_tune.ir.op.registry import OPERATORS
-from relax_tune.ir.parser import parse_module
-from relax_tune.ir.printer import print_text
-from relax_tune.ir.relations import info_symbols
-from relax_tune.ir.struct_info import TensorInfo
-from relax_tune.ir.verify import verify
+from relax_tune.ir.text.parser import parse_module
+from relax_tune.ir.text.printer import print_text
 
 SUFFIX = ".relax"
 WEIGHTS = (".safetensors", ".npz")

@@ -10,8 +10,8 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import DType, bool_
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.dtype import DType, bool_
+from relax_tune.ir.core.expr import (
     Expr,
     add,
     and_,
@@ -30,8 +30,10 @@ from relax_tune.ir.expr import (
     select,
     sub,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.graph import Value
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Decomposer,
@@ -50,8 +52,6 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Equal, Where
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.op.reduce import Softmax, lowest
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
 
 Dims = tuple[Expr, ...]
 _NOTHING_BEFORE = const(0)

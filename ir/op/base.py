@@ -20,11 +20,11 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.arith.solver import installed_solver
-from relax_tune.ir.dtype import DType, is_floating
-from relax_tune.ir.expr import Expr, ExprLike, Var, eq, expr, free_vars, ge, mul, substitute
-from relax_tune.ir.function import Bound, PrimFunc
-from relax_tune.ir.graph import Operator, Value
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.dtype import DType, is_floating
+from relax_tune.ir.core.expr import Expr, ExprLike, Var, eq, expr, free_vars, ge, mul, substitute
+from relax_tune.ir.core.function import Bound, PrimFunc
+from relax_tune.ir.core.graph import Operator, Value
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 
 Array = NDArray[Any]
 Halves = Literal["wanted", "allowed", "moved", "gathered", "never"]
@@ -115,7 +115,7 @@ class Decomposer(Protocol):
 class OperatorSpec(Operator):
     """Base of every operator. Subclasses set `name` and `arity`, and declare their attributes as fields.
 
-    halves: what mixed precision (`ir/passes/mixed_precision`) may do with its arguments of floats. `wanted`: store them in 16
+    halves: what mixed precision (`ir/passes/graph/mixed_precision`) may do with its arguments of floats. `wanted`: store them in 16
     bits, for the time goes into reading them; `allowed`: read them from 16 bits where they are stored so; `moved`: the result is
     stored as they are; `gathered`: the same, and a weight that single rows are taken of is large: it is stored so whoever reads
     them; `never`: what it computes needs more digits than 16 bits hold."""
@@ -141,7 +141,7 @@ class OperatorSpec(Operator):
 
     def decompose(self, args: Sequence[Value], infos: Sequence[TensorInfo], g: Decomposer) -> Value | None:
         """The same result by simpler operators, written with `g`, for arguments of fully known annotations; None where its own
-        loops are better. A rule that wants the operator whole runs before `passes/decompose`."""
+        loops are better. A rule that wants the operator whole runs before `ir/passes/graph/decompose`."""
         return None
 
     @abstractmethod

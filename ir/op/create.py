@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.dtype import i64
-from relax_tune.ir.expr import Expr, as_int, const, eq, select
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import Expr, as_int, const, eq, select
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,26 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.expr import Expr, add, and_, as_int, call, cast, const, div, eq, le, lt, maximum, mul, select, sub
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.expr import (
+    Expr,
+    add,
+    and_,
+    as_int,
+    call,
+    cast,
+    const,
+    div,
+    eq,
+    le,
+    lt,
+    maximum,
+    mul,
+    select,
+    sub,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -25,8 +43,6 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.reduce import RowOperator, lowest
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.expr import Expr, add, as_int, const, mul
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.graph import Value
+from relax_tune.ir.core.expr import Expr, add, as_int, const, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Decomposer,
@@ -28,8 +30,6 @@ from relax_tune.ir.op.elementwise import Mul
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute, Reshape
 from relax_tune.ir.op.reduce import Sum
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 FIRST_OF_DOTS = 0x391
 """Dims that `...` stands for are called by capital Greek letters, the last one of each operand alike."""

@@ -13,8 +13,8 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.dtype import DType, bool_
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.dtype import DType, bool_
+from relax_tune.ir.core.expr import (
     Expr,
     Var,
     add,
@@ -31,7 +31,9 @@ from relax_tune.ir.expr import (
     select,
     sub,
 )
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -44,8 +46,6 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.erf import erf
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import i32, i64
-from relax_tune.ir.expr import Expr, as_int, le
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import i32, i64
+from relax_tune.ir.core.expr import Expr, as_int, le
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, axis_index, dtype_of, is_const, shape_of
 from relax_tune.ir.op.indices import inside, refuse_outside, require_elements
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 
 def _check_indices(name: str, indices: TensorInfo) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import i64
-from relax_tune.ir.expr import Expr, cast, eq, lt, maximum, minimum, or_, sub
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import Expr, cast, eq, lt, maximum, minimum, or_, sub
 from relax_tune.ir.op.base import Array, Deduction, product
 
 

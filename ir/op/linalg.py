@@ -9,8 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.expr import Expr, add, const, mul
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.expr import Expr, add, const, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -23,8 +25,6 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.elementwise import broadcast_dims
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import Expr, and_, eq, le, lt, ne, not_, or_, select
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import Expr, and_, eq, le, lt, ne, not_, or_, select
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -24,8 +26,6 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.elementwise import Binary, Unary, broadcast_dims, broadcast_index
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import i32, i64
-from relax_tune.ir.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, maximum, minimum, mul, or_, sub
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import i32, i64
+from relax_tune.ir.core.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, maximum, minimum, mul, or_, sub
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -26,8 +28,6 @@ from relax_tune.ir.op.base import (
 )
 from relax_tune.ir.op.elementwise import broadcast_index
 from relax_tune.ir.op.indices import inside, refuse_outside, require_elements
-from relax_tune.ir.struct_info import StructInfo, TensorInfo, TupleInfo
-from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
 
 
 def _integers(dims: Sequence[Expr], what: str) -> tuple[int, ...]:

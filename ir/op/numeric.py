@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.expr import Expr, add, and_, call, const, eq, floordiv, floormod, lt, mul, ne, or_, select, sub
+from relax_tune.ir.core.expr import Expr, add, and_, call, const, eq, floordiv, floormod, lt, mul, ne, or_, select, sub
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec
 from relax_tune.ir.op.elementwise import Binary, Unary
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import (
     Expr,
     add,
     and_,
@@ -28,11 +28,11 @@ from relax_tune.ir.expr import (
     select,
     sub,
 )
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor
 from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, dtype_of, is_const, shape_of
 from relax_tune.ir.op.movement import Placer
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import Tensor
 
 Mode = Literal["constant", "edge", "reflect", "wrap"]
 

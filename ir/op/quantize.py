@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.dtype import DType, f32, f64, i8, i32, u8
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, u8
+from relax_tune.ir.core.expr import (
     Expr,
     add,
     as_int,
@@ -29,19 +29,10 @@ from relax_tune.ir.expr import (
     select,
     sub,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.op.base import (
-    Array,
-    Deduction,
-    OperatorSpec,
-    axis_index,
-    dtype_of,
-    float_result,
-    is_const,
-    shape_of,
-)
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
+from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, float_result, is_const, shape_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.dtype import DType
-from relax_tune.ir.expr import Expr, add, call, cast, const, div, maximum, minimum, mul, sub
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import Expr, add, call, cast, const, div, maximum, minimum, mul, sub
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -25,8 +27,6 @@ from relax_tune.ir.op.base import (
     shape_of,
     wide,
 )
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
 
 
 @dataclass(frozen=True, slots=True)

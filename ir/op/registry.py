@@ -32,17 +32,7 @@ from relax_tune.ir.op.elementwise import (
 from relax_tune.ir.op.gather import GatherElements, GatherND
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
-from relax_tune.ir.op.movement import (
-    BroadcastTo,
-    Concat,
-    ExpandDims,
-    Flatten,
-    Permute,
-    Reshape,
-    Slice,
-    Split,
-    Take,
-)
+from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split, Take
 from relax_tune.ir.op.numeric import (
     Abs,
     Acos,

@@ -10,9 +10,11 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import DType, i64
-from relax_tune.ir.expr import Expr, add, and_, const, eq, expr, le, lt, maximum, minimum, mul, or_, select
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import DType, i64
+from relax_tune.ir.core.expr import Expr, add, and_, const, eq, expr, le, lt, maximum, minimum, mul, or_, select
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -26,8 +28,6 @@ from relax_tune.ir.op.base import (
 )
 from relax_tune.ir.op.indices import require_elements
 from relax_tune.ir.op.reduce import Max, Min, Reduce
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.dtype import DType, i32, i64
-from relax_tune.ir.expr import Expr, add, and_, as_int, cast, const, eq, lt, maximum, minimum, mul, select
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import DType, i32, i64
+from relax_tune.ir.core.expr import Expr, add, and_, as_int, cast, const, eq, lt, maximum, minimum, mul, select
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, is_const, shape_of
 from relax_tune.ir.op.reduce import Max, Min, Reduce, Sum
 from relax_tune.ir.op.scan import Prod
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import Tensor, TensorBuilder
 
 Mode = Literal["replace", "add", "mul", "max", "min"]
 _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {"add": add, "mul": mul, "max": maximum, "min": minimum}

@@ -10,12 +10,12 @@ import numpy as np
 
 from relax_tune.errors import BuildError, DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import i64
-from relax_tune.ir.expr import as_int, const
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import as_int, const
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
 from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.struct_info import ShapeInfo, StructInfo, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

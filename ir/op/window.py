@@ -10,8 +10,10 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.expr import Expr, add, const, floordiv, ge, maximum, mul, sub
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.expr import Expr, add, const, floordiv, ge, maximum, mul, sub
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
@@ -24,8 +26,6 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.reduce import lowest
-from relax_tune.ir.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 
 
 def window_count(size: Expr, kernel: Expr, stride: int, dilation: int) -> Expr:

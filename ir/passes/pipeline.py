@@ -7,26 +7,26 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from relax_tune.errors import UserError
-from relax_tune.ir.dtype import DType, f32
-from relax_tune.ir.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.graph import CallTIR, Function, all_bindings, callees, entries
+from relax_tune.ir.core.dtype import DType, f32
+from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
+from relax_tune.ir.core.graph import CallTIR, Function, all_bindings, callees, entries
+from relax_tune.ir.deduce.relations import info_symbols
 from relax_tune.ir.op.base import RuntimeCheck
-from relax_tune.ir.passes.canonical import Canonicalise
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
-from relax_tune.ir.passes.collapse import CollapseDims
-from relax_tune.ir.passes.constants import FoldConstants
-from relax_tune.ir.passes.cut import Cut, CutModule, is_straight
-from relax_tune.ir.passes.decompose import Decompose
-from relax_tune.ir.passes.fuse import FuseOps
-from relax_tune.ir.passes.inline import Inline
-from relax_tune.ir.passes.layout import PushPermutes
-from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.mixed_precision import ComputeWide, MixedPrecision
-from relax_tune.ir.passes.outputs import SeparateOutputs
-from relax_tune.ir.passes.parallel import CombineParallelMatmuls
-from relax_tune.ir.passes.rewrite import RewriteByPattern, Rule
-from relax_tune.ir.passes.subexpressions import CommonSubexpressions
-from relax_tune.ir.relations import info_symbols
+from relax_tune.ir.passes.control.inline import Inline
+from relax_tune.ir.passes.control.outline import Cut, CutModule, is_straight
+from relax_tune.ir.passes.fusion.fuse import FuseOps
+from relax_tune.ir.passes.graph.canonical import Canonicalise
+from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce, TidyNames
+from relax_tune.ir.passes.graph.collapse import CollapseDims
+from relax_tune.ir.passes.graph.combine_matmuls import CombineParallelMatmuls
+from relax_tune.ir.passes.graph.constant_fold import FoldConstants
+from relax_tune.ir.passes.graph.cse import CommonSubexpressions
+from relax_tune.ir.passes.graph.decompose import Decompose
+from relax_tune.ir.passes.graph.legalize import Legalize
+from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecision
+from relax_tune.ir.passes.graph.push_permutes import PushPermutes
+from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
+from relax_tune.ir.rewrite.rules import RewriteByPattern, Rule
 
 Pass = Callable[[IRModule], IRModule]
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.expr import (
     Const,
     Expr,
     Load,
@@ -21,10 +21,10 @@ from relax_tune.ir.expr import (
     substitute,
     transform,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, blocks
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.independence import updates_in_place, writers
-from relax_tune.schedules.nest import enclosing, find_block, replace_node, with_body
+from relax_tune.schedules.loop_tree import enclosing, find_block, replace_node, with_body
 from relax_tune.schedules.primitives.reductions import combiner
 
 # The smallest number whose reciprocal is finite, in f32 and wider.

@@ -7,16 +7,15 @@ from dataclasses import replace
 from typing import get_args
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.arith.radix import separates
+from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.buffer import Buffer, Scope
-from relax_tune.ir.dtype import bf16, f16, f32, i8, u8
-from relax_tune.ir.expr import Expr, Load, Op, Var, cast, free_vars, load, loads, transform
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
+from relax_tune.ir.core.buffer import Buffer, Scope
+from relax_tune.ir.core.dtype import bf16, f16, f32, i8, u8
+from relax_tune.ir.core.expr import Expr, Load, Op, Var, cast, free_vars, load, loads, transform
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
-from relax_tune.schedules.items import require_own_items
-from relax_tune.schedules.nest import (
+from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
     enclosing,
@@ -32,6 +31,7 @@ from relax_tune.schedules.nest import (
     with_body,
     writer,
 )
+from relax_tune.schedules.thread_ownership import require_own_items
 
 
 def require_scope(func: PrimFunc, scope: Scope) -> None:

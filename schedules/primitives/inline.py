@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.arith.radix import separates
-from relax_tune.ir.expr import Expr, Load, Var, and_, eq, loads, lt, substitute, transform
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, Store, blocks, map_exprs
+from relax_tune.ir.core.expr import Expr, Load, Var, and_, eq, loads, lt, substitute, transform
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, Store, blocks, map_exprs
 from relax_tune.schedules.independence import updates_in_place, writers
-from relax_tune.schedules.nest import (
+from relax_tune.schedules.loop_tree import (
     EMPTY,
     block_loads,
     block_value,
@@ -24,7 +24,7 @@ from relax_tune.schedules.nest import (
     trivial_loops,
     writer,
 )
-from relax_tune.schedules.primitives.blocks import require_free_way, require_repeatable, spatial_of
+from relax_tune.schedules.primitives.compute_location import require_free_way, require_repeatable, spatial_of
 
 
 def compute_inline(func: PrimFunc, block: str) -> PrimFunc:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.injectivity import injective
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.arith.radix import injective
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
     Load,
@@ -30,12 +30,12 @@ from relax_tune.ir.expr import (
     substitute,
     transform,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, Stmt, map_exprs, rewrite
-from relax_tune.ir.swizzle import ACCESS_BYTES, may_swizzle
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, Stmt, map_exprs, rewrite
+from relax_tune.ir.hardware.swizzle import ACCESS_BYTES, may_swizzle
 from relax_tune.schedules.independence import writers
-from relax_tune.schedules.nest import find_alloc, swap_alloc
-from relax_tune.schedules.primitives.factors import positive
+from relax_tune.schedules.loop_tree import find_alloc, swap_alloc
+from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.symbols import LIMIT, MAX_CHARACTERS, read_scalars
 
 
@@ -210,7 +210,7 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
 
 def swizzle(func: PrimFunc, buffer: str, vector: int) -> PrimFunc:
     """Let the vectors of `vector` elements in each row of a shared intermediate go round by the number of the row, against conflicts of
-    memory banks, with nothing between the rows (`relax_tune.ir.swizzle`).
+    memory banks, with nothing between the rows (`relax_tune.ir.hardware.swizzle`).
 
     Before: `B = alloc((I, J), f16, scope="shared")`
     After, with vector 8: `B = alloc((I, J), f16, scope="shared", row=(8, 0), swizzle=8)`; rows are whole vectors once lowering has

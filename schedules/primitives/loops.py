@@ -9,12 +9,12 @@ from typing import get_args
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.linear import extent_of, linear
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.arith.radix import separates
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
     Const,
     Expr,
     ExprLike,
@@ -33,9 +33,9 @@ from relax_tune.ir.expr import (
     lt,
     mul,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
-from relax_tune.schedules.nest import (
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
+from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
     bracketed,
@@ -50,7 +50,7 @@ from relax_tune.schedules.nest import (
     require_role,
     with_body,
 )
-from relax_tune.schedules.primitives.factors import positive
+from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.symbols import LIMIT
 
 # Iterations that memory may be asked ahead by.
@@ -297,7 +297,7 @@ def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
 
     Before: `for i_0 in serial(ceil(N / T)): for i_1 in serial(T): if i_0 * T + i_1 < N: S(i_0 * T + i_1)`
     After: `for i_0 in serial(ceil(N / T), tail="peel"): ...`
-    Checks: the tail is one of `relax_tune.ir.stmt.Tail`.
+    Checks: the tail is one of `relax_tune.ir.core.stmt.Tail`.
     """
     node = find_loop(func, loop)
     if tail not in get_args(Tail):

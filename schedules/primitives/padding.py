@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
     Const,
     Expr,
     ExprLike,
@@ -30,12 +30,20 @@ from relax_tune.ir.expr import (
     substitute,
     transform,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
-from relax_tune.schedules.nest import block_loads, find_block, fresh, readers, replace_node, require_role, trivial_loops
+from relax_tune.schedules.loop_tree import (
+    block_loads,
+    find_block,
+    fresh,
+    readers,
+    replace_node,
+    require_role,
+    trivial_loops,
+)
+from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.primitives.buffers import copy_nest
-from relax_tune.schedules.primitives.factors import positive
 from relax_tune.schedules.primitives.reductions import combiner
 
 NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}

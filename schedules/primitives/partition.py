@@ -8,11 +8,23 @@ from dataclasses import replace
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import Expr, ExprLike, Var, and_, conjuncts, free_vars, le, mul, substitute
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterKind, IterVar, Seq, Stmt, blocks, loops, replace_buffers, rewrite, seq
-from relax_tune.schedules.nest import (
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, ExprLike, Var, and_, conjuncts, free_vars, le, mul, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import (
+    Block,
+    For,
+    IterKind,
+    IterVar,
+    Seq,
+    Stmt,
+    blocks,
+    loops,
+    replace_buffers,
+    rewrite,
+    seq,
+)
+from relax_tune.schedules.loop_tree import (
     block_value,
     copied,
     enclosing,
@@ -26,7 +38,7 @@ from relax_tune.schedules.nest import (
     require_role,
     with_body,
 )
-from relax_tune.schedules.primitives.factors import positive, scalar
+from relax_tune.schedules.primitives.arguments import positive, scalar
 from relax_tune.schedules.primitives.loops import check_same_iteration, require_serial, steps_alike, touches
 
 

@@ -10,8 +10,8 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import extent_of, is_dense, linear
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
     Tunable,
@@ -28,10 +28,10 @@ from relax_tune.ir.expr import (
     lt,
     mul,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, Seq, Stmt, blocks, seq
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, Seq, Stmt, blocks, seq
 from relax_tune.schedules.independence import updates_in_place, writers
-from relax_tune.schedules.nest import (
+from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
     copied,

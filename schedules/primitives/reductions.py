@@ -11,12 +11,12 @@ import numpy as np
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.arith.radix import separates
-from relax_tune.ir.buffer import Buffer
-from relax_tune.ir.dtype import DType
-from relax_tune.ir.expr import (
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import (
     TRUE,
     Const,
     Expr,
@@ -33,9 +33,9 @@ from relax_tune.ir.expr import (
     op,
     substitute,
 )
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import Block, For, IterVar, Stmt, Store, blocks, seq
-from relax_tune.schedules.nest import (
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, seq
+from relax_tune.schedules.loop_tree import (
     EMPTY,
     block_loads,
     block_value,

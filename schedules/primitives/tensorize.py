@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import TRUE, Expr, Tunable, as_int, free_vars
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.intrinsics import INTRINSICS, match, nest_of
-from relax_tune.ir.printer import print_text
-from relax_tune.ir.stmt import Block, For, Stmt, blocks, rewrite
-from relax_tune.schedules.nest import find_loop, replace_node, require_role, with_body
+from relax_tune.ir.core.expr import TRUE, Expr, Tunable, as_int, free_vars
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, Stmt, blocks, rewrite
+from relax_tune.ir.hardware.intrinsics import INTRINSICS, match, nest_of
+from relax_tune.ir.text.printer import print_text
+from relax_tune.schedules.loop_tree import find_loop, replace_node, require_role, with_body
 
 
 def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
-    """Mark a nest that computes what an intrinsic of `relax_tune.ir.intrinsics` means; code generation calls that instead, where the
-    whole tile is within the block's predicate.
+    """Mark a nest that computes what an intrinsic of `relax_tune.ir.hardware.intrinsics` means; code generation calls that
+    instead, where the whole tile is within the block's predicate.
 
     Before: `for i in range(4): for j in range(16): C[y + i, x + j] = C[y + i, x + j] + A[y + i, k] * B[k, x + j]`
     After: `for i in serial(4, intrinsic="outer_f32_4x16"): for j in serial(16, intrinsic=...): ...` with the same meaning

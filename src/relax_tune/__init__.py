@@ -13,43 +13,43 @@ Names are imported when they are first used, so a program that only runs artifac
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import (TYPE_CHECKING, Any)
 
 if TYPE_CHECKING:
-    from relax_tune.database.store import Store
-    from relax_tune.database.store import open_store as open_database
-    from relax_tune.errors import RelaxTuneError, UserError
-    from relax_tune.ir.frontend.load import load_model
-    from relax_tune.ir.frontend.text import save_text as save_model
-    from relax_tune.ir.function import IRModule
-    from relax_tune.ir.graph_builder import GraphBuilder
-    from relax_tune.ir.passes.lift import LiftParameters
-    from relax_tune.ir.passes.quantize import QuantizeWeights
-    from relax_tune.ir.parser import parse_prim_func
-    from relax_tune.ir.passes.rewrite import Rule, rewrite
-    from relax_tune.runtime.artifact import Artifact, load, load_artifact
-    from relax_tune.runtime.generate import generate
-    from relax_tune.runtime.model import Model
-    from relax_tune.runtime.shapes import ShapeProfile
-    from relax_tune.runtime.signature import TensorSpec
-    from relax_tune.tuner.api import TuneResult, build, tune
-    from relax_tune.tuner.loop import Progress
-    from relax_tune.tuner.search.named import Search, SearchSpace
+    from relax_tune.database.store import (Store)
+    from relax_tune.database.store import (open_store as open_database)
+    from relax_tune.errors import (RelaxTuneError, UserError)
+    from relax_tune.ir.frontend.load import (load_model)
+    from relax_tune.ir.frontend.text import (save_text as save_model)
+    from relax_tune.ir.core.function import (IRModule)
+    from relax_tune.ir.core.graph_builder import (GraphBuilder)
+    from relax_tune.ir.passes.graph.lift import (LiftParameters)
+    from relax_tune.ir.passes.graph.quantize import (QuantizeWeights)
+    from relax_tune.ir.text.parser import (parse_prim_func)
+    from relax_tune.ir.rewrite.rules import (Rule, rewrite)
+    from relax_tune.runtime.artifact import (Artifact, load, load_artifact)
+    from relax_tune.runtime.generate import (generate)
+    from relax_tune.runtime.model import (Model)
+    from relax_tune.runtime.shapes import (ShapeProfile)
+    from relax_tune.runtime.signature import (TensorSpec)
+    from relax_tune.tuner.api import (TuneResult, build, tune)
+    from relax_tune.tuner.job.loop import (Progress)
+    from relax_tune.tuner.search.named import (Search, SearchSpace)
 
 # Name -> (module, name there, the extra to install for it).
 _PUBLIC = {
     "load_model": ("relax_tune.ir.frontend.load", "load_model", "tune"),
     "save_model": ("relax_tune.ir.frontend.text", "save_text", "tune"),
-    "GraphBuilder": ("relax_tune.ir.graph_builder", "GraphBuilder", "tune"),
-    "parse_prim_func": ("relax_tune.ir.parser", "parse_prim_func", "tune"),
-    "Rule": ("relax_tune.ir.passes.rewrite", "Rule", "tune"),
-    "rewrite": ("relax_tune.ir.passes.rewrite", "rewrite", "tune"),
-    "IRModule": ("relax_tune.ir.function", "IRModule", "tune"),
-    "QuantizeWeights": ("relax_tune.ir.passes.quantize", "QuantizeWeights", "tune"),
-    "LiftParameters": ("relax_tune.ir.passes.lift", "LiftParameters", "tune"),
+    "GraphBuilder": ("relax_tune.ir.core.graph_builder", "GraphBuilder", "tune"),
+    "parse_prim_func": ("relax_tune.ir.text.parser", "parse_prim_func", "tune"),
+    "Rule": ("relax_tune.ir.rewrite.rules", "Rule", "tune"),
+    "rewrite": ("relax_tune.ir.rewrite.rules", "rewrite", "tune"),
+    "IRModule": ("relax_tune.ir.core.function", "IRModule", "tune"),
+    "QuantizeWeights": ("relax_tune.ir.passes.graph.quantize", "QuantizeWeights", "tune"),
+    "LiftParameters": ("relax_tune.ir.passes.graph.lift", "LiftParameters", "tune"),
     "tune": ("relax_tune.tuner.api", "tune", "tune"),
     "TuneResult": ("relax_tune.tuner.api", "TuneResult", "tune"),
-    "Progress": ("relax_tune.tuner.loop", "Progress", "tune"),
+    "Progress": ("relax_tune.tuner.job.loop", "Progress", "tune"),
     "SearchSpace": ("relax_tune.tuner.search.named", "SearchSpace", "tune"),
     "Search": ("relax_tune.tuner.search.named", "Search", "tune"),
     "build": ("relax_tune.tuner.api", "build", "tune"),

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from tests.tuner.tuner_models import QUICK
+from tests.support.tuner_models import QUICK
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.passes.fuse import FuseOps
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.passes.fusion.fuse import FuseOps
 from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program import Program
-from relax_tune.runtime.vm import Executor
-from relax_tune.tuner.job import Job
+from relax_tune.tuner.job.job import Job
 
 RNG = np.random.default_rng(11)
 UNFUSED: tuple[Pass, ...] = tuple(p for p in STANDARD if not isinstance(p, FuseOps))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.database.conftest import postgres_server, postgres_url, sql_url, store
-from tests.tuner.tuner_models import opened
+from tests.support.tuner_models import opened
 
 from relax_tune.runtime.device.base import Device
 

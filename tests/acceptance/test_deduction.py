@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.acceptance.programs import (
+from tests.support.programs import (
     agree,
     checked,
     info,
@@ -26,27 +26,27 @@ from tests.acceptance.programs import (
 )
 
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.dtype import f32
-from relax_tune.ir.expr import Var, const, eq
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import CallFunction, Function
-from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import Var, const, eq
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import CallFunction, Function
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import ObjectInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.relations import is_base
+from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice, Split
 from relax_tune.ir.op.shapes import Unique
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
-from relax_tune.ir.passes.collapse import CollapseDims
-from relax_tune.ir.passes.constants import FoldConstants
-from relax_tune.ir.passes.fuse import FuseOps
-from relax_tune.ir.passes.inline import Inline
-from relax_tune.ir.passes.legalize import Legalize
+from relax_tune.ir.passes.control.inline import Inline
+from relax_tune.ir.passes.fusion.fuse import FuseOps
+from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce, TidyNames
+from relax_tune.ir.passes.graph.collapse import CollapseDims
+from relax_tune.ir.passes.graph.constant_fold import FoldConstants
+from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.pipeline import Pass
-from relax_tune.ir.relations import is_base
-from relax_tune.ir.struct_info import ObjectInfo, TensorInfo, TupleInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
-from relax_tune.ir.verify import verify
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler
@@ -247,8 +247,8 @@ def test_9_shape_arguments(device: Device) -> None:
 
 def _deduced(module: IRModule) -> object:
     """What deduction says of the last binding of `main`."""
-    from relax_tune.ir.deduce import infer_value
-    from relax_tune.ir.graph import Function
+    from relax_tune.ir.core.graph import Function
+    from relax_tune.ir.deduce.deduce import infer_value
     from relax_tune.ir.op.base import Deduction
 
     f = module.functions["main"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.acceptance.programs import (
+from tests.support.programs import (
     agree,
     checked,
     compiled,
@@ -19,17 +19,17 @@ from tests.acceptance.programs import (
 
 from relax_tune.errors import ParseError, UserError, VerifyError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.dtype import bool_, f32, i64
-from relax_tune.ir.expr import Var, const, le
-from relax_tune.ir.graph import If
-from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.dtype import bool_, f32, i64
+from relax_tune.ir.core.expr import Var, const, le
+from relax_tune.ir.core.graph import If
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.relations import is_base, join
+from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.movement import Slice
 from relax_tune.ir.op.registry import OPERATORS
-from relax_tune.ir.parser import parse_module
-from relax_tune.ir.relations import is_base, join
-from relax_tune.ir.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
-from relax_tune.ir.verify import verify
+from relax_tune.ir.text.parser import parse_module
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler

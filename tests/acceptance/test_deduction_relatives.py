@@ -6,34 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.acceptance.programs import (
-    agree,
-    checked,
-    info,
-    interpreted_refuses,
-    never,
-    ones,
-    read,
-    refuse,
-    run,
-    tensor,
-)
-from tests.acceptance.programs import result as result_of
+from tests.support.programs import agree, checked, info, interpreted_refuses, never, ones, read, refuse, run, tensor
+from tests.support.programs import result as result_of
 
 from relax_tune.errors import VerifyError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.dtype import bool_, f16, f32, i64
-from relax_tune.ir.expr import Expr, Var, ceildiv, const, eq, ge, le, lt, maximum, minimum
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.dtype import bool_, f16, f32, i64
+from relax_tune.ir.core.expr import Expr, Var, ceildiv, const, eq, ge, le, lt, maximum, minimum
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import PrimInfo, ShapeInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.relations import is_base
 from relax_tune.ir.op.elementwise import Add, Exp, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split
 from relax_tune.ir.op.shapes import TensorToShape, Unique
 from relax_tune.ir.passes.pipeline import lower
-from relax_tune.ir.relations import is_base
-from relax_tune.ir.struct_info import PrimInfo, ShapeInfo, StructInfo, TensorInfo, TupleInfo
-from relax_tune.ir.verify import verify
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler

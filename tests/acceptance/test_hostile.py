@@ -9,23 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.acceptance.programs import (
-    checked,
-    compiled,
-    interpreted_refuses,
-    never,
-    ones,
-    read,
-    run,
-    same,
-    tensor,
-)
+from tests.support.programs import checked, compiled, interpreted_refuses, never, ones, read, run, same, tensor
 
 from relax_tune.errors import UserError
-from relax_tune.ir.expr import Expr, Var, ceildiv, const, maximum
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import GVar
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.expr import Expr, Var, ceildiv, const, maximum
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, Exp
 from relax_tune.ir.op.linalg import Matmul

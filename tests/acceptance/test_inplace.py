@@ -7,46 +7,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import executed, job_of, rand
-from tests.acceptance.programs import (
-    agree,
-    checked,
-    compiled,
-    never,
-    ones,
-    opened,
-    read,
-    refuse,
-    run,
-    same,
-)
 from tests.acceptance.test_memory import chain
-from tests.runtime.whole_models import chosen
-from tests.tuner.tuner_models import QUICK, job_dispatching
+from tests.runtime.model.whole_models import chosen
+from tests.support.programs import agree, checked, compiled, never, ones, opened, read, refuse, run, same
+from tests.support.tuner_models import QUICK, job_dispatching
 
 import relax_tune as rt
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import ParseError
-from relax_tune.ir.dtype import f16, f32, i64
-from relax_tune.ir.expr import Var, const, load, lt
-from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import CallTIR, GVar, TupleValue, Value
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.dtype import f16, f32, i64
+from relax_tune.ir.core.expr import Var, const, load, lt
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import CallTIR, GVar, TupleValue, Value
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.stmt import Block, For, IterVar, Store, seq
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Flatten, Permute, Reshape, Slice
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.op.registry import OPERATORS
-from relax_tune.ir.parser import parse_module
-from relax_tune.ir.passes.inplace import Inplace, misuses
+from relax_tune.ir.passes.memory.inplace import Inplace, misuses
 from relax_tune.ir.passes.pipeline import lower
-from relax_tune.ir.printer import print_text
-from relax_tune.ir.stmt import Block, For, IterVar, Store, seq
-from relax_tune.ir.struct_info import TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
-from relax_tune.ir.verify import verify
+from relax_tune.ir.text.parser import parse_module
+from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import Program
-from relax_tune.tuner.job import Job
+from relax_tune.tuner.job.job import Job
 
 pytestmark = pytest.mark.ccompiler
 

@@ -10,36 +10,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import RNG, kernels, program_of, rand
-from tests.acceptance.programs import agree, checked, compiled, read, same, tensor
-from tests.tuner.tuner_models import QUICK
+from tests.support.programs import agree, checked, compiled, read, same, tensor
+from tests.support.tuner_models import QUICK
 
 from relax_tune import tune
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
-from relax_tune.ir.dtype import f32, i64, u8
-from relax_tune.ir.expr import Expr, Var, cast, const, eq, select
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import CallDPSLibrary, CallTIR, Function
-from relax_tune.ir.graph_builder import GraphBuilder
-from relax_tune.ir.interp_graph import run_function
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.dtype import f32, i64, u8
+from relax_tune.ir.core.expr import Expr, Var, cast, const, eq, select
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import CallDPSLibrary, CallTIR, Function
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Exp, Mul, Relu, Sub, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.op.reduce import Softmax
-from relax_tune.ir.passes.cleanup import CancelViews, DeadCode, Deduce, TidyNames
-from relax_tune.ir.passes.collapse import CollapseDims
-from relax_tune.ir.passes.constants import FoldConstants
-from relax_tune.ir.passes.fuse import FuseOps
-from relax_tune.ir.passes.inline import Inline
-from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.pattern_kinds import PatternKind, pattern_kind
+from relax_tune.ir.passes.control.inline import Inline
+from relax_tune.ir.passes.fusion.fuse import FuseOps
+from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce, TidyNames
+from relax_tune.ir.passes.graph.collapse import CollapseDims
+from relax_tune.ir.passes.graph.constant_fold import FoldConstants
+from relax_tune.ir.passes.graph.legalize import Legalize
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower, run_passes
-from relax_tune.ir.passes.quantize import QuantizeWeights
-from relax_tune.ir.tensor_builder import TensorBuilder
-from relax_tune.ir.verify import verify
+from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.vm import Executor
-from relax_tune.tuner.job import Job
+from relax_tune.runtime.executor import Executor
+from relax_tune.tuner.job.job import Job
 
 pytestmark = pytest.mark.ccompiler
 

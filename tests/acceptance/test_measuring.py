@@ -18,9 +18,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 from tests.database.records_made import MATMUL, ZEN, failure, filled, timing
-from tests.tuner.cli_model import make_bert
-from tests.tuner.measure_programs import LIMIT_SECS, request
-from tests.tuner.tuner_models import (
+from tests.support.tuner_models import (
     QUICK,
     RecordedRunner,
     add_records,
@@ -30,6 +28,8 @@ from tests.tuner.tuner_models import (
     paper_job,
     row_scale,
 )
+from tests.tuner.cli.cli_model import make_bert
+from tests.tuner.measure.measure_programs import LIMIT_SECS, request
 from typer.testing import CliRunner
 
 from relax_tune.database.records import STAGES, Measurement
@@ -37,9 +37,9 @@ from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError, MeasureError, UserError
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.schedules.sketch import RULES
-from relax_tune.tuner import loop
-from relax_tune.tuner.cli import app
-from relax_tune.tuner.job import Job, open_runner
+from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.job import loop
+from relax_tune.tuner.job.job import Job, open_runner
 from relax_tune.tuner.measure.cluster import DaskRunner
 from relax_tune.tuner.measure.cluster_processes import ClusterProcess, start_scheduler, start_worker
 from relax_tune.tuner.measure.local import LocalRunner

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.acceptance.built import executed, job_of
-from tests.acceptance.programs import checked, compiled, ones, read, refuse, run, same
+from tests.support.programs import checked, compiled, ones, read, refuse, run, same
 
 from relax_tune.errors import BuildError, UserError
-from relax_tune.ir.dtype import f16, f32, u8
-from relax_tune.ir.expr import Expr, Var, as_int, const, substitute
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.dtype import f16, f32, u8
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Cast, Exp, Relu, Sqrt, Tanh
 from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice
 from relax_tune.ir.op.reduce import Softmax, Sum
-from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory
+from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import STANDARD
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.vm import Executor
+from relax_tune.runtime.executor import Executor
 
 pytestmark = pytest.mark.ccompiler
 

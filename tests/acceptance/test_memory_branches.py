@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import UNFUSED, executed, job_of
-from tests.acceptance.programs import agree, checked, ones, opened, run, same
-from tests.ir.random_graphs import Made, graphs
+from tests.support.programs import agree, checked, ones, opened, run, same
+from tests.support.random_graphs import Made, graphs
 
 from relax_tune.errors import BuildError, DeduceError
-from relax_tune.ir.dtype import bool_
-from relax_tune.ir.expr import Var, const, lt
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import (
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import Var, const, lt
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import (
     Body,
     Call,
     CallDPSLibrary,
@@ -32,18 +32,18 @@ from relax_tune.ir.graph import (
     TupleValue,
     Value,
 )
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu, Sqrt, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import VIEWS, Concat, Flatten, Permute, Reshape, Slice
 from relax_tune.ir.op.reduce import Softmax, Sum
-from relax_tune.ir.passes.fuse import FuseOps
-from relax_tune.ir.passes.inline import Inline
-from relax_tune.ir.passes.legalize import Legalize
-from relax_tune.ir.passes.memory import MemoryPlan, PlanMemory
+from relax_tune.ir.passes.control.inline import Inline
+from relax_tune.ir.passes.fusion.fuse import FuseOps
+from relax_tune.ir.passes.graph.legalize import Legalize
+from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import STANDARD, Pass
-from relax_tune.ir.passes.rewriter import used_vars
-from relax_tune.ir.struct_info import TensorInfo, TupleInfo
+from relax_tune.ir.rewrite.emitter import used_vars
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import BufferSpec, Program
 

@@ -11,27 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import rand
-from tests.acceptance.programs import agree, checked, compiled, ones, opened, run, same
-from tests.runtime.whole_models import Whole, built
-from tests.tuner.tuner_models import QUICK
+from tests.runtime.model.whole_models import Whole, built
+from tests.support.programs import agree, checked, compiled, ones, opened, run, same
+from tests.support.tuner_models import QUICK
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.ir.dtype import f32, i64
-from relax_tune.ir.expr import Var, call, cast, const, eq, maximum, minimum, select
-from relax_tune.ir.function import IRModule, PrimFunc
-from relax_tune.ir.graph import CallTIR, TupleItem, TupleValue
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.dtype import f32, i64
+from relax_tune.ir.core.expr import Var, call, cast, const, eq, maximum, minimum, select
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import CallTIR, TupleItem, TupleValue
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
 from relax_tune.ir.op.movement import Flatten, Permute, Reshape, Split
-from relax_tune.ir.passes.outputs import SeparateOutputs
+from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
 from relax_tune.ir.passes.pipeline import lower
-from relax_tune.ir.struct_info import TensorInfo
-from relax_tune.ir.tensor_builder import TensorBuilder
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.vm import Executor
-from relax_tune.tuner.check import check_case
-from relax_tune.tuner.job import Job
+from relax_tune.runtime.executor import Executor
+from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.task.check import check_case
 
 pytestmark = pytest.mark.ccompiler
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.acceptance.programs import compiled, fields, run, same
-from tests.ir.random_graphs import SIZES, SLOW, Made, graphs
+from tests.support.programs import compiled, fields, run, same
+from tests.support.random_graphs import SIZES, SLOW, Made, graphs
 
 from relax_tune.errors import BuildError, DeduceError, UserError
-from relax_tune.ir.function import IRModule
-from relax_tune.ir.graph import Function, callees
-from relax_tune.ir.passes.cleanup import DeadCode
-from relax_tune.ir.passes.inline import Inline
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Function, callees
+from relax_tune.ir.passes.control.inline import Inline
+from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.passes.pipeline import lower
-from relax_tune.ir.printer import print_text
+from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device
 
 pytestmark = pytest.mark.ccompiler

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
-from tests.tuner.tuner_models import (
+from tests.support.tuner_models import (
     PAPER_DEVICE,
     QUICK,
     RecordedRunner,
@@ -29,8 +29,8 @@ from tests.tuner.tuner_models import (
 from relax_tune.database.records import Measurement, Target
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import MeasureError
-from relax_tune.ir.function import IRModule
-from relax_tune.tuner.job import Job
+from relax_tune.ir.core.function import IRModule
+from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests
 
 ROOT = Path(__file__).parent.parent.parent
@@ -176,7 +176,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from dataclasses import replace
 from relax_tune.database.store import open_store
-from tests.tuner.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, feed_forward, paper_job
+from tests.support.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, feed_forward, paper_job
 
 class Spoken(RecordedRunner):
     def submit(self, batch):

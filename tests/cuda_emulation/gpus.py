@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.cuda_emulation.driver import emulated
-from tests.ir.codegen_runner import opened
+from tests.ir.codegen.codegen_runner import opened
 
 from relax_tune.runtime.device.base import Device
 

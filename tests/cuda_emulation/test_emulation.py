@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver, emulated
-from tests.ir.codegen_runner import Compiled
-from tests.ir.grid_cases import TEXTS, function
-from tests.tuner.flushed import every_line_is_read
+from tests.ir.codegen.codegen_runner import Compiled
+from tests.ir.codegen.grid_cases import TEXTS, function
+from tests.tuner.job.flushed import every_line_is_read
 
 from relax_tune.errors import BuildError, MeasureError
-from relax_tune.ir.interp import run_prim
+from relax_tune.ir.interp.interp import run_prim
 from relax_tune.runtime.device.cuda import PINNED_BYTES, CUDADevice
 from relax_tune.runtime.device.cuda_compiler import Binary
 from relax_tune.runtime.program import KernelSource

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.cuda_emulation.gpus import gpu, on
-from tests.ir.codegen_runner import Compiled, kernels_of
-from tests.schedules.candidates import CASES, arguments, drawn, problems
+from tests.ir.codegen.codegen_runner import Compiled, kernels_of
+from tests.support.candidates import CASES, arguments, drawn, problems
 
-from relax_tune.ir.function import PrimFunc
+from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate

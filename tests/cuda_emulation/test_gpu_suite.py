@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
-from tests.tuner.tuner_models import PAPER_DEVICE, RecordedRunner
+from tests.support.tuner_models import PAPER_DEVICE, RecordedRunner
 
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.library.cublas import CuBlas

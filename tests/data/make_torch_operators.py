@@ -108,8 +108,8 @@ def example(case: Case, n: int) -> list[Array]:
 def main(folder: str) -> None:
     import torch
 
-    from relax_tune.ir.frontend.torch_export import plain_program
-    from relax_tune.ir.frontend.torch_program import to_json
+    from relax_tune.ir.frontend.torch.export import plain_program
+    from relax_tune.ir.frontend.torch.program import to_json
 
     warnings.simplefilter("ignore")
     programs, arrays = [], {}

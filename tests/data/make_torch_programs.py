@@ -144,8 +144,8 @@ def answers(name: str, whole: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def main(folder: str, *names: str) -> None:
-    from relax_tune.ir.frontend.torch_export import plain_program
-    from relax_tune.ir.frontend.torch_program import to_json
+    from relax_tune.ir.frontend.torch.export import plain_program
+    from relax_tune.ir.frontend.torch.program import to_json
 
     for name in names or MODELS:
         program, whole = exported(name)

@@ -16,16 +16,7 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.plan import Entry, choice_slot
-from relax_tune.runtime.program import (
-    BufferSpec,
-    Call,
-    Check,
-    KernelSource,
-    Program,
-    Step,
-    Symbol,
-    Variant,
-)
+from relax_tune.runtime.program import BufferSpec, Call, Check, KernelSource, Program, Step, Symbol, Variant
 from relax_tune.runtime.scalars import Op, ScalarBuilder
 
 C_PRELUDE = """/*prelude*/

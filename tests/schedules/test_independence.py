@@ -10,14 +10,14 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.schedules import functions as make
-from tests.schedules.random_steps import TUNABLES
+from tests.schedules.traces.random_steps import TUNABLES
+from tests.support import schedule_functions as make
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.expr import TRUE, Expr, Tunable, format_expr, maximum
-from relax_tune.ir.function import PrimFunc
-from relax_tune.ir.stmt import loops
-from relax_tune.schedules.nest import block_value, enclosing, find_block, find_loop, replace_node, with_body
+from relax_tune.ir.core.expr import TRUE, Expr, Tunable, format_expr, maximum
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import loops
+from relax_tune.schedules.loop_tree import block_value, enclosing, find_block, find_loop, replace_node, with_body
 from relax_tune.schedules.schedule import Schedule
 
 T, U = Tunable("T", (2, 4)), Tunable("U", (1, 3, 8))

@@ -15,7 +15,7 @@ from tests.database.records_made import failure, filled, timing
 from typer.testing import CliRunner, Result
 
 from relax_tune.database.store import open_store
-from relax_tune.tuner.cli import app
+from relax_tune.tuner.cli.app import app
 
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 RUNNER = CliRunner()
@@ -60,7 +60,7 @@ def commands(
         "import json, sys\n"
         f"{before}\n"
         "from typer.testing import CliRunner\n"
-        "from relax_tune.tuner.cli import app\n"
+        "from relax_tune.tuner.cli.app import app\n"
         "def ended(line):\n"
         "    done = CliRunner().invoke(app, line)\n"
         "    if done.exception is not None and not isinstance(done.exception, SystemExit): raise done.exception\n"

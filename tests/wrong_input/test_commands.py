@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tuner.cli_model import HIDDEN, WORDS, make_bert
+from tests.tuner.cli.cli_model import HIDDEN, WORDS, make_bert
 from tests.wrong_input.tiny_model import generic_program, tiny_bert
 from typer.testing import CliRunner
 
 import relax_tune as rt
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import RelaxTuneError, UserError
-from relax_tune.ir.frontend.hf import load_hf
+from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.runtime.artifact import save_artifact
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.tuner.cli import app
-from relax_tune.tuner.commands.run import read_arrays
-from relax_tune.tuner.footprint import check_footprint, task_bytes
-from relax_tune.tuner.job import Job
+from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.cli.commands.run import read_arrays
+from relax_tune.tuner.job.footprint import check_footprint, task_bytes
+from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.settings import Settings
 
 pytestmark = pytest.mark.ccompiler
@@ -105,7 +105,7 @@ def refused(*arguments: str) -> str:
 def process(*arguments: str, **environment: str) -> str:
     """The same in a process of its own, as a user has it."""
     done = subprocess.run(
-        [sys.executable, "-c", "from relax_tune.tuner.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from relax_tune.tuner.cli.app import main; main()", *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,

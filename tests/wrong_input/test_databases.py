@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.database.records_made import MATMUL, ZEN, timing
-from tests.tuner.cli_model import make_bert
+from tests.tuner.cli.cli_model import make_bert
 from tests.wrong_input.storage_cases import commands, files, inside, made_database, paragraph_of, refused
 
 from relax_tune.database import engine

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.conftest import BIAS, small_program
-from tests.tuner.cli_model import make_bert
+from tests.tuner.cli.cli_model import make_bert
 from tests.wrong_input.storage_cases import commands, files, made_database, paragraph_of
 
 from relax_tune.database.exchange.jsonl import export_file
@@ -88,7 +88,7 @@ TUNE = """
 import sys
 import relax_tune as rt
 from relax_tune.errors import DatabaseError, MeasureError
-from tests.tuner.tuner_models import row_scale
+from tests.support.tuner_models import row_scale
 try:
     rt.tune(row_scale(), target="c", db=sys.argv[1], effort="quick", trials=int(sys.argv[2]))
 except (DatabaseError, MeasureError) as error:

@@ -22,7 +22,7 @@ from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.store import open_store
 from relax_tune.errors import DatabaseError
 
-COMMAND = "from relax_tune.tuner.cli import main; main()"
+COMMAND = "from relax_tune.tuner.cli.app import main; main()"
 MORE_ODD: list[Any] = [*ODD, [[]] * 50, {"n": 1.5}, {"n": 2**70}, ["a", "b"], [["a", "b"]], "1e999", "[1]", '{"t":"x"}']
 
 

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.tuner.cli_model import WORDS
+from tests.tuner.cli.cli_model import WORDS
 from tests.wrong_input.tiny_model import generic_program, paragraph, tiny_bert
 
 from relax_tune.errors import MeasureError, RelaxTuneError, UserError
-from relax_tune.ir.dtype import DType, f32, i32, i64
-from relax_tune.ir.graph_builder import GraphBuilder
+from relax_tune.ir.core.dtype import DType, f32, i32, i64
+from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import AddScalar
 from relax_tune.ir.op.gather import GatherElements, GatherND
 from relax_tune.ir.op.logic import Less, Where
 from relax_tune.ir.op.movement import Take
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.vm import Executor
+from relax_tune.runtime.executor import Executor
 
 LAST = len(WORDS) - 1
 

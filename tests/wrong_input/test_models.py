@@ -14,12 +14,12 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tuner.cli_model import HIDDEN, POSITIONS, WORDS, make_bert
+from tests.tuner.cli.cli_model import HIDDEN, POSITIONS, WORDS, make_bert
 from tests.wrong_input.tiny_model import paragraph
 
 from relax_tune.errors import RelaxTuneError, UserError
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.tuner.job import parse_bounds
+from relax_tune.tuner.job.job import parse_bounds
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde"
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.tuner.cli_model import make_bert
+from tests.tuner.cli.cli_model import make_bert
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import RelaxTuneError
-from relax_tune.ir.frontend.hf import load_hf
-from relax_tune.ir.function import IRModule
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program import Program
-from relax_tune.tuner.job import Job
+from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.settings import Settings
 
 BOUNDS = {"b": (1, 4), "n": (1, 24)}

@@ -13,7 +13,7 @@ from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
 class Runner(Protocol):
     """Builds, checks and times candidates on a device it alone uses, in processes it supervises.
 
-    Promises, kept by every implementation (tests/tuner/test_measure_contract.py runs over all of them):
+    Promises, kept by every implementation (tests/tuner/measure/test_runner_contract.py runs over all of them):
 
     * The future of `submit` resolves to one result per distinct request id, in the order the ids first appear. A
       request that hangs, crashes, is wrong or does not build becomes a failed result with its stage; the other requests

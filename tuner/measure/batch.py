@@ -12,21 +12,14 @@ import numpy as np
 
 from relax_tune.errors import ArtifactError, BuildError, MeasureError, RelaxTuneError, UserError
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.executor import Bound, Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program import Program, program_from_json
-from relax_tune.runtime.vm import Bound, Executor
 from relax_tune.tuner.measure.compare import difference
 from relax_tune.tuner.measure.compiling import CompiledKernels, Handles, compile_programs
 from relax_tune.tuner.measure.flush import CacheFlush
 from relax_tune.tuner.measure.inputs import buffer_shapes
-from relax_tune.tuner.measure.messages import (
-    CheckCase,
-    MeasureRequest,
-    MeasureResult,
-    Stage,
-    Symbols,
-    failed,
-)
+from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, Stage, Symbols, failed
 from relax_tune.tuner.measure.pool import SharedBuffers, buffer_bytes
 from relax_tune.tuner.measure.protocol import Progress
 from relax_tune.tuner.measure.timing import Contestant, time_interleaved

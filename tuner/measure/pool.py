@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.executor import Bound, Executor
 from relax_tune.runtime.program import FLOATING, BufferSpec, Fill, Program
-from relax_tune.runtime.vm import Bound, Executor
 from relax_tune.tuner.measure.inputs import buffer_shapes, constant_shapes, random_array
 
 GUARD_BYTES = 4096

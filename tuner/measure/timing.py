@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.vm import Bound
+from relax_tune.runtime.executor import Bound
 from relax_tune.tuner.measure.messages import ShapeTiming, Symbols, TimingPolicy
 
 _VISIT_SECS = 0.01  # samples of one visit

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_tune.tuner.cost_model import CostModel, GradientBoostedModel
+from relax_tune.tuner.learn.cost_model import CostModel, GradientBoostedModel
 from relax_tune.tuner.search.acquisition import choose_batch, marginal_gain
 from relax_tune.tuner.search.base import History, Observations, Result, SearchProblem, TrainingRows, isin
 from relax_tune.tuner.search.baselines import fresh_sample
-from relax_tune.tuner.search.breeding import crossover, mutate
-from relax_tune.tuner.search.coupling import Embedding
+from relax_tune.tuner.search.constraint_axes import Embedding
+from relax_tune.tuner.search.genetic import crossover, mutate
+from relax_tune.tuner.search.model_trust import Forecasts
 from relax_tune.tuner.search.scoring import rank_population
 from relax_tune.tuner.search.space import Candidate, CodeArray, FloatArray
 from relax_tune.tuner.search.surrogate import Surrogate
-from relax_tune.tuner.search.trust import Forecasts
 
 REFIT_GROWTH = 1.1
 TREES_MOST = 0.6

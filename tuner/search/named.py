@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from relax_tune.errors import UserError
-from relax_tune.ir.expr import Expr
-from relax_tune.schedules.vectorized import compile_numpy
+from relax_tune.ir.core.expr import Expr
+from relax_tune.schedules.cost.vectorized import compile_numpy
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem
 from relax_tune.tuner.search.expressions import Column, TextConstraint
 from relax_tune.tuner.search.registry import make_strategy

@@ -2,7 +2,7 @@
 
 import relax_tune as rt
 from relax_tune.ir.op.reduce import Softmax
-from relax_tune.ir.passes.alternatives import Alternative, whole
+from relax_tune.ir.passes.library.library_forms import Alternative, whole
 
 graph = rt.GraphBuilder()
 reference = graph.finish(graph.call(Softmax(), graph.input("x", (graph.symbol("n"), graph.symbol("k")))))

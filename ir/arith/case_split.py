@@ -1,0 +1,97 @@
+"""Case distinctions: a condition that is not decided at once may be decided where a choice in it is settled.
+
+Every split covers all assignments, so a claim that holds in each case holds; nothing is lost but effort, which is counted.
+Choices (`select`, `min`, `max`) are settled first, because that leaves polynomials; then a variable is at the least of its values
+or above it, which is where products and quotients change their behaviour (n * n >= n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from relax_tune.ir.arith.bounds import Env, opposite
+from relax_tune.ir.arith.counterexamples import Samples
+from relax_tune.ir.arith.logic import Proof, decide
+from relax_tune.ir.arith.normal import Normalizer
+from relax_tune.ir.core.expr import Const, Expr, Op, Var, const, eq, free_vars, le, lt, postorder
+
+# Effort for one question (polynomials looked at; a case costs at least _CASE), splits on the way to one case, and assignments
+# tried before any.
+EFFORT = 1500
+MAX_DEPTH = 6
+_CASE = 40
+_ASSIGNMENTS = 40
+
+
+def possible(cond: Expr, ctx: Normalizer) -> tuple[Proof, ...]:
+    """The answers that no assignment tried speaks against; none where it is true here and false there."""
+    truths = Samples(ctx, 0).truths(cond, _ASSIGNMENTS)
+    return tuple(goal for goal in (Proof.YES, Proof.NO) if (goal is Proof.NO) not in truths)
+
+
+def by_cases(cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
+    """Decide a condition that `decide` alone left open and whose answer may be one of `goals`."""
+    return next((goal for goal in goals if _Cases(cond, goal).hold(env, 0)), Proof.UNKNOWN)
+
+
+def _read(cond: Expr, env: Env) -> Normalizer:
+    ctx = Normalizer(env)
+    ctx.start(cond)
+    return ctx
+
+
+class _Cases:
+    def __init__(self, cond: Expr, goal: Proof) -> None:
+        self.cond = cond
+        self.goal = goal
+        self.left = EFFORT
+
+    def hold(self, env: Env, depth: int) -> bool:
+        """The goal is the answer in every case of some split of `env`, none of which is looked at twice."""
+        if depth >= MAX_DEPTH:
+            return False
+        split = next(_splits(self.cond, env), None)
+        return split is not None and all(self.settled(case, env, depth) for case in split)
+
+    def settled(self, case: Expr, env: Env, depth: int) -> bool:
+        if self.left <= 0:
+            return False
+        inner = env.with_fact(case)
+        ctx = Normalizer(inner)
+        found = decide(self.cond, ctx)
+        self.left -= max(ctx.spent, _CASE)
+        if found is not Proof.UNKNOWN:
+            return found is self.goal or decide(case, Normalizer(env)) is Proof.NO  # nothing is so: anything holds
+        return self.hold(inner, depth + 1) or decide(case, Normalizer(env)) is Proof.NO
+
+
+def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
+    """Ways to tell all assignments apart that the facts do not tell apart already."""
+    ctx = _read(cond, env)
+    curved: list[Var] = []
+    for n in postorder((cond,)):
+        if not isinstance(n, Op) or n is cond:
+            continue
+        choice = le(*n.args) if n.op in ("min", "max") else n
+        cases = _alternatives(choice)
+        if cases and decide(choice, ctx) is Proof.UNKNOWN:
+            yield cases
+        if n.op in ("floordiv", "floormod") or (n.op == "mul" and not any(isinstance(a, Const) for a in n.args)):
+            curved.extend(v for v in free_vars(n) if v.dtype.is_int)
+    for fact in env.facts:
+        cases = fact.args if isinstance(fact, Op) and fact.op == "or" else _alternatives(fact)
+        if isinstance(fact, Op) and fact.op in ("or", "ne") and not any(decide(c, ctx) is Proof.YES for c in cases):
+            yield cases
+    for v in dict.fromkeys(curved):
+        low, high = env.range_of(v)
+        if low is not None and low <= 1 and low != high:
+            yield eq(v, const(low, v.dtype)), le(const(low + 1, v.dtype), v)
+
+
+def _alternatives(cond: Expr) -> tuple[Expr, ...]:
+    """A comparison of integers and what is so where it is not; none for other expressions."""
+    other = opposite(cond)
+    if not isinstance(cond, Op) or other is None:
+        return ()
+    a, b = cond.args
+    return (lt(a, b), eq(a, b), lt(b, a)) if cond.op in ("eq", "ne") else (cond, other)

@@ -1,0 +1,274 @@
+"""Whether index maps keep things apart: mixed-radix sums and their digits, with symbolic factors.
+
+Splits make sums (`i_0 * T + i_1`), fused loops make digits (`f // m`, `f % m`), guards bound both. What indices tell is found in
+rounds: a sum whose parts do not run into each other tells its parts, and all digits of a number tell the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.prove import Proof, prove, prove_equal
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.expr import (
+    TRUE,
+    Expr,
+    ExprLike,
+    Op,
+    Var,
+    add,
+    and_,
+    as_int,
+    ceildiv,
+    conjuncts,
+    const,
+    eq,
+    expr,
+    floordiv,
+    floormod,
+    free_vars,
+    le,
+    lt,
+    mul,
+    replaced,
+    sub,
+)
+
+
+def injective(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:
+    """Whether `indices` provably differ wherever the variables do, each v running over range(ranges[v])."""
+    env, extents = env or Env(), {v: expr(extent) for v, extent in ranges.items()}
+    for v, extent in extents.items():
+        env = env.with_loop(v, extent)
+    return _Reader(extents, env).tells(indices, tuple(extents))
+
+
+def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: Env, guard: Expr = TRUE) -> bool:
+    """Whether different values of `var` provably give different indices, whatever the `inner` variables (with their extents) do.
+
+    `env` bounds `var`; `guard` holds at every point that counts (a block's predicate).
+    """
+    bound = env.bounds.get(var, (const(0), None))[1]
+    extents = dict(inner) if bound is None else {**inner, var: simplify(add(bound, 1))}
+    return _Reader({**{var: None}, **extents}, env, guard).tells(indices, (var,))
+
+
+class _Reader:
+    """What can be read off indices: variables, quotients and remainders with variables in them, and numbers with a guard.
+
+    extents: of the variables whose values are asked for; None is one that is not known. Everything else is fixed.
+    """
+
+    def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
+        self.env, self.extents = env, extents
+        self.stand_ins: dict[Op, Var] = {}
+        self.stands_for: dict[Var, Op] = {}
+        self.sizes: dict[Var, Expr | None] = dict(extents)
+        self.known: set[Var] = set()
+        self.guards: dict[Expr, Expr] = {}
+        for f in conjuncts(guard):
+            if isinstance(f, Op) and f.op == "lt" and self._varies(f.args[0]) and not self._varies(f.args[1]):
+                self.guards[f.args[0]] = f.args[1]
+
+    def tells(self, indices: Sequence[Expr], wanted: Sequence[Var]) -> bool:
+        """Whether the values of the indices tell those of the variables."""
+        numbers: dict[Expr, None] = dict.fromkeys(indices)
+        plain: set[Expr] = set()
+        while True:
+            before = len(numbers), len(self.known)
+            for e in tuple(numbers):
+                self._read_sum(self._outermost(e, ()))
+                if self.known.issuperset(wanted):
+                    return True
+                if self.guards:
+                    self._read_sum(self._outermost(e, self.guards))
+            numbers |= dict.fromkeys(self._joined())
+            if before == (len(numbers), len(self.known)):
+                # simplifying is dear, and of no use to most
+                again = [e for e in numbers if e not in plain]
+                plain.update(again)
+                numbers |= dict.fromkeys(simplify(e, self.env) for e in again)
+                if before[0] == len(numbers):
+                    break
+        # the others may have one value
+        return all(v in self.known or prove(le(v, 0), self.env) is Proof.YES for v in wanted)
+
+    def _varies(self, x: Expr) -> bool:
+        return any(v in self.extents for v in free_vars(x))
+
+    # sums
+
+    def _read_sum(self, e: Expr) -> None:
+        """Take what the sum `e` of multiples of variables tells into `known`."""
+        parts = self._linear(e)
+        if parts is None:
+            return
+        left: dict[Var, Expr] = {}
+        for v, step in parts[0].items():
+            if not self._is_known(v):
+                size = self._absolute(step)
+                if size is None:
+                    return
+                left[v] = size
+        while left:
+            found = next((v for v in left if self._tops(v, left) or self._ends(v, left)), None)
+            if found is None:
+                return
+            self.known.add(found)
+            del left[found]
+
+    def _linear(self, e: Expr) -> tuple[dict[Var, Expr], Expr] | None:
+        """The sum by its variables. Numbers in it that are fixed, which only take time to read, are one each."""
+        fixed: dict[Expr, Var] = {}
+
+        def plain(x: Expr) -> Expr | None:
+            if not isinstance(x, Op) or x.op not in _NUMBERS or any(v in self.sizes for v in free_vars(x)):
+                return None
+            return fixed.setdefault(x, Var(f"fixed{len(fixed)}"))
+
+        short = replaced(e, plain)
+        wanted = [v for v in free_vars(e) if v in self.sizes]
+        parts = linear(short, wanted, self.env)
+        if fixed and (parts is None or set(fixed.values()) & set(free_vars(*parts[0].values()))):
+            return linear(e, wanted, self.env)
+        return parts
+
+    def _is_known(self, v: Var) -> bool:
+        """Numbers made of what is known are, too."""
+        node = self.stands_for.get(v)
+        if node is not None and all(x in self.known for x in free_vars(node) if x in self.extents):
+            self.known.add(v)
+        return v in self.known
+
+    def _absolute(self, step: Expr) -> Expr | None:
+        if prove(le(0, step), self.env) is Proof.YES:
+            return step
+        return simplify(mul(step, -1)) if prove(le(step, 0), self.env) is Proof.YES else None
+
+    def _tops(self, v: Var, steps: Mapping[Var, Expr]) -> bool:
+        """A step of `v` is more than all the others come to."""
+        rest: Expr = const(0)
+        for w, step in steps.items():
+            size = None if w is v else self._size(w)
+            if size is not None:
+                rest = add(rest, mul(step, sub(size, 1)))
+            elif w is not v:
+                return False
+        return prove(lt(rest, steps[v]), self.env) is Proof.YES
+
+    def _ends(self, v: Var, steps: Mapping[Var, Expr]) -> bool:
+        """The others are multiples of what `v` comes to, so that a remainder tells it."""
+        size = self._size(v)
+        if size is None or len(steps) == 1:
+            return False
+        whole = simplify(mul(steps[v], size))
+        return prove(le(1, whole), self.env) is Proof.YES and all(
+            prove(eq(floormod(step, whole), 0), self.env) is Proof.YES for w, step in steps.items() if w is not v
+        )
+
+    # digits and guarded numbers
+
+    def _outermost(self, e: Expr, others: Container[Expr]) -> Expr:
+        """`e` with stand-ins for its outermost quotients, remainders and, below itself, `others` that vary."""
+
+        def number(x: Expr) -> Expr | None:
+            wanted = isinstance(x, Op) and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
+            return self._stand_in(x) if wanted and isinstance(x, Op) else None
+
+        return replaced(e, number)
+
+    def _stand_in(self, node: Op) -> Var:
+        found = self.stand_ins.get(node)
+        if found is None:
+            found = self.stand_ins[node] = Var(f"digit{len(self.stand_ins)}")
+            self.stands_for[found], self.sizes[found] = node, None
+        return found
+
+    def _size(self, v: Var) -> Expr | None:
+        """How many values a variable or number takes, from 0 on; None when that is not known."""
+        if self.sizes[v] is None and v in self.stands_for:
+            self.sizes[v] = self._limit(self.stands_for[v])
+        return self.sizes[v]
+
+    def _limit(self, x: Expr) -> Expr | None:
+        """What a number that is never negative stays below."""
+        if x in self.guards and prove(le(0, x), self.env) is Proof.YES:
+            return self.guards[x]
+        if isinstance(x, Op) and _is_digit(x):
+            number, c = x.args
+            if self._varies(c) or prove(le(1, c), self.env) is not Proof.YES:
+                return None
+            limit = c if x.op == "floormod" else self._limit(number)
+            return limit if limit is None or x.op == "floormod" else simplify(ceildiv(limit, c), self.env)
+        ranges = {v: size for v in free_vars(x) if (size := self.extents.get(v)) is not None}
+        try:
+            limit = extent_of(x, ranges, self.env)
+        except ScheduleError:
+            return None
+        return limit if prove(and_(le(0, x), lt(x, limit)), self.env) is Proof.YES else None
+
+    def _joined(self) -> list[Expr]:
+        """Numbers that are known; each guarded one, and each of whose digits all are: from the last on, up to the first or to
+        what the number comes to."""
+        known = [node for node, v in self.stand_ins.items() if v in self.known]
+        found: list[Expr] = [node for node in known if node in self.guards]
+        places = [p for node in known for p in self._places(node)]
+        for u in dict.fromkeys(number for number, _, _ in places):
+            left = [(d, m) for number, d, m in places if number is u or self._congruent(number, d, m, u)]
+            scale: Expr = const(1)
+            while here := next((p for p in left if prove_equal(p[0], scale, self.env) is Proof.YES), None):
+                left.remove(here)
+                if here[1] is None:
+                    found.append(u)
+                    break
+                scale = mul(scale, here[1])
+            else:
+                limit = self._limit(u)
+                if limit is not None and prove(le(limit, scale), self.env) is Proof.YES:
+                    found.append(u)
+        return found
+
+    def _places(self, digit: Op) -> Iterator[tuple[Expr, Expr, Expr | None]]:
+        """The digit as (u, d, m), `u // d % m`, or (u, d, None), `u // d`, for each number u that it is one of."""
+        number: Expr = digit
+        divisor: Expr = const(1)
+        modulus: Expr | None = None
+        while isinstance(number, Op) and _is_digit(number):
+            inside, by = number.args
+            if number.op == "floordiv":
+                divisor = mul(divisor, by)
+            elif number is digit:
+                modulus = by
+            else:
+                whole = divisor if modulus is None else mul(divisor, modulus)
+                if prove(eq(floormod(by, whole), 0), self.env) is not Proof.YES:
+                    return
+                modulus = simplify(floordiv(by, divisor), self.env) if modulus is None else modulus
+            number = inside
+            yield number, divisor, modulus
+            if modulus is not None and as_int(divisor) == 1:
+                number = self._term(number, modulus)
+
+    def _term(self, number: Expr, modulus: Expr) -> Expr:
+        """The digit that a sum comes to but for multiples of the modulus; the sum where there is none."""
+        terms = [number]
+        while isinstance(top := terms[0], Op) and top.op == "add":
+            terms[:1] = top.args
+        digits = (x for x in terms if x is not number and isinstance(x, Op) and _is_digit(x) and self._varies(x))
+        return next((x for x in digits if self._congruent(number, const(1), modulus, x)), number)
+
+    def _congruent(self, number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
+        """`number % modulus` is `u % modulus` (simplifying takes multiples of the modulus out)."""
+        if modulus is None or as_int(divisor) != 1:
+            return False
+        return as_int(simplify(floormod(sub(number, u), modulus))) == 0
+
+
+_NUMBERS = frozenset({"floordiv", "floormod", "min", "max", "select"})
+
+
+def _is_digit(x: Op) -> bool:
+    return x.op in ("floordiv", "floormod")

@@ -1,0 +1,1 @@
+"""Well-formedness, structural equality and hash, trial runs."""

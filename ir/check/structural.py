@@ -1,0 +1,330 @@
+"""Equality and hashing of programs up to consistent renaming (STYLE 1), and the key of a workload.
+
+Everything is written out as one flat stream of tokens in which variables, buffers and graph variables are numbered by order
+of appearance and binders open a new number. Two programs are equal when their streams are; the hash is the stream's hash.
+Names (of variables, blocks, functions) are hints and never looked at; names that refer to something else (a callee, a
+weight, a library routine, the key of a function in its module) are compared as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Union
+
+import numpy as np
+
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, is_floating
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, Tunable, Var, postorder
+from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast, regions
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store
+from relax_tune.ir.core.struct_info import CallableInfo
+from relax_tune.ir.text.printer import FORMAT_VERSION, flattened, print_text
+
+Node = Union[IRModule, PrimFunc, Function, ExternFunc, Stmt, Expr]
+Token = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where two programs differ: a path such as `body.stmts[1].body.value`, and what stands there."""
+
+    path: str
+    left: str
+    right: str
+
+    def __str__(self) -> str:
+        return f"at {self.path or 'the root'}: {self.left} on the left, {self.right} on the right"
+
+
+def structural_equal(a: Node, b: Node) -> bool:
+    """Whether `a` and `b` are the same program up to consistent renaming of identities.
+
+    Modules are compared with the values of their weights; the order of their functions does not matter.
+    """
+    if a is b:
+        return True
+    if _tokens(a) != _tokens(b):
+        return False
+    return not (isinstance(a, IRModule) and isinstance(b, IRModule)) or _other_weight(a, b) is None
+
+
+def first_difference(a: Node, b: Node) -> Difference | None:
+    """Where `a` and `b` first differ, or None when `structural_equal(a, b)`."""
+    left, right = _Encoder(), _Encoder()
+    left.root(a)
+    right.root(b)
+    for i, (x, y) in enumerate(zip(left.tokens, right.tokens)):
+        if x != y:
+            return Difference(left.paths[i], _show(x), _show(y))
+    if len(left.tokens) != len(right.tokens):
+        longer = left if len(left.tokens) > len(right.tokens) else right
+        at = min(len(left.tokens), len(right.tokens))
+        texts = (_show(longer.tokens[at]), "nothing")
+        return Difference(longer.paths[at], *(texts if longer is left else texts[::-1]))
+    if isinstance(a, IRModule) and isinstance(b, IRModule):
+        name = _other_weight(a, b)
+        if name is not None:
+            return Difference(f"constants[{name!r}]", "one array", "another array")
+    return None
+
+
+def structural_hash(a: Node) -> int:
+    """A 64-bit hash that is equal for structurally equal programs, in every process."""
+    digest = hashlib.blake2b(repr(_tokens(a)).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def workload_key(func: PrimFunc) -> str:
+    """The identity of a workload: BLAKE2 (32 hex digits) of its alpha-normalised printed text and the format version.
+
+    Independent of every name in it, of its own name, of ids and of PYTHONHASHSEED.
+    """
+    text = f"relax-tune text {FORMAT_VERSION}\n{print_text(func, normalise=True)}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _tokens(node: Node) -> list[Token]:
+    encoder = _Encoder()
+    encoder.root(node)
+    return encoder.tokens
+
+
+def _show(token: Token) -> str:
+    return " ".join(str(t) for t in token)
+
+
+def _other_weight(a: IRModule, b: IRModule) -> str | None:
+    for name, value in a.constants.items():
+        if value is not b.constants[name] and not np.array_equal(
+            value, b.constants[name], equal_nan=is_floating(value.dtype)
+        ):
+            return name
+    return None
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.paths: list[str] = []
+        self.numbers: dict[object, int] = {}
+        self.next = 0
+
+    def emit(self, path: str, *token: object) -> None:
+        self.tokens.append(token)
+        self.paths.append(path)
+
+    def bind(self, identity: object) -> int:
+        self.numbers[identity] = self.next
+        self.next += 1
+        return self.numbers[identity]
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Forget, on leaving, what was bound inside; tunables belong to the whole program and stay."""
+        saved = dict(self.numbers)
+        yield
+        saved.update((k, v) for k, v in self.numbers.items() if isinstance(k, Tunable))
+        self.numbers = saved
+
+    def root(self, node: Node) -> None:
+        if isinstance(node, IRModule):
+            self.module(node)
+        elif isinstance(node, PrimFunc):
+            self.prim(node, "")
+        elif isinstance(node, Function):
+            self.function(node, "")
+        elif isinstance(node, ExternFunc):
+            self.generic(node.signature, "signature")
+        elif isinstance(node, Expr):
+            self.expr(node, "")
+        else:
+            self.stmt(node, "")
+
+    # modules and functions
+
+    def module(self, m: IRModule) -> None:
+        for i, bound in enumerate(m.bounds):
+            self.emit(
+                f"bounds[{i}]", "bound", self.variable(bound.var), bound.var.dtype.short, bound.lower, bound.upper
+            )
+        for name in sorted(m.constants):
+            value = m.constants[name]
+            self.emit(f"constants[{name!r}]", "weight", name, str(value.dtype), tuple(value.shape))
+        for name in sorted(m.functions):
+            f = m.functions[name]
+            path = f"functions[{name!r}]"
+            self.emit(path, "named", name)
+            with self.scope():
+                if isinstance(f, PrimFunc):
+                    self.prim(f, path + ".")
+                elif isinstance(f, Function):
+                    self.function(f, path + ".")
+                else:
+                    self.emit(path, "extern", f.name)
+                    self.generic(f.signature, path + ".signature")
+
+    def prim(self, f: PrimFunc, at: str) -> None:
+        self.emit(at + "params", "prim_func", len(f.params), f.outputs, len(f.allocs))
+        with self.scope():
+            for i, p in enumerate(f.params):
+                path = f"{at}params[{i}]"
+                if isinstance(p, Buffer):
+                    self.buffer(p, path)
+                    self.emit(path, "const" if p in f.consts else "varying")
+                else:
+                    self.emit(path, "scalar", self.variable(p), p.dtype.short)
+            for i, b in enumerate(f.allocs):
+                self.buffer(b, f"{at}allocs[{i}]")
+            self.stmt(f.body, at + "body")
+
+    def function(self, f: Function, at: str) -> None:
+        self.emit(at + "params", "function", len(f.params), f.pure)
+        with self.scope():
+            for i, p in enumerate(f.params):
+                self.emit(f"{at}params[{i}]", "param", self.bind(p))
+                self.generic(p.info, f"{at}params[{i}].info")
+            self.blocks(f.blocks, at)
+            self.generic(f.ret, at + "ret")
+            self.generic(f.ret_info, at + "ret_info")
+
+    def blocks(self, blocks: Sequence[AnyBlock], at: str) -> None:
+        found = regions(blocks)
+        self.emit(at + "blocks", "blocks", len(found))
+        for i, (dataflow, bindings) in enumerate(found):
+            self.emit(f"{at}blocks[{i}]", "dataflow" if dataflow else "bindings", len(bindings))
+            for j, binding in enumerate(bindings):
+                path = f"{at}blocks[{i}].bindings[{j}]"
+                self.generic(binding.value, path + ".value")
+                if isinstance(binding, MatchCast):
+                    self.emit(path, "match_cast")
+                    self.generic(binding.info, path + ".info")
+                self.emit(path, "binds", self.bind(binding.var))
+                self.generic(binding.var.info, path + ".var.info")
+
+    def generic(self, x: object, path: str) -> None:
+        """Values, annotations and operators with their attributes: dataclasses of plain fields, taken apart field by field."""
+        if isinstance(x, Expr):
+            self.expr(x, path)
+        elif isinstance(x, GVar):
+            known = x in self.numbers
+            self.emit(path, "gvar", self.numbers[x] if known else self.bind(x))
+            if not known:
+                self.generic(x.info, path + ".info")
+        elif isinstance(x, FunctionRef):
+            self.emit(path, "fn", x.name)
+        elif isinstance(x, Body):
+            self.emit(path, "side")
+            with self.scope():
+                self.blocks(x.blocks, path + ".")
+                self.generic(x.ret, path + ".ret")
+        elif isinstance(x, CallableInfo):
+            self.emit(path, "callable", x.pure)
+            with self.scope():
+                self.generic(x.params, path + ".params")
+                self.generic(x.ret, path + ".ret")
+        elif isinstance(x, DType):
+            self.emit(path, "dtype", x.short)
+        elif isinstance(x, (tuple, list)):
+            self.emit(path, "tuple", len(x))
+            for i, item in enumerate(x):
+                self.generic(item, f"{path}[{i}]")
+        elif is_dataclass(x):
+            self.emit(path, type(x).__name__)
+            for f in fields(x):
+                self.generic(getattr(x, f.name), f"{path}.{f.name}")
+        else:
+            self.emit(path, type(x).__name__, repr(x))
+
+    # statements and expressions
+
+    def stmt(self, s: Stmt, path: str) -> None:
+        if isinstance(s, For):
+            self.emit(path, "for", s.kind, s.axis, s.tail, s.var.dtype.short)
+            if s.intrinsic:
+                self.emit(path, "intrinsic", s.intrinsic)
+            if s.stream:
+                self.emit(path, "stream")
+            if s.ahead:
+                self.emit(path, "ahead", s.ahead)
+            if s.asynchronous:
+                self.emit(path, "asynchronous")
+            self.expr(s.extent, path + ".extent")
+            with self.scope():
+                self.bind(s.var)
+                self.stmt(s.body, path + ".body")
+        elif isinstance(s, Seq):
+            parts = flattened(s)
+            if len(parts) == 1:
+                self.stmt(parts[0], path)
+                return
+            self.emit(path, "seq", len(parts))
+            for i, child in enumerate(parts):
+                self.stmt(child, f"{path}.stmts[{i}]")
+        elif isinstance(s, If):
+            self.emit(path, "if", s.orelse is not None)
+            self.expr(s.cond, path + ".cond")
+            self.stmt(s.then, path + ".then")
+            if s.orelse is not None:
+                self.stmt(s.orelse, path + ".orelse")
+        elif isinstance(s, Store):
+            self.emit(path, "store", len(s.indices))
+            self.buffer(s.buffer, path + ".buffer")
+            for i, index in enumerate(s.indices):
+                self.expr(index, f"{path}.indices[{i}]")
+            self.expr(s.value, path + ".value")
+        else:
+            self.block(s, path)
+
+    def block(self, b: Block, path: str) -> None:
+        self.emit(path, "block", b.role, len(b.iters), len(b.bindings), b.init is not None)
+        self.expr(b.predicate, path + ".predicate")
+        for i, (it, binding) in enumerate(zip(b.iters, b.bindings)):
+            self.emit(f"{path}.iters[{i}]", it.kind, it.var.dtype.short)
+            self.expr(it.extent, f"{path}.iters[{i}].extent")
+            self.expr(binding, f"{path}.bindings[{i}]")
+        with self.scope():
+            for it in b.iters:
+                self.bind(it.var)
+            if b.init is not None:
+                self.stmt(b.init, path + ".init")
+            self.stmt(b.body, path + ".body")
+
+    def variable(self, v: Var) -> int:
+        return self.numbers[v] if v in self.numbers else self.bind(v)
+
+    def buffer(self, b: Buffer, path: str) -> None:
+        if b in self.numbers:
+            self.emit(path, "buffer", self.numbers[b])
+            return
+        self.emit(path, "new buffer", self.bind(b), b.dtype.short, b.scope, len(b.shape))
+        for i, d in enumerate(b.shape):
+            self.expr(d, f"{path}.shape[{i}]")
+        if b.row is not None:
+            self.emit(path, "row", b.row[1])
+            self.expr(b.row[0], f"{path}.row")
+        if b.swizzle:
+            self.emit(path, "swizzle", b.swizzle)
+
+    def expr(self, e: Expr, path: str) -> None:
+        """Nodes in post-order with local numbers, so shared parts are written once."""
+        local: dict[Expr, int] = {}
+        for node in postorder((e,)):
+            below = tuple(local[c] for c in node.children)
+            local[node] = len(local)
+            if isinstance(node, Const):
+                self.emit(path, "literal", node.dtype.short, repr(node.value))
+            elif isinstance(node, Tunable):
+                self.emit(path, "tunable", self.variable(node), node.domain)
+            elif isinstance(node, Var):
+                self.emit(path, "variable", self.variable(node), node.dtype.short)
+            elif isinstance(node, Load):
+                self.buffer(node.buffer, path)
+                self.emit(path, "load", below)
+            else:
+                assert isinstance(node, Op)
+                self.emit(path, node.op, node.dtype.short, below)

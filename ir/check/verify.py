@@ -1,0 +1,289 @@
+"""Well-formedness: what every program must obey, whoever made it. A broken rule is a VerifyError that shows the statement.
+
+Tensor functions: everything used is in scope, ranks and dtypes fit, block iterators are bound once by enclosing loops, what is
+stored is chosen by spatial iterators only, reductions start somewhere, inputs stay unwritten and outputs do not.
+Graph functions are `relax_tune.ir.check.verify_graph`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn, Union
+
+from relax_tune.errors import VerifyError
+from relax_tune.ir.check.verify_graph import verify_function
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import (
+    BOOLEAN,
+    MATH,
+    Const,
+    Expr,
+    Op,
+    Tunable,
+    Var,
+    as_int,
+    const,
+    free_vars,
+    loads,
+    postorder,
+)
+from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.graph import Function
+from relax_tune.ir.core.stmt import AXES, Block, For, If, Stmt, Store, blocks, children, loops, walk
+from relax_tune.ir.hardware.swizzle import may_swizzle
+from relax_tune.ir.text.printer import excerpt
+
+
+def verify(x: Union[IRModule, PrimFunc, Function]) -> None:
+    """Check every rule of the IR. A graph function that calls others needs its module.
+
+    Raises:
+        VerifyError: the first broken rule: what was wanted, what was found, and the line it is on.
+    """
+    if isinstance(x, PrimFunc):
+        _Prim(x).run()
+        return
+    if isinstance(x, Function):
+        verify_function(x, IRModule({x.name: x}))
+        return
+    declared = [b.var for b in x.bounds]
+    for b in x.bounds:
+        if b.lower < 0 or (b.upper is not None and b.upper < b.lower) or declared.count(b.var) > 1:
+            raise VerifyError(f"bound of {b.var.name}: wanted 0 <= lower <= upper, once; found {b.lower} and {b.upper}")
+    for key, f in x.functions.items():
+        if f.name != key and not isinstance(f, ExternFunc):
+            raise VerifyError(f"wanted the function under the key {key!r} to be called that, found {f.name!r}")
+        if isinstance(f, PrimFunc):
+            _Prim(f).run()
+        elif isinstance(f, Function):
+            verify_function(f, x)
+
+
+class _Prim:
+    def __init__(self, func: PrimFunc) -> None:
+        self.func = func
+        self.known = {*func.buffers, *func.allocs}
+        self.symbols = {d for b in func.buffers for d in b.shape if isinstance(d, Var)} | set(func.scalar_params)
+        self.written: set[Buffer] = set()
+        self.prepared = set(func.consts)
+
+    def fail(self, message: str, node: object) -> NoReturn:
+        raise VerifyError(f"{self.func.name}: {message}\n{excerpt(self.func, node)}")
+
+    def run(self) -> None:
+        self.signature()
+        self.names()
+        self.stmt(self.func.body, self.symbols)
+        self.data_flow()
+
+    def signature(self) -> None:
+        f = self.func
+        everything = [*f.params, *f.allocs]
+        for i, p in enumerate(everything):
+            if p in everything[:i]:
+                self.fail(f"wanted every parameter and buffer once, found {p.name} twice", p)
+        if not 0 < f.outputs <= len(f.buffers):
+            self.fail(f"wanted 1 to {len(f.buffers)} outputs, found {f.outputs}", f)
+        for b in f.consts:
+            if b not in f.input_buffers:
+                self.fail(f"constant {b.name} is not an input", b)
+        for b in (*f.buffers, *f.allocs):
+            if b.row is not None:
+                factor = as_int(b.row[0])
+                if b.scope == "global" or b.row[1] < 0 or (1 if factor is None else factor) < 1:
+                    self.fail(
+                        f"buffer {b.name}: wanted rows of a local or shared buffer, by a positive factor, found {b.row}",
+                        b,
+                    )
+                self.scope((b.row[0],), set(), b, f"the rows of {b.name}")
+            if b.swizzle and (b.scope != "shared" or b.row != (const(b.swizzle), 0) or not may_swizzle(b, b.swizzle)):
+                self.fail(
+                    f"buffer {b.name}: wanted rows of whole vectors of 4 to 16 bytes in shared memory to swizzle, found "
+                    f"vectors of {b.swizzle} elements, rows {b.row}",
+                    b,
+                )
+            for d in b.shape:
+                self.types((d,), b)
+                if not d.dtype.is_int:
+                    self.fail(f"buffer {b.name}: wanted integer dims, found {d!r} of type {d.dtype}", b)
+                self.scope((d,), self.symbols, b, f"the shape of {b.name}")
+                if loads(d):
+                    self.fail(f"the shape of {b.name} reads a buffer", b)
+
+    def names(self) -> None:
+        """Schedules find blocks, loops and buffers by name; lowered functions are past that."""
+        f = self.func
+        self.unique("buffer", [(b.name, b) for b in (*f.buffers, *f.allocs)])
+        found = blocks(f.body)
+        self.unique("block", [(b.name, b) for b in found])
+        if found:
+            self.unique("loop", [(x.var.name, x) for x in loops(f.body)])
+
+    def unique(self, what: str, named: Sequence[tuple[str, object]]) -> None:
+        seen: set[str] = set()
+        for name, node in named:
+            if name in seen:
+                self.fail(f"wanted distinct {what} names, found {name!r} twice", node)
+            seen.add(name)
+
+    def data_flow(self) -> None:
+        f = self.func
+        for b in f.output_buffers:
+            if b not in self.written:
+                self.fail(f"output {b.name} is never written", b)
+        for s in walk(f.body):
+            for e in _exprs(s):
+                for x in loads(e):
+                    if x.buffer in f.allocs and x.buffer not in self.written:
+                        self.fail(f"{x.buffer.name} is read, but nothing writes it", s)
+
+    # statements
+
+    def stmt(self, s: Stmt, scope: set[Var]) -> None:
+        if isinstance(s, For):
+            self.loop(s, scope)
+            return
+        if isinstance(s, If):
+            self.uses((s.cond,), scope, s)
+            if s.cond.dtype is not bool_:
+                self.fail(f"wanted a condition, found {s.cond!r} of type {s.cond.dtype}", s)
+        elif isinstance(s, Store):
+            self.store(s, scope, s)
+        elif isinstance(s, Block):
+            self.block(s, scope)
+        for c in children(s):
+            self.stmt(c, scope)
+
+    def loop(self, s: For, scope: set[Var]) -> None:
+        self.uses((s.extent,), scope, s)
+        if s.var in scope:
+            self.fail(f"loop variable {s.var.name} is already a symbol or an enclosing loop's variable", s)
+        if not s.extent.dtype.is_int or not s.var.dtype.is_int:
+            self.fail(f"wanted an integer extent and variable, found {s.extent.dtype} and {s.var.dtype}", s)
+        if isinstance(s.var, Tunable):
+            self.fail(f"loop variable {s.var.name} is a tunable", s)
+        if s.kind in ("vectorized", "unrolled") and not isinstance(s.extent, Const) and not _open(s.extent):
+            self.fail(f"wanted a constant extent for a {s.kind} loop, found {s.extent!r}", s)
+        if s.axis not in range(AXES.get(s.kind, 1)):
+            self.fail(f"wanted a grid axis of a {s.kind} loop below {AXES.get(s.kind, 1)}, found {s.axis}", s)
+        self.stmt(s.body, scope | {s.var})
+
+    def store(self, s: Store, scope: set[Var], at: Stmt) -> None:
+        self.uses((*s.indices, s.value), scope, at)
+        self.access(s.buffer, s.indices, at)
+        if s.value.dtype is not s.buffer.dtype:
+            self.fail(f"wanted a value of type {s.buffer.dtype} for {s.buffer.name}, found {s.value.dtype}", at)
+        if s.buffer in self.func.consts:
+            self.fail(f"constant {s.buffer.name} is written", at)
+        if s.buffer in self.func.input_buffers:
+            self.fail(f"input {s.buffer.name} is written; only outputs and allocated buffers may be", at)
+        self.written.add(s.buffer)
+
+    def block(self, b: Block, scope: set[Var]) -> None:
+        own = [i.var for i in b.iters]
+        if len(b.iters) != len(b.bindings):
+            self.fail(
+                f"block {b.name!r}: wanted one binding for each of {len(own)} iterators, found {len(b.bindings)}", b
+            )
+        for i, v in enumerate(own):
+            if v in own[:i] or v in scope:
+                self.fail(f"block {b.name!r}: iterator {v.name} is bound already", b)
+        extents = tuple(i.extent for i in b.iters)
+        self.types((*extents, *b.bindings, b.predicate), b)
+        self.scope(extents, scope, b, f"the domains of block {b.name!r}")
+        self.scope((*b.bindings, b.predicate), scope, b, f"bindings and predicate of block {b.name!r}")
+        for e in (*extents, *b.bindings):
+            if loads(e) or not e.dtype.is_int:
+                self.fail(f"block {b.name!r}: wanted integer domains and bindings that read no buffer, found {e!r}", b)
+        if b.predicate.dtype is not bool_:
+            self.fail(f"block {b.name!r}: wanted a condition as predicate, found {b.predicate!r}", b)
+        inner = scope | set(own)
+        self.store(b.body, inner, b)
+        reduced = {i.var for i in b.iters if i.kind == "reduce"}
+        chosen = set(free_vars(*b.body.indices)) & reduced
+        if chosen:
+            name = min(v.name for v in chosen)
+            self.fail(f"block {b.name!r}: reduce iterator {name} chooses what is stored; make it spatial", b)
+        if b.init is not None:
+            self.init(b, b.init, inner, reduced)
+        elif reduced and all(x.buffer is not b.body.buffer for x in loads(b.body.value)):
+            self.fail(f"block {b.name!r}: a reduction needs init() or must read {b.body.buffer.name}", b)
+        if b.role == "prepare":
+            for x in loads(b.body.value, *b.body.indices):
+                if x.buffer not in self.prepared | {b.body.buffer}:
+                    self.fail(f"block {b.name!r} prepares constants, but reads {x.buffer.name}", b)
+            self.prepared.add(b.body.buffer)
+
+    def init(self, b: Block, init: Store, scope: set[Var], reduced: set[Var]) -> None:
+        self.store(init, scope, b)
+        if not reduced:
+            self.fail(f"block {b.name!r}: init() without a reduce iterator", b)
+        if init.buffer is not b.body.buffer or init.indices != b.body.indices:
+            self.fail(f"block {b.name!r}: wanted init() to store where the block does", b)
+        if set(free_vars(init.value)) & reduced or any(x.buffer is b.body.buffer for x in loads(init.value)):
+            self.fail(f"block {b.name!r}: the initial value depends on the reduction", b)
+
+    # expressions
+
+    def uses(self, exprs: Sequence[Expr], scope: set[Var], at: Stmt) -> None:
+        self.types(exprs, at)
+        self.scope(exprs, scope, at, "this statement")
+        for x in loads(*exprs):
+            self.access(x.buffer, x.indices, at)
+
+    def access(self, buffer: Buffer, indices: Sequence[Expr], at: Stmt) -> None:
+        if buffer not in self.known:
+            self.fail(f"buffer {buffer.name} is neither a parameter nor allocated", at)
+        if len(indices) != len(buffer.shape):
+            self.fail(f"buffer {buffer.name} has {len(buffer.shape)} dims, found {len(indices)} indices", at)
+        for i in indices:
+            if not i.dtype.is_int:
+                self.fail(f"wanted integer indices of {buffer.name}, found {i!r} of type {i.dtype}", at)
+
+    def scope(self, exprs: Iterable[Expr], scope: set[Var], at: object, what: str) -> None:
+        for v in free_vars(*exprs):
+            if v not in scope and not isinstance(v, Tunable):
+                known = ", ".join(sorted(x.name for x in scope)) or "nothing"
+                self.fail(f"{v.name} is not in scope in {what}; in scope: {known}", at)
+
+    def types(self, exprs: Iterable[Expr], at: object) -> None:
+        for n in postorder(exprs):
+            if isinstance(n, Op):
+                problem = _type_problem(n)
+                if problem:
+                    self.fail(f"{problem} in {n!r}", at)
+
+
+def _open(e: Expr) -> bool:
+    return any(isinstance(v, Tunable) for v in free_vars(e))
+
+
+def _exprs(s: Stmt) -> tuple[Expr, ...]:
+    if isinstance(s, Store):
+        return (*s.indices, s.value)
+    if isinstance(s, Block):
+        return (*s.body.indices, s.body.value, *(() if s.init is None else (s.init.value,)))
+    return (s.cond,) if isinstance(s, If) else ()
+
+
+def _type_problem(n: Op) -> str | None:
+    """What is wrong with the dtypes of an operation, if anything."""
+    types = [a.dtype for a in n.args]
+    if n.op == "cast":
+        return None
+    if n.op == "select":
+        if types[0] is not bool_:
+            return f"wanted a condition for select, found {types[0]}"
+        types = types[1:]
+    if any(t is not types[0] for t in types):
+        return f"wanted operands of one type, found {' and '.join(map(str, types))}"
+    if n.op in ("and", "or", "not") and types[0] is not bool_:
+        return f"wanted conditions, found {types[0]}"
+    if (n.op == "div" or (n.op in MATH and n.op != "abs")) and not types[0].is_float:
+        return f"wanted floats for {n.op}, found {types[0]}"
+    if n.op in ("floordiv", "floormod") and not types[0].is_int:
+        return f"wanted integers for {n.op}, found {types[0]}"
+    if n.dtype is not (bool_ if n.op in BOOLEAN else types[0]):
+        return f"wanted the result type {types[0]}, found {n.dtype}"
+    return None

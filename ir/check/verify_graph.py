@@ -1,0 +1,231 @@
+"""Well-formedness of graph functions: A-normal form, definition before use, calls that fit, annotations deduction agrees with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from numpy.typing import NDArray
+
+from relax_tune.errors import DeduceError, VerifyError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import dtype
+from relax_tune.ir.core.expr import Expr, Var, const, free_vars
+from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    ATOMS,
+    AnyBinding,
+    AnyBlock,
+    CallDPSLibrary,
+    CallTIR,
+    Constant,
+    DataflowBlock,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    ShapeValue,
+    TupleValue,
+    Value,
+    is_impure,
+    operands,
+)
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.deduce import check_condition, infer_value, info_of, side_env, signature
+from relax_tune.ir.deduce.relations import call_differences, conflict, differences, info_dims, info_symbols, solve
+from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.passes.memory.inplace import misuses
+from relax_tune.ir.text.printer import excerpt
+
+INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
+
+
+def verify_function(f: Function, module: IRModule) -> None:
+    """Check one graph function of `module`. Raises VerifyError showing the binding."""
+    _Graph(f, module).run()
+
+
+class _Graph:
+    def __init__(self, f: Function, module: IRModule) -> None:
+        self.f = f
+        self.module = module
+        self.ctx = Deduction(env_of(module.bounds))
+        self.defined: set[GVar] = set()
+        self.symbols: set[Var] = {b.var for b in module.bounds}
+
+    def fail(self, message: str, node: object) -> NoReturn:
+        raise VerifyError(f"{self.f.name}: {message}\n{excerpt(self.f, node)}")
+
+    def run(self) -> None:
+        for p in self.f.params:
+            self.annotation(p)
+            self.define(p, p)
+            self.symbols.update(info_symbols(p.info))
+        self.determined()
+        self.blocks(self.f.blocks)
+        ret = self.f.ret
+        self.result(ret, ret)
+        for wrong in misuses(self.f, self.module):
+            self.fail(f"call_tir_inplace: {wrong.why}", wrong.at)
+        self.known(info_symbols(self.f.ret_info), ret)
+        problem = conflict(self.f.ret_info, info_of(ret), self.ctx.env)
+        if problem:
+            self.fail(f"the result does not fit the declared {self.f.ret_info!r}: {problem}", ret)
+
+    def annotation(self, var: GVar) -> None:
+        """A variable says what it holds, in integers."""
+        if not isinstance(var.info, INFOS):
+            raise VerifyError(f"{self.f.name}: wanted an annotation on {var.name}, found {var.info!r}")
+        dims = info_dims(var.info) if isinstance(var.info, (TensorInfo, ShapeInfo)) else None
+        for d in dims or ():
+            if not isinstance(d, Expr) or not d.dtype.is_int:
+                raise VerifyError(f"{self.f.name}: wanted integer expressions as dims of {var.name}, found {d!r}")
+
+    def determined(self) -> None:
+        """Every symbol of the parameters can be read off or solved for."""
+        params = tuple(p.info for p in self.f.params)
+        meaning = solve(CallableInfo(params, ObjectInfo()), params)
+        for p in self.f.params:
+            for v in info_symbols(p.info):
+                if meaning.get(v) is None:
+                    self.fail(
+                        f"parameter {p.name}: nothing determines symbol {v.name} of {p.info!r}; make it a dim by itself "
+                        f"somewhere, or add a parameter Shape([{v.name}])",
+                        p,
+                    )
+
+    def blocks(self, blocks: Sequence[AnyBlock]) -> None:
+        for block in blocks:
+            for b in block.bindings:
+                self.annotation(b.var)
+                if isinstance(block, DataflowBlock) and (isinstance(b.value, If) or is_impure(b.value)):
+                    what = "an if" if isinstance(b.value, If) else "a call with side effects"
+                    self.fail(f"wanted only pure bindings in a dataflow block, found {what}; bind it outside", b)
+                if self.f.pure and is_impure(b.value):
+                    self.fail(f"{self.f.name} is declared pure, but this has side effects; say pure=False", b)
+                self.binding(b)
+
+    def result(self, ret: Value, node: object) -> None:
+        """An atom, or a tuple of atoms."""
+        self.atoms(ret.fields if isinstance(ret, TupleValue) else (ret,), node)
+
+    def branch(self, value: If, b: AnyBinding) -> None:
+        """Each side by itself; what it defines and binds ends with it."""
+        self.atoms((value.cond,), b)
+        try:
+            check_condition(value.cond)
+        except DeduceError as e:
+            self.fail(str(e), b)
+        defined, symbols, env = set(self.defined), set(self.symbols), self.ctx.env
+        for taken, body in ((True, value.then), (False, value.orelse)):
+            self.ctx.env = side_env(env, value.cond, taken)
+            self.blocks(body.blocks)
+            self.result(body.ret, body)
+            self.defined, self.symbols, self.ctx.env = set(defined), set(symbols), env
+
+    def define(self, var: GVar, node: object) -> None:
+        if var in self.defined:
+            self.fail(f"{var.name} is defined twice", node)
+        self.defined.add(var)
+
+    def known(self, symbols: Sequence[Var], node: object) -> None:
+        for s in symbols:
+            if s not in self.symbols:
+                self.fail(f"symbol {s.name} is bound by no parameter and no match_cast before", node)
+
+    def atoms(self, values: Sequence[Value], node: object) -> None:
+        """Operands must be atoms that exist."""
+        for v in values:
+            if isinstance(v, GVar):
+                if v not in self.defined:
+                    self.fail(f"{v.name} is used before it is defined", node)
+            elif isinstance(v, Constant):
+                self.constant(v, node)
+            elif isinstance(v, ShapeValue):
+                self.known(free_vars(*v.values), node)
+            elif isinstance(v, PrimValue):
+                self.known(free_vars(v.value), node)
+            elif isinstance(v, FunctionRef):
+                self.reference(v, node)
+            else:
+                self.fail(f"wanted a variable, constant or shape here, found a {type(v).__name__}; bind it first", node)
+
+    def reference(self, v: FunctionRef, node: object) -> None:
+        found = self.module.functions.get(v.name)
+        if not isinstance(found, Function):
+            known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, Function)) or "none"
+            self.fail(f"wanted a graph function called {v.name!r}; the module has {known}", node)
+        real = signature(found)
+        problem = next((str(d) for d in differences(v.info, real, self.ctx.env)), None)
+        if problem:
+            self.fail(f"{v.name} is not what its annotation says: {problem}", node)
+
+    def constant(self, v: Constant, node: object) -> None:
+        array = self.module.constants.get(v.name)
+        if array is None:
+            self.fail(f"the module has no constant called {v.name!r}", node)
+        problem = conflict(v.info, info_of_array(array))
+        if problem:
+            self.fail(f"constant {v.name!r} is not what its annotation says: {problem}", node)
+
+    def binding(self, b: AnyBinding) -> None:
+        value = b.value
+        if isinstance(value, If):
+            self.branch(value, b)
+        else:
+            self.atoms((value,) if isinstance(value, ATOMS) else operands(value), b)
+        if isinstance(b, MatchCast):
+            self.symbols.update(info_symbols(b.info))
+            self.known(info_symbols(b.var.info), b)
+            problem = conflict(b.info, info_of(value), self.ctx.env) or conflict(b.var.info, b.info, self.ctx.env)
+            if problem:
+                self.fail(f"this match_cast can never hold: {problem}", b)
+            self.define(b.var, b)
+            return
+        if isinstance(value, CallTIR):
+            self.call_tir(value, b)
+        elif isinstance(value, CallDPSLibrary):
+            self.call_library(value, b)
+        self.known(info_symbols(b.var.info), b)
+        try:
+            found = infer_value(value, self.ctx)
+        except DeduceError as e:
+            self.fail(str(e), b)
+        problem = conflict(b.var.info, found, self.ctx.env)
+        if problem:
+            self.fail(f"deduction disagrees with the annotation of {b.var.name}: {problem}", b)
+        self.define(b.var, b)
+
+    def call_tir(self, call: CallTIR, b: AnyBinding) -> None:
+        callee = self.module.functions.get(call.callee)
+        if not isinstance(callee, PrimFunc):
+            known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, PrimFunc)) or "none"
+            self.fail(f"wanted a tensor function called {call.callee!r}; the module has {known}", b)
+        infos = [*map(info_of, call.args), *call.out]
+        if len(call.out) != callee.outputs or len(infos) != len(callee.buffers):
+            wanted = f"{len(callee.input_buffers)} arguments and {callee.outputs} outputs"
+            self.fail(f"{call.callee} takes {wanted}, found {len(call.args)} and {len(call.out)}", b)
+        if len(call.scalars) != len(callee.scalar_params):
+            self.fail(f"{call.callee} takes {len(callee.scalar_params)} scalars, found {len(call.scalars)}", b)
+        self.known(free_vars(*call.scalars), b)
+        self.known([s for o in call.out for s in info_symbols(o)], b)
+        for buffer, found in call_differences(callee, infos, call.scalars, self.ctx.env):
+            problem = next((d for d in found if d.proof is Proof.NO), None)
+            if problem is not None:
+                self.fail(f"{call.callee}, parameter {buffer.name}: {problem}", b)
+
+    def call_library(self, call: CallDPSLibrary, b: AnyBinding) -> None:
+        self.known([*free_vars(*call.scalars), *(s for o in call.out for s in info_symbols(o))], b)
+        routine = self.module.functions.get(call.routine)
+        if not isinstance(routine, ExternFunc) or routine.signature is None or routine.signature.params is None:
+            return
+        wanted = len(routine.signature.params)
+        if wanted != len(call.args):
+            self.fail(f"{call.routine} takes {wanted} arguments, found {len(call.args)}", b)
+
+
+def info_of_array(array: NDArray[Any]) -> TensorInfo:
+    """The annotation of a NumPy array."""
+    return TensorInfo(tuple(const(d) for d in array.shape), dtype(array.dtype))

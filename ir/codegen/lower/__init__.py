@@ -1,0 +1,1 @@
+"""Lowering of scheduled functions to statements without blocks."""

@@ -1,0 +1,335 @@
+"""Integer expressions as polynomials with integer coefficients: the arithmetic of the lowering and of the printers.
+
+A polynomial maps a monomial (a tuple of atoms: variables and opaque sub-expressions) to its coefficient. Printing a kernel
+asks for thousands of small ones, so a static form is kept per expression and variables with a known value (unrolled
+loops, lanes) are put in afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import gcd
+
+from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, floormod, free_vars, mul, rebuild, sub
+
+Monomial = tuple[Expr, ...]
+Poly = dict[Monomial, int]
+Range = tuple[int | None, int | None]
+
+ONE: Monomial = ()
+
+
+def constant(value: int) -> Poly:
+    return {ONE: value} if value else {}
+
+
+def plus(a: Poly, b: Poly, scale: int = 1) -> Poly:
+    """a + scale * b."""
+    out = dict(a)
+    for m, c in b.items():
+        total = out.get(m, 0) + scale * c
+        if total:
+            out[m] = total
+        else:
+            out.pop(m, None)
+    return out
+
+
+def as_constant(p: Poly) -> int | None:
+    """The value of a constant polynomial, otherwise None."""
+    if not p:
+        return 0
+    return p.get(ONE) if len(p) == 1 else None
+
+
+class Algebra:
+    """Polynomials under an environment.
+
+    env: values of variables that are known here (unrolled loops, lanes); ranges: inclusive bounds of variables, None for
+    unbounded; a variable without an entry is a symbol, >= 0.
+    """
+
+    def __init__(self) -> None:
+        self.env: dict[Var, Poly] = {}
+        self.ranges: dict[Var, Range] = {}
+        self._order: dict[Expr, int] = {}
+        self._static: dict[Expr, Poly] = {}
+        self._free: dict[Expr, frozenset[Var]] = {}
+        self._atoms: dict[object, Expr] = {}
+
+    def free(self, e: Expr) -> frozenset[Var]:
+        """The variables of an expression."""
+        found = self._free.get(e)
+        if found is None:
+            found = self._free[e] = frozenset(free_vars(e))
+        return found
+
+    def depends(self, p: Poly, variables: Iterable[Var]) -> bool:
+        """Whether any of the variables occurs in `p`."""
+        wanted = set(variables)
+        return any(not wanted.isdisjoint(self.free(a)) for m in p for a in m)
+
+    def times(self, a: Poly, b: Poly) -> Poly:
+        out: Poly = {}
+        for m, c in a.items():
+            for n, d in b.items():
+                key = m + n if not m or not n else tuple(sorted(m + n, key=self._rank))
+                total = out.get(key, 0) + c * d
+                if total:
+                    out[key] = total
+                else:
+                    out.pop(key, None)
+        return out
+
+    def _rank(self, atom: Expr) -> int:
+        return self._order.setdefault(atom, len(self._order))
+
+    def atom(self, e: Expr) -> Poly:
+        if isinstance(e, Op) and e.op in ("floordiv", "floormod", "min", "max", "select") and e.dtype.is_int:
+            # sums in another order are the same number
+            key = tuple(frozenset(self.static(a).items()) if a.dtype.is_int else a for a in e.args)
+            e = self._atoms.setdefault((e.op, frozenset(key) if e.op in ("min", "max") else key), e)
+        self._rank(e)
+        return {(e,): 1}
+
+    def static(self, e: Expr) -> Poly:
+        """The polynomial of `e` without the environment."""
+        found = self._static.get(e)
+        if found is None:
+            # what is made now is kept for other values of the variables, so the ones they have now do not bound anything
+            known, self.env = self.env, {}
+            found = self._static[e] = self._make(e)
+            self.env = known
+        return found
+
+    def poly(self, e: Expr) -> Poly:
+        """The polynomial of `e` with the environment put in."""
+        return self.resolve(self.static(e))
+
+    def resolve(self, p: Poly) -> Poly:
+        """`p` with the environment put in."""
+        env = self.env
+        if not env:
+            return p
+        out: Poly = {}
+        changed = False
+        for m, c in p.items():
+            if not m:
+                out[m] = out.get(m, 0) + c
+                continue
+            known: Poly | None = None
+            rest: list[Expr] = []
+            for a in m:
+                value = env.get(a) if isinstance(a, Var) else self._resolve_atom(a)
+                if value is None:
+                    rest.append(a)
+                else:
+                    known = value if known is None else self.times(known, value)
+            if known is None:
+                out[m] = out.get(m, 0) + c
+                continue
+            changed = True
+            term = self.times(known, {tuple(rest): 1}) if rest else known
+            for n, d in term.items():
+                out[n] = out.get(n, 0) + c * d
+        if not changed:
+            return p
+        return {m: c for m, c in out.items() if c}
+
+    def _resolve_atom(self, a: Expr) -> Poly | None:
+        if self.free(a).isdisjoint(self.env):
+            return None
+        args = tuple(self.expr(self.poly(c)) if c.dtype.is_int else self._rebuilt(c) for c in a.children)
+        return self.static(rebuild(a, args))
+
+    def _rebuilt(self, e: Expr) -> Expr:
+        if self.free(e).isdisjoint(self.env):
+            return e
+        return rebuild(e, tuple(self.expr(self.poly(c)) if c.dtype.is_int else self._rebuilt(c) for c in e.children))
+
+    def _make(self, e: Expr) -> Poly:
+        if isinstance(e, Const):
+            return constant(int(e.value))
+        if isinstance(e, Op):
+            name = e.op
+            if name in ("add", "sub"):
+                return self.joined(plus(self.static(e.args[0]), self.static(e.args[1]), 1 if name == "add" else -1))
+            if name == "mul":
+                return self.times(self.static(e.args[0]), self.static(e.args[1]))
+            if name in ("floordiv", "floormod"):
+                return self._divide(e)
+            if name in ("min", "max"):
+                return self._choose(e)
+        return self.atom(e)
+
+    def _divide(self, e: Op) -> Poly:
+        """Floor division and remainder by a positive constant take the divisible terms out when the rest stays in range."""
+        a, d = self.static(e.args[0]), as_constant(self.static(e.args[1]))
+        if d is None or d <= 0:
+            return self.atom(e)
+        whole = {m: c - c % d for m, c in a.items() if c - c % d}
+        rest = plus(a, whole, -1)
+        lo, hi = self.bounds(rest)
+        if lo is not None and hi is not None and lo // d == hi // d:
+            quotient = plus({m: c // d for m, c in whole.items()}, constant(lo // d))
+            return quotient if e.op == "floordiv" else plus(rest, constant(-(lo // d) * d))
+        apart = self._apart(a, d, e.op == "floordiv")
+        if apart is not None:
+            return apart
+        if not whole:
+            top = self.expr(a)  # what it does not depend on after all must not hold it
+            return self.atom(rebuild(e, (top, const(d))) if self.free(top) < self.free(e.args[0]) else e)
+        # terms with a coefficient divisible by d leave; the others must stay together under the division
+        exact = {m: c for m, c in a.items() if c % d == 0 and m}
+        if not exact:
+            return self.atom(e)
+        left = self.expr(plus(a, exact, -1))
+        inner = rebuild(e, (left, const(d)))
+        if e.op == "floordiv":
+            return plus({m: c // d for m, c in exact.items()}, self.static(inner))
+        return self.static(inner)
+
+    def _apart(self, a: Poly, d: int, quotient: bool) -> Poly | None:
+        """`(g * x + r) // (g * y) == x // y` for 0 <= r < g, and the remainder `x % y * g + r`: what is in one tile divides as
+        the tile does. None where no terms lie so."""
+        terms = sorted(((m, c) for m, c in a.items() if m), key=lambda t: abs(t[1]))
+        for k in range(1, len(terms)):
+            g = gcd(d, *(c for _, c in terms[k:]))
+            rest = plus(dict(terms[:k]), constant(a.get(ONE, 0)))
+            lo, hi = self.bounds(rest)
+            if g > 1 and lo is not None and lo >= 0 and hi is not None and hi < g:
+                x = self.expr({m: c // g for m, c in terms[k:]})
+                if quotient:
+                    return self.static(floordiv(x, const(d // g)))
+                return plus(rest, self.static(floormod(x, const(d // g))), g)
+        return None
+
+    def joined(self, p: Poly) -> Poly:
+        """`p` with quotients and remainders of one number put together: `a // d * d + a % d == a`. A fused loop steps through
+        memory that its parts step through in turn."""
+        for m, c in tuple(p.items()):
+            rest = m[0] if len(m) == 1 else None
+            if not isinstance(rest, Op) or rest.op != "floormod":
+                continue
+            whole = self.times(self.static(floordiv(*rest.args)), self.static(rest.args[1]))
+            if whole and all(p.get(n, 0) == c * k for n, k in whole.items()):
+                without = plus(plus(p, whole, -c), {m: 1}, -c)
+                return self.joined(plus(without, self.static(rest.args[0]), c))
+        return p
+
+    def _choose(self, e: Op) -> Poly:
+        a, b = self.static(e.args[0]), self.static(e.args[1])
+        lo, hi = self.bounds(plus(a, b, -1))
+        if lo is not None and lo >= 0:
+            return b if e.op == "min" else a
+        if hi is not None and hi <= 0:
+            return a if e.op == "min" else b
+        return self.atom(e)
+
+    def expr(self, p: Poly) -> Expr:
+        """`p` as an expression, terms in order of first appearance, negative ones last."""
+        total: Expr | None = None
+        offset = p.get(ONE, 0)
+        terms = [(m, c) for m, c in p.items() if m and c > 0] + [(m, c) for m, c in p.items() if m and c < 0]
+        for m, c in terms:
+            term = m[0]
+            for a in m[1:]:
+                term = mul(term, a)
+            if total is None:
+                total = mul(term, const(c))
+            else:
+                total = add(total, mul(term, const(c))) if c > 0 else sub(total, mul(term, const(-c)))
+        if total is None:
+            return const(offset)
+        return add(total, const(offset)) if offset >= 0 else sub(total, const(-offset))
+
+    def bounds(self, p: Poly) -> Range:
+        """Inclusive integer bounds of `p` from the ranges of its atoms."""
+        lo: int | None = 0
+        hi: int | None = 0
+        for m, c in p.items():
+            a, b = 1, 1
+            mlo: int | None = a
+            mhi: int | None = b
+            for atom in m:
+                mlo, mhi = _multiply((mlo, mhi), self.atom_range(atom))
+            if c < 0:
+                mlo, mhi = mhi, mlo
+            lo = None if lo is None or mlo is None else lo + c * mlo
+            hi = None if hi is None or mhi is None else hi + c * mhi
+        return lo, hi
+
+    def atom_range(self, a: Expr) -> Range:
+        if isinstance(a, Var):
+            known = self.env.get(a)
+            if known is not None:
+                return self.bounds(known)
+            return self.ranges.get(a, (0, None))
+        if isinstance(a, Op):
+            if a.op == "floormod":
+                d = as_constant(self.static(a.args[1]))
+                if d is not None and d > 0:
+                    return 0, d - 1
+                return (0, None) if (self.bounds(self.static(a.args[1]))[0] or 0) > 0 else (None, None)
+            if a.op == "floordiv":
+                lo, hi = self.bounds(self.static(a.args[0]))
+                d = as_constant(self.static(a.args[1]))
+                if d is not None and d > 0:
+                    return None if lo is None else lo // d, None if hi is None else hi // d
+                below = self.bounds(self.static(a.args[1]))[0]
+                positive = lo is not None and lo >= 0 and below is not None and below >= 0
+                return (0, hi) if positive else (None, None)
+            if a.op in ("min", "max"):
+                (alo, ahi), (blo, bhi) = (self.bounds(self.static(x)) for x in a.args)
+                pick = min if a.op == "min" else max
+                return _join(pick, alo, blo, a.op == "max"), _join(pick, ahi, bhi, a.op == "min")
+            if a.op == "select":
+                (alo, ahi), (blo, bhi) = (self.bounds(self.static(x)) for x in a.args[1:])
+                low = None if alo is None or blo is None else min(alo, blo)
+                high = None if ahi is None or bhi is None else max(ahi, bhi)
+                return low, high
+        return None, None
+
+    def decide(self, e: Expr) -> bool | None:
+        """The value of a condition when the ranges settle it."""
+        if isinstance(e, Const):
+            return bool(e.value)
+        if not isinstance(e, Op):
+            return None
+        if e.op in ("lt", "le", "eq", "ne") and e.args[0].dtype.is_int:
+            lo, hi = self.bounds(plus(self.poly(e.args[1]), self.poly(e.args[0]), -1))
+            if e.op in ("lt", "le"):
+                need = 1 if e.op == "lt" else 0
+                if lo is not None and lo >= need:
+                    return True
+                return False if hi is not None and hi < need else None
+            if lo == 0 and hi == 0:
+                return e.op == "eq"
+            apart = (lo is not None and lo > 0) or (hi is not None and hi < 0)
+            return e.op == "ne" if apart else None
+        if e.op in ("and", "or"):
+            parts = [self.decide(a) for a in e.args]
+            short = e.op == "or"
+            if short in parts:
+                return short
+            return None if None in parts else not short
+        if e.op == "not":
+            inner = self.decide(e.args[0])
+            return None if inner is None else not inner
+        return None
+
+
+def _join(pick: Callable[[int, int], int], a: int | None, b: int | None, one_is_enough: bool) -> int | None:
+    if a is None or b is None:
+        return (b if a is None else a) if one_is_enough else None
+    return pick(a, b)
+
+
+def _multiply(x: Range, y: Range) -> Range:
+    if None not in x and None not in y:
+        ends = [a * b for a in x for b in y if a is not None and b is not None]
+        return min(ends), max(ends)
+    if x[0] is not None and y[0] is not None and x[0] >= 0 and y[0] >= 0:
+        high = None if x[1] is None or y[1] is None else x[1] * y[1]
+        return x[0] * y[0], high
+    return None, None

@@ -1,0 +1,179 @@
+"""Asynchronous copies into shared memory, and rings that are filled some iterations ahead: what is on its way when, and who waits.
+
+A ring is a shared buffer with a dimension of S slots, which a loop fills at slot (k + d) % S and reads at slot k % S: the two are never
+the same, so that items need to meet only once in an iteration, before both. Where the copies are asynchronous each item has those of
+d - 1 iterations on their way by then, and waits for the others. All other asynchronous copies are waited for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
+from relax_tune.ir.codegen.lower.lowered import (
+    Arrive,
+    Barrier,
+    Cond,
+    Declare,
+    Loop,
+    Node,
+    Steps,
+    accesses,
+    block,
+    children,
+    walk,
+    with_children,
+)
+from relax_tune.ir.core.buffer import Buffer, Scope
+from relax_tune.ir.core.expr import Expr, Op, Var, as_int
+from relax_tune.ir.core.stmt import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A buffer whose dimension `dim` a loop goes round: it reads at the slot of its variable and `at`, and fills `ahead` further on."""
+
+    dim: int
+    at: Poly
+    ahead: int
+
+
+def rings_of(f: Loop, algebra: Algebra) -> Mapping[Buffer, Ring]:
+    """The rings of a loop around statements one after the other."""
+    if f.kind != "serial" or not isinstance(_undeclared(f.body), Steps):
+        return {}
+    uses: dict[Buffer, list[tuple[tuple[Expr, ...], bool]]] = {}
+    for b, indices, written in accesses(f.body):
+        if b.scope == "shared":
+            uses.setdefault(b, []).append((indices, written))
+    stored = [m.buffer for m in walk(f.body) if isinstance(m, Store)]
+    inner = {m.var for m in walk(f.body) if isinstance(m, Loop)}
+    found: dict[Buffer, Ring] = {}
+    for b, places in uses.items():
+        for dim, size in enumerate(b.shape):
+            ring = _ring(dim, as_int(size) or 0, [(i[dim], w) for i, w in places], f.var, inner, algebra)
+            if ring is not None and stored.count(b) == 1:
+                found[b] = ring
+                break
+    return found
+
+
+def _undeclared(n: Node) -> Node:
+    """What a body does with the storage that it declares."""
+    while isinstance(n, Declare):
+        n = n.body
+    return n
+
+
+def _with_undeclared(n: Node, new: Node) -> Node:
+    return replace(n, body=_with_undeclared(n.body, new)) if isinstance(n, Declare) else new
+
+
+def _ring(
+    dim: int, size: int, uses: Iterable[tuple[Expr, bool]], var: Var, inner: set[Var], algebra: Algebra
+) -> Ring | None:
+    places: dict[bool, Poly] = {}
+    for e, written in uses:
+        at = _slot(e, size, algebra)
+        if at is None or at.get((var,)) != 1:
+            return None
+        rest = plus(at, {(var,): 1}, -1)
+        if algebra.depends(rest, (var, *inner)) or places.setdefault(written, rest) != rest:
+            return None
+    if len(places) != 2:
+        return None
+    ahead = as_constant(plus(places[True], places[False], -1))
+    return Ring(dim, places[False], ahead) if ahead is not None and 0 < ahead < size else None
+
+
+def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
+    """What an index is the remainder of, in a division by the number of slots; the index, where it is always below that."""
+    p = algebra.static(e)
+    ((m, c),) = p.items() if len(p) == 1 else (((), 0),)
+    if c == 1 and len(m) == 1 and isinstance(m[0], Op) and m[0].op == "floormod" and as_int(m[0].args[1]) == size:
+        return algebra.static(m[0].args[0])
+    low, high = algebra.bounds(p)
+    return p if low is not None and high is not None and 0 <= low <= high < size else None
+
+
+def filled_late(n: Node) -> frozenset[Buffer]:
+    """The buffers that are filled by asynchronous copies at or below a node."""
+    late = (m for m in walk(n) if isinstance(m, Loop) and m.asynchronous)
+    return frozenset(s.buffer for m in late for s in walk(m) if isinstance(s, Store))
+
+
+def in_turn(f: Loop, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], algebra: Algebra) -> Node:
+    """A loop that goes round, with a lot of copies in each iteration, a wait at its start for those it reads, and there the barrier for
+    these scopes."""
+    steps = _undeclared(f.body)
+    assert isinstance(steps, Steps)
+    late = filled_late(steps) & rings.keys()
+    barrier = (Barrier(scopes),) if scopes else ()
+    if not late:
+        return replace(f, body=_with_undeclared(f.body, block(*barrier, settle(steps, {}, algebra))))
+    parts: list[Node] = []
+    last = 0
+    for c in steps.stmts:
+        filled = filled_late(c)
+        parts.append(c if filled <= late else settle(c, {}, algebra))
+        last = len(parts) if filled & late else last
+    parts.insert(last, Arrive())
+    pending = min(rings[b].ahead for b in late) - 1
+    body = _with_undeclared(f.body, block(Arrive(pending), *barrier, *parts))
+    return block(replace(f, body=body), Arrive(0))
+
+
+def settle(n: Node, rings: Mapping[Buffer, Ring], algebra: Algebra, around: tuple[Loop, ...] = ()) -> Node:
+    """All asynchronous copies but those of loops that go round: one that fills slots before such a loop is a lot in each iteration around
+    it, all others are waited for."""
+    if not filled_late(n) or (isinstance(n, Steps) and isinstance(n.stmts[0], Arrive)):
+        return n
+    if isinstance(n, Steps):
+        parts: list[Node] = []
+        for at, c in enumerate(n.stmts):
+            if not _is_stage(c):
+                parts.append(settle(c, rings, algebra, around))
+                continue
+            parts.append(c)
+            fence = _fence(c, rings, algebra, around)
+            again = n.stmts[at + 1] if at + 1 < len(n.stmts) else None
+            if again is None or not _is_stage(again) or _fence(again, rings, algebra, around).pending != fence.pending:
+                parts.append(fence)
+        return block(*parts)
+    if _is_stage(n):
+        return block(n, _fence(n, rings, algebra, around))
+    if isinstance(n, Loop) and n.kind == "serial":
+        around = (*around, n)
+    return with_children(n, tuple(settle(c, rings, algebra, around) for c in children(n)))
+
+
+def _is_stage(n: Node) -> bool:
+    """Whether a node is copies that all items make, or none, without waiting."""
+    if isinstance(n, Steps) or not filled_late(n) or any(isinstance(m, (Barrier, Arrive)) for m in walk(n)):
+        return False
+    return isinstance(n, Cond) or (isinstance(n, Loop) and (n.kind == "item" or n.asynchronous))
+
+
+def _fence(stage: Node, rings: Mapping[Buffer, Ring], algebra: Algebra, around: Sequence[Loop]) -> Arrive:
+    inner = {m.var for m in walk(stage) if isinstance(m, Loop)}
+    for b, indices, written in accesses(stage):
+        if written and not (b in rings and _fills(rings[b], b, indices, inner, algebra, around)):
+            return Arrive(0)
+    return Arrive()
+
+
+def _fills(
+    ring: Ring, b: Buffer, indices: tuple[Expr, ...], inner: set[Var], algebra: Algebra, around: Sequence[Loop]
+) -> bool:
+    """Whether a statement fills one slot of a ring, and the loop around it the next ones, so many that enough lots have followed the first
+    by the time that it is read."""
+    at = _slot(indices[ring.dim], as_int(b.shape[ring.dim]) or 0, algebra)
+    if at is None:
+        return False
+    loop = next((f for f in reversed(around) if at.get((f.var,)) == 1), None)
+    first = plus(at, ring.at, -1) if loop is None else plus(plus(at, {(loop.var,): 1}, -1), ring.at, -1)
+    lots, start = 1 if loop is None else as_int(loop.extent), as_constant(first)
+    if lots is None or start is None or algebra.depends(at, inner):
+        return False
+    return start >= 0 and start + lots >= ring.ahead

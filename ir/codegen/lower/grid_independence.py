@@ -1,0 +1,66 @@
+"""Groups of a launch never wait for each other: kernels in which one may depend on another are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.lower.affine import Algebra
+from relax_tune.ir.codegen.lower.lowered import Loop, Node, children, own_accesses, walk
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import as_int
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Where a kernel touches a buffer in global memory: below which loop (its id) over groups of each axis, and how."""
+
+    groups: tuple[int | None, ...]
+    written: bool
+
+
+def verify_groups(n: Node, algebra: Algebra) -> None:
+    """Each element that a kernel both writes and reads, or writes in two places, belongs to one group.
+
+    Binding a loop to groups checks that its iterations are independent of each other, so all of a buffer's uses below one such loop
+    are a group's own, unless a serial loop around it runs groups side by side that should follow each other.
+
+    Raises:
+        BuildError: a buffer's uses are not below one loop over groups, or that loop is in a serial one.
+    """
+    axes = sorted({m.axis for m in walk(n) if isinstance(m, Loop) and _spreads(m, algebra)})
+    uses: dict[Buffer, list[_Use]] = {}
+    repeated: set[int] = set()
+    if not axes:
+        return
+    for m, around in _nested(n, ()):
+        bound = {a.axis: id(a) for a in around if _spreads(a, algebra)}
+        after = next((i for i, a in enumerate(around) if a.kind not in ("group", "item")), len(around))
+        repeated |= {id(a) for a in around[after:]}
+        for b, _indices, written in own_accesses(m):
+            if b.scope == "global":
+                uses.setdefault(b, []).append(_Use(tuple(bound.get(a) for a in axes), written))
+    for b, found in uses.items():
+        if not any(u.written for u in found) or len(found) == 1:
+            continue
+        first = found[0].groups
+        apart = all(u.groups == first for u in found) and all(g is not None and g not in repeated for g in first)
+        if not apart:
+            raise BuildError(
+                f"wanted groups that do not depend on each other, found {b.name} written by some and used by others of one kernel, between "
+                "which they would have to wait; bind the outermost loop around all of its uses, or make them statements of their own"
+            )
+
+
+def _spreads(m: Loop, algebra: Algebra) -> bool:
+    """Whether it is a loop over several groups."""
+    return m.kind == "group" and as_int(algebra.expr(algebra.static(m.extent))) != 1
+
+
+def _nested(n: Node, around: tuple[Loop, ...]) -> Iterator[tuple[Node, tuple[Loop, ...]]]:
+    """Every node with the loops around it, the outermost first."""
+    yield n, around
+    inside = (*around, n) if isinstance(n, Loop) else around
+    for c in children(n):
+        yield from _nested(c, inside)

@@ -1,0 +1,43 @@
+"""Quotients and remainders of loop variables, as fused loops make them, computed once where their variables are bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relax_tune.ir.codegen.lower.lowered import (
+    Let,
+    Loop,
+    Node,
+    children,
+    expressions,
+    map_expressions,
+    walk,
+    with_children,
+)
+from relax_tune.ir.core.expr import Expr, Op, Var, free_vars, postorder, transform
+
+DIVIDING = frozenset({"floordiv", "floormod"})
+
+
+def bind_digits(n: Node) -> Node:
+    """Let every quotient and remainder that moves with a parallel loop, and with no loop below, be a variable."""
+    if not isinstance(n, Loop) or n.kind != "parallel":
+        return with_children(n, tuple(bind_digits(c) for c in children(n)))
+    inner = {m.var for m in walk(n.body) if isinstance(m, (Loop, Let))}
+    found: dict[Expr, Var] = {}
+
+    def digits(e: Expr) -> Expr:
+        return transform(e, lambda x: found.get(x))
+
+    bound: list[tuple[Var, Expr]] = []
+    for m in walk(n.body):
+        for e in postorder(expressions(m)):
+            if isinstance(e, Op) and e.op in DIVIDING and e.dtype.is_int and n.var in (used := set(free_vars(e))):
+                short = digits(e)
+                if inner.isdisjoint(used) and isinstance(short, Op):
+                    found[short] = Var(f"{n.var.name}_{'q' if e.op == 'floordiv' else 'r'}")
+                    bound.append((found[short], short))
+    body = map_expressions(n.body, digits) if found else n.body
+    for v, e in reversed(bound):
+        body = Let(v, e, body)
+    return replace(n, body=body)

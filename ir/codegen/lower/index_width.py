@@ -1,0 +1,131 @@
+"""How large the integers of a kernel get, over its symbols: whether 32 bits hold them.
+
+A span bounds the absolute value of a polynomial, and of all that is computed on the way to it, by a polynomial with coefficients
+of 0 or more over symbols, which are 0 or more themselves. What is read from memory has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
+from math import ceil, floor
+
+from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Monomial, Poly, as_constant
+from relax_tune.ir.core.expr import Expr, Op, Var, as_int, const, maximum, mul, sub
+
+INT_MOST = (1 << 31) - 1
+# Of bounds none of which is above another as many are kept apart.
+APART = 8
+
+Span = Mapping[Monomial, float]
+
+
+def larger(a: Span, b: Span) -> Span:
+    """A bound of whatever one of the two bounds."""
+    return {m: max(a.get(m, 0.0), b.get(m, 0.0)) for m in (*a, *b)}
+
+
+class Spans:
+    """The spans of a kernel's variables, and of all that was noted. signed: symbols that may be below 0."""
+
+    def __init__(self, algebra: Algebra, signed: Collection[Expr] = ()) -> None:
+        self.algebra, self.signed = algebra, signed
+        self._order: dict[Expr, int] = {}
+        self.variables: dict[Var, Span | None] = {}
+        self._atoms: dict[Expr, Span | None] = {}
+        self._noted: dict[tuple[tuple[Monomial, int], ...], Span | None] = {}
+        self._largest: list[Span] = []
+
+    def variable(self, v: Var, extent: Poly) -> None:
+        """A loop's variable, which stays below this."""
+        found = self.note(extent)
+        self.variables[v] = None if found is None else {m: max(c - (m == ONE), 0.0) for m, c in found.items()}
+
+    def note(self, p: Poly) -> Span | None:
+        """The span of what is computed; None where something in it has none, which then is 64 bits wide as its operands are."""
+        key = tuple(p.items())
+        if key not in self._noted:
+            self._noted[key] = self._note(p)
+        return self._noted[key]
+
+    def _note(self, p: Poly) -> Span | None:
+        sums: tuple[dict[Monomial, float], dict[Monomial, float]] = ({}, {})
+        known = True
+        for m, c in p.items():
+            term: Span = {ONE: 1.0}
+            for atom in m:
+                bound = self._atom(atom)
+                known = known and bound is not None
+                term = term if bound is None else self._product(term, bound)
+                self._keep(term)
+            side = sums[c < 0]
+            for n, d in term.items():
+                side[n] = side.get(n, 0.0) + d * abs(c)
+        whole = larger(*sums)
+        self._keep(whole)
+        return whole if known else None
+
+    def _product(self, a: Span, b: Span) -> Span:
+        out: dict[Monomial, float] = {}
+        for m, c in a.items():
+            for n, d in b.items():
+                key = tuple(sorted(m + n, key=lambda v: self._order.setdefault(v, len(self._order))))
+                out[key] = out.get(key, 0.0) + c * d
+        return out
+
+    def _keep(self, span: Span) -> None:
+        def below(a: Span, b: Span) -> bool:
+            return all(c <= b.get(m, 0.0) for m, c in a.items())
+
+        if any(below(span, x) for x in self._largest):
+            return
+        self._largest = [x for x in self._largest if not below(x, span)]
+        self._largest.append(span if len(self._largest) < APART else larger(self._largest.pop(), span))
+
+    def _atom(self, a: Expr) -> Span | None:
+        if isinstance(a, Var):
+            low, high = self.algebra.atom_range(a)
+            if low is not None and high is not None:
+                return {ONE: float(max(abs(low), abs(high)))}
+            return self.variables.get(a, {(a,): 1.0})
+        if a not in self._atoms or not self.algebra.free(a).isdisjoint(self.algebra.env):
+            self._atoms[a] = self._operation(a)
+        return self._atoms[a]
+
+    def _operation(self, a: Expr) -> Span | None:
+        if not isinstance(a, Op) or a.op not in ("floordiv", "floormod", "min", "max", "select", "abs"):
+            return None
+        parts = [self.note(self.algebra.poly(x)) for x in (a.args[1:] if a.op == "select" else a.args)]
+        known = [x for x in parts if x is not None]
+        if len(known) < len(parts):
+            return None
+        by = as_constant(self.algebra.poly(a.args[1])) if a.op in ("floordiv", "floormod") else None
+        if a.op == "floordiv":
+            return {m: c / max(by or 1, 1) for m, c in known[0].items()}
+        if a.op == "floormod":
+            return known[1] if by is None else {ONE: float(abs(by))}
+        return known[0] if len(known) == 1 else larger(*known)
+
+    def most(self, symbols: Iterable[Var]) -> Expr:
+        """What everything noted is at most, and these symbols."""
+        for symbol in symbols:
+            self._keep({(symbol,): 1.0})
+        found: list[Expr] = []
+        for span in self._largest:
+            total: Expr = const(0)
+            for m, c in span.items():
+                term: Expr = const(1)
+                for v in m:
+                    term = mul(term, maximum(v, sub(const(0), v)) if v in self.signed else v)
+                if c >= 1 or not m:
+                    total = total + mul(term, const(ceil(c)))
+                elif c > 0:
+                    total = total + term // floor(1 / c) + 1
+            found.append(total)
+        return reduce(maximum, found) if found else const(0)
+
+
+def fits(most: Expr) -> bool | None:
+    """Whether 32 bits hold numbers up to this; None where that depends on symbols."""
+    known = as_int(most)
+    return None if known is None else known <= INT_MOST

@@ -1,0 +1,187 @@
+"""Tiles that are as wide as what is left: the `narrow` tail of loops.
+
+Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`; left = bound - x is what this iteration
+has to do. An iteration with left >= T runs without those conditions; another one runs a copy of the body whose tile loops, and
+the loops of that extent which make what those read, have the least whole number of vectors that hold `left`. The meaning is that
+of keeping every condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
+from relax_tune.ir.codegen.lower.lowered import Cond, Let, Loop, Node, accesses, children, rewrite, when
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import TRUE, Expr, Op, Var, and_, as_int, conjuncts, const, le, lt, maximum, minimum
+from relax_tune.ir.core.stmt import Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiles:
+    """The tile loops below a loop: the conditions on them with the loop each is about, and how much they leave to do."""
+
+    conditions: dict[Expr, Var]
+    extent: int
+    left: Poly
+
+
+def find_tiles(f: Loop, algebra: Algebra) -> Tiles | None:
+    """None when there are no conditions on vectorised loops, or they do not agree."""
+    conditions: dict[Expr, Var] = {}
+    found: set[int] = set()
+    left: list[Poly] = []
+    for cond, inside in _conditions(f.body, {}):
+        room = plus(algebra.static(cond.args[1]), algebra.static(cond.args[0]), -1)
+        moving = {m for m in room if any(not algebra.free(a).isdisjoint(inside) for a in m)}
+        if len(moving) != 1:
+            continue
+        (m,) = moving
+        loop = inside.get(m[0]) if len(m) == 1 and isinstance(m[0], Var) else None
+        size = as_int(loop.extent) if loop is not None and loop.kind == "vectorized" else None
+        if loop is None or size is None or room[m] != -1:
+            continue
+        rest = {n: c for n, c in room.items() if n != m}
+        conditions[cond] = loop.var
+        found.add(size)
+        if rest not in left:
+            left.append(rest)
+    return Tiles(conditions, found.pop(), left[0]) if len(found) == 1 and len(left) == 1 else None
+
+
+def _conditions(n: Node, inside: dict[Var, Loop]) -> Iterator[tuple[Op, dict[Var, Loop]]]:
+    if isinstance(n, Loop):
+        inside = inside | {n.var: n}
+    elif isinstance(n, Cond):
+        for c in conjuncts(n.cond):
+            if isinstance(c, Op) and c.op == "lt" and c.args[0].dtype.is_int:
+                yield c, inside
+    for below in children(n):
+        yield from _conditions(below, inside)
+
+
+def makers(f: Loop, tiles: Tiles, private: frozenset[Buffer], algebra: Algebra) -> frozenset[Var] | None:
+    """The tile loops, and the loops of their extent that only fill private buffers where these read; None when other elements of
+    those buffers are touched too, or at other places."""
+    own = set(tiles.conditions.values())
+    places = {
+        (b, d)
+        for b, indices, _ in accesses(f.body)
+        if b in private
+        for d, e in enumerate(indices)
+        if not algebra.free(e).isdisjoint(own)
+    }
+    for loop in _loops(f.body):
+        if loop.var in own or as_int(loop.extent) != tiles.extent or loop.kind != "vectorized":
+            continue
+        stores = [s for s in _stores(loop.body)]
+        if all(
+            any((s.buffer, d) in places and loop.var in algebra.free(e) for d, e in enumerate(s.indices))
+            for s in stores
+        ):
+            own.add(loop.var)
+    starts: dict[tuple[Buffer, int], Poly] = {}
+    for b, indices, _ in accesses(f.body):
+        for d, e in enumerate(indices):
+            if (b, d) not in places:
+                continue
+            at = algebra.static(e)
+            moving = [m for m in at if any(not algebra.free(a).isdisjoint(own) for a in m)]
+            start = {m: c for m, c in at.items() if m not in moving}
+            if (
+                len(moving) != 1
+                or len(moving[0]) != 1
+                or at[moving[0]] != 1
+                or starts.setdefault((b, d), start) != start
+            ):
+                return None
+    return frozenset(own)
+
+
+def _loops(n: Node) -> Iterator[Loop]:
+    if isinstance(n, Loop):
+        yield n
+    for c in children(n):
+        yield from _loops(c)
+
+
+def _stores(n: Node) -> Iterator[Store]:
+    if isinstance(n, Store):
+        yield n
+    for c in children(n):
+        yield from _stores(c)
+
+
+def widths(tiles: Tiles, f: Loop, lanes: int, algebra: Algebra) -> Sequence[int]:
+    """Vectors that tiles may have to be wide, in elements, narrowest first; those of the last iteration alone where all is
+    constant."""
+    every = [w for w in range(lanes, tiles.extent, lanes) if _is_power(w // lanes)] + [tiles.extent]
+    last = as_int(f.extent)
+    if last is None or last < 1:
+        return every
+    old, algebra.env[f.var] = algebra.env.get(f.var), constant(last - 1)
+    known = as_constant(algebra.resolve(tiles.left))
+    del algebra.env[f.var]
+    if old is not None:
+        algebra.env[f.var] = old
+    if known is None:
+        return every
+    return [w for w in every if w >= known][:1] if known < tiles.extent else []
+
+
+def _is_power(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+def narrow(
+    f: Loop, tiles: Tiles, loops: frozenset[Var], wide: Sequence[int], private: frozenset[Buffer], algebra: Algebra
+) -> Loop:
+    """The loop over bodies of each width. Where conditions keep nothing from being computed, only from being stored, the widest body
+    keeps them and is the one for whole tiles too."""
+    left = Var(f"{f.var.name}_left")
+    algebra.ranges[left] = algebra.bounds(tiles.left)
+    everywhere = not _guards_any(f.body, tiles, private)
+    body = _with_conditions(f.body, tiles, None)
+    for width in reversed(wide):
+        own = Var(f"{f.var.name}_{width}")
+        low = max((w for w in wide if w < width), default=0) + 1
+        whole = width == tiles.extent
+        most = width - 1 if whole and not everywhere else width
+        algebra.ranges[own] = (low, most)
+        narrower = _shrunk(_with_conditions(f.body, tiles, own), loops, width)
+        part = Let(own, maximum(minimum(left, most), low), narrower)
+        body = part if whole and everywhere else when(le(left, most), part, body)
+    return replace(f, body=Let(left, algebra.expr(tiles.left), body), tail="predicate")
+
+
+def _guards_any(n: Node, tiles: Tiles, private: frozenset[Buffer]) -> bool:
+    """Whether a store to a private buffer is under one of the conditions."""
+    if isinstance(n, Cond) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
+        return any(s.buffer in private for s in _stores(n.then))
+    return any(_guards_any(c, tiles, private) for c in children(n))
+
+
+def _with_conditions(n: Node, tiles: Tiles, left: Var | None) -> Node:
+    """The conditions in terms of what is left; without them when that is all."""
+
+    def visit(m: Node) -> Node:
+        if not isinstance(m, Cond):
+            return m
+        new = []
+        for c in conjuncts(m.cond):
+            tile = tiles.conditions.get(c)
+            if tile is None:
+                new.append(c)
+            elif left is not None:
+                new.append(lt(tile, left))
+        return when(and_(*new) if new else TRUE, m.then, m.orelse)
+
+    return rewrite(n, visit)
+
+
+def _shrunk(n: Node, loops: frozenset[Var], width: int) -> Node:
+    def visit(m: Node) -> Node:
+        return replace(m, extent=const(width)) if isinstance(m, Loop) and m.var in loops else m
+
+    return rewrite(n, visit)

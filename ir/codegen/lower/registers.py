@@ -1,0 +1,110 @@
+"""Local buffers that become named scalars and vectors.
+
+A local buffer is kept in registers when every access is at a constant place once unrolled loops are written out: constant in
+all dimensions but the last, and there a constant or an aligned vector of consecutive elements. It is never an array then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from relax_tune.ir.codegen.lower.affine import Algebra
+from relax_tune.ir.codegen.lower.lowered import Loop, Node, accesses, children, own_accesses
+from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Var, as_int
+
+REGISTER_LIMIT = 512
+PLACES_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the last dimension is cut into registers: `unit[offset]` is the (start, width) of the one that holds it."""
+
+    unit: tuple[tuple[int, int], ...]
+
+
+def register_layouts(n: Node, algebra: Algebra, lanes: int) -> dict[Buffer, Layout]:
+    """The local buffers below `n` that are kept in registers."""
+    spans: dict[Buffer, set[tuple[int, int]] | None] = {}
+    _visit(n, {}, spans, algebra, lanes)
+    found: dict[Buffer, Layout] = {}
+    for b, places in spans.items():
+        layout = None if places is None else _layout(b, places)
+        if layout is not None:
+            found[b] = layout
+    return found
+
+
+def _visit(
+    n: Node, loops: dict[Var, Loop], spans: dict[Buffer, set[tuple[int, int]] | None], algebra: Algebra, lanes: int
+) -> None:
+    if isinstance(n, Loop) and is_expanded(n, lanes):
+        loops = loops | {n.var: n}
+    if isinstance(n, Loop) and n.intrinsic:
+        # intrinsics take pointers
+        spans.update(dict.fromkeys((b for b, _i, _w in accesses(n)), None))
+    for b, indices, _written in own_accesses(n):
+        if b.scope != "local" or spans.get(b, ()) is None:
+            continue
+        places = _places(indices, loops, algebra, lanes)
+        spans[b] = None if places is None else (spans.get(b) or set()) | places
+    for c in children(n):
+        _visit(c, loops, spans, algebra, lanes)
+
+
+def _places(
+    indices: tuple[Expr, ...], loops: dict[Var, Loop], algebra: Algebra, lanes: int
+) -> set[tuple[int, int]] | None:
+    """The (start, width) ranges of the last dimension, or None when the place is not constant."""
+    for d, i in enumerate(indices):
+        last = d == len(indices) - 1
+        for m, c in algebra.static(i).items():
+            if not m:
+                continue
+            loop = loops.get(m[0]) if len(m) == 1 and isinstance(m[0], Var) else None
+            if loop is None or (loop.kind == "vectorized" and not (last and c == 1)):
+                return None
+    if not indices:
+        return {(0, 1)}
+    start = 0
+    terms: list[list[tuple[int, int]]] = []
+    for m, c in algebra.static(indices[-1]).items():
+        if not m:
+            start = c
+            continue
+        assert isinstance(m[0], Var)
+        loop = loops[m[0]]
+        extent = as_int(loop.extent) or 0
+        if loop.kind == "vectorized":
+            terms.append(list(chunks(extent, loop_lanes(loop, lanes))))
+        else:
+            terms.append([(c * k, 1) for k in range(extent)])
+    count = 1
+    for t in terms:
+        count *= len(t)
+    if count > PLACES_LIMIT:
+        return None
+    return {(start + sum(a for a, _w in p), max((w for _a, w in p), default=1)) for p in product(*terms)}
+
+
+def _layout(b: Buffer, places: set[tuple[int, int]]) -> Layout | None:
+    dims = [as_int(d) or 0 for d in b.shape]
+    size = dims[-1] if dims else 1
+    unit: list[tuple[int, int] | None] = [None] * size
+    for start, width in sorted(places, key=lambda p: (-p[1], p[0])):
+        if start < 0 or start + width > size:
+            return None
+        held = unit[start]
+        if held is not None and (width == 1 or held == (start, width)):
+            continue
+        if any(u is not None for u in unit[start : start + width]):
+            return None
+        unit[start : start + width] = [(start, width)] * width
+    rows = 1
+    for d in dims[:-1]:
+        rows *= d
+    whole = tuple(u if u is not None else (k, 1) for k, u in enumerate(unit))
+    return Layout(whole) if rows * len(set(whole)) <= REGISTER_LIMIT else None

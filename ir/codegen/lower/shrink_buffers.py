@@ -1,0 +1,191 @@
+"""Local and shared buffers shrunk to what one thread (or work-group) touches at a time, declared where that is.
+
+A buffer is declared around the innermost statement that holds all of its accesses, and outside of every loop whose
+variable does not move the stores (such a loop may carry values from one iteration to the next), and for a shared one outside of
+loops over work-items. Loop variables outside the declaration are fixed, the ones inside are relaxed over their ranges, but for a
+local one those of loops over work-items: each item has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.lowered import (
+    Declare,
+    Let,
+    Loop,
+    Node,
+    children,
+    own_accesses,
+    swap_buffers,
+    with_children,
+)
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Var, as_int, const
+
+SPARE_LANES = 16
+
+Access = tuple[tuple[Expr, ...], bool, tuple[Node, ...]]
+
+
+@dataclass(slots=True)
+class _Uses:
+    """The accesses of one buffer with the nodes above each, outermost first."""
+
+    found: list[Access] = field(default_factory=list)
+
+
+def compact(n: Node, algebra: Algebra, threads: frozenset[str]) -> Node:
+    """Declare and shrink every local and shared buffer of the tree.
+
+    threads: the loop kinds that give each iteration storage of its own.
+
+    Raises:
+        BuildError: when a buffer's extents do not come out constant.
+    """
+    uses: dict[Buffer, _Uses] = {}
+    _collect(n, (), uses)
+    homes: dict[int, list[Buffer]] = {}
+    moved: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
+    for buffer, use in uses.items():
+        depth = _home(buffer, use, algebra, threads)
+        starts, extents = _region(buffer, use, depth, algebra)
+        small = replace(buffer, shape=tuple(const(e) for e in _aligned(buffer, extents)))
+        moved[buffer] = small, starts
+        homes.setdefault(id(use.found[0][2][depth]), []).append(small)
+    return _rebase(_declare(n, homes), moved, algebra) if moved else n
+
+
+def _collect(n: Node, path: tuple[Node, ...], uses: dict[Buffer, _Uses]) -> None:
+    here = (*path, n)
+    for b, indices, written in own_accesses(n):
+        if b.scope != "global":
+            uses.setdefault(b, _Uses()).found.append((indices, written, here))
+    for c in children(n):
+        _collect(c, here, uses)
+
+
+def _home(buffer: Buffer, use: _Uses, algebra: Algebra, threads: frozenset[str]) -> int:
+    """The depth of the node the declaration goes around."""
+    paths = [p for _i, _w, p in use.found]
+    shortest = min(len(p) for p in paths)
+    depth = 0
+    while depth + 1 < shortest and all(p[depth + 1] is paths[0][depth + 1] for p in paths):
+        depth += 1
+    binding = threads if buffer.scope == "local" else threads - {"item"}
+    above = paths[0][: depth + 1]
+    first = max((d + 1 for d, m in enumerate(above[:-1]) if isinstance(m, Loop) and m.kind in binding), default=0)
+    stores = [i for i, written, _p in use.found if written]
+    for d in range(first, depth):
+        m = above[d]
+        if buffer.scope == "shared" and isinstance(m, Loop) and m.kind == "item":
+            return d  # one array for all items
+        if not isinstance(m, Loop) or m.kind in threads or as_int(m.extent) == 1:
+            continue
+        moved = _moved_with(m.var, above[d + 1 :], algebra)
+        if not all(any(not moved.isdisjoint(algebra.free(e)) for e in indices) for indices in stores):
+            return d
+    return depth
+
+
+def _moved_with(var: Var, below: Sequence[Node], algebra: Algebra) -> set[Var]:
+    """The variable and what is bound to values that it moves."""
+    found = {var}
+    for m in below:
+        if isinstance(m, Let) and not found.isdisjoint(algebra.free(m.value)):
+            found.add(m.var)
+    return found
+
+
+def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
+    starts: list[Expr] = []
+    extents: list[int] = []
+    for d, dim in enumerate(buffer.shape):
+        whole = as_int(dim)
+        fixed: Poly | None = None
+        low, high = 0, -1
+        for indices, _written, path in use.found:
+            inner = {m.var for m in path[depth:] if isinstance(m, (Loop, Let)) and not _is_own(buffer, m)}
+            with _items_of(path, algebra):
+                part = _relax(algebra.static(indices[d]), inner, algebra)
+            if part is None or (fixed is not None and part[0] != fixed):
+                fixed = None
+                break
+            if fixed is None:
+                fixed, low, high = part
+            else:
+                low, high = min(low, part[1]), max(high, part[2])
+        # lanes behind the last element are not used, but a vector register has them
+        roomy = whole is not None and buffer.scope == "local" and low >= 0 and high - low < whole + SPARE_LANES
+        if fixed is not None and (whole is None or fixed or roomy or high - low < whole):
+            starts.append(algebra.expr(plus(fixed, constant(low))))
+            extents.append(high - low + 1)
+        elif whole is not None:
+            starts.append(const(0))
+            extents.append(whole)
+        else:
+            where = ", ".join(repr(i[d]) for i, _w, _p in use.found[:3])
+            raise BuildError(
+                f"wanted a constant extent for dimension {d} of {buffer.scope} buffer {buffer!r}, found accesses at {where} "
+                "over loops of symbolic extent; tile the loop by a constant or give the buffer global scope"
+            )
+    return tuple(starts), tuple(extents)
+
+
+@contextmanager
+def _items_of(path: Sequence[Node], algebra: Algebra) -> Iterator[None]:
+    """Indices of the launch have the ranges of the loops around a place, not of the longest along their axes."""
+    before = dict(algebra.ranges)
+    for m in path:
+        size = as_int(m.extent) if isinstance(m, Loop) and m.kind == "item" else None
+        if isinstance(m, Loop) and size is not None:
+            algebra.ranges[m.var] = (0, max(size - 1, 0))
+    yield
+    algebra.ranges.clear()
+    algebra.ranges.update(before)
+
+
+def _is_own(buffer: Buffer, m: Loop | Let) -> bool:
+    """Whether an iteration has a buffer of its own, declared outside of the loop: a work-item keeps its registers from one loop
+    over the items of a group to the next."""
+    return buffer.scope == "local" and isinstance(m, Loop) and m.kind == "item"
+
+
+def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
+    """The extents with rows as long as `storage_align` wants them."""
+    if buffer.row is None or len(extents) < 2:
+        return extents
+    factor, offset = as_int(buffer.row[0]), buffer.row[1]
+    if factor is None:
+        raise BuildError(f"wanted a constant alignment for the rows of {buffer!r}, found {buffer.row[0]!r}")
+    return (*extents[:-1], -(-extents[-1] // factor) * factor + offset)
+
+
+def _relax(p: Poly, inner: set[Var], algebra: Algebra) -> tuple[Poly, int, int] | None:
+    """(terms that stay fixed, smallest and largest value of the others), or None when those have no constant range."""
+    moving = {m: c for m, c in p.items() if m == ONE or any(not algebra.free(a).isdisjoint(inner) for a in m)}
+    low, high = algebra.bounds(moving)
+    if low is None or high is None:
+        return None
+    return plus(p, moving, -1), low, high
+
+
+def _declare(n: Node, homes: dict[int, list[Buffer]]) -> Node:
+    new = with_children(n, tuple(_declare(c, homes) for c in children(n)))
+    found = homes.get(id(n))
+    return new if found is None else Declare(tuple(found), new)
+
+
+def _rebase(n: Node, moved: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]], algebra: Algebra) -> Node:
+    def access(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
+        if b not in moved:
+            return None
+        small, starts = moved[b]
+        shifted = (plus(algebra.static(i), algebra.static(s), -1) for i, s in zip(indices, starts, strict=True))
+        return small, tuple(algebra.expr(p) for p in shifted)
+
+    return swap_buffers(n, access)

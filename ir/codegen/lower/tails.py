@@ -1,0 +1,352 @@
+"""Full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops (`narrow` ones are in `narrow.py`).
+
+A loop `o` with conditions `base + o*T + r < bound` below it (r from inner loops, at most R - 1) runs F full iterations,
+F = clamp((bound - base - R + T) // T, 0, extent), in which those conditions hold. The rest keeps them (`peel`) or, when one
+tile loop of extent T remains, is done in pieces of descending powers of two chosen by the bits of the remainder (`pow2`), or as
+the one tile of its own height among those of all heights (`exact`).
+The meaning is that of keeping every condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
+from relax_tune.ir.codegen.lower.lowered import (
+    NOTHING,
+    Cond,
+    Let,
+    Loop,
+    Node,
+    accesses,
+    block,
+    children,
+    own_accesses,
+    rewrite,
+    substitute_node,
+    swap_buffers,
+    walk,
+    when,
+    with_children,
+)
+from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, makers, narrow, widths
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
+    Expr,
+    Op,
+    Var,
+    and_,
+    as_int,
+    conjuncts,
+    const,
+    eq,
+    floordiv,
+    floormod,
+    lt,
+    maximum,
+    minimum,
+)
+from relax_tune.ir.core.stmt import Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guard:
+    """A condition `tile*o + r < rest`: the conjunct, r's largest value + 1, the loops r comes from with coefficients."""
+
+    cond: Expr
+    tile: int
+    reach: int
+    rest: Poly
+    inner: tuple[tuple[Var, int, int], ...]
+
+
+def lower_tails(n: Node, algebra: Algebra, lanes: int) -> Node:
+    """Split every loop with a tail of its own, outermost first."""
+    return _Splitter(algebra, home_loops(n), lanes).run(n)
+
+
+def _guards(n: Node, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[Guard]:
+    if isinstance(n, Loop):
+        yield from _guards(n.body, o, algebra, inner | {n.var: as_int(n.extent)})
+        return
+    if isinstance(n, Let):
+        yield from _guards(n.body, o, algebra, inner | {n.var: None})
+        return
+    if isinstance(n, Cond):
+        for c in conjuncts(n.cond):
+            found = _guard(c, o, algebra, inner)
+            if found is not None:
+                yield found
+    for below in children(n):
+        yield from _guards(below, o, algebra, inner)
+
+
+def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Guard | None:
+    if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
+        return None
+    room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
+    if c.op == "le":
+        room = plus(room, constant(1))
+    tile = -room.get((o,), 0)
+    if tile <= 0:
+        return None
+    rest: Poly = {}
+    used: list[tuple[Var, int, int]] = []
+    reach = 1
+    for m, k in room.items():
+        if m == (o,):
+            continue
+        if len(m) == 1 and isinstance(m[0], Var) and m[0] in inner:
+            extent = inner[m[0]]
+            if extent is None or k > 0:
+                return None
+            used.append((m[0], -k, extent))
+            reach += -k * (extent - 1)
+        elif any(not algebra.free(a).isdisjoint(inner) or o in algebra.free(a) for a in m):
+            return None
+        else:
+            rest[m] = k
+    return Guard(c, tile, reach, rest, tuple(used))
+
+
+class _Splitter:
+    """One function's tails. homes: for every buffer the loops around all of its accesses."""
+
+    def __init__(self, algebra: Algebra, homes: dict[Buffer, frozenset[Var]], lanes: int) -> None:
+        self.algebra = algebra
+        self.homes = homes
+        self.lanes = lanes
+
+    def run(self, n: Node) -> Node:
+        if isinstance(n, Loop) and n.tail != "predicate":
+            done = self.narrow(n) if n.tail == "narrow" else self.split(n)
+            if done is not None:
+                return self._below(done)
+            n = replace(n, tail="predicate")
+        return self._below(n)
+
+    def _below(self, n: Node) -> Node:
+        return with_children(n, tuple(self.run(c) for c in children(n)))
+
+    def narrow(self, f: Loop) -> Loop | None:
+        """The loop with a body for each width of its tiles, or None when that does not apply."""
+        if isinstance(f.body, Let):  # what is left may be said in terms of it
+            inside = self.narrow(replace(f, body=f.body.body))
+            return None if inside is None else replace(inside, body=replace(f.body, body=inside.body))
+        tiles = find_tiles(f, self.algebra)
+        private = self._private(f)
+        loops = None if tiles is None else makers(f, tiles, private, self.algebra)
+        if tiles is None or loops is None:
+            return None
+        wide = widths(tiles, f, self.lanes, self.algebra)
+        bodies = narrow(f, tiles, loops, wide, private, self.algebra)
+        return replace(bodies, body=self._apart(bodies.body, private)) if wide else bodies
+
+    def _apart(self, n: Node, private: frozenset[Buffer]) -> Node:
+        """Each body with registers of its own."""
+        if isinstance(n, Cond) and n.orelse is not None:
+            return replace(n, then=self._clone(n.then, private), orelse=self._apart(n.orelse, private))
+        return with_children(n, tuple(self._apart(c, private) for c in children(n))) if isinstance(n, Let) else n
+
+    def split(self, f: Loop) -> Node | None:
+        """The loop as full iterations and a rest, or None when no condition below it speaks of it."""
+        algebra = self.algebra
+        guards = tuple(_guards(f.body, f.var, algebra, {}))
+        if not guards:
+            return None
+        extent = algebra.static(f.extent)
+        full, single = self._full(f, guards)
+        dropped = {g.cond for g in guards}
+        fast = _drop(f.body, dropped)
+        rest = self._pieces(f, guards, dropped) if f.tail in ("pow2", "exact") else None
+        slow = self._clone(f.body, self._private(f)) if rest is None else rest
+        known = as_constant(algebra.static(full))
+        limit = Var(f"{f.var.name}_full")
+        algebra.ranges[limit] = (0, algebra.bounds(extent)[1])
+        end: Expr = limit if known is None else const(known)
+        if f.kind in ("parallel", "group"):
+            body = when(lt(f.var, end), fast, slow)
+            return replace(f, body=body if known is not None else Let(limit, full, body), tail="predicate")
+        main: Node = NOTHING if known == 0 else replace(f, extent=end, body=fast, tail="predicate")
+        left = plus(extent, algebra.static(end), -1)
+        if (as_constant(left) or 1) <= 0 or not left or (single and guards[0].reach == 1):
+            return main if known is not None else Let(limit, full, main)
+        if rest is not None or single:
+            tail = when(lt(end, f.extent), Let(f.var, end, slow))
+        else:
+            again = Var(f"{f.var.name}_rest")
+            algebra.ranges[again] = (0, algebra.bounds(extent)[1])
+            tail = Loop(again, algebra.expr(left), Let(f.var, end + again, slow))
+        both = block(main, tail)
+        return both if known is not None else Let(limit, full, both)
+
+    def _full(self, f: Loop, guards: tuple[Guard, ...]) -> tuple[Expr, bool]:
+        """The number of full iterations, and whether at most the one after them has anything to do."""
+        algebra = self.algebra
+        full: Expr | None = None
+        bounded = False
+        seen: list[tuple[int, int, Poly]] = []
+        for g in guards:
+            key = (g.tile, g.reach, g.rest)
+            if key in seen:
+                continue
+            seen.append(key)
+            count = plus(g.rest, constant(g.tile - g.reach))
+            low = algebra.bounds(count)[0]
+            top = algebra.expr(count)
+            here = floordiv(top if low is not None and low >= 0 else maximum(top, 0), const(g.tile))
+            full = here if full is None else minimum(full, here)
+            bounded = bounded or _covers(f.extent, g, algebra)
+        assert full is not None
+        if not bounded:
+            full = minimum(full, f.extent)
+        alone = len(seen) == 1 and seen[0][1] <= seen[0][0]
+        return full, alone and (bounded or not any(_unguarded(f.body, {g.cond for g in guards})))
+
+    def _private(self, f: Loop) -> frozenset[Buffer]:
+        """Local buffers whose values live inside one iteration: all accesses are below, the first one writes."""
+        written: set[Buffer] = set()
+        carried: set[Buffer] = set()
+        for b, _indices, is_store in accesses(f.body):
+            if is_store:
+                written.add(b)
+            elif b not in written:
+                carried.add(b)
+        return frozenset(b for b in written - carried if b.scope == "local" and f.var in self.homes.get(b, frozenset()))
+
+    def _clone(self, n: Node, private: frozenset[Buffer]) -> Node:
+        """Fresh buffers for the private ones, so that each copy of a body has registers of its own."""
+        ordered = dict.fromkeys(b for b, _i, _w in accesses(n) if b in private)
+        fresh = {b: replace(b) for b in ordered}
+        for b, copy in fresh.items():
+            self.homes[copy] = self.homes[b]
+        return swap_buffers(n, lambda b, i: (fresh[b], i) if b in fresh else None) if fresh else n
+
+    def _pieces(self, f: Loop, guards: tuple[Guard, ...], conds: set[Expr]) -> Node | None:
+        """The last tile as pieces of h = T/2 .. 1 rows, chosen by the bits of the remainder, or for `exact` as one of h = T-1 .. 1
+        rows; None where that does not apply.
+
+        It applies when all conditions agree on one bound, each has one tile loop of extent T, and every statement is under
+        the condition or stores to memory private to the iteration.
+        """
+        g, private = guards[0], self._private(f)
+        if any((x.tile, x.rest) != (g.tile, g.rest) or x.reach != g.tile for x in guards):
+            return None
+        if g.tile < 2 or any(len(x.inner) != 1 or x.inner[0][1:] != (1, g.tile) for x in guards):
+            return None
+        if any(s.buffer not in private for s in _unguarded(f.body, conds)):
+            return None
+        tiles = {x.inner[0][0] for x in guards}
+        tiles |= _matching_tiles(f, tiles, g.tile, private)
+        algebra = self.algebra
+        left = Var(f"{f.var.name}_left")
+        algebra.ranges[left] = (0, g.tile - 1)
+        amount = algebra.expr(plus(g.rest, {(f.var,): -g.tile}))
+        body = _drop(f.body, conds)
+        parts: list[Node] = []
+        if f.tail == "exact":
+            for h in range(g.tile - 1, 0, -1):
+                parts.append(when(eq(left, const(h)), self._clone(_shrink(body, tiles, h), private)))
+            return Let(left, maximum(minimum(amount, g.tile - 1), 0), block(*parts))
+        h = 1 << (g.tile - 1).bit_length() - 1
+        while h >= 1:
+            shrunk = _shrink(body, tiles, h)
+            if 2 * h < g.tile:
+                offset = Var(f"{f.var.name}_at{h}")
+                algebra.ranges[offset] = (0, g.tile - 1)
+                shifted = substitute_node(shrunk, {t: offset + t for t in tiles})
+                start = floordiv(left, const(2 * h)) * (2 * h)
+                piece: Node = Let(offset, start, self._clone(shifted, private))
+            else:
+                piece = self._clone(shrunk, private)
+            parts.append(when(eq(floormod(floordiv(left, const(h)), const(2)), 1), piece))
+            h //= 2
+        return Let(left, maximum(minimum(amount, g.tile - 1), 0), block(*parts))
+
+
+def _covers(extent: Expr, g: Guard, algebra: Algebra) -> bool:
+    """Whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper clamp."""
+    target = plus(g.rest, constant(g.tile - 1))
+    lo, _hi = algebra.bounds(target)
+    if isinstance(extent, Op) and extent.op == "floordiv" and as_int(extent.args[1]) == g.tile:
+        return algebra.static(extent.args[0]) == target
+    size, value = as_constant(algebra.static(extent)), as_constant(target)
+    if size is not None and value is not None:
+        return size == value // g.tile
+    exact = algebra.static(floordiv(algebra.expr(target), const(g.tile)))
+    return lo is not None and lo >= 0 and algebra.static(extent) == exact
+
+
+def _drop(n: Node, conds: set[Expr]) -> Node:
+    def visit(m: Node) -> Node:
+        if isinstance(m, Cond):
+            kept = [c for c in conjuncts(m.cond) if c not in conds]
+            if len(kept) != len(conjuncts(m.cond)):
+                return when(and_(*kept), m.then, m.orelse)
+        return m
+
+    return rewrite(n, visit)
+
+
+def _unguarded(n: Node, conds: set[Expr]) -> Iterator[Store]:
+    if isinstance(n, Store):
+        yield n
+    elif isinstance(n, Cond) and not conds.isdisjoint(conjuncts(n.cond)):
+        if n.orelse is not None:
+            yield from _unguarded(n.orelse, conds)
+    else:
+        for c in children(n):
+            yield from _unguarded(c, conds)
+
+
+def home_loops(n: Node) -> dict[Buffer, frozenset[Var]]:
+    """Loop every buffer the loop variables around all of its accesses."""
+    homes: dict[Buffer, frozenset[Var]] = {}
+
+    def visit(m: Node, path: frozenset[Var]) -> None:
+        for b, _indices, _written in own_accesses(m):
+            homes[b] = homes[b] & path if b in homes else path
+        inside = path | {m.var} if isinstance(m, Loop) else path
+        for c in children(m):
+            visit(c, inside)
+
+    visit(n, frozenset())
+    return homes
+
+
+def _matching_tiles(f: Loop, tiles: set[Var], extent: int, private: frozenset[Buffer]) -> set[Var]:
+    """Loops of the same extent that index a private buffer where a tile loop does (initialisations without a bound)."""
+    places = {
+        (b, d)
+        for b, indices, _w in accesses(f.body)
+        if b in private
+        for d, i in enumerate(indices)
+        if _mentions(i, tiles)
+    }
+    found: set[Var] = set()
+    for m in walk(f.body):
+        if isinstance(m, Loop) and m.var not in tiles and as_int(m.extent) == extent:
+            stores = [s for s in walk(m.body) if isinstance(s, Store)]
+            if all(
+                any((s.buffer, d) in places and _mentions(i, {m.var}) for d, i in enumerate(s.indices)) for s in stores
+            ):
+                found.add(m.var)
+    return found
+
+
+def _mentions(e: Expr, variables: set[Var]) -> bool:
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Var) and x in variables:
+            return True
+        stack.extend(x.children)
+    return False
+
+
+def _shrink(n: Node, tiles: set[Var], h: int) -> Node:
+    def visit(m: Node) -> Node:
+        return replace(m, extent=const(h)) if isinstance(m, Loop) and m.var in tiles else m
+
+    return rewrite(n, visit)

@@ -1,0 +1,97 @@
+"""Which vectorised loops become vectors, and in which widths.
+
+A loop is printed as vectors when its extent is constant, it holds no other vectorised loop, and every condition on its
+variable has the form `x + variable < bound` (a prefix of the lanes). Every other one becomes a plain loop: same meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relax_tune.ir.codegen.lower.affine import Algebra, plus
+from relax_tune.ir.codegen.lower.lowered import Cond, Let, Loop, Node, accesses, rewrite, walk
+from relax_tune.ir.codegen.print.transpose_registers import mark_exchange
+from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts, loads
+from relax_tune.ir.core.stmt import Store
+
+UNROLL_LIMIT = 64
+FOLD_LIMIT = 256
+CHUNK_LIMIT = 16
+
+
+def choose_vectors(n: Node, algebra: Algebra, lanes: int) -> Node:
+    """Turn vectorised loops that cannot be vectors into serial or unrolled ones; of two around a copy that exchanges rows and
+    columns both stay."""
+
+    def visit(m: Node) -> Node:
+        if not isinstance(m, Loop) or m.kind != "vectorized":
+            return m
+        extent = as_int(m.extent)
+        if extent is None:
+            return replace(m, kind="serial")
+        if any(isinstance(x, Loop) and x.kind == "vectorized" for x in walk(m.body)):
+            marked = mark_exchange(m, algebra, lanes)
+            if marked.exchange:
+                return marked
+            return replace(m, kind="unrolled" if extent <= 8 else "serial")
+        return m if _is_ready(m, algebra) else replace(m, kind="serial")
+
+    return rewrite(n, visit)
+
+
+def _is_ready(f: Loop, algebra: Algebra) -> bool:
+    v = f.var
+    for m in walk(f.body):
+        if isinstance(m, (Loop, Let)):
+            e = m.extent if isinstance(m, Loop) else m.value
+            if v in algebra.free(e):
+                return False
+        elif isinstance(m, Cond):
+            if any(v in algebra.free(c) and not is_prefix(c, v, algebra) for c in conjuncts(m.cond)):
+                return False
+            if m.orelse is not None and v in algebra.free(m.cond):
+                return False
+        elif isinstance(m, Store) and not any(v in algebra.free(i) for i in m.indices):
+            # every lane stores to one place: fine only when all store the same value
+            carried = any(x.buffer is m.buffer for x in loads(m.value))
+            if carried or v in algebra.free(m.value):
+                return False
+    return True
+
+
+def is_prefix(c: Expr, v: Var, algebra: Algebra) -> bool:
+    """Whether `c` is `x + v < bound` (or <=) with neither x nor bound moving with v."""
+    if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
+        return False
+    room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
+    if room.get((v,)) != -1:
+        return False
+    return not any(v in algebra.free(a) for m in room if m != (v,) for a in m)
+
+
+def loop_lanes(f: Loop, lanes: int) -> int:
+    """Lanes for this loop: fewer where wider elements than f32 are computed with."""
+    wide = max((b.dtype.bytes for b, _i, _w in accesses(f.body) if b.dtype.is_float), default=4)
+    return max(lanes * 4 // max(wide, 4), 1)
+
+
+def chunks(extent: int, lanes: int) -> tuple[tuple[int, int], ...]:
+    """(start, width) of the pieces of a vectorised loop: full vectors, then descending powers of two."""
+    found: list[tuple[int, int]] = []
+    at, width = 0, lanes
+    while at < extent:
+        while width > extent - at:
+            width //= 2
+        found.append((at, width))
+        at += width
+    return tuple(found)
+
+
+def is_expanded(f: Loop, lanes: int) -> bool:
+    """Whether the printer writes every iteration (or vector) of this loop out."""
+    extent = as_int(f.extent)
+    if extent is None:
+        return False
+    if f.kind == "unrolled":
+        return extent <= (FOLD_LIMIT if f.fold else UNROLL_LIMIT)
+    return f.kind == "vectorized" and len(chunks(extent, loop_lanes(f, lanes))) <= CHUNK_LIMIT

@@ -1,0 +1,1 @@
+"""Printing of lowered statements as C, OpenCL and CUDA."""

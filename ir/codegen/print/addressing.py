@@ -1,0 +1,277 @@
+"""Names, integer expressions and places in memory as text: what expressions and statements stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import gcd
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Poly, as_constant, plus
+from relax_tune.ir.codegen.lower.index_width import Spans
+from relax_tune.ir.codegen.lower.registers import Layout
+from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, i64
+from relax_tune.ir.core.expr import INFIX, Expr, Load, Op, Var, as_int
+from relax_tune.ir.hardware.swizzle import LINE_BYTES, swizzled
+
+C_INFIX = {k: {"and": "&&", "or": "||", "floordiv": "/", "floormod": "%"}.get(k, v) for k, v in INFIX.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The vector being printed: lanes start .. start + width - 1 of `var`; with a count only the first `count` are active.
+    stream: whole vectors are stored past the caches."""
+
+    var: Var
+    start: Poly
+    width: int
+    symbol: Var
+    count: str | None
+    mask: str | None
+    stream: bool = False
+
+
+@dataclass(slots=True)
+class Ahead:
+    """The loop whose reads are asked of memory some iterations before, and the addresses that were."""
+
+    var: Var
+    iterations: int
+    asked: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a vector lies in memory. multiple: what the number of elements before it is certainly a multiple of (0: there are none)."""
+
+    text: str
+    multiple: int
+
+
+def bracketed(text: str) -> str:
+    """The text as an operand: names, numbers and what stands in brackets already are left as they are."""
+    if text.isidentifier() or text.isdigit():
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return text if c == ")" and i == len(text) - 1 else f"({text})"
+    return text
+
+
+class Places:
+    """The state of a kernel being printed, and the integer half of its text."""
+
+    def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, Layout]) -> None:
+        self.prelude = prelude
+        self.algebra = algebra
+        self.layouts = layouts
+        self.lane: Lane | None = None
+        self.ahead: Ahead | None = None
+        self.written: frozenset[Buffer] = frozenset()
+        self.lane_symbol = Var("lane")
+        self.lines: list[str] = []
+        self.indent = "  "
+        self.names: dict[Var, str] = {}
+        self.symbols: dict[Var, None] = {}
+        self.bound: set[Var] = set()
+        self.buffers: dict[Buffer, str] = {}
+        self.spans: Spans | None = None
+        self._flat: dict[tuple[Buffer, tuple[Expr, ...]], Poly] = {}
+        self._shapes: dict[Buffer, list[Poly]] = {}
+
+    def line(self, text: str) -> None:
+        self.lines.append(self.indent + text)
+
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        self.line(head)
+        self.indent += "  "
+        yield
+        self.indent = self.indent[:-2]
+        self.line("}")
+
+    def fresh(self, hint: str) -> str:
+        raise NotImplementedError
+
+    def space(self, buffer: Buffer) -> str:
+        """The address space of a buffer with a trailing blank, empty where the language has none."""
+        raise NotImplementedError
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        raise NotImplementedError
+
+    def name(self, v: Var) -> str:
+        """The identifier of a variable bound by a loop or a Let."""
+        if v not in self.names:
+            self.names[v] = self.fresh(v.name)
+        self.bound.add(v)
+        return self.names[v]
+
+    @contextmanager
+    def known(self, var: Var, value: Poly) -> Iterator[None]:
+        """`var` has this value in the block."""
+        env = self.algebra.env
+        old = env.get(var)
+        env[var] = value
+        yield
+        if old is None:
+            del env[var]
+        else:
+            env[var] = old
+
+    # integers
+
+    def index_type(self, *numbers: Poly) -> DType:
+        """The type that these are computed in."""
+        if self.spans is None or any(self.spans.note(p) is None for p in numbers):
+            return i64
+        return INDEX
+
+    def counted(self, v: Var, extent: Poly) -> tuple[str, str]:
+        """The type and the name of a loop's variable."""
+        if self.spans is not None:
+            self.spans.variable(v, extent)
+        return self.prelude.storage(self.index_type(extent)), self.name(v)
+
+    def var_text(self, v: Var) -> str:
+        found = self.names.get(v)
+        if found is None:
+            found = self.names[v] = self.fresh(v.name)
+        if v not in self.bound:
+            self.symbols.setdefault(v)
+        return found
+
+    def poly_text(self, p: Poly) -> str:
+        if self.spans is not None:
+            self.spans.note(p)
+        parts: list[str] = []
+        offset = 0
+        for m, c in p.items():
+            if not m:
+                offset = c
+                continue
+            names = " * ".join(self.atom_text(a) for a in m)
+            size = abs(c)
+            term = names if size == 1 else f"{names} * {size}"
+            if parts:
+                parts.append(f" {'-' if c < 0 else '+'} {term}")
+            else:
+                parts.append(f"-{term}" if c < 0 else term)
+        if offset or not parts:
+            parts.append(str(offset) if not parts else f" {'-' if offset < 0 else '+'} {abs(offset)}")
+        return "".join(parts)
+
+    def atom_text(self, a: Expr) -> str:
+        if isinstance(a, Var):
+            return self.var_text(a)
+        if isinstance(a, Load):
+            return self.one(a)
+        assert isinstance(a, Op)
+        if a.op in ("floordiv", "floormod"):
+            top, bottom = (self.algebra.poly(x) for x in a.args)
+            low, under = self.algebra.bounds(top)[0], self.algebra.bounds(bottom)[0]
+            x, y = self.poly_text(top), self.poly_text(bottom)
+            if low is not None and low >= 0 and under is not None and under >= 0:
+                return f"({bracketed(x)} {C_INFIX[a.op]} {bracketed(y)})"
+            return f"{self.prelude.helper(a.op, self.index_type(top, bottom), 1)}({x}, {y})"
+        if a.op in ("min", "max"):
+            one, other = (self.algebra.poly(x) for x in a.args)
+            x, y = self.poly_text(one), self.poly_text(other)
+            return f"{self.prelude.helper(a.op, self.index_type(one, other), 1)}({x}, {y})"
+        if a.op == "select":
+            one, other = (self.algebra.poly(x) for x in a.args[1:])
+            x, y, kind = self.poly_text(one), self.poly_text(other), self.prelude.storage(self.index_type(one, other))
+            return f"({self.condition(a.args[0])} ? ({kind})({x}) : ({kind})({y}))"
+        if a.op == "cast":
+            return f"(({self.prelude.storage(i64)})({self.one(a.args[0])}))"
+        if a.op == "abs":
+            inner = self.algebra.poly(a.args[0])
+            return f"{self.prelude.helper('abs', self.index_type(inner), 1)}({self.poly_text(inner)})"
+        raise BuildError(
+            f"wanted an integer expression of + - * // % min max select cast, found {a!r}; rewrite the index"
+        )
+
+    def moves(self, e: Expr) -> bool:
+        """Whether `e` depends on the lane."""
+        return self.lane is not None and self.lane.var in self.algebra.free(e)
+
+    def condition(self, e: Expr) -> str:
+        """A scalar condition."""
+        raise NotImplementedError
+
+    def one(self, e: Expr) -> str:
+        """A value that does not move, without temporaries."""
+        raise NotImplementedError
+
+    # memory
+
+    def flat(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Poly:
+        """The element offset of an access."""
+        key = (buffer, indices)
+        static = self._flat.get(key)
+        if static is None:
+            shape = self._shapes.get(buffer)
+            if shape is None:
+                shape = self._shapes[buffer] = [self.algebra.static(d) for d in buffer.shape]
+            static = {}
+            for d, i in enumerate(self._stored(buffer, indices)):
+                static = plus(self.algebra.times(static, shape[d]) if d else static, self.algebra.static(i))
+            static = self._flat[key] = self.algebra.joined(static)
+        return self.algebra.resolve(static)
+
+    def _stored(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The indices of an element where it lies in swizzled rows."""
+        size = buffer.swizzle
+        vectors = (as_int(buffer.shape[-1]) or 0) // size if size and len(indices) > 1 else 0
+        if not vectors:
+            return indices
+        row = indices[0]
+        for i, d in zip(indices[1:-1], buffer.shape[1:-1]):
+            row = row * d + i
+        line = LINE_BYTES // (size * buffer.dtype.bytes)
+        row, vector = (self.algebra.expr(self.algebra.static(e)) for e in (row, indices[-1] // size))
+        vector = swizzled(row, vector, vectors, line)
+        return (*indices[:-1], vector * size + indices[-1] % size)
+
+    def address(self, buffer: Buffer, p: Poly) -> Address:
+        """The address of the first lane of a vector, given the offset of a lane."""
+        first = p if self.lane is None else {m: c for m, c in p.items() if m != (self.lane.symbol,)}
+        base, offset = self.buffers[buffer], self.poly_text(first)
+        return Address(f"{base} + {offset}" if offset != "0" else base, gcd(*first.values()))
+
+    def stride(self, p: Poly) -> int | None:
+        """How far one lane moves an offset; None when that is not a constant."""
+        if self.lane is None:
+            return 0
+        symbol = self.lane.symbol
+        step = p.get((symbol,), 0)
+        if any(symbol in self.algebra.free(a) for m in p if m and m != (symbol,) for a in m):
+            return None
+        return step
+
+    def registers(self, b: Buffer, layout: Layout) -> Iterable[tuple[str, int]]:
+        """The registers of a buffer: name and width."""
+        rows = 1
+        for d in b.shape[:-1]:
+            value = as_constant(self.algebra.static(d))
+            rows *= value or 0
+        size = len(layout.unit)
+        for r in range(rows):
+            for start, width in dict.fromkeys(layout.unit):
+                yield self.register_name(b, r * size + start), width
+
+    def register_name(self, b: Buffer, offset: int) -> str:
+        raise NotImplementedError
+
+    def register(self, b: Buffer, p: Poly) -> tuple[str, int, int]:
+        """(register, lane in it, its width) for an access to a buffer kept in registers."""
+        layout = self.layouts[b]
+        offset = p.get(ONE, 0)
+        row, column = divmod(offset, len(layout.unit))
+        start, width = layout.unit[column]
+        return self.register_name(b, row * len(layout.unit) + start), column - start, width

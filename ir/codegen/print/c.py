@@ -1,0 +1,342 @@
+"""What the C target says differently: GCC vector extensions, OpenMP loops, plain pointers.
+
+Meant for `gcc -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp`; no header is included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isinf, isnan
+
+import numpy as np
+
+from relax_tune.ir.codegen.lower.affine import Poly
+from relax_tune.ir.codegen.lower.lowered import Loop, Node, accesses
+from relax_tune.ir.codegen.print.addressing import Address, Lane
+from relax_tune.ir.codegen.print.cfamily import Grid, Printer
+from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, f32, i32
+
+# Of the machine's max and min of f32 vectors, by lanes: how builtins are called, what declares them, masks, last argument.
+EXTREMES = {
+    16: ("512", "__AVX512F__", "unsigned short", ", 4"),
+    8: ("256", "__AVX512VL__", "unsigned char", ""),
+    4: ("", "__AVX512VL__", "unsigned char", ""),
+}
+
+SCALARS = {
+    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
+    "u16": "unsigned short", "f32": "float", "f64": "double",
+}  # fmt: skip
+
+
+class CPrelude(Prelude):
+    inline = "static inline __attribute__((always_inline))"
+    language = "c"
+    scalars = SCALARS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("type_i64", "typedef __INT64_TYPE__ i64;")
+
+    def vector_types(self, dtype: DType, width: int, name: str) -> str:
+        size, one = dtype.bytes * width, self.scalar(dtype)
+        return (
+            f"typedef {one} {name} __attribute__((vector_size({size})));\n"
+            f"typedef {one} {name}u __attribute__((vector_size({size}), aligned({dtype.bytes}), may_alias));"
+        )
+
+    def literal(self, vector: str, parts: list[str]) -> str:
+        return f"({vector}){{{', '.join(parts)}}}"
+
+    def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        f = "f" if dtype is f32 else ""
+        if name == "bits":
+            return (), "STATIC $I $N($V a) { $I r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
+        if name == "unbits":
+            return (), "STATIC $V $N($I a) { $V r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
+        if name in ("pow", "fmod"):
+            return (), f"STATIC $V $N($V a, $V b) {{ return __builtin_{name}{f}(a, b); }}"
+        c = {"abs": "fabs"}.get(name, name)
+        return (), f"STATIC $V $N($V a) {{ return __builtin_{c}{f}(a); }}"
+
+    def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        if width == 1:
+            return super().define(name, dtype, width)
+        fixed = {
+            "bits": "STATIC $I $N($V a) { return ($I)a; }",
+            "unbits": "STATIC $V $N($I a) { return ($V)a; }",
+            "sel": "STATIC $V $N($I m, $V a, $V b) { return ($V)((($I)a & m) | (($I)b & ~m)); }",
+            "tofloat": "STATIC $V $N($I a) { return __builtin_convertvector(a, $V); }",
+        }
+        if name in fixed:
+            return (), fixed[name]
+        if name == "splat":
+            parts = self.literal("$V", ["a"] * width)
+            return (), f"STATIC $V $N($E a) {{ return {parts}; }}"
+        if name in ("loadm", "storem"):
+            return (), self._masked(name, dtype, width)
+        if name == "stream":
+            return (), self._stream(dtype.bytes * width)
+        wide = dtype is f32 and width == 16
+        if name == "widen":
+            return (), self._widen(dtype, width)
+        if name == "narrow":
+            return (), self._narrow(width)
+        if name in ("from_f16", "to_f16"):
+            needs, text = super().define(name, dtype, width)
+            return needs, self._f16c(name, width, text)
+        needs, text = super().define(name, dtype, width)
+        if dtype is f32 and width in EXTREMES and name in ("max", "min"):
+            return needs, self._extreme(name, width, text)
+        if wide and name in ("least", "most", "sqrt", "floor", "rint"):
+            return needs, self._avx512(name, text)
+        return needs, text
+
+    def _stream(self, size: int) -> str:
+        """A store past the caches; the instruction wants whole vectors in their places, others are stored as ever."""
+        known = {64: ("__AVX512F__", "512"), 32: ("__AVX__", "256"), 16: ("__SSE__", "")}
+        plain = "*(${V}u *)p = v;"
+        if size not in known:
+            return f"STATIC void $N($E *p, $V v) {{ {plain} }}"
+        macro, suffix = known[size]
+        fast = f"if (((__UINTPTR_TYPE__)p & {size - 1}) == 0) "
+        fast += f"{{ __builtin_ia32_movntps{suffix}((float *)p, ({self.vector(f32, size // 4)})v); return; }}"
+        return f"STATIC void $N($E *p, $V v) {{\n#ifdef {macro}\n  {fast}\n#endif\n  {plain} }}"
+
+    def _avx512(self, name: str, portable: str) -> str:
+        """One-instruction forms. The machine's max(a, b) is b when either is NaN."""
+        if name == "sqrt":
+            fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
+        elif name in ("floor", "rint"):
+            mode = 9 if name == "floor" else 8
+            fast = (
+                f"STATIC $V $N($V x) {{ return __builtin_ia32_rndscaleps_mask(x, {mode}, x, (unsigned short)-1, 4); }}"
+            )
+        else:
+            stem = "min" if name == "least" else "max"
+            fast = (
+                "STATIC $V $N($V x, $E l) { return "
+                f"__builtin_ia32_{stem}ps512_mask(rt_splat_$S(l), x, x, (unsigned short)-1, 4); }}"
+            )
+        return f"#ifdef __AVX512F__\n{fast}\n#else\n{portable}\n#endif"
+
+    def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
+        """A permutation of the sixteen, which looks at no other bits."""
+        if width != 16:
+            return super().lookup(values, width, plain)
+        table = self.literal(self.vector(f32, 16), [f"{x}.0f" for x in values])
+        fast = f"return __builtin_ia32_permvarsf512_mask({table}, n, {table}, (unsigned short)-1);"
+        return f"\n#ifdef __AVX512F__\n  {fast}\n#else\n  {plain}\n#endif\n"
+
+    def _extreme(self, name: str, width: int, portable: str) -> str:
+        """Two instructions. The machine's max(b, a) is `a` when either is NaN; only where `b` is NaN is it left out. In a reduction
+        over `b` just one of them waits for the one before."""
+        stem, macro, bits, end = EXTREMES[width]
+        fast = (
+            f"STATIC $V $N($V a, $V b) {{\n"
+            f"  {bits} number = __builtin_ia32_cmpps{stem or '128'}_mask(b, b, 7, ({bits})-1{end});\n"
+            f"  return __builtin_ia32_{name}ps{stem}_mask(b, a, b, number{end}); }}"
+        )
+        return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
+
+    def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """The last four lanes stay in a register of four: there is none of two."""
+        op = name.removeprefix("fold_")
+        if dtype is not f32 or width != 4:
+            return super()._fold(name, dtype, width)
+        high = "($V){a[2], a[3], a[2], a[3]}"
+        if op in ("add", "mul"):
+            sign = "+" if op == "add" else "*"
+            return (), f"STATIC $E $N($V a) {{ a = a {sign} {high}; return a[0] {sign} a[1]; }}"
+        best = f"rt_{op}_$S"
+        return (
+            op,
+        ), f"STATIC $E $N($V a) {{ a = {best}(a, {high}); return {best}(a, ($V){{a[1], a[1], a[1], a[1]}})[0]; }}"
+
+    def _masked(self, name: str, dtype: DType, width: int) -> str:
+        """The first n lanes only; lanes beyond are 0 and their memory is not touched."""
+        builtin = {
+            ("f32", 16): ("ups512_mask", "float", "__AVX512F__", "unsigned short"),
+            ("f64", 8): ("upd512_mask", "double", "__AVX512F__", "unsigned char"),
+            ("i32", 16): ("dqusi512_mask", "int", "__AVX512F__", "unsigned short"),
+            ("f32", 8): ("ups256_mask", "float", "__AVX512VL__", "unsigned char"),
+            ("f32", 4): ("ups128_mask", "float", "__AVX512VL__", "unsigned char"),
+            ("u16", 16): ("dquhi256_mask", "short", "__AVX512BW__", "unsigned short"),
+        }.get((dtype.short, width))
+        if name == "loadm":
+            head = "STATIC $V $N(const $E *p, i64 n)"
+            loop = f"{{ $V r = {{0}}; for (int k = 0; k < {width}; k++) if (k < n) r[k] = p[k]; return r; }}"
+        else:
+            head = "STATIC void $N($E *p, $V v, i64 n)"
+            loop = f"{{ for (int k = 0; k < {width}; k++) if (k < n) p[k] = v[k]; }}"
+        if builtin is None:
+            return f"{head} {loop}"
+        stem, element, macro, mask = builtin
+        bits, held = f"({mask})((1u << n) - 1u)", self._shorts(width) if dtype is HALF else "$V"
+        if name == "loadm":
+            fast = f"{{ return ($V)__builtin_ia32_load{stem}((const {element} *)p, ({held}){{0}}, {bits}); }}"
+        else:
+            fast = f"{{ __builtin_ia32_store{stem}(({element} *)p, ({held})v, {bits}); }}"
+        return f"#ifdef {macro}\n{head} {fast}\n#else\n{head} {loop}\n#endif"
+
+    def _widen(self, dtype: DType, width: int) -> str:
+        """8-bit and 16-bit integers to int32: the general conversion of gcc 12 is an order of magnitude slower."""
+        target = self.vector(i32, width)
+        plain = f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
+        if width != 16:
+            return plain
+        if dtype is HALF:
+            of, narrow = "zxwd", self._shorts(16)
+        else:
+            of, narrow = "sxbd" if dtype.short == "i8" else "zxbd", "rt_qi16"
+            self.add("type_qi16", "typedef char rt_qi16 __attribute__((vector_size(16)));")
+        fast = (
+            f"STATIC {target} $N($V a) {{ return ({target})__builtin_ia32_pmov{of}512_mask("
+            f"({narrow})a, ({target}){{0}}, (unsigned short)-1); }}"
+        )
+        return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
+
+    def _narrow(self, width: int) -> str:
+        """int32 to the bits of 16-bit floats."""
+        head = f"STATIC $V $N({self.vector(i32, width)} a)"
+        plain = f"{head} {{ return __builtin_convertvector(a, $V); }}"
+        if width != 16:
+            return plain
+        short = self._shorts(16)
+        fast = f"{head} {{ return ($V)__builtin_ia32_pmovdw512_mask(a, ({short}){{0}}, (unsigned short)-1); }}"
+        return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
+
+    def _f16c(self, name: str, width: int, portable: str) -> str:
+        """The machine's own conversions. They are exact; to f16 they round to nearest even (0)."""
+        if width not in (8, 16):
+            return portable
+        short, bits = self._shorts(width), self.vector(HALF, width)
+        macro, wide, mask = (
+            ("__AVX512F__", "512_mask", ", (unsigned short)-1") if width == 16 else ("__F16C__", "256", "")
+        )
+        if name == "from_f16":
+            old = ", ($V){0}" if mask else ""
+            rest = f"{old}{mask}, 4" if mask else ""
+            fast = f"STATIC $V $N({bits} h) {{ return __builtin_ia32_vcvtph2ps{wide}(({short})h{rest}); }}"
+        else:
+            rest = f", ({short}){{0}}{mask}" if mask else ""
+            fast = f"STATIC {bits} $N($V x) {{ return ({bits})__builtin_ia32_vcvtps2ph{wide}(x, 0{rest}); }}"
+        return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
+
+    def _shorts(self, width: int) -> str:
+        """The vector of 16-bit integers that the machine's builtins are declared with."""
+        self.add(f"type_hi{width}", f"typedef short rt_hi{width} __attribute__((vector_size({2 * width})));")
+        return f"rt_hi{width}"
+
+
+class CPrinter(Printer):
+    """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
+
+    streamed = False
+    # gcc takes what it makes of an undefined register, and a mask, for undefined as a whole
+    unset = " = {0}"
+
+    def space(self, buffer: Buffer) -> str:
+        return ""
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        return float_literal(value, dtype, "__builtin_inff()", '__builtin_nanf("")')
+
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
+        dtype = stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper('loadm', dtype, lane.width)}({at.text}, {lane.count})"
+        return f"(*(const {name}u *)({at.text}))"
+
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        dtype = stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper('storem', dtype, lane.width)}({at.text}, {value}, {lane.count});"
+        return f"*({name}u *)({at.text}) = {value};"
+
+    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        self.streamed = True
+        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
+
+    def ask(self, at: str) -> str:
+        return f"__builtin_prefetch({at});"
+
+    def declare_array(self, b: Buffer, name: str, size: int) -> None:
+        self.line(f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")
+
+    def pointer(self, b: Buffer) -> str:
+        return f"{'' if b in self.written else 'const '}{self.prelude.storage(b.dtype)} *restrict "
+
+    def thread_loop(self, f: Loop, extent: Poly) -> None:
+        if f.kind == "item" or self.in_threads:
+            self.serial_loop(f, extent)
+            return
+        self.in_threads = True
+        inner = f.body
+        nested = isinstance(inner, Loop) and inner.kind in ("parallel", "group")
+        nested = nested and isinstance(inner, Loop) and f.var not in self.algebra.free(inner.extent)
+        how = "dynamic" if f.var in self.varying else "static"
+        pragma = f"#pragma omp parallel for schedule({how})" + (" collapse(2)" if nested else "")
+        self.lines.append(pragma)
+        (kind, name), text = self.counted(f.var, extent), self.poly_text(extent)
+        with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
+            if nested:
+                assert isinstance(inner, Loop)
+                below = self.algebra.poly(inner.extent)
+                (kind, again), more = self.counted(inner.var, below), self.poly_text(below)
+                with self.indented(f"for ({kind} {again} = 0; {again} < {more}; {again}++) {{"):
+                    self.thread_body(inner.body)
+            else:
+                self.thread_body(inner)
+        self.in_threads = False
+
+    def thread_body(self, body: Node) -> None:
+        """The body with pointers of its own: the compiler forgets `restrict` when it moves the loop into a function."""
+        outer = dict(self.buffers)
+        for b in dict.fromkeys(b for b, _i, _w in accesses(body)):
+            if b in outer:
+                self.buffers[b] = self.fresh(b.name)
+                self.line(f"{self.pointer(b)}{self.buffers[b]} = {outer[b]};")
+        self.statement(body)
+        self.fence()
+        self.buffers.update(outer)
+
+    def fence(self) -> None:
+        """What went past the caches is there before anything that follows."""
+        if self.streamed:
+            text = "void rt_fence(void) {\n#ifdef __SSE__\n  __builtin_ia32_sfence();\n#endif\n}"
+            self.prelude.add("rt_fence", f"{self.prelude.inline} {text}")
+            self.line("rt_fence();")
+            self.streamed = False
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        self.written = written
+        for b in buffers:
+            self.buffers[b] = self.fresh(b.name)
+        parameters = [self.pointer(b) + self.buffers[b] for b in buffers]
+        self.statement(body)
+        self.fence()
+        parameters += [f"i64 {self.names[v]}" for v in self.symbols]
+        return self.finish(f"void {name}({', '.join(parameters) or 'void'})"), Grid()
+
+
+def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
+    """A floating literal that reads back as the same number of `dtype`."""
+    if isnan(value):
+        return f"({nan})"
+    if isinf(value):
+        return infinity if value > 0 else f"(-{infinity})"
+    if dtype is f32 or dtype.is_half:
+        rounded = np.float32(np.asarray(value, dtype.numpy))
+        if np.isinf(rounded):
+            return infinity if value > 0 else f"(-{infinity})"
+        text = f"{float(str(rounded))!r}f"
+    else:
+        text = repr(value)
+    return f"({text})" if text[0] == "-" else text

@@ -1,0 +1,387 @@
+"""The one printer of the C family: statements of the lowered tree to text. Expressions are in `values.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.lowered import Arrive, Barrier, Cond, Declare, Let, Loop, Node, Steps
+from relax_tune.ir.codegen.lower.registers import Layout
+from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
+from relax_tune.ir.codegen.print.addressing import Ahead, Lane, bracketed
+from relax_tune.ir.codegen.print.copies import Copies
+from relax_tune.ir.codegen.print.intrinsic_calls import call_of, require_shared, swizzled_apart
+from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
+from relax_tune.ir.codegen.print.values import VECTOR_TYPES
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, i32, i64
+from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, conjuncts, const
+from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.hardware.intrinsics import Intrinsic
+
+# What no language of the family and none of their headers gives a meaning: one letter, or a word and a number behind an underscore.
+FREE = re.compile(r"[A-Za-z](_\d+)?|\w*[a-z]\w*_\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The launch of a kernel that has a grid: work-groups per axis and work-items per group."""
+
+    groups: tuple[Expr, ...] = ()
+    items: tuple[int, ...] = ()
+
+
+def meaningless(name: str) -> str:
+    """The name; words get an underscore at their end, which no keyword, type, function or macro of the languages has."""
+    return name if FREE.fullmatch(name) else f"{name}_"
+
+
+def numbered(base: str, number: int) -> str:
+    """A name for one of several things."""
+    return meaningless(f"{base.rstrip('_')}_{number}")
+
+
+class Printer(Copies):
+    """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
+
+    unset: what registers hold before their first store; most: where integers have 32 bits, what they are at most; varying: loops over
+    threads some of whose iterations do more than others."""
+
+    unset = ""
+    most: Expr = const(0)
+    varying: frozenset[Var] = frozenset()
+
+    def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
+        super().__init__(prelude, algebra, layouts)
+        self.lanes = lanes
+        self.in_threads = False
+        self._taken: dict[str, int] = {}
+        self._registers: dict[tuple[str, int], str] = {}
+
+    # names
+
+    def fresh(self, hint: str) -> str:
+        """An identifier that nobody else has and that means nothing in any language."""
+        base = re.sub(r"[^A-Za-z0-9_]", "_", hint)
+        if not base or not base[0].isalpha() or base.startswith("rt_"):
+            base = f"v{base}"
+        name = base = meaningless(base)
+        while name in self._taken:
+            self._taken[base] += 1
+            name = numbered(base, self._taken[base])
+        self._taken[name] = 0
+        return name
+
+    def register_name(self, b: Buffer, offset: int) -> str:
+        key = self.buffers[b], offset
+        if key not in self._registers:
+            self._registers[key] = self.fresh(f"{self.buffers[b].rstrip('_')}_{offset}")
+        return self._registers[key]
+
+    # statements
+
+    def statement(self, n: Node) -> None:
+        if isinstance(n, Store):
+            self.store(n)
+        elif isinstance(n, Steps):
+            for s in n.stmts:
+                self.statement(s)
+        elif isinstance(n, Loop):
+            self.loop(n)
+        elif isinstance(n, Cond):
+            self.branch(n)
+        elif isinstance(n, Let):
+            self.bind(n)
+        elif isinstance(n, Declare):
+            self.declare(n)
+        elif isinstance(n, Arrive):
+            self.arrive(n)
+        else:
+            assert isinstance(n, Barrier)
+            self.barrier(n)
+
+    def barrier(self, n: Barrier) -> None:
+        """The line that makes the work-items of a group wait."""
+        raise NotImplementedError
+
+    def arrive(self, n: Arrive) -> None:
+        """The line about asynchronous copies, in languages that have these."""
+
+    def bind(self, n: Let) -> None:
+        value = self.algebra.poly(n.value)
+        small = all(len(m) <= 1 and isinstance(a, Var) for m in value for a in m) and len(value) <= 1
+        if small:
+            # a constant or a plain variable: put in, so that what depends on it folds
+            with self.known(n.var, value):
+                self.statement(n.body)
+            return
+        with self.indented("{"):
+            text = self.poly_text(value)
+            kind, name = self.counted(n.var, plus(value, constant(1)))
+            self.line(f"const {kind} {name} = {text};")
+            self.statement(n.body)
+
+    def branch(self, n: Cond) -> None:
+        """Conditions the ranges settle vanish; those on the lane make a masked region; the rest are plain ifs."""
+        uniform: list[Expr] = []
+        lanes: list[Expr] = []
+        for c in conjuncts(n.cond):
+            decided = self.algebra.decide(c)
+            if decided is False:
+                if n.orelse is not None:
+                    self.statement(n.orelse)
+                return
+            if decided is None:
+                (lanes if self.moves(c) else uniform).append(c)
+        if uniform:
+            text = bracketed(" && ".join(self.condition(c) for c in uniform))
+            with self.indented(f"if {text} {{"):
+                self.masked(lanes, n.then)
+            if n.orelse is not None:
+                with self.indented("else {"):
+                    self.statement(n.orelse)
+            return
+        self.masked(lanes, n.then)
+
+    def masked(self, conds: list[Expr], body: Node) -> None:
+        """`body` for the lanes below every bound."""
+        if not conds:
+            self.statement(body)
+            return
+        lane = self.lane
+        assert lane is not None
+        count = lane.count
+        parts = [] if count is None else [count]
+        kind = INDEX if self.spans is not None else i64
+        some = count is None
+        for c in conds:
+            assert isinstance(c, Op)
+            room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
+            room = plus(room, constant(1)) if c.op == "le" else room
+            room = {m: k for m, k in room.items() if m != (lane.symbol,)}
+            low = self.algebra.bounds(room)[0]
+            some = some and low is not None and low > 0
+            kind = i64 if self.index_type(room) is i64 else kind
+            parts.append(self.poly_text(room))
+        smallest = parts[0]
+        for p in parts[1:]:
+            smallest = f"{self.prelude.helper('min', kind, 1)}({smallest}, {p})"
+        name, mask = self.fresh("n"), self.fresh("m")
+        with self.indented("{"):
+            least = self.prelude.helper("min", kind, 1)
+            self.line(f"const {self.prelude.storage(kind)} {name} = {least}({smallest}, {lane.width});")
+            with self.indented("{" if some else f"if ({name} > 0) {{"):
+                iota = self.prelude.helper("iota", i32, lane.width)
+                splat = self.prelude.helper("splat", i32, lane.width)
+                self.line(f"const {self.prelude.vector(i32, lane.width)} {mask} = {iota}() < {splat}((int){name});")
+                with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.stream)):
+                    self.statement(body)
+
+    def declare(self, n: Declare) -> None:
+        with self.indented("{"):
+            for b in n.buffers:
+                self.declare_buffer(b)
+            self.statement(n.body)
+
+    def declare_buffer(self, b: Buffer) -> None:
+        layout = self.layouts.get(b)
+        base = self.buffers[b] = self.fresh(b.name)
+        if layout is None:
+            size = 1
+            for d in b.shape:
+                size *= as_int(d) or 0
+            self.declare_array(b, base, size)
+            return
+        for register, width in self.registers(b, layout):
+            self.line(f"{self.prelude.vector(b.dtype, width)} {register}{self.unset};")
+
+    def declare_array(self, b: Buffer, name: str, size: int) -> None:
+        raise NotImplementedError
+
+    # loops
+
+    def loop(self, f: Loop) -> None:
+        extent = self.algebra.poly(f.extent)
+        size = as_int(self.algebra.expr(extent))
+        if size is not None and size <= 0:
+            return
+        if f.intrinsic and self.intrinsic(f):
+            return
+        if f.across:
+            self.exchange_items(f)
+            return
+        if f.kind in ("parallel", "group", "item"):
+            self.thread_loop(f, extent)
+        elif size == 1 and f.kind != "vectorized":
+            with self.known(f.var, {}):
+                self.statement(f.body)
+        elif f.exchange:
+            self.exchanged(f)
+        elif f.kind == "vectorized" and size is not None:
+            self.vector_loop(f, size)
+        elif f.fold and size is not None and self.fold(f, size):
+            pass
+        elif f.kind == "unrolled" and size is not None and is_expanded(f, self.lanes):
+            for k in range(size):
+                with self.known(f.var, constant(k)):
+                    self.statement(f.body)
+        else:
+            self.serial_loop(f, extent)
+
+    def intrinsic(self, f: Loop) -> bool:
+        """The call of the intrinsic that the loop is marked with; False when its nest is no longer that of the intrinsic."""
+        found = None if self.lane is not None else call_of(f, self.algebra)
+        if found is None or not self.offers(found.intrinsic):
+            require_shared(f)
+            return False
+        names: list[str] = []
+        places: list[str] = []
+        sizes = list(found.sizes)
+        for (b, at), operand in zip(found.operands, found.intrinsic.meaning.buffers, strict=True):
+            start = self.algebra.resolve(at)
+            row, turned = swizzled_apart(b, start)
+            offset = self.poly_text(plus(start, turned, -1))
+            names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
+            if found.intrinsic.of_warp and b.scope == "shared":
+                places.append(self.poly_text(turned))
+                sizes.append((f"{operand.name.lower()}_row", row))
+        names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides] + places
+        kinds = [(self.space(b), b.dtype) for b, _ in found.operands]
+        name = self.prelude.intrinsic(found.intrinsic, kinds, sizes)
+        rooms = [self.algebra.resolve(r) for r in found.rooms]
+        bounds = [self.algebra.bounds(r) for r in rooms]
+        if any(high is not None and high <= 0 for _, high in bounds):
+            require_shared(f)
+            return False
+        open_ = [self.poly_text(r) for r, (low, _) in zip(rooms, bounds, strict=True) if low is None or low <= 0]
+        if not open_:
+            self.line(f"{name}({', '.join(names)});")
+            return True
+        with self.indented(f"if ({' && '.join(f'{r} > 0' for r in dict.fromkeys(open_))}) {{"):
+            self.line(f"{name}({', '.join(names)});")
+        with self.indented("else {"):
+            self.loop(replace(f, intrinsic=""))
+        return True
+
+    def offers(self, intrinsic: Intrinsic) -> bool:
+        """Whether this kernel can call an intrinsic."""
+        return intrinsic.only in ("", self.prelude.language)
+
+    def fold(self, f: Loop, size: int) -> bool:
+        """A reduction over the lanes of vector registers as a tree; False when the elements are not in such registers."""
+        s = f.body
+        assert isinstance(s, Store) and isinstance(s.value, Op)
+        mine, source = s.value.args
+        assert isinstance(mine, Load) and isinstance(source, Load)
+        layout, op, dtype = self.layouts.get(source.buffer), s.value.op, s.buffer.dtype
+        if layout is None or self.lane is not None or source.dtype is not dtype or dtype not in VECTOR_TYPES:
+            return False
+        lanes: dict[str, int] = {}
+        widths: dict[int, list[str]] = {}
+        for k in range(size):
+            with self.known(f.var, constant(k)):
+                name, _at, width = self.register(source.buffer, self.flat(source.buffer, source.indices))
+            if name not in lanes:
+                widths.setdefault(width, []).append(name)
+            lanes[name] = lanes.get(name, 0) + 1
+        if max(widths) == 1 or any(lanes[name] != width for width, names in widths.items() for name in names):
+            return False
+        old = self.one(mine)
+        total = self.combine(op, dtype, 1, old, self.folded(op, dtype, widths))
+        self.assign(s.buffer, self.flat(s.buffer, s.indices), total)
+        return True
+
+    def folded(self, op: str, dtype: DType, widths: dict[int, list[str]]) -> str:
+        """All lanes of registers of these widths in one: wide ones are halved until they meet the next, or (where there is
+        little to share) folded on their own."""
+        singles: list[str] = []
+        wide: list[str] = []
+        width = max(widths)
+        while width > 1:
+            wide += widths.get(width, [])
+            while len(wide) > 1:
+                pairs = [self.combine(op, dtype, width, a, b) for a, b in zip(wide[::2], wide[1::2], strict=False)]
+                wide = pairs + ([wide[-1]] if len(wide) % 2 else [])
+            below = max((w for w in widths if w < width), default=1)
+            if wide and below < 4:
+                singles.append(f"{self.prelude.helper(f'fold_{op}', dtype, width)}({wide.pop()})")
+            elif wide:
+                wide = [f"{self.prelude.helper(f'half_{op}', dtype, width)}({wide[0]})"]
+            width //= 2
+        singles += widths.get(1, [])
+        total = singles[0]
+        for x in singles[1:]:
+            total = self.combine(op, dtype, 1, total, x)
+        return total
+
+    def combine(self, op: str, dtype: DType, width: int, a: str, b: str) -> str:
+        if op in ("add", "mul"):
+            return f"({a} {'+' if op == 'add' else '*'} {b})"
+        return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
+
+    def exchange_items(self, f: Loop) -> None:
+        """What the items of a warp offer each other, combined."""
+        raise NotImplementedError
+
+    def thread_loop(self, f: Loop, extent: Poly) -> None:
+        """A loop over threads, work-groups or work-items."""
+        raise NotImplementedError
+
+    def serial_loop(self, f: Loop, extent: Poly, head: str = "") -> None:
+        if head:
+            self.line(head)
+        text = self.poly_text(extent)
+        kind, name = self.counted(f.var, extent)
+        outer = self.ahead
+        self.ahead = Ahead(f.var, f.ahead) if f.ahead else outer
+        with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
+            self.statement(f.body)
+        self.ahead = outer
+
+    def vector_loop(self, f: Loop, size: int) -> None:
+        lanes = loop_lanes(f, self.lanes)
+        pieces = chunks(size, lanes)
+        if not is_expanded(f, self.lanes):
+            full = sum(1 for _at, w in pieces if w == lanes)
+            outer = Var(f"{f.var.name}_o")
+            self.algebra.ranges[outer] = (0, full - 1)
+            kind, name = self.counted(outer, constant(full))
+            with self.indented(f"for ({kind} {name} = 0; {name} < {full}; {name}++) {{"):
+                self.vector(f, {(outer,): lanes}, lanes)
+            pieces = pieces[full:]
+        for at, width in pieces:
+            self.vector(f, constant(at), width)
+
+    def vector(self, f: Loop, start: Poly, width: int) -> None:
+        """One vector of a vectorised loop."""
+        if width == 1:
+            with self.known(f.var, start):
+                self.statement(f.body)
+            return
+        symbol = self.lane_symbol
+        self.algebra.ranges[symbol] = (0, width - 1)
+        with (
+            self.known(f.var, plus(start, {(symbol,): 1})),
+            self.lanes_of(Lane(f.var, start, width, symbol, None, None, f.stream)),
+        ):
+            self.statement(f.body)
+
+    @contextmanager
+    def lanes_of(self, lane: Lane) -> Iterator[None]:
+        old, self.lane = self.lane, lane
+        yield
+        self.lane = old
+
+    # the kernel
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        raise NotImplementedError
+
+    def finish(self, head: str) -> str:
+        """The whole text: prelude, signature, body."""
+        return f"{self.prelude.text()}{head} {{\n" + "\n".join(self.lines) + "\n}\n"

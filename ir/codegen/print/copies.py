@@ -1,0 +1,123 @@
+"""Copies of operands as schedules make them: with padding behind the elements, and with rows and columns exchanged."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.codegen.lower.lowered import Loop
+from relax_tune.ir.codegen.print.addressing import Address, Lane
+from relax_tune.ir.codegen.print.transpose_registers import square_of
+from relax_tune.ir.codegen.print.values import Text, Values
+from relax_tune.ir.core.dtype import f32, i32, i64
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, as_int, loads, postorder, transform
+from relax_tune.ir.core.stmt import Store
+
+
+class Copies(Values):
+    """Prints such copies."""
+
+    def _text(self, e: Expr) -> Text:
+        lane = self.lane
+        if isinstance(e, Op) and e.op == "select" and lane is not None and lane.count is None and self.moves(e.args[0]):
+            found = self._within(e, lane)
+            if found is not None:
+                return found, True
+        return super()._text(e)
+
+    def _within(self, e: Op, lane: Lane) -> str | None:
+        """`select(x < bound, f(b[min(x, bound - 1)]), other)`: lanes within bounds read neighbours, the others nothing. None for
+        any other selection."""
+        condition, value = e.args[0], e.args[1]
+        if not isinstance(condition, Op) or condition.op != "lt" or condition.args[0].dtype is not i64:
+            return None
+        x, bound = condition.args
+        last = plus(self.algebra.static(bound), constant(-1))
+        clamped = {
+            n
+            for n in postorder((value,))
+            if isinstance(n, Op) and n.op == "min" and n.args[0] is x and self.algebra.static(n.args[1]) == last
+        }
+        room = plus(self.algebra.poly(bound), self.algebra.poly(x), -1)
+        rest = {m: c for m, c in room.items() if m != (lane.symbol,)}
+        if not clamped or room.get((lane.symbol,)) != -1 or self.algebra.depends(rest, (lane.symbol,)):
+            return None
+        value = transform(value, lambda n: x if n in clamped else None)
+        if any(self.stride(self.flat(n.buffer, n.indices)) not in (0, 1) for n in loads(value)):
+            return None
+        count = self.clamped(rest, lane.width)
+        self.lane = Lane(lane.var, lane.start, lane.width, lane.symbol, count, None)
+        text, moving = self._fresh_text(value)
+        self.lane = lane
+        if text is None:
+            return None
+        text = self.splat(text, moving, e.dtype)
+        other = e.args[2]
+        if isinstance(value, Load) and moving and isinstance(other, Const) and other.value == 0:
+            return text  # lanes out of bounds load zeros
+        iota, splat = (self.prelude.helper(h, i32, lane.width) for h in ("iota", "splat"))
+        mask = self.widened(f"({iota}() < {splat}((int){count}))", e.dtype)
+        filled = self.splat(*self._given(other), e.dtype)
+        return f"{self.prelude.helper('sel', e.dtype, lane.width)}({mask}, {text}, {filled})"
+
+    def _given(self, e: Expr) -> tuple[str, bool]:
+        text, moving = self.text(e)
+        assert text is not None
+        return text, moving
+
+    def exchanged(self, f: Loop) -> None:
+        """A square of rows that become columns: vectors along the outer loop, exchanged in registers, stored along the inner one."""
+        found = square_of(f)
+        assert found is not None
+        inner, condition, store = found
+        size = as_int(f.extent) or 0
+        self.algebra.ranges[self.lane_symbol] = (0, size - 1)
+        count = self._count(f, condition, size)
+        squares = (as_int(inner.extent) or 0) // size
+        if squares == 1:
+            self._square(f, inner, store, {}, count)
+        else:
+            at = Var(f"{inner.var.name}_o")
+            self.algebra.ranges[at] = (0, squares - 1)
+            kind, name = self.counted(at, constant(squares))
+            with self.indented(f"for ({kind} {name} = 0; {name} < {squares}; {name}++) {{"):
+                self._square(f, inner, store, {(at,): size}, count)
+
+    def _square(self, f: Loop, inner: Loop, store: Store, start: Poly, count: str | None) -> None:
+        size, symbol, env = as_int(f.extent) or 0, self.lane_symbol, self.algebra.env
+        exchange, kind = self.prelude.helper("exchange", f32, size), self.prelude.vector(f32, size)
+        names = [self.fresh("row") for _ in range(size)]
+        env[f.var] = {(symbol,): 1}
+        self.lane = Lane(f.var, {}, size, symbol, count, None)
+        for k, name in enumerate(names):
+            env[inner.var] = plus(start, constant(k))
+            text, moving = self.value(store.value)
+            assert text is not None
+            self.line(f"{kind} {name} = {self.splat(text, moving, f32)};")
+        self.line(f"{exchange}({', '.join(f'&{n}' for n in names)});")
+        env[inner.var] = plus(start, {(symbol,): 1})
+        self.lane = Lane(inner.var, start, size, symbol, None, None)
+        for k, name in enumerate(names):
+            env[f.var] = constant(k)
+            at = {m: c for m, c in self.flat(store.buffer, store.indices).items() if m != (symbol,)}
+            address = Address(f"{self.buffers[store.buffer]} + {self.poly_text(at)}", gcd(*at.values()))
+            line = self.store_vector(store.buffer, address, name, self.lane)
+            self.line(line if count is None else f"if ({k} < {count}) {{ {line} }}")
+        self.lane = None
+        del env[f.var], env[inner.var]
+
+    def _count(self, f: Loop, condition: Op | None, size: int) -> str | None:
+        """How many rows of the square there are, where a condition says that."""
+        if condition is None:
+            return None
+        with self.known(f.var, {}):
+            room = plus(self.algebra.poly(condition.args[1]), self.algebra.poly(condition.args[0]), -1)
+        return self.clamped(room, size)
+
+    def clamped(self, room: Poly, most: int) -> str:
+        """The name of a number between 0 and `most`."""
+        kind = self.index_type(room)
+        low, high = (self.prelude.helper(h, kind, 1) for h in ("min", "max"))
+        name = self.fresh("n")
+        self.line(f"const {self.prelude.storage(kind)} {name} = {high}({low}({self.poly_text(room)}, {most}), 0);")
+        return name

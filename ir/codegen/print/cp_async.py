@@ -1,0 +1,137 @@
+"""Copies into shared memory that CUDA makes without waiting (`cp.async`): which loops are such, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.codegen.lower.lowered import Arrive, Cond, Loop, Node
+from relax_tune.ir.codegen.lower.vectors import is_prefix
+from relax_tune.ir.codegen.print.addressing import Address, Lane
+from relax_tune.ir.codegen.print.grid import GridPrinter
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, conjuncts, transform
+from relax_tune.ir.core.stmt import Store
+
+# Bytes that one asynchronous copy has.
+COPIED_BYTES = (4, 8, 16)
+
+# So many elements to shared memory, zeros behind the first `count`; they arrive some time. Emulations have these themselves.
+LATE_COPIES = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
+template <int N, class T> static __device__ __forceinline__ void rt_copy(T *to, const T *from, int count) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  const int bytes = count * (int)sizeof(T);
+  if (N * sizeof(T) == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+    :: "r"(at), "l"(from), "n"(N * sizeof(T) == 8 ? 8 : 4), "r"(bytes) : "memory"); }
+static __device__ __forceinline__ void rt_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int most> static __device__ __forceinline__ void rt_arrived() {
+  if (most) asm volatile("cp.async.wait_group %0;" :: "n"(most) : "memory");
+  else asm volatile("cp.async.wait_all;" ::: "memory"); }
+#elif !defined(RT_WARPS)
+template <int N, class T> static __device__ __forceinline__ void rt_copy(T *to, const T *from, int count) {
+  _Pragma("unroll") for (int k = 0; k < N; k++) to[k] = k < count ? from[k] : 0; }
+static __device__ __forceinline__ void rt_sent() {}
+template <int most> static __device__ __forceinline__ void rt_arrived() {}
+#endif"""
+
+
+class LateCopies(GridPrinter):
+    """Prints such copies."""
+
+    def vector_loop(self, f: Loop, size: int) -> None:
+        if not f.asynchronous or not self._copied(f, size):
+            super().vector_loop(f, size)
+
+    def _copied(self, f: Loop, size: int) -> bool:
+        """One instruction that copies what a loop does into shared memory, zeros where there is nothing, and does not wait for it; False
+        where that cannot be said so."""
+        conditions: list[Expr] = []
+        s: Node = f.body
+        while isinstance(s, Cond) and s.orelse is None:
+            conditions, s = [*conditions, *conjuncts(s.cond)], s.then
+        if not isinstance(s, Store) or size * s.buffer.dtype.bytes not in COPIED_BYTES:
+            return False
+        value: Expr = s.value
+        held: tuple[Expr, ...] = ()
+        if isinstance(s.value, Op) and s.value.op == "select":
+            chosen, value, other = s.value.args
+            if not isinstance(other, Const) or other.value != 0:
+                return False
+            held = tuple(conjuncts(chosen))
+        if not isinstance(value, Load) or value.dtype is not s.buffer.dtype or value.buffer in self.written:
+            return False
+        if (s.buffer.scope, value.buffer.scope) != ("shared", "global"):
+            return False
+        symbol = self.lane_symbol
+        self.algebra.ranges[symbol] = (0, size - 1)
+        with self.known(f.var, {(symbol,): 1}), self.lanes_of(Lane(f.var, {}, size, symbol, None, None)):
+            lanes = [c for c in held if self.moves(c)]
+            whole = [self._for_all(c, f, size) for c in conditions]
+            if None in whole or not all(is_prefix(c, f.var, self.algebra) for c in lanes):
+                return False
+            indices = self._within_bounds(value.indices, lanes)
+            to, source = self.flat(s.buffer, s.indices), self.flat(value.buffer, indices)
+            places = [self.address(b, p) for b, p in ((s.buffer, to), (value.buffer, source))]
+            if (size > 1 and any(self.stride(p) != 1 for p in (to, source))) or any(a.multiple % size for a in places):
+                return False
+            self.prelude.add("late_copies", LATE_COPIES)
+            known = [text for text in whole if text]
+            if not known:
+                self._copy(places, size, held)
+            else:
+                with self.indented(f"if ({' && '.join(known)}) {{"):
+                    self._copy(places, size, held)
+        return True
+
+    def _for_all(self, c: Expr, f: Loop, size: int) -> str | None:
+        """A condition that holds for all lanes or none as text, empty where it always does; None for others."""
+        if self.algebra.decide(c) is True:
+            return ""
+        if not self.moves(c):
+            return self.condition(c)
+        if not is_prefix(c, f.var, self.algebra):
+            return None
+        rest = self._room(c)
+        return f"{self.poly_text(rest)} > 0" if all(k % size == 0 for k in rest.values()) else None
+
+    def _room(self, c: Expr) -> Poly:
+        """How many lanes a condition lets, if no fewer than none and no more than there are."""
+        assert isinstance(c, Op)
+        room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
+        room = plus(room, constant(1)) if c.op == "le" else room
+        return {m: k for m, k in room.items() if m != (self.lane_symbol,)}
+
+    def _within_bounds(self, indices: Sequence[Expr], lanes: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Indices that are kept below bounds, without that: what is not below them is not read."""
+        ends: dict[Expr, Poly] = {}
+        for c in lanes:
+            assert isinstance(c, Op)
+            last = self.algebra.static(c.args[1])
+            ends[c.args[0]] = last if c.op == "le" else plus(last, constant(-1))
+
+        def free(n: Expr) -> Expr | None:
+            if isinstance(n, Op) and n.op == "min" and self.algebra.static(n.args[1]) == ends.get(n.args[0]):
+                return n.args[0]
+            return None
+
+        return tuple(transform(e, free) for e in indices)
+
+    def _copy(self, places: Sequence[Address], size: int, held: Sequence[Expr]) -> None:
+        """The call, for as many elements as the conditions let."""
+        count, flags = str(size), list[str]()
+        for c in held:
+            decided = self.algebra.decide(c)
+            if decided is not None:
+                count = count if decided else "0"
+            elif not self.moves(c):
+                flags.append(self.condition(c))
+            else:
+                few = self.clamped(self._room(c), size)
+                count = few if count == str(size) else f"({few} < {count} ? {few} : {count})"
+        if flags:
+            count = f"({' && '.join(flags)} ? (int){count} : 0)"
+        self.line(f"rt_copy<{size}>({', '.join(a.text for a in places)}, {count});")
+
+    def arrive(self, n: Arrive) -> None:
+        self.prelude.add("late_copies", LATE_COPIES)
+        self.line("rt_sent();" if n.pending is None else f"rt_arrived<{n.pending}>();")

@@ -1,0 +1,325 @@
+"""What the CUDA target says differently: C++ with vectors as structs, the indices of blocks and threads, shared arrays, barriers.
+
+No header is included, so that NVRTC needs no folder. Meant for sm_70 and later; what only later ones have is behind
+`__CUDA_ARCH__`, with the same in plain C++ beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd, prod
+
+from relax_tune.ir.codegen.lower.affine import Poly, as_constant
+from relax_tune.ir.codegen.lower.lowered import Barrier, Loop, Node, walk
+from relax_tune.ir.codegen.print import math
+from relax_tune.ir.codegen.print.addressing import Address, Lane
+from relax_tune.ir.codegen.print.c import float_literal
+from relax_tune.ir.codegen.print.cfamily import Grid
+from relax_tune.ir.codegen.print.cp_async import LateCopies
+from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, stored
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, f32, i32
+from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
+
+SCALARS = {
+    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
+    "u16": "unsigned short", "f32": "float", "f64": "double",
+}  # fmt: skip
+
+# An access is at most this wide.
+ACCESS_BYTES = 16
+# Arrays of a kernel's own text are at most this large together; more is asked for by its launch.
+STATIC_BYTES = 48 << 10
+# Blocks along the second and third axis of a launch.
+AXIS_LIMIT = 65535
+
+# A loop of more iterations than the first, which the compiler would write out when it knows how many, is written out the second many
+# times: all of it takes registers and time to compile.
+LONG_LOOP, WRITTEN_OUT = 32, 8
+
+VECTOR = f"""template <int B> struct rt_mask;
+template <> struct rt_mask<1> {{ typedef signed char type; }};
+template <> struct rt_mask<2> {{ typedef short type; }};
+template <> struct rt_mask<4> {{ typedef int type; }};
+template <> struct rt_mask<8> {{ typedef i64 type; }};
+#define RT_INLINE __device__ __forceinline__
+#define RT_LANES _Pragma("unroll") for (int k = 0; k < W; k++)
+#define RT_BETWEEN(op) \\
+  friend RT_INLINE rt_vec operator op(const rt_vec &a, const rt_vec &b) {{ rt_vec r; RT_LANES r.v[k] = a.v[k] op b.v[k]; return r; }} \\
+  friend RT_INLINE rt_vec operator op(const rt_vec &a, T b) {{ rt_vec r; RT_LANES r.v[k] = a.v[k] op b; return r; }} \\
+  friend RT_INLINE rt_vec operator op(T a, const rt_vec &b) {{ rt_vec r; RT_LANES r.v[k] = a op b.v[k]; return r; }}
+#define RT_COMPARED(op) \\
+  friend RT_INLINE mask operator op(const rt_vec &a, const rt_vec &b) {{ mask r; RT_LANES r.v[k] = -(a.v[k] op b.v[k]); return r; }} \\
+  friend RT_INLINE mask operator op(const rt_vec &a, T b) {{ mask r; RT_LANES r.v[k] = -(a.v[k] op b); return r; }}
+template <class T, int W> struct alignas(sizeof(T) * W < {ACCESS_BYTES} ? sizeof(T) * W : {ACCESS_BYTES}) rt_vec {{
+  typedef T type;
+  typedef rt_vec<typename rt_mask<sizeof(T)>::type, W> mask;
+  enum {{ width = W }};
+  T v[W];
+  RT_INLINE T &operator[](int k) {{ return v[k]; }}
+  RT_INLINE const T &operator[](int k) const {{ return v[k]; }}
+  template <class... A> static RT_INLINE rt_vec of(A... a) {{ return rt_vec{{{{(T)a...}}}}; }}
+  RT_BETWEEN(+) RT_BETWEEN(-) RT_BETWEEN(*) RT_BETWEEN(/)
+  RT_BETWEEN(&) RT_BETWEEN(|) RT_BETWEEN(<<) RT_BETWEEN(>>)
+  RT_COMPARED(<) RT_COMPARED(<=) RT_COMPARED(>) RT_COMPARED(>=) RT_COMPARED(==) RT_COMPARED(!=)
+  friend RT_INLINE rt_vec operator~(const rt_vec &a) {{ rt_vec r; RT_LANES r.v[k] = ~a.v[k]; return r; }}
+}};
+template <class R, class T, int W> static RT_INLINE R rt_convert(const rt_vec<T, W> &a) {{
+  R r; RT_LANES r.v[k] = (typename R::type)a.v[k]; return r; }}"""
+
+# A vector in pieces of N elements that lie where a multiple of N from the start of the memory does.
+MEMORY = """template <class V, int N> static RT_INLINE V rt_load(const typename V::type *p) {
+  typedef rt_vec<typename V::type, N> piece; V r;
+  _Pragma("unroll") for (int k = 0; k < V::width; k += N) {
+    const piece x = *(const piece *)(p + k);
+    _Pragma("unroll") for (int j = 0; j < N; j++) r.v[k + j] = x.v[j]; }
+  return r; }
+template <int N, class T, int W> static RT_INLINE void rt_store(T *p, const rt_vec<T, W> &v) {
+  typedef rt_vec<T, N> piece;
+  _Pragma("unroll") for (int k = 0; k < W; k += N) {
+    piece x;
+    _Pragma("unroll") for (int j = 0; j < N; j++) x.v[j] = v.v[k + j];
+    *(piece *)(p + k) = x; } }
+template <class V> static RT_INLINE V rt_load_first(const typename V::type *p, i64 n) {
+  V r; _Pragma("unroll") for (int k = 0; k < V::width; k++) { r.v[k] = 0; if (k < n) r.v[k] = p[k]; } return r; }
+template <class T, int W> static RT_INLINE void rt_store_first(T *p, const rt_vec<T, W> &v, i64 n) {
+  RT_LANES if (k < n) p[k] = v.v[k]; }"""
+
+# What the machine converts in one instruction: (least architecture, result, text).
+CONVERSIONS = {
+    "from_f16": (530, 'float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(h)); return r;'),
+    "to_f16": (530, '$U r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r;'),
+    "to_bf16": (800, '$U r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r;'),
+}
+
+
+class CUDAPrelude(Prelude):
+    inline = "static __device__ __forceinline__"
+    language = "cuda"
+    scalars = SCALARS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("type_i64", "typedef long long i64;")
+
+    def vector_types(self, dtype: DType, width: int, name: str) -> str:
+        self.add("vectors", VECTOR)
+        return f"typedef rt_vec<{self.scalar(dtype)}, {width}> {name};"
+
+    def literal(self, vector: str, parts: list[str]) -> str:
+        return f"{vector}::of({', '.join(parts)})"
+
+    def converted(self, text: str, vector: str) -> str:
+        return f"rt_convert<{vector}>({text})"
+
+    def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        f = "f" if dtype is f32 else ""
+        cast = {
+            "bits": "__float_as_int" if f else "__double_as_longlong",
+            "unbits": "__int_as_float" if f else "__longlong_as_double",
+        }
+        if name == "bits":
+            return (), f"STATIC $I $N($V a) {{ return {cast[name]}(a); }}"
+        if name == "unbits":
+            return (), f"STATIC $V $N($I a) {{ return {cast[name]}(a); }}"
+        if name in ("pow", "fmod"):
+            return (), f"STATIC $V $N($V a, $V b) {{ return {name}{f}(a, b); }}"
+        return (), f"STATIC $V $N($V a) {{ return {'fabs' if name == 'abs' else name}{f}(a); }}"
+
+    def intrinsic(
+        self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
+    ) -> str:
+        for key, piece in found.pieces(dict(sizes)).items():
+            self.add(key, piece)
+        return super().intrinsic(found, operands, sizes)
+
+    def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        if width > 1:
+            return self._lanes(name, dtype, width)
+        if name.startswith("across_"):
+            return (), self._across(name, dtype)
+        if name in math.HALVES:
+            needs, text = super().define(name, dtype, width)
+            return needs, self._conversion(name, text)
+        if name in math.BODIES or (name == "rsqrt" and dtype.is_float):
+            return self.scalar_builtin(name, dtype)
+        needs, text = super().define(name, dtype, width)
+        if name in ("max", "min") and dtype is f32:
+            fast = f'$V r; asm("{name}.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r;'
+            text = _since(800, f"STATIC $V $N($V a, $V b) {{ {fast} }}", text)
+        return needs, text
+
+    def _across(self, name: str, dtype: DType) -> str:
+        """What so many neighbouring items of a warp offer, combined in pairs: all of them have the same in the end."""
+        _, op, width = name.split("_")
+        steps = ""
+        for k in reversed(range(int(width).bit_length() - 1)):
+            other = f"__shfl_xor_sync(0xffffffffu, a, {1 << k})"
+            sign = {"add": "+", "mul": "*"}.get(op)
+            steps += f" a = a {sign} {other};" if sign else f" a = {self.helper(op, dtype, 1)}(a, {other});"
+        return f"STATIC $V $N($V a) {{{steps} return a; }}"
+
+    def _conversion(self, name: str, portable: str) -> str:
+        """A conversion between the bits of 16-bit floats and f32 as one instruction."""
+        bits = self.scalar(HALF)
+        if name == "from_bf16":
+            return f"STATIC $V $N({bits} h) {{ return __int_as_float((int)h << 16); }}"
+        since, body = CONVERSIONS[name]
+        head = f"STATIC $V $N({bits} h)" if name.startswith("from") else f"STATIC {bits} $N($V x)"
+        return _since(since, f"{head} {{ {body.replace('$U', bits)} }}", portable)
+
+    def _lanes(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """A helper of vectors: the one of numbers, lane by lane."""
+        if name == "splat":
+            return (
+                (),
+                'STATIC $V $N($E a) { $V r; _Pragma("unroll") for (int k = 0; k < $W; k++) r.v[k] = a; return r; }',
+            )
+        if name == "exchange":
+            return (), self._exchange(width)
+        if name == "iota" or name.startswith(("fold_", "half_")):
+            return self._vector_helper(name, dtype, width)
+        signature = {"bits": "V:I", "unbits": "I:V", "sel": "IVV:V", "tofloat": "I:V", "max": "VV:V", "min": "VV:V"}
+        types = {"V": self.vector(dtype, width), "I": self.mask(dtype, width)}
+        types |= {"H": self.vector(HALF, width), "N": self.vector(i32, width)}
+        if name in math.HALVES:
+            form = "H:V" if name.startswith("from") else "V:H"
+        else:
+            form = signature.get(name, {"widen": "V:N", "narrow": "N:V"}.get(name, "V:V"))
+        assert name in FUNCTIONS or form != "V:V", name
+        operands, result = form.split(":")
+        one = self.helper(name, dtype, 1)
+        head = ", ".join(f"const {types[t]} &a{k}" for k, t in enumerate(operands))
+        lane = ", ".join(f"a{k}.v[k]" for k in range(len(operands)))
+        body = (
+            f'{types[result]} r; _Pragma("unroll") for (int k = 0; k < {width}; k++) r.v[k] = {one}({lane}); return r;'
+        )
+        return (), f"STATIC {types[result]} $N({head}) {{ {body} }}"
+
+    def _exchange(self, width: int) -> str:
+        """Rows and columns of as many vectors as they have lanes, given by pointers."""
+        rows = range(width)
+        lines = [f"  const $V {', '.join(f'x{k} = *a{k}' for k in rows)};"]
+        lines += [f"  *a{k} = $V::of({', '.join(f'x{j}.v[{k}]' for j in rows)});" for k in rows]
+        return f"STATIC void $N({', '.join(f'$V *a{k}' for k in rows)}) {{\n" + "\n".join(lines) + "\n}"
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ACCESS_BYTES) * ACCESS_BYTES
+
+
+def _since(architecture: int, fast: str, portable: str) -> str:
+    return f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= {architecture}\n{fast}\n#else\n{portable}\n#endif"
+
+
+class CUDAPrinter(LateCopies):
+    """One CUDA kernel. Blocks lie along one axis of the launch where the others might have too many."""
+
+    def space(self, buffer: Buffer) -> str:
+        return ""
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        return float_literal(value, dtype, "__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)")
+
+    def _piece(self, dtype: DType, at: Address, width: int) -> int:
+        """Elements that one instruction may access."""
+        most = min(width, ACCESS_BYTES // dtype.bytes)
+        return gcd(most, at.multiple)
+
+    def serial_loop(self, f: Loop, extent: Poly, head: str = "") -> None:
+        size = as_constant(extent)
+        if any(isinstance(m, Barrier) for m in walk(f.body)):
+            head = head or "#pragma unroll 1"  # what is written out ahead of a barrier only takes registers
+        elif size is not None and size > LONG_LOOP:
+            head = head or f"#pragma unroll {WRITTEN_OUT}"
+        super().serial_loop(f, extent, head)
+
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
+        dtype = stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
+        self.prelude.add("memory", MEMORY)
+        if lane.count is not None:
+            return f"rt_load_first<{name}>({at.text}, {lane.count})"
+        return f"rt_load<{name}, {self._piece(dtype, at, lane.width)}>({at.text})"
+
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        dtype = stored(b.dtype)
+        self.prelude.vector(dtype, lane.width)
+        self.prelude.add("memory", MEMORY)
+        if lane.count is not None:
+            return f"rt_store_first({at.text}, {value}, {lane.count});"
+        return f"rt_store<{self._piece(dtype, at, lane.width)}>({at.text}, {value});"
+
+    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        return self.store_vector(b, at, value, lane)
+
+    def array(self, b: Buffer, name: str, size: int) -> str:
+        return f"__align__({ACCESS_BYTES}) {self.prelude.storage(b.dtype)} {name}[{size}];"
+
+    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+        if sum(_aligned(b.dtype.bytes * size) for b, _, size in found) <= STATIC_BYTES:
+            return [f"__shared__ {self.array(*x)}" for x in found]
+        places: list[str] = []
+        end = 0
+        for b, name, size in found:
+            kind = self.prelude.storage(b.dtype)
+            places.append(f"{kind} *const {name} = ({kind} *)(rt_shared + {end});")
+            end += _aligned(b.dtype.bytes * size)
+        return [f"extern __shared__ __align__({ACCESS_BYTES}) unsigned char rt_shared[]; /*shared {end}*/", *places]
+
+    def index(self, kind: str, axis: int) -> str:
+        if kind == "item":
+            return f"threadIdx.{'xyz'[axis]}"
+        if not self._along_one():
+            return f"blockIdx.{'xyz'[axis]}"
+        text = "blockIdx.x"
+        for e in self.groups[:axis]:
+            text += f" / {self._groups_text(e)}"
+        return text if axis == len(self.groups) - 1 else f"{text} % {self._groups_text(self.groups[axis])}"
+
+    def _groups_text(self, e: Expr) -> str:
+        return f"(unsigned)({self.poly_text(self.algebra.poly(e))})"
+
+    def _along_one(self) -> bool:
+        """Whether blocks have one number, of which quotients and remainders are the indices."""
+        tops = [self.algebra.bounds(self.algebra.static(e))[1] for e in self.groups[1:]]
+        return any(top is None or top > AXIS_LIMIT for top in tops)
+
+    def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        if not self._along_one():
+            return groups
+        total: Expr = const(1)
+        for e in groups:
+            total = total * e
+        return (total, *(const(1) for _ in groups[1:]))
+
+    def offers(self, intrinsic: Intrinsic) -> bool:
+        items = {f.axis: as_int(f.extent) for f in intrinsic.loops if f.kind == "item"}
+        return super().offers(intrinsic) and all(self.items[a : a + 1] == (size,) for a, size in items.items())
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+    ) -> tuple[str, Grid]:
+        marked = {m.intrinsic for m in walk(body) if isinstance(m, Loop)} & INTRINSICS.keys()
+        self.shown = sorted({shown for x in marked if (shown := INTRINSICS[x].shown) is not None})
+        return super().kernel(name, buffers, written, body)
+
+    def barrier(self, n: Barrier) -> None:
+        for call, piece in self.shown:
+            self.prelude.add("showing", piece)
+            self.line(call)
+        self.line("__syncthreads();")
+
+    def exchange_items(self, f: Loop) -> None:
+        s = f.body
+        assert isinstance(s, Store)
+        helper = self.prelude.helper(f"across_{f.across}_{as_int(f.extent)}", s.buffer.dtype, 1)
+        self.assign(s.buffer, {}, f"{helper}({self.one(s.value)})")
+
+    def parameter(self, b: Buffer, written: bool) -> str:
+        return f"{'' if written else 'const '}{self.prelude.storage(b.dtype)} *__restrict__ "
+
+    def head(self, name: str, parameters: Sequence[str], items: Sequence[int]) -> str:
+        return f'extern "C" __global__ void __launch_bounds__({prod(items)}) {name}({", ".join(parameters)})'

@@ -1,0 +1,163 @@
+"""Nests that are calls of intrinsics: the operands as places in memory, and their strides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.lowered import Cond, Loop, Node, accesses
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts
+from relax_tune.ir.core.stmt import For, Seq, Store
+from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic, match
+from relax_tune.ir.hardware.mma import ROW
+from relax_tune.ir.hardware.swizzle import LINE_BYTES, period
+
+EMPTY = Seq(())
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters. sizes: the extents that
+    the meaning leaves open. rooms: what must be positive for the nest to run everywhere, which is when the intrinsic does the same.
+    Offsets and strides are those of rows that are not swizzled."""
+
+    intrinsic: Intrinsic
+    operands: tuple[tuple[Buffer, Poly], ...]
+    strides: tuple[Poly, ...]
+    sizes: tuple[tuple[str, int], ...] = ()
+    rooms: tuple[Poly, ...] = ()
+
+
+def call_of(f: Loop, algebra: Algebra) -> Call | None:
+    """The call a marked nest is, or None when it does not match."""
+    intrinsic = INTRINSICS.get(f.intrinsic)
+    loops: list[Loop] = []
+    body: Node = f
+    while isinstance(body, Loop) and body.intrinsic == f.intrinsic and body.kind in ("serial", "item"):
+        loops.append(body)
+        body = body.body
+    rooms: list[Poly] = []
+    if isinstance(body, Cond) and body.orelse is None:
+        least = [_least_room(c, loops, algebra) for c in conjuncts(body.cond)]
+        rooms = [r for r in least if r is not None]
+        if len(rooms) != len(least):
+            return None
+        body = body.then
+    nest = [For(m.var, m.extent, EMPTY, m.kind, m.axis) for m in loops]
+    found = match(intrinsic, nest, body) if intrinsic is not None and isinstance(body, Store) else None
+    if intrinsic is None or found is None:
+        return None
+    own = [m.var for m in loops]
+    operands: list[tuple[Buffer, Poly]] = []
+    steps: dict[tuple[str, str], Poly] = {}
+    for b in intrinsic.meaning.buffers:
+        buffer, indices = found.accesses[b.name]
+        flat: Poly = {}
+        for d, i in enumerate(indices):
+            wide = algebra.times(flat, algebra.static(buffer.shape[d])) if d else flat
+            flat = plus(wide, algebra.static(i))
+        for g in intrinsic.loops:
+            step = _stride(flat, found.loops[g.var], own, algebra) if g.var in found.loops else {}
+            if step is None:
+                return None
+            steps[b.name, g.var.name] = step
+        operands.append((buffer, {m: c for m, c in flat.items() if not algebra.depends({m: c}, own)}))
+    if any(b.swizzle for b, _ in operands) and not intrinsic.of_warp:
+        return None
+    strides = tuple(steps[key] for key in intrinsic.strides())
+    sizes = tuple((name, as_int(e) or 0) for name, e in found.sizes.items())
+    call = Call(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
+    return call if not intrinsic.of_warp or (not rooms and _fits_warp(call) and _is_placed(call)) else None
+
+
+def _fits_warp(call: Call) -> bool:
+    """Whether a warp can fetch the operands: from shared memory, in rows that begin at multiples of eight elements, and go round by as many
+    if at all."""
+    for (buffer, start), b in zip(call.operands, call.intrinsic.meaning.buffers, strict=True):
+        if b in call.intrinsic.meaning.output_buffers:
+            if buffer.scope != "local":
+                return False
+            continue
+        if b.name in call.intrinsic.held:
+            if buffer.scope != "local":
+                return False
+            continue
+        steps = [p for p, (name, _) in zip(call.strides, call.intrinsic.strides(), strict=True) if name == b.name]
+        if (
+            buffer.scope != "shared"
+            or buffer.swizzle not in (0, ROW)
+            or any(c % ROW for p in (start, *steps) for c in p.values())
+        ):
+            return False
+    return all(0 < size <= call.intrinsic.most.get(name, size) for name, size in call.sizes)
+
+
+def _is_placed(call: Call) -> bool:
+    """Whether operands lie as the intrinsic takes for granted; a loop of one iteration moves nothing."""
+    if call.intrinsic.placed and any(buffer.swizzle for buffer, _ in call.operands):
+        return False
+    steps = dict(zip(call.intrinsic.strides(), call.strides, strict=True))
+    for name, var, factor, other in call.intrinsic.placed:
+        wanted = {m: factor * c for m, c in steps[name, other].items()} if other else constant(factor)
+        if steps[name, var] not in ({}, wanted):
+            return False
+    return True
+
+
+def require_shared(f: Loop) -> None:
+    """The loops of a nest mean what an intrinsic does where every item finds what the others hold.
+
+    Raises:
+        BuildError: the operand is in the registers of others.
+    """
+    held = INTRINSICS[f.intrinsic].held if f.intrinsic in INTRINSICS else {}
+    written = {b for b, _i, is_store in accesses(f) if is_store}
+    mine = [b.name for b, _i, _w in accesses(f) if b.scope == "local" and b not in written]
+    if held and mine:
+        raise BuildError(
+            f"wanted {f.intrinsic} where whole warps come by, on tiles as it takes them, found {mine[0]} in registers; keep it in shared "
+            "memory"
+        )
+
+
+def swizzled_apart(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
+    """The length of a buffer's swizzled rows, 0 for others, and the part of an offset that they go round by: the rest is whole periods."""
+    row = (as_int(buffer.shape[-1]) or 0) if buffer.swizzle and len(buffer.shape) > 1 else 0
+    if not row:
+        return 0, {}
+    whole = row * (as_int(period(row // buffer.swizzle, LINE_BYTES // (buffer.swizzle * buffer.dtype.bytes))) or 1)
+    return row, {m: c for m, c in start.items() if c % whole}
+
+
+def _least_room(c: Expr, loops: Sequence[Loop], algebra: Algebra) -> Poly | None:
+    """The least that `b - a` of a condition `a < b` (`b - a + 1` of `a <= b`) is while the loops run; None when it is not linear."""
+    if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
+        return None
+    room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
+    if c.op == "le":
+        room = plus(room, constant(1))
+    for f in loops:
+        step, size = room.get((f.var,), 0), as_int(f.extent)
+        if size is None:
+            return None
+        room = plus({m: k for m, k in room.items() if m != (f.var,)}, constant(min(step, 0) * (size - 1)))
+    return None if algebra.depends(room, [f.var for f in loops]) else room
+
+
+def _stride(p: Poly, var: Var, own: Collection[Var], algebra: Algebra) -> Poly | None:
+    """What one step of `var` adds to an offset; None when that is not the same everywhere."""
+    step: Poly = {}
+    for m, c in p.items():
+        if var not in m:
+            if any(var in algebra.free(a) for a in m):
+                return None
+            continue
+        rest = list(m)
+        rest.remove(var)
+        if any(v in algebra.free(a) for a in rest for v in own):
+            return None
+        step = plus(step, {tuple(rest): c})
+    return step

@@ -1,0 +1,152 @@
+"""Our own f32 exponential, logarithm, error function and hyperbolic tangent, as text for scalars and vectors.
+
+The texts are written once against a handful of helper names and instantiated per width: `$V` is the float type, `$I` the
+int32 type of the same width, `$S` the suffix of the helpers (`f32` or `f32x16`). Coefficients come from
+`experiments/codegen_polynomials.py` (weighted minimax fits). Largest errors seen in the dense sweep of
+`tests/ir/codegen/test_math.py`, in units in the last place: exp 2, log 2, erf 6, tanh 6.
+Infinities, overflow, underflow, signed zeros and NaN behave as in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# (1, r, r^2 * P(r)) = exp(r) for |r| <= ln(2)/2
+EXP = (0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586, 0.0013813144760206342)
+# f - f^2/2 + f^3 * P(f) = log(1 + f) for sqrt(1/2) <= 1 + f <= sqrt(2)
+LOG = (
+    0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.1666799634695053, 0.14219552278518677,
+    -0.124055877327919, 0.11888165771961212, -0.11675659567117691, 0.06746643036603928,
+)  # fmt: skip
+# x * P(x^2) / Q(x^2) = erf(x) for |x| <= 4, and 1 beyond
+ERF_P = (
+    1.1283791065216064, 0.19353218376636505, 0.05309974029660225, 0.0038827068638056517, 0.000284537993138656,
+    1.9867079572577495e-06,
+)  # fmt: skip
+ERF_Q = (
+    1.0,
+    0.5048459768295288,
+    0.11534440517425537,
+    0.0152059867978096,
+    0.0011853910982608795,
+    3.7417928979266435e-05,
+)
+# x * P(x^2) / Q(x^2) = tanh(x) for |x| <= 9.1, and 1 beyond
+TANH_P = (1.0, 0.13374418020248413, 0.0034877429716289043, 2.0480045350268483e-05, 1.3175936786069542e-08)
+TANH_Q = (1.0, 0.4670773148536682, 0.02584713138639927, 0.00032728075166232884, 7.703396249780781e-07)
+
+
+def horner(variable: str, coefficients: Sequence[float]) -> str:
+    """The polynomial in Horner form, lowest coefficient first in `coefficients`."""
+    text = f"{coefficients[-1]!r}f"
+    for i, c in enumerate(reversed(coefficients[:-1])):
+        inner = f"{variable} * {text}" if i == 0 else f"({text}) * {variable}"
+        text = f"{inner} {'-' if c < 0 else '+'} {abs(c)!r}f"
+    return text
+
+
+def _odd_rational(limit: float, p: Sequence[float], q: Sequence[float]) -> str:
+    return f"""
+  $V c = rt_least_$S(rt_most_$S(x, -{limit}f), {limit}f);
+  $V z = c * c;
+  $V p = {horner("z", p)};
+  $V q = {horner("z", q)};
+  return c * p / q;"""
+
+
+_EXP_TAIL = f"""
+  r = r - n * -2.12194440e-4f;
+  $V p = {horner("r", (1.0, 1.0, *EXP))};"""
+
+# n = round(x / ln 2), r = x - n ln 2 in two steps, exp(r) by polynomial, scaled by 2^n in two steps so that the
+# results near overflow and in the denormal range round once more at most.
+EXP_PORTABLE = f"""
+  $V c = rt_least_$S(rt_most_$S(x, -105.0f), 89.0f);
+  $V t = c * 1.4426950408889634f + 12582912.0f;
+  $V n = t - 12582912.0f;
+  $V r = c - n * 0.693359375f;{_EXP_TAIL}
+  $I k = rt_bits_$S(t) - 0x4B400000;
+  $I h = k >> 1;
+  p = p * rt_unbits_$S((h + 127) << 23);
+  return p * rt_unbits_$S((k - h + 127) << 23);"""
+
+# The same with the scaling instruction of AVX-512.
+EXP_SCALED = f"""
+  $V c = rt_least_$S(rt_most_$S(x, -105.0f), 89.0f);
+  $V n = c * 1.4426950408889634f + 12582912.0f - 12582912.0f;
+  $V r = c - n * 0.693359375f;{_EXP_TAIL}
+  return __builtin_ia32_scalefps%s_mask(p, n, p, (unsigned %s)-1%s);"""
+# By lanes: what declares it, and the parts of its call.
+SCALES = {
+    16: ("__AVX512F__", ("512", "short", ", 4")),
+    8: ("__AVX512VL__", ("256", "char", "")),
+    4: ("__AVX512VL__", ("128", "char", "")),
+}
+
+
+def exp_of(width: int) -> str:
+    """The body of the exponential of a vector."""
+    if width not in SCALES:
+        return EXP_PORTABLE
+    macro, parts = SCALES[width]
+    return f"\n#ifdef {macro}{EXP_SCALED % parts}\n#else{EXP_PORTABLE}\n#endif"
+
+
+LOG_BODY = f"""
+  $I tiny = x < 1.17549435e-38f;
+  $V s = rt_sel_$S(tiny, x * 8388608.0f, x);
+  $I b = rt_bits_$S(s);
+  $I k = (b - 0x3F3504F3) >> 23;
+  $V f = rt_unbits_$S(b - (k << 23)) - 1.0f;
+  $V e = rt_tofloat_$S(k) - rt_sel_$S(tiny, rt_splat_$S(23.0f), rt_splat_$S(0.0f));
+  $V p = {horner("f", LOG)};
+  $V z = f * f;
+  $V y = f * z * p + e * -2.12194440e-4f - 0.5f * z + f + e * 0.693359375f;
+  y = rt_sel_$S(x > 3.4028234e38f, x, y);
+  y = rt_sel_$S(x == 0.0f, rt_splat_$S(-__builtin_inff()), y);
+  return rt_sel_$S(x >= 0.0f, y, rt_splat_$S(__builtin_nanf("")));"""
+
+ERF_BODY = _odd_rational(4.0, ERF_P, ERF_Q)
+TANH_BODY = _odd_rational(9.1, TANH_P, TANH_Q)
+
+# name -> (helpers it calls, body)
+BODIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "exp": (("least", "most", "bits", "unbits"), EXP_PORTABLE),
+    "log": (("sel", "splat", "bits", "unbits", "tofloat"), LOG_BODY),
+    "erf": (("least", "most"), ERF_BODY),
+    "tanh": (("least", "most"), TANH_BODY),
+}
+
+# Conversions between 16-bit floats and f32, on bits alone: to nearest, ties to even, whatever the compiler has for them, and
+# with nothing that flushing denormals to zero would change, nor a shift into the sign, which C leaves undefined.
+# `from_` sees the bits as $I `b`, `to_` leaves them in $I `r`.
+FROM_BF16 = """
+  return rt_unbits_$S(((b ^ 0x8000) - 0x8000) * 65536);"""
+
+TO_BF16 = """
+  $I b = rt_bits_$S(x);
+  $I r = (b >> 16) + (((b & 0xFFFF) + 0x7FFF + ((b >> 16) & 1)) >> 16);
+  r = rt_sel_i(x != x, (b >> 16) | 0x40, r);"""
+
+FROM_F16 = """
+  $I m = b & 0x7FFF;
+  $V n = rt_unbits_$S((m << 13) + 0x38000000);
+  n = rt_sel_$S(m < 0x400, rt_tofloat_$S(m) * 5.9604644775390625e-08f, n);
+  n = rt_sel_$S(m >= 0x7C00, rt_unbits_$S((m << 13) | 0x7F800000), n);
+  return rt_unbits_$S(rt_bits_$S(n) | (-(b & 0x8000) * 65536));"""
+
+# below 2^-14 the sum with 0.5, whose last bit is the smallest half, rounds
+TO_F16 = """
+  $I b = rt_bits_$S(x), a = b & 0x7FFFFFFF;
+  $I r = (a - 0x38000000 + 0xFFF + ((a >> 13) & 1)) >> 13;
+  r = rt_sel_i(a < 0x38800000, rt_bits_$S(rt_unbits_$S(a) + 0.5f) - 0x3F000000, r);
+  r = rt_sel_i(a >= 0x477FF000, rt_splat_i(0x7C00), r);
+  r = rt_sel_i(a > 0x7F800000, rt_splat_i(0x7E00), r);
+  r = r | ((b >> 16) & 0x8000);"""
+
+HALVES: dict[str, tuple[tuple[str, ...], str]] = {
+    "from_bf16": (("unbits",), FROM_BF16),
+    "to_bf16": (("bits",), TO_BF16),
+    "from_f16": (("bits", "unbits", "sel", "tofloat"), FROM_F16),
+    "to_f16": (("bits", "unbits"), TO_F16),
+}

@@ -1,0 +1,153 @@
+"""What the OpenCL target says differently: address spaces, group and item indices, barriers, clang's extended vectors.
+
+No builtin is called in hot code: with PoCL they are real calls. Meant for `-cl-mad-enable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relax_tune.ir.codegen.lower.lowered import Barrier
+from relax_tune.ir.codegen.print.addressing import Address, Lane
+from relax_tune.ir.codegen.print.c import float_literal
+from relax_tune.ir.codegen.print.grid import GridPrinter
+from relax_tune.ir.codegen.print.prelude import Prelude, stored
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, f32, f64, i32
+
+SCALARS = {
+    "bool": "uchar", "i8": "char", "u8": "uchar", "i32": "int", "i64": "long",
+    "u16": "ushort", "f32": "float", "f64": "double",
+}  # fmt: skip
+
+
+# Functions that are an instruction, of vectors too when every lane calls clang's own name for it; OpenCL's names are calls.
+INSTRUCTIONS = frozenset({"sqrt", "floor", "rint", "abs"})
+# Other devices have them as instructions, and a simulator does not know clang's names.
+ON_PROCESSORS = "defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))"
+
+
+class OpenCLPrelude(Prelude):
+    inline = "static inline __attribute__((always_inline))"
+    language = "opencl"
+    scalars = SCALARS
+
+    def storage(self, dtype: DType) -> str:
+        if dtype is f64:
+            self.add("fp64", "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
+        return super().storage(dtype)
+
+    def vector_types(self, dtype: DType, width: int, name: str) -> str:
+        one = self.scalar(dtype)
+        return (
+            f"typedef {one} {name} __attribute__((ext_vector_type({width})));\n"
+            f"typedef {one} {name}u __attribute__((ext_vector_type({width}), aligned({dtype.bytes})));"
+        )
+
+    def literal(self, vector: str, parts: list[str]) -> str:
+        return f"({vector})({', '.join(parts)})"
+
+    def half(self, vector: str, width: int, start: int) -> str:
+        return f"a.{'hi' if start else 'lo'}"
+
+    def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        if name == "bits":
+            return (), f"STATIC $I $N($V a) {{ return as_{'int' if dtype is f32 else 'long'}(a); }}"
+        if name == "unbits":
+            return (), f"STATIC $V $N($I a) {{ return as_{'float' if dtype is f32 else 'double'}(a); }}"
+        if name in ("pow", "fmod"):
+            return (), f"STATIC $V $N($V a, $V b) {{ return {name}(a, b); }}"
+        c = {"abs": "fabs"}.get(name, name)
+        plain = f"STATIC $V $N($V a) {{ return {c}(a); }}"
+        if name not in INSTRUCTIONS:
+            return (), plain
+        own = f"__builtin_{c}{'f' if dtype is f32 else ''}"
+        return (), f"#if {ON_PROCESSORS}\nSTATIC $V $N($V a) {{ return {own}(a); }}\n#else\n{plain}\n#endif"
+
+    def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        if width == 1:
+            return super().define(name, dtype, width)
+        fixed = {
+            "bits": "STATIC $I $N($V a) { union { $V v; $I i; } u; u.v = a; return u.i; }",
+            "unbits": "STATIC $V $N($I a) { union { $V v; $I i; } u; u.i = a; return u.v; }",
+            "sel": "STATIC $V $N($I m, $V a, $V b) { return m ? a : b; }",
+            "tofloat": "STATIC $V $N($I a) { return __builtin_convertvector(a, $V); }",
+            "splat": "STATIC $V $N($E a) { return ($V)(a); }",
+        }
+        if name in fixed:
+            return (), fixed[name]
+        if name == "widen":
+            target = self.vector(i32, width)
+            return (), f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
+        if name == "narrow":
+            return (), f"STATIC $V $N({self.vector(i32, width)} a) {{ return __builtin_convertvector(a, $V); }}"
+        if name == "stream":  # past the caches, where the compiler has that
+            fast = f"if (((size_t)p & {dtype.bytes * width - 1}) == 0) {{ __builtin_nontemporal_store(v, (global $V *)p); return; }}"
+            head = "STATIC void $N(global $E *p, $V v) {\n#if __has_builtin(__builtin_nontemporal_store)"
+            return (), f"{head}\n  {fast}\n#endif\n  *(global ${{V}}u *)p = v; }}"
+        if name.startswith(("loadm", "storem")):
+            return (), self._masked(name, width)
+        return super().define(name, dtype, width)
+
+    def _masked(self, name: str, width: int) -> str:
+        """The first n lanes only; lanes beyond are 0 and their memory is not touched. `name` ends in the address space."""
+        kind, space = name.split("_")
+        if kind == "loadm":
+            return (
+                f"STATIC $V $N(const {space} $E *p, long n) {{ $E t[{width}];\n"
+                f"  for (int k = 0; k < {width}; k++) {{ t[k] = 0; if (k < n) t[k] = p[k]; }}\n"
+                f"  $V r; for (int k = 0; k < {width}; k++) r[k] = t[k]; return r; }}"
+            )
+        return (
+            f"STATIC void $N({space} $E *p, $V v, long n) {{\n"
+            f"  for (int k = 0; k < {width}; k++) if (k < n) p[k] = v[k]; }}"
+        )
+
+
+SPACES = {"global": "global", "local": "private", "shared": "local"}
+FENCES = {"shared": "CLK_LOCAL_MEM_FENCE", "global": "CLK_GLOBAL_MEM_FENCE"}
+
+
+class OpenCLPrinter(GridPrinter):
+    """One OpenCL kernel; parallel loops are plain loops."""
+
+    def space(self, buffer: Buffer) -> str:
+        return f"{SPACES[buffer.scope]} "
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        return float_literal(value, dtype, "INFINITY", "NAN")
+
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
+        space, dtype = self.space(b), stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper(f'loadm_{space.strip()}', dtype, lane.width)}({at.text}, {lane.count})"
+        return f"(*(const {space}{name}u *)({at.text}))"
+
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        space, dtype = self.space(b), stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper(f'storem_{space.strip()}', dtype, lane.width)}({at.text}, {value}, {lane.count});"
+        return f"*({space}{name}u *)({at.text}) = {value};"
+
+    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
+
+    def array(self, b: Buffer, name: str, size: int) -> str:
+        return f"{self.prelude.storage(b.dtype)} {name}[{size}] __attribute__((aligned(64)));"
+
+    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+        return [f"local {self.array(*x)}" for x in found]
+
+    def index(self, kind: str, axis: int) -> str:
+        return f"get_{'group' if kind == 'group' else 'local'}_id({axis})"
+
+    def barrier(self, n: Barrier) -> None:
+        self.line(f"barrier({' | '.join(FENCES[s] for s in sorted(n.scopes, reverse=True))});")
+
+    def parameter(self, b: Buffer, written: bool) -> str:
+        return f"{'' if written else 'const '}global {self.prelude.storage(b.dtype)} *restrict "
+
+    def head(self, name: str, parameters: Sequence[str], items: Sequence[int]) -> str:
+        return f"kernel void {name}({', '.join(parameters)})"

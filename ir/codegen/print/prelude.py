@@ -1,0 +1,274 @@
+"""The prelude of a kernel: the types and small functions its text uses, and no others.
+
+Every piece is guarded by its own macro, so that kernels with different preludes can share a translation unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import Template
+from types import MappingProxyType
+
+from relax_tune.ir.codegen.print import math
+from relax_tune.ir.codegen.print.transpose_registers import exchange_text
+from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.expr import MATH
+from relax_tune.ir.hardware.intrinsics import Intrinsic
+
+# integer type of the same width, the type of a comparison's result on vectors
+MASKS = {1: i8, 4: i32, 8: i64}
+
+# what memory holds of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
+HALF = DType("uint16", "u16")
+
+# integers that 32 bits hold unless the text is compiled for wide ones
+INDEX = DType("int64", "idx")
+
+# functions of one number, each a helper
+FUNCTIONS = MATH - {"pow", "fmod"}
+
+
+def suffix(dtype: DType, width: int) -> str:
+    """`f32` or `f32x16`: the end of type and helper names."""
+    return dtype.short if width == 1 else f"{dtype.short}x{width}"
+
+
+def computed(dtype: DType) -> DType:
+    """The type that values of `dtype` are computed in: float for 16-bit floats."""
+    return f32 if dtype.is_half else dtype
+
+
+def stored(dtype: DType) -> DType:
+    """The type that memory holds values of `dtype` as."""
+    return HALF if dtype.is_half else dtype
+
+
+class Prelude:
+    """Collects pieces in dependency order. Subclasses say how a language writes types and the basic helpers."""
+
+    inline = ""
+    language = ""
+    scalars: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, str] = {}
+
+    def text(self) -> str:
+        body = "\n".join(self._pieces.values())
+        return f"/*prelude*/\n{body}\n/*end prelude*/\n"
+
+    def add(self, key: str, text: str) -> None:
+        """A piece under its own guard; the first text for a key stays."""
+        if key not in self._pieces:
+            guard = f"RT_{key.upper()}"
+            self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
+
+    def intrinsic(
+        self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
+    ) -> str:
+        """The function of an intrinsic for operands in these address spaces, the written one last, and these extents."""
+        for helper in found.needs:
+            self.helper(helper, f32, 1)
+        ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{size}" for _, size in sizes]
+        name, meaning = f"rt_{found.name}{''.join(ends)}", found.meaning
+        known = f"  enum {{ {', '.join(f'{v} = {size}' for v, size in sizes)} }};\n" if sizes else ""
+        parameters = [
+            f"{'' if b in meaning.output_buffers else 'const '}{space}{self.storage(dtype)} *{b.name.lower()}"
+            for b, (space, dtype) in zip(meaning.buffers, operands, strict=True)
+        ]
+        parameters += [f"{self.storage(i64)} {b.lower()}_{v}" for b, v in found.strides()]
+        fetched = [
+            b for b in meaning.buffers if found.of_warp and b not in meaning.output_buffers and b.name not in found.held
+        ]
+        parameters += [f"{self.storage(i64)} {b.name.lower()}_at" for b in fetched]
+        head = f"{self.inline} void {name}({', '.join(parameters)})"
+
+        def placed(body: str) -> str:
+            for b, (space, _) in zip(meaning.buffers, operands, strict=True):
+                body = body.replace(f"@{b.name} ", space)
+            return body
+
+        text = f"{head} {{\n{known}{found.body}\n}}"
+        if self.language in found.fast:
+            condition, fast = found.fast[self.language]
+            text = f"#if {condition}\n{head} {{\n{known}{fast}\n}}\n#else\n{text}\n#endif"
+        self.add(name, placed(text))
+        return name
+
+    def storage(self, dtype: DType) -> str:
+        """The C-family type of one element in memory."""
+        if dtype is INDEX:
+            self.add("type_idx", f"#ifdef RT_WIDE\ntypedef {self.storage(i64)} idx;\n#else\ntypedef int idx;\n#endif")
+            return "idx"
+        return self.scalars[stored(dtype).short]
+
+    def scalar(self, dtype: DType) -> str:
+        """The type one element is computed with."""
+        return self.storage(computed(dtype))
+
+    def vector(self, dtype: DType, width: int) -> str:
+        """The type `width` elements are computed with (declared on demand)."""
+        dtype = computed(dtype)
+        if width == 1:
+            return self.scalar(dtype)
+        name = suffix(u8 if dtype.short == "bool" else dtype, width)
+        if f"type_{name}" not in self._pieces:
+            self.add(f"type_{name}", self.vector_types(dtype, width, name))
+        return name
+
+    def vector_types(self, dtype: DType, width: int, name: str) -> str:
+        """Typedefs of a vector and of its unaligned form `NAMEu`."""
+        raise NotImplementedError
+
+    def mask(self, dtype: DType, width: int) -> str:
+        """The type of a comparison of two vectors of `dtype`."""
+        return self.vector(MASKS[dtype.bytes], width)
+
+    def helper(self, name: str, dtype: DType, width: int) -> str:
+        """The name of a helper function for this type, declared with everything it needs."""
+        dtype = computed(dtype)
+        s = suffix(dtype, width)
+        full = f"rt_{name}_{s}"
+        if full in self._pieces:
+            return full
+        needs, text = self.define(name, dtype, width)
+        v, i = self.vector(dtype, width), self.mask(dtype, width) if dtype.bytes in MASKS else ""
+        for n in needs:
+            self.helper(n, dtype, width)
+        filled = Template(text).substitute(V=v, I=i, E=self.scalar(dtype), S=s, W=str(width), N=full)
+        self.add(full, filled.replace("STATIC", self.inline))
+        return full
+
+    def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """(helpers needed, text) of a helper; `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name."""
+        if name in math.HALVES:
+            return self._half(name, width)
+        if name == "exchange":
+            return (), exchange_text(width)
+        if dtype is f32 and name in math.BODIES:
+            needs, body = math.BODIES[name]
+            body = math.exp_of(width) if name == "exp" else body
+            return needs, f"STATIC $V $N($V x) {{{body}\n}}"
+        if name in ("least", "most"):  # of x and a limit; NaN stays
+            sign = ">" if name == "least" else "<"
+            return ("sel", "splat"), f"STATIC $V $N($V x, $E l) {{ return rt_sel_$S(x {sign} l, rt_splat_$S(l), x); }}"
+        if width == 1:
+            return self._scalar_helper(name, dtype)
+        return self._vector_helper(name, dtype, width)
+
+    def sixteen(self, values: Sequence[int], width: int) -> str:
+        """The name of a function from int32 vectors to the one of sixteen floats that each one's lowest four bits number."""
+        v, i = self.vector(f32, width), self.vector(i32, width)
+        signed, first = [k - 16 * (k > 7) for k in range(16)], values[0]
+        if list(values) == signed:
+            name, plain = "signed", f"return {self.converted('(n << 28) >> 28', v)};"
+        elif list(values) == [first + k for k in range(16)]:
+            name = f"from_{first}" if first >= 0 else f"from_minus_{-first}"
+            plain = f"return {self.converted(f'(n & 15) + ({first})', v)};"
+        else:
+            name = "_".join(["of", *(f"{x}" if x >= 0 else f"m{-x}" for x in values)])
+            picks = ", ".join(str(x) for x in values)
+            lanes = self.literal(v, [f"t[n[{k}] & 15]" for k in range(width)])
+            plain = f"const float t[16] = {{{picks}}};\n  return {lanes};"
+        full = f"rt_four_bits_{name}_{suffix(f32, width)}"
+        self.add(full, f"{self.inline} {v} {full}({i} n) {{{self.lookup(values, width, plain)}}}")
+        return full
+
+    def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
+        """The body of such a function, `plain` where the machine has no better way."""
+        return f" {plain} "
+
+    def _half(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
+        """A conversion between the bits of 16-bit floats and f32."""
+        needs, body = math.HALVES[name]
+        for n in ("sel", "splat"):
+            self.helper(n, i32, width)
+        bits, body = self.vector(HALF, width), body.replace("_i(", f"_{suffix(i32, width)}(")
+        if name.startswith("from"):
+            return needs, f"STATIC $V $N({bits} h) {{\n  $I b = {self.helper('widen', HALF, width)}(h);{body}\n}}"
+        return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', HALF, width)}(r);\n}}"
+
+    def _scalar_helper(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        fixed = {
+            "sel": "STATIC $V $N(int m, $V a, $V b) { return m ? a : b; }",
+            "splat": "STATIC $V $N($V a) { return a; }",
+            "tofloat": "STATIC float $N(int a) { return (float)a; }",
+            "widen": "STATIC int $N($V a) { return a; }",
+            "narrow": "STATIC $V $N(int a) { return ($V)a; }",
+            "floordiv": "STATIC $V $N($V a, $V b) { $V q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }",
+            "floormod": "STATIC $V $N($V a, $V b) { $V r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : ($V)0); }",
+        }
+        if name in fixed:
+            return (), fixed[name]
+        if name in ("max", "min"):
+            sign = ">" if name == "max" else "<"
+            nan = " || a != a" if dtype.is_float else ""
+            return (), f"STATIC $V $N($V a, $V b) {{ return a {sign} b{nan} ? a : b; }}"
+        if (
+            name == "odd"
+        ):  # an f64 as f32, the last bit set where that is not exact: the next rounding sees which side it was on
+            bits, unbits = self.helper("bits", f32, 1), self.helper("unbits", f32, 1)
+            return (), (
+                f"STATIC float $N($V a) {{ float f = (float)a; int b = {bits}(f);\n"
+                "  if (f != f || ($V)f == a || (b & 1)) return f;\n"
+                f"  return {unbits}(b + ((($V)f < a) == (b >= 0) ? 1 : -1)); }}"
+            )
+        if name == "rsqrt":
+            return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
+        if name == "abs" and dtype.is_int:
+            return (), "STATIC $V $N($V a) { return a < 0 ? -a : a; }"
+        return self.scalar_builtin(name, dtype)
+
+    def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
+        raise NotImplementedError
+
+    def _vector_helper(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        lanes = range(width)
+        if name == "iota":
+            return (), "STATIC $V $N(void) { return " + self.literal("$V", [str(k) for k in lanes]) + "; }"
+        if name == "abs" and dtype in (f32, f64):
+            bits = "0x7FFFFFFF" if dtype is f32 else "0x7FFFFFFFFFFFFFFF"
+            return ("bits", "unbits"), f"STATIC $V $N($V a) {{ return rt_unbits_$S(rt_bits_$S(a) & {bits}); }}"
+        if name in ("max", "min"):
+            sign = ">" if name == "max" else "<"
+            nan = " | (a != a)" if dtype.is_float else ""
+            return ("sel",), f"STATIC $V $N($V a, $V b) {{ return rt_sel_$S((a {sign} b){nan}, a, b); }}"
+        if name == "rsqrt":
+            return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
+        if name in FUNCTIONS:
+            one = self.helper(name, dtype, 1)
+            parts = self.literal("$V", [f"{one}(x[{k}])" for k in lanes])
+            return (), f"STATIC $V $N($V x) {{ return {parts}; }}"
+        if name.startswith("fold_"):
+            return self._fold(name, dtype, width)
+        if name.startswith("half_"):
+            return self._halved(name, dtype, width)
+        raise KeyError(f"no helper {name} for {dtype}x{width}")
+
+    def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """All lanes combined, halving the width step by step."""
+        op = name.removeprefix("fold_")
+        halved = f"{self.helper(f'half_{op}', dtype, width)}(a)"
+        if width > 2:
+            halved = f"{self.helper(name, dtype, width // 2)}({halved})"
+        return (), f"STATIC $E $N($V a) {{ return {halved}; }}"
+
+    def _halved(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """The lower half of the lanes combined with the upper half."""
+        op, half = name.removeprefix("half_"), width // 2
+        v = self.vector(dtype, half)
+        joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op) or f"{self.helper(op, dtype, half)}(lo, hi)"
+        low, high = self.half(v, half, 0), self.half(v, half, half)
+        return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
+
+    def converted(self, text: str, vector: str) -> str:
+        """A vector with each lane as the type of another one's."""
+        return f"__builtin_convertvector({text}, {vector})"
+
+    def half(self, vector: str, width: int, start: int) -> str:
+        """`width` lanes of the vector `a` from `start`."""
+        return f"a[{start}]" if width == 1 else self.literal(vector, [f"a[{start + k}]" for k in range(width)])
+
+    def literal(self, vector: str, parts: list[str]) -> str:
+        """A vector from its lanes."""
+        raise NotImplementedError

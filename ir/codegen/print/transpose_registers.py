@@ -1,0 +1,82 @@
+"""Copies that exchange rows and columns: which loops are such, and the square of vectors they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, plus
+from relax_tune.ir.codegen.lower.lowered import Cond, Loop
+from relax_tune.ir.core.dtype import f32, i64
+from relax_tune.ir.core.expr import Load, Op, Var, as_int
+from relax_tune.ir.core.stmt import Store
+
+
+def square_of(f: Loop) -> tuple[Loop, Op | None, Store] | None:
+    """(inner loop, condition on the outer one, store) of two vectorised loops around a store that is made everywhere, or where
+    `x < bound`."""
+    inner = f.body
+    if not isinstance(inner, Loop) or inner.kind != "vectorized":
+        return None
+    if isinstance(inner.body, Store):
+        return inner, None, inner.body
+    if not isinstance(inner.body, Cond) or inner.body.orelse is not None:
+        return None
+    condition, store = inner.body.cond, inner.body.then
+    if isinstance(condition, Op) and condition.op == "lt" and isinstance(store, Store):
+        return inner, condition, store
+    return None
+
+
+def mark_exchange(f: Loop, algebra: Algebra, lanes: int) -> Loop:
+    """A vectorised loop around another one that copies a matrix and exchanges its rows and columns, marked as such: the elements
+    read lie side by side along the outer loop, those written along the inner one. Other loops are left as they are."""
+    found = square_of(f)
+    if found is None:
+        return f
+    inner, condition, store = found
+    size = as_int(inner.extent)
+    if as_int(f.extent) != lanes or size is None or size % lanes:
+        return f
+    if condition is not None:
+        room = plus(algebra.static(condition.args[1]), algebra.static(condition.args[0]), -1)
+        rest = {m: c for m, c in room.items() if m != (f.var,)}
+        whole = condition.args[0].dtype is i64 and room.get((f.var,)) == -1
+        if not whole or algebra.depends(rest, (f.var, inner.var)):
+            return f
+    value = store.value
+    if isinstance(value, Op) and value.op == "select":
+        if any(f.var in algebra.free(e) for e in value.args[::2]):
+            return f
+        value = value.args[1]
+    if not isinstance(value, Load) or value.dtype is not f32 or store.buffer.dtype is not f32:
+        return f
+    side_by_side = _step(value, f.var, algebra) == 1 and _step(store, inner.var, algebra) == 1
+    return replace(f, exchange=True) if side_by_side and _step(value, inner.var, algebra) != 1 else f
+
+
+def _step(access: Load | Store, var: Var, algebra: Algebra) -> int | None:
+    """How far one step of `var` moves in memory; None when that is not a constant."""
+    flat: Poly = {}
+    for d, i in enumerate(access.indices):
+        wide = algebra.times(flat, algebra.static(access.buffer.shape[d])) if d else flat
+        flat = plus(wide, algebra.static(i))
+    others = {m: c for m, c in flat.items() if m != (var,)}
+    return None if algebra.depends(others, (var,)) else flat.get((var,), 0)
+
+
+def exchange_text(width: int) -> str:
+    """A function that exchanges rows and columns of `width` vectors, given by pointers: in each step two rows swap the lanes in
+    which their numbers differ."""
+    rows = [f"x{k}" for k in range(width)]
+    lines = [f"  $V {', '.join(f'{r} = *a{k}' for k, r in enumerate(rows))}, t;"]
+    step = 1
+    while step < width:
+        low = ", ".join(str(j + width - step if j & step else j) for j in range(width))
+        high = ", ".join(str(j + width if j & step else j + step) for j in range(width))
+        for a, b in ((rows[k], rows[k + step]) for k in range(width) if not k & step):
+            lines.append(f"  t = __builtin_shufflevector({a}, {b}, {low});")
+            lines.append(f"  {b} = __builtin_shufflevector({a}, {b}, {high}); {a} = t;")
+        step *= 2
+    lines += [f"  *a{k} = {r};" for k, r in enumerate(rows)]
+    head = ", ".join(f"$V *a{k}" for k in range(width))
+    return f"STATIC void $N({head}) {{\n" + "\n".join(lines) + "\n}"

@@ -1,0 +1,510 @@
+"""Expressions to text, for one lane or for a vector of lanes.
+
+Integer expressions go through `Algebra`; what depends on the lane of the surrounding vectorised loop is *moving* and
+printed as a vector, everything else stays scalar and is broadcast where the two meet. What no vector form exists for
+is printed lane by lane.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.narrow_ints import fits, four_bits, power_of_two
+from relax_tune.ir.codegen.lower.registers import Layout
+from relax_tune.ir.codegen.print.addressing import C_INFIX, Address, Lane, Places, bracketed
+from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, computed, stored
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const
+from relax_tune.ir.core.stmt import Store
+
+VECTOR_TYPES = frozenset({f32, f64, i32})
+
+
+# The text of a value and whether it is a vector; no text where only single lanes can be printed.
+Text = tuple[str | None, bool]
+
+
+class Values(Places):
+    """The expression half of the printer."""
+
+    def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, Layout]) -> None:
+        super().__init__(prelude, algebra, layouts)
+        self._memo: dict[Expr, Text] = {}
+        self._orders: dict[Expr, tuple[tuple[Expr, ...], frozenset[Expr]]] = {}
+
+    # values
+
+    def condition(self, e: Expr) -> str:
+        """A scalar condition."""
+        text, vector = self._fresh_text(e)
+        assert text is not None and not vector
+        return text
+
+    def one(self, e: Expr) -> str:
+        """A value that does not move, without temporaries."""
+        text, vector = self._fresh_text(e)
+        assert text is not None and not vector, e
+        return text
+
+    def _fresh_text(self, e: Expr) -> Text:
+        memo, self._memo = self._memo, {}
+        found = self.text(e)
+        self._memo = memo
+        return found
+
+    def value(self, e: Expr) -> Text:
+        """The text of a store's value; sub-expressions used twice become temporaries in front of it."""
+        order, shared = self._order(e)
+        self._memo = {}
+        for n in order:
+            found = self.text(n)
+            if n in shared and found[0] is not None:
+                name = self.fresh("t")
+                width = self.lane.width if found[1] and self.lane is not None else 1
+                dtype = i32 if n.dtype.short == "bool" else n.dtype
+                self.line(f"const {self.prelude.vector(dtype, width)} {name} = {found[0]};")
+                self._memo[n] = name, found[1]
+        return self.text(e)
+
+    def _order(self, e: Expr) -> tuple[tuple[Expr, ...], frozenset[Expr]]:
+        """Value nodes under `e`, operands first, and those worth a temporary. Indices belong to their loads."""
+        known = self._orders.get(e)
+        if known is not None:
+            return known
+        uses: dict[Expr, int] = {}
+        order: list[Expr] = []
+        stack: list[tuple[Expr, bool]] = [(e, False)]
+        seen: set[Expr] = set()
+        while stack:
+            n, ready = stack.pop()
+            if ready:
+                order.append(n)
+                continue
+            if n in seen:
+                continue
+            seen.add(n)
+            stack.append((n, True))
+            if isinstance(n, Op) and n.dtype is not i64:
+                for c in n.args:
+                    uses[c] = uses.get(c, 0) + 1
+                    stack.append((c, False))
+        shared = frozenset(n for n in order if uses.get(n, 0) > 1 and not isinstance(n, (Const, Var)))
+        shared = frozenset(
+            n for n in shared if not (isinstance(n, Load) and n.buffer in self.layouts) and n.dtype is not i64
+        )
+        self._orders[e] = tuple(order), shared
+        return self._orders[e]
+
+    def text(self, e: Expr) -> Text:
+        found = self._memo.get(e)
+        if found is None:
+            found = self._memo[e] = self._text(e)
+        return found
+
+    def _text(self, e: Expr) -> Text:
+        if isinstance(e, Const):
+            return self._const(e), False
+        if e.dtype is i64 and not isinstance(e, Load):
+            return (None, True) if self.moves(e) else (self._bracket(self.algebra.poly(e)), False)
+        if isinstance(e, Load):
+            return self._load(e)
+        if isinstance(e, Var):
+            return self.var_text(e), False
+        assert isinstance(e, Op)
+        if e.op in ("lt", "le", "eq", "ne"):
+            return self._compare(e)
+        taken = self._taken_branch(e)
+        if taken is not None:
+            return self.text(taken)
+        few = self._four_bits(e)
+        if few is not None:
+            return few, True
+        args = [self.text(a) for a in e.args]
+        if not any(v for _t, v in args):
+            return self._scalar(e, [t or "" for t, _v in args]), False
+        if any(t is None for t, _v in args):
+            return self._by_lane(e), True
+        return self._vector(e, [(t or "", v) for t, v in args])
+
+    def _taken_branch(self, e: Op) -> Expr | None:
+        """The branch of a select whose condition on indices is settled here."""
+        if e.op != "select" or not isinstance(e.args[0], Op) or any(a.dtype is not i64 for a in e.args[0].args):
+            return None
+        known = self.algebra.decide(e.args[0])
+        return None if known is None else e.args[1 if known else 2]
+
+    def _four_bits(self, e: Op) -> str | None:
+        """A vector of floats that four bits of each int32 choose."""
+        if e.op != "cast" or e.dtype is not f32 or not e.args[0].dtype.is_int or not self.moves(e):
+            return None
+        found = four_bits(e.args[0], self._taken_branch)
+        text, moving = (None, False) if found is None else self.text(found.source)
+        if found is None or text is None or not moving:
+            return None
+        return f"{self.prelude.sixteen(found.values, self.width)}({text}{f' >> {found.shift}' if found.shift else ''})"
+
+    def _bracket(self, p: Poly) -> str:
+        return bracketed(self.poly_text(p))
+
+    def _const(self, e: Const) -> str:
+        if e.dtype.is_float:
+            return self.float_text(float(e.value), e.dtype)
+        return str(int(e.value)) if e.value >= 0 else f"({int(e.value)})"
+
+    def _scalar(self, e: Op, args: list[str]) -> str:
+        name = e.op
+        if name in ("add", "sub", "mul", "div"):
+            if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
+                args = args[::-1]
+            return f"({args[0]} {C_INFIX[name]} {args[1]})"
+        if name in ("and", "or"):
+            return f"({args[0]} {C_INFIX[name]} {args[1]})"
+        if name == "not":
+            return f"(!{args[0]})"
+        if name in ("min", "max"):
+            return self._extreme(e, args, 1)
+        if name == "select":
+            return f"({args[0]} ? {args[1]} : {args[2]})"
+        if name == "cast":
+            if e.dtype.short == "bool":
+                return f"({args[0]} != 0)"
+            if e.dtype.is_half:
+                return self.rounded(args[0], e.args[0].dtype, e.dtype, 1)
+            return f"(({self.prelude.scalar(e.dtype)}){args[0]})"
+        if name in ("floordiv", "floormod"):
+            return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
+        if name == "pow":
+            return self._power(e, args, 1)
+        if name == "fmod":
+            return f"{self.prelude.helper('fmod', e.dtype, 1)}({args[0]}, {args[1]})"
+        if name in FUNCTIONS:
+            return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]})"
+        raise BuildError(
+            f"wanted an operation the printers know, found {name!r} in {e!r}; add it to ir/codegen/print/values.py"
+        )
+
+    def rounded(self, text: str, source: DType, target: DType, width: int) -> str:
+        """A value rounded to a 16-bit float."""
+        if source is f64 and target is f16:  # rounding to f32 first must not make a tie
+            text = f"{self.prelude.helper('odd', f64, width)}({text})"
+        return self.unpacked(self.packed(text, target, width), target, width)
+
+    def packed(self, text: str, dtype: DType, width: int) -> str:
+        """What memory holds of a value."""
+        return f"{self.prelude.helper(f'to_{dtype}', f32, width)}({text})" if dtype.is_half else text
+
+    def unpacked(self, text: str, dtype: DType, width: int) -> str:
+        """The value that memory holds."""
+        return f"{self.prelude.helper(f'from_{dtype}', f32, width)}({text})" if dtype.is_half else text
+
+    def _extreme(self, e: Op, args: list[str], width: int) -> str:
+        """min and max that give NaN for NaN; an operand known not to be NaN needs one comparison only."""
+        helper = "max" if e.op == "max" else "min"
+        if e.dtype.is_float and width == 1:
+            sign = ">" if helper == "max" else "<"
+            for k in (0, 1):
+                x = e.args[k]
+                if isinstance(x, Const) and not math.isnan(float(x.value)):
+                    other = args[1 - k]
+                    if other.isidentifier():
+                        return f"({args[k]} {sign} {other} ? {args[k]} : {other})"
+        if isinstance(e.args[1], Const):
+            args = args[::-1]
+        return f"{self.prelude.helper(helper, e.dtype, width)}({args[0]}, {args[1]})"
+
+    def _power(self, e: Op, args: list[str], width: int) -> str:
+        exponent = e.args[1]
+        if isinstance(exponent, Const) and exponent.value == 2 and args[0].isidentifier():
+            return f"({args[0]} * {args[0]})"
+        if isinstance(exponent, Const) and exponent.value == 0.5:
+            return f"{self.prelude.helper('sqrt', e.dtype, width)}({args[0]})"
+        if width > 1:
+            return self._by_lane(e)
+        return f"{self.prelude.helper('pow', e.dtype, 1)}({args[0]}, {args[1]})"
+
+    # vectors
+
+    @property
+    def width(self) -> int:
+        return 1 if self.lane is None else self.lane.width
+
+    def splat(self, text: str, moving: bool, dtype: DType) -> str:
+        """A vector operand; scalars are broadcast."""
+        return text if moving else f"{self.prelude.helper('splat', dtype, self.width)}({text})"
+
+    def mask_text(self, text: str, moving: bool) -> str:
+        return text if moving else f"{self.prelude.helper('splat', i32, self.width)}(-(int)({text}))"
+
+    def _vector(self, e: Op, args: list[tuple[str, bool]]) -> Text:
+        name, w, helper = e.op, self.width, self.prelude.helper
+        if name in ("and", "or"):
+            a, b = (self.mask_text(*x) for x in args)
+            return f"({a} {'&' if name == 'and' else '|'} {b})", True
+        if name == "not":
+            return f"(~{args[0][0]})", True
+        if name == "cast":
+            return self._convert(e, args[0][0])
+        if computed(e.dtype) not in VECTOR_TYPES:
+            return self._by_lane(e), True
+        if name in ("add", "sub", "mul", "div"):
+            if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
+                args = args[::-1]
+            return f"({args[0][0]} {C_INFIX[name]} {args[1][0]})", True
+        if name in ("floordiv", "floormod") and e.dtype is i32 and args[0][1]:
+            shift = power_of_two(e.args[1])
+            if shift is not None:
+                return f"({args[0][0]} {f'>> {shift}' if name == 'floordiv' else f'& {(1 << shift) - 1}'})", True
+        if name in ("min", "max"):
+            return self._extreme(e, [self.splat(*x, e.dtype) for x in args], w), True
+        if name == "select":
+            a, b = (self.splat(*x, e.dtype) for x in args[1:])
+            if not args[0][1]:
+                # both of one type: what is read from memory may differ from it in alignment
+                kind = self.prelude.vector(e.dtype, w)
+                return f"({args[0][0]} ? ({kind}){a} : ({kind}){b})", True
+            mask = self.widened(args[0][0], e.dtype)
+            return f"{helper('sel', e.dtype, w)}({mask}, {a}, {b})", True
+        if name == "pow":
+            return self._power(e, [self.splat(*x, e.dtype) for x in args], w), True
+        if name in FUNCTIONS and e.dtype.is_float:
+            return f"{helper(name, e.dtype, w)}({args[0][0]})", True
+        return self._by_lane(e), True
+
+    def widened(self, mask: str, dtype: DType) -> str:
+        """An int32 mask as the mask type of `dtype`."""
+        dtype = computed(dtype)
+        return mask if dtype.bytes == 4 else self.prelude.converted(mask, self.prelude.mask(dtype, self.width))
+
+    def _convert(self, e: Op, text: str) -> Text:
+        source, target = computed(e.args[0].dtype), computed(e.dtype)
+        if target is i64:
+            return None, True
+        inner = e.args[0]
+        if source in (i8, u8) and target in VECTOR_TYPES and isinstance(inner, Op) and inner.op == "cast":
+            wide, moving = self.text(inner.args[0])
+            if inner.args[0].dtype is i32 and wide is not None and moving and fits(inner.args[0], source):
+                source, text = i32, wide  # there and back again
+        found = None if e.dtype.is_half and source is f64 else self._converted(source, target, text)
+        if found is None:
+            return self._by_lane(e), True
+        return self.rounded(found, source, e.dtype, self.width) if e.dtype.is_half else found, True
+
+    def _converted(self, source: DType, target: DType, text: str) -> str | None:
+        """A vector of one type as another; None where only single lanes can be converted."""
+        w = self.width
+        if source is target:
+            return text
+        if source.short == "bool" and target in VECTOR_TYPES:
+            one, zero = (self.splat(self._const(const(x, target)), False, target) for x in (1, 0))
+            return f"{self.prelude.helper('sel', target, w)}({self.widened(text, target)}, {one}, {zero})"
+        if target.short == "bool":
+            return f"({text} != 0)" if source in (f32, i32) else None
+        if source in (i8, u8) and target in VECTOR_TYPES:
+            text = f"{self.prelude.helper('widen', source, w)}({text})"
+            if target is i32:
+                return text
+        elif source not in VECTOR_TYPES or target not in (f32, f64, i32, i8, u8):
+            return None
+        elif source.is_float and target in (i8, u8):
+            text = self.prelude.converted(text, self.prelude.vector(i32, w))
+        return self.prelude.converted(text, self.prelude.vector(target, w))
+
+    def _compare(self, e: Op) -> Text:
+        a, b = e.args
+        if not self.moves(e):
+            sign = C_INFIX[e.op]
+            if a.dtype is i64:
+                return f"({self.poly_text(self.algebra.poly(a))} {sign} {self.poly_text(self.algebra.poly(b))})", False
+            (x, xv), (y, yv) = self.text(a), self.text(b)
+            if not xv and not yv:
+                return f"({x} {sign} {y})", False
+            return self._vector_compare(e, (x, xv), (y, yv))
+        if a.dtype is i64:
+            return self._prefix(e) or self._by_lane(e), True
+        return self._vector_compare(e, self.text(a), self.text(b))
+
+    def _vector_compare(self, e: Op, x: Text, y: Text) -> Text:
+        dtype = computed(e.args[0].dtype)
+        if x[0] is None or y[0] is None or dtype not in VECTOR_TYPES:
+            return self._by_lane(e), True
+        a, b = self.splat(x[0], x[1], dtype), self.splat(y[0], y[1], dtype)
+        text = f"({a} {C_INFIX[e.op]} {b})"
+        if dtype is f64:
+            text = self.prelude.converted(text, self.prelude.vector(i32, self.width))
+        return text, True
+
+    def _prefix(self, e: Op) -> str | None:
+        """`x + lane < bound` as a comparison of lane numbers."""
+        lane = self.lane
+        assert lane is not None
+        room = plus(self.algebra.poly(e.args[1]), self.algebra.poly(e.args[0]), -1)
+        step = room.get((lane.symbol,))
+        rest = {m: c for m, c in room.items() if m != (lane.symbol,)}
+        if e.op not in ("lt", "le") or step not in (1, -1) or self.algebra.depends(rest, (lane.symbol,)):
+            return None
+        if e.op == "le":
+            rest = plus(rest, constant(1))
+        iota = f"{self.prelude.helper('iota', i32, lane.width)}()"
+        edge = rest if step == -1 else plus(constant(1), rest, -1)
+        low, high = (self.prelude.helper(h, self.index_type(edge), 1) for h in ("max", "min"))
+        limit = f"(int){low}({high}({self.poly_text(edge)}, {lane.width}), 0)"
+        splat = self.prelude.helper("splat", i32, lane.width)
+        return f"({iota} {'<' if step == -1 else '>='} {splat}({limit}))"
+
+    def lanes_text(self, e: Expr) -> list[str]:
+        """`e` for every lane; 0 for lanes that are not active."""
+        lane = self.lane
+        assert lane is not None
+        memo = self._memo
+        env = self.algebra.env
+        moving = env[lane.var]
+        parts: list[str] = []
+        self.lane = None
+        for k in range(lane.width):
+            self._memo = {}
+            env[lane.var] = plus(lane.start, constant(k))
+            text = self.text(e)[0]
+            assert text is not None
+            parts.append(text if lane.count is None else f"({k} < {lane.count} ? {text} : 0)")
+        env[lane.var] = moving
+        self._memo, self.lane = memo, lane
+        return parts
+
+    def _by_lane(self, e: Expr) -> str:
+        parts = self.lanes_text(e)
+        if e.dtype.short == "bool":
+            return self.prelude.literal(self.prelude.vector(i32, self.width), [f"-(int)({p})" for p in parts])
+        return self.prelude.literal(self.prelude.vector(e.dtype, self.width), parts)
+
+    # memory
+
+    def _load(self, e: Load) -> Text:
+        p = self.flat(e.buffer, e.indices)
+        step = self.stride(p)
+        b = e.buffer
+        if b in self.layouts:
+            name, at, width = self.register(b, p)
+            if step == 0:
+                return (name if width == 1 else f"{name}[{at}]"), False
+            return name, True
+        if step == 0:
+            return self.load_one(b, self.poly_text(p)), False
+        lane = self.lane
+        assert lane is not None
+        if b.dtype is i64:
+            return None, True
+        if step == 1:
+            self._ask_ahead(b, p)
+            text = self.load_vector(b, self.address(b, p), lane)
+            if b.dtype.short == "bool":
+                text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
+            return self.unpacked(text, b.dtype, lane.width), True
+        return self._by_lane(e), True
+
+    def _ask_ahead(self, b: Buffer, p: Poly) -> None:
+        """Ask memory for the vector that a later iteration of the marked loop reads, wherever that may be: asking is never wrong."""
+        ahead = self.ahead
+        if ahead is None or b.scope != "global" or b in self.written:
+            return
+        moves = [m for m in p if any(ahead.var in self.algebra.free(a) for a in m)]
+        if moves != [(ahead.var,)]:
+            return
+        at = self.address(b, plus(p, constant(p[(ahead.var,)] * ahead.iterations))).text
+        text = self.ask(at)
+        if text is not None and text not in ahead.asked:
+            ahead.asked.add(text)
+            self.line(text)
+
+    def ask(self, at: str) -> str | None:
+        """A statement that asks memory for what is at an address; None where there is none."""
+        return None
+
+    def load_one(self, b: Buffer, offset: str) -> str:
+        return self.unpacked(f"{self.buffers[b]}[{offset}]", b.dtype, 1)
+
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
+        raise NotImplementedError
+
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        raise NotImplementedError
+
+    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        """A store of a whole vector past the caches."""
+        raise NotImplementedError
+
+    def store_one(self, b: Buffer, offset: str, value: str) -> str:
+        return f"{self.buffers[b]}[{offset}] = {self.packed(value, b.dtype, 1)};"
+
+    def store(self, s: Store) -> None:
+        """One store for the current lane or vector of lanes."""
+        p = self.flat(s.buffer, s.indices)
+        step = self.stride(p)
+        lane, b = self.lane, s.buffer
+        if b.dtype.is_half and b not in self.layouts:  # memory rounds: a cast before it would round twice
+            s = replace(s, value=_before_rounding(s.value, b.dtype))
+        if lane is None or (step == 0 and not self.moves(s.value)):
+            text, _moving = self.value(s.value)
+            assert text is not None
+            self.assign(b, p, text)
+            return
+        text, moving = self.value(s.value)
+        if b in self.layouts and step == 1 and text is not None:
+            name, _at, _width = self.register(b, p)
+            new = self.splat(text, moving, b.dtype)
+            if lane.mask is not None:
+                new = f"{self.prelude.helper('sel', b.dtype, lane.width)}({self.widened(lane.mask, b.dtype)}, {new}, {name})"
+            self.line(f"{name} = {new};")
+            return
+        if step == 1 and text is not None and stored(b.dtype) in (f32, f64, i32, i8, u8, HALF):
+            address = self.address(b, p)
+            new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
+            if not lane.stream or b.scope != "global":
+                self.line(self.store_vector(b, address, new, lane))
+            elif lane.count is None:
+                self.line(self.stream_vector(b, address, new, lane))
+            else:
+                name = self.fresh("t")
+                self.line(f"const {self.prelude.vector(stored(b.dtype), lane.width)} {name} = {new};")
+                whole, part = (f(b, address, name, lane) for f in (self.stream_vector, self.store_vector))
+                self.line(f"if ({lane.count} == {lane.width}) {whole} else {part}")
+            return
+        self._scatter(s, text, moving, lane)
+
+    def assign(self, b: Buffer, p: Poly, text: str) -> None:
+        """One element."""
+        self.line(self.assignment(b, p, text))
+
+    def assignment(self, b: Buffer, p: Poly, text: str) -> str:
+        if b not in self.layouts:
+            return self.store_one(b, self.poly_text(p), text)
+        name, at, width = self.register(b, p)
+        return f"{name if width == 1 else f'{name}[{at}]'} = {text};"
+
+    def _scatter(self, s: Store, text: str | None, moving: bool, lane: Lane) -> None:
+        """Lane by lane."""
+        env = self.algebra.env
+        held: str | None = None
+        if text is not None and moving:
+            held = self.fresh("t")
+            dtype = i32 if s.value.dtype.short == "bool" else s.value.dtype
+            self.line(f"const {self.prelude.vector(dtype, lane.width)} {held} = {text};")
+        old = env[lane.var]
+        for k in range(lane.width):
+            env[lane.var] = plus(lane.start, constant(k))
+            self.lane = None
+            value = f"{held}[{k}]" if held is not None else text if text is not None else self.one(s.value)
+            if held is not None and s.value.dtype.short == "bool":
+                value = f"({value} != 0)"
+            line = self.assignment(s.buffer, self.flat(s.buffer, s.indices), value)
+            self.line(line if lane.count is None else f"if ({k} < {lane.count}) {{ {line} }}")
+        env[lane.var] = old
+        self.lane = lane
+
+
+def _before_rounding(e: Expr, dtype: DType) -> Expr:
+    """The operand of a cast from f32 to `dtype`."""
+    return e.args[0] if isinstance(e, Op) and e.op == "cast" and e.dtype is dtype and e.args[0].dtype is f32 else e

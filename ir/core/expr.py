@@ -1,0 +1,540 @@
+"""Scalar expressions: shapes, indices, tunables, guards and the values tensor functions compute.
+
+One small language for all of them (DESIGN 1). Nodes are interned values: `==` is identity and is structural, because the
+constructors return the existing node. Variables are identities: two variables with one name are two variables.
+Constructors fold constants and drop neutral elements; everything cleverer is `relax_tune.ir.arith`.
+Comparisons that build IR are functions (`lt(a, b)`); `==` never builds IR.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Union
+from weakref import WeakValueDictionary
+
+from relax_tune.ir.core.dtype import DType, bool_, f32, i64
+
+if TYPE_CHECKING:
+    from relax_tune.ir.core.buffer import Buffer
+
+Number = Union[int, float, bool]
+ExprLike = Union["Expr", int]
+
+
+class Expr:
+    """Base of scalar expressions. `dtype` is the element type of the value."""
+
+    __slots__ = ("__weakref__", "dtype")
+    dtype: DType
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def __add__(self, other: ExprLike) -> Expr:
+        return add(self, other)
+
+    def __radd__(self, other: ExprLike) -> Expr:
+        return add(other, self)
+
+    def __sub__(self, other: ExprLike) -> Expr:
+        return sub(self, other)
+
+    def __rsub__(self, other: ExprLike) -> Expr:
+        return sub(other, self)
+
+    def __mul__(self, other: ExprLike) -> Expr:
+        return mul(self, other)
+
+    def __rmul__(self, other: ExprLike) -> Expr:
+        return mul(other, self)
+
+    def __floordiv__(self, other: ExprLike) -> Expr:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: ExprLike) -> Expr:
+        return floordiv(other, self)
+
+    def __mod__(self, other: ExprLike) -> Expr:
+        return floormod(self, other)
+
+    def __rmod__(self, other: ExprLike) -> Expr:
+        return floormod(other, self)
+
+    def __neg__(self) -> Expr:
+        return mul(self, const(-1, self.dtype))
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a scalar expression has no truth value; build comparisons with lt/le/eq and decide with prove()"
+        )
+
+    def __repr__(self) -> str:
+        return format_expr(self)
+
+
+class Const(Expr):
+    """A literal."""
+
+    __slots__ = ("value",)
+    value: Number
+
+    def __repr__(self) -> str:
+        return format_expr(self)
+
+
+class Var(Expr):
+    """A variable: shape symbol, loop variable, block iterator or scalar parameter. Identity; the name is a hint."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, name: str, dtype: DType = i64) -> None:
+        self.name = name
+        self.dtype = dtype
+
+
+class Tunable(Var):
+    """A schedule symbol: a positive integer from the finite, sorted `domain` (DESIGN 1)."""
+
+    __slots__ = ("domain",)
+    domain: tuple[int, ...]
+
+    def __init__(self, name: str, domain: Iterable[int]) -> None:
+        super().__init__(name, i64)
+        self.domain = tuple(sorted(set(domain)))
+        if not self.domain or self.domain[0] < 1:
+            raise ValueError(f"tunable {name!r}: wanted a non-empty domain of positive integers, found {self.domain}")
+
+
+class Op(Expr):
+    """An operation on scalars; `op` is a key of `OPS`."""
+
+    __slots__ = ("args", "op")
+    op: str
+    args: tuple[Expr, ...]
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+class Load(Expr):
+    """The element of `buffer` at `indices`."""
+
+    __slots__ = ("buffer", "indices")
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return self.indices
+
+
+# Every operation: how it prints (infix symbol or None for call syntax). Comparisons and logic give bool.
+INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "floormod": "%",
+    "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "and", "or": "or",
+}  # fmt: skip
+PRECEDENCE = {
+    "or": 1, "and": 2, "not": 3, "lt": 4, "le": 4, "eq": 4, "ne": 4,
+    "add": 5, "sub": 5, "mul": 6, "div": 6, "floordiv": 6, "floormod": 6,
+}  # fmt: skip
+BOOLEAN = frozenset({"lt", "le", "eq", "ne", "and", "or", "not"})
+MATH = frozenset({
+    "exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor", "pow", "fmod", "rint",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+})  # fmt: skip
+OPS = frozenset(INFIX) | BOOLEAN | MATH | {"min", "max", "select", "cast"}
+
+_consts: WeakValueDictionary[tuple[object, ...], Const] = WeakValueDictionary()
+_ops: WeakValueDictionary[tuple[object, ...], Op] = WeakValueDictionary()
+_loads: WeakValueDictionary[tuple[object, ...], Load] = WeakValueDictionary()
+
+
+def const(value: Number, dtype: DType | None = None) -> Const:
+    """The literal `value`; int64 for integers and float32 for floats unless `dtype` says otherwise."""
+    if dtype is None:
+        dtype = bool_ if isinstance(value, bool) else i64 if isinstance(value, int) else f32
+    value = bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value)
+    key = (dtype, repr(value))
+    node = _consts.get(key)
+    if node is None:
+        node = Const.__new__(Const)
+        node.value, node.dtype = value, dtype
+        _consts[key] = node
+    return node
+
+
+def op(name: str, args: tuple[Expr, ...], dtype: DType) -> Expr:
+    """The interned operation node, without any folding."""
+    key = (name, args, dtype)
+    node = _ops.get(key)
+    if node is None:
+        if name not in OPS:
+            raise ValueError(f"wanted a scalar operation, one of {sorted(OPS)}; found {name!r}")
+        node = Op.__new__(Op)
+        node.op, node.args, node.dtype = name, args, dtype
+        _ops[key] = node
+    return node
+
+
+def load(buffer: Buffer, indices: Iterable[ExprLike]) -> Load:
+    """`buffer[indices]`; the number of indices must be the buffer's rank."""
+    where = tuple(expr(i) for i in indices)
+    if len(where) != len(buffer.shape):
+        raise ValueError(f"buffer {buffer.name!r} has {len(buffer.shape)} dims, found {len(where)} indices")
+    key = (buffer, where)
+    node = _loads.get(key)
+    if node is None:
+        node = Load.__new__(Load)
+        node.buffer, node.indices, node.dtype = buffer, where, buffer.dtype
+        _loads[key] = node
+    return node
+
+
+def expr(value: ExprLike | float) -> Expr:
+    """Numbers become literals; expressions pass through."""
+    return value if isinstance(value, Expr) else const(value)
+
+
+def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
+    if isinstance(a, Expr):
+        return a, b if isinstance(b, Expr) else const(b, a.dtype)
+    if isinstance(b, Expr):
+        return const(a, b.dtype), b
+    return expr(a), expr(b)
+
+
+def as_int(e: ExprLike) -> int | None:
+    """The value of an integer literal, otherwise None."""
+    if isinstance(e, int):
+        return e
+    return int(e.value) if isinstance(e, Const) and e.dtype.is_int else None
+
+
+def _literal(e: Expr, value: Number) -> bool:
+    return (
+        isinstance(e, Const) and e.value == value and not (isinstance(e.value, float) and math.copysign(1, e.value) < 0)
+    )
+
+
+def add(a: ExprLike, b: ExprLike) -> Expr:
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const):
+        return const(x.value + y.value, x.dtype)
+    if x.dtype.is_int:
+        if _literal(x, 0):
+            return y
+        if _literal(y, 0):
+            return x
+    return op("add", (x, y), x.dtype)
+
+
+def sub(a: ExprLike, b: ExprLike) -> Expr:
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const):
+        return const(x.value - y.value, x.dtype)
+    if x.dtype.is_int:
+        if _literal(y, 0):
+            return x
+        if x is y:
+            return const(0, x.dtype)
+    return op("sub", (x, y), x.dtype)
+
+
+def mul(a: ExprLike, b: ExprLike) -> Expr:
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const):
+        return const(x.value * y.value, x.dtype)
+    if _literal(x, 1):
+        return y
+    if _literal(y, 1):
+        return x
+    if x.dtype.is_int and (_literal(x, 0) or _literal(y, 0)):
+        return const(0, x.dtype)
+    return op("mul", (x, y), x.dtype)
+
+
+def div(a: ExprLike, b: ExprLike) -> Expr:
+    """Floating-point division."""
+    x, y = _pair(a, b)
+    return x if _literal(y, 1) else op("div", (x, y), x.dtype)
+
+
+def floordiv(a: ExprLike, b: ExprLike) -> Expr:
+    """Integer division rounded to minus infinity; the divisor is never zero."""
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const) and y.value:
+        return const(x.value // y.value, x.dtype)
+    if _literal(y, 1):
+        return x
+    return const(0, x.dtype) if _literal(x, 0) else op("floordiv", (x, y), x.dtype)
+
+
+def floormod(a: ExprLike, b: ExprLike) -> Expr:
+    """`a - floordiv(a, b) * b`: for a positive divisor in [0, b)."""
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const) and y.value:
+        return const(x.value % y.value, x.dtype)
+    return const(0, x.dtype) if _literal(y, 1) or _literal(x, 0) else op("floormod", (x, y), x.dtype)
+
+
+def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
+    """ceil(a / b) as floordiv(a + b - 1, b)."""
+    x, y = _pair(a, b)
+    if _literal(y, 1):
+        return x
+    return floordiv(add(x, sub(y, 1)), y)
+
+
+def minimum(a: ExprLike, b: ExprLike) -> Expr:
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const):
+        return const(min(x.value, y.value), x.dtype)
+    return x if x is y else op("min", (x, y), x.dtype)
+
+
+def maximum(a: ExprLike, b: ExprLike) -> Expr:
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const):
+        return const(max(x.value, y.value), x.dtype)
+    return x if x is y else op("max", (x, y), x.dtype)
+
+
+_COMPARE: Mapping[str, Callable[[Number, Number], bool]] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+def compare(name: str, a: ExprLike, b: ExprLike) -> Expr:
+    """`lt`, `le`, `eq` or `ne` of two scalars: a bool expression."""
+    x, y = _pair(a, b)
+    if isinstance(x, Const) and isinstance(y, Const):
+        return const(_COMPARE[name](x.value, y.value))
+    if x is y and x.dtype.is_int:
+        return const(name in ("le", "eq"))
+    return op(name, (x, y), bool_)
+
+
+def lt(a: ExprLike, b: ExprLike) -> Expr:
+    return compare("lt", a, b)
+
+
+def le(a: ExprLike, b: ExprLike) -> Expr:
+    return compare("le", a, b)
+
+
+def gt(a: ExprLike, b: ExprLike) -> Expr:
+    return compare("lt", b, a)
+
+
+def ge(a: ExprLike, b: ExprLike) -> Expr:
+    return compare("le", b, a)
+
+
+def eq(a: ExprLike, b: ExprLike) -> Expr:
+    return compare("eq", a, b)
+
+
+def ne(a: ExprLike, b: ExprLike) -> Expr:
+    return compare("ne", a, b)
+
+
+TRUE = const(True)
+FALSE = const(False)
+
+
+def and_(*args: Expr) -> Expr:
+    """Conjunction; `and_()` is true."""
+    kept: list[Expr] = []
+    for a in args:
+        if a is FALSE:
+            return FALSE
+        if a is not TRUE and a not in kept:
+            kept.append(a)
+    if not kept:
+        return TRUE
+    result = kept[0]
+    for a in kept[1:]:
+        result = op("and", (result, a), bool_)
+    return result
+
+
+def or_(a: Expr, b: Expr) -> Expr:
+    if a is TRUE or b is TRUE:
+        return TRUE
+    return b if a is FALSE else a if b is FALSE else op("or", (a, b), bool_)
+
+
+def not_(a: Expr) -> Expr:
+    if isinstance(a, Const):
+        return const(not a.value)
+    return op("not", (a,), bool_)
+
+
+def select(cond: Expr, a: ExprLike, b: ExprLike) -> Expr:
+    """`a` where `cond`, else `b`; both are evaluated."""
+    x, y = _pair(a, b)
+    if isinstance(cond, Const):
+        return x if cond.value else y
+    return x if x is y else op("select", (cond, x, y), x.dtype)
+
+
+def cast(a: Expr, dtype: DType) -> Expr:
+    if a.dtype is dtype:
+        return a
+    if isinstance(a, Const):
+        return const(a.value, dtype)
+    return op("cast", (a,), dtype)
+
+
+def call(name: str, *args: Expr) -> Expr:
+    """A mathematical function of `MATH` on floats (dtype of the first argument)."""
+    if name not in MATH:
+        raise ValueError(f"wanted one of {sorted(MATH)}, found {name!r}")
+    return op(name, args, args[0].dtype)
+
+
+def conjuncts(e: Expr) -> tuple[Expr, ...]:
+    """The parts of a conjunction, left to right; true has none."""
+    parts: list[Expr] = []
+    stack = [e]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Op) and x.op == "and":
+            stack.extend(reversed(x.args))
+        elif x is not TRUE:
+            parts.append(x)
+    return tuple(parts)
+
+
+def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
+    """`e` with other children, through the folding constructors."""
+    if isinstance(e, Load):
+        return load(e.buffer, args)
+    if not isinstance(e, Op):
+        return e
+    name = e.op
+    if name in _REBUILD:
+        return _REBUILD[name](*args)
+    if name == "cast":
+        return cast(args[0], e.dtype)
+    return op(name, args, e.dtype)
+
+
+_REBUILD: Mapping[str, Callable[..., Expr]] = {
+    "add": add, "sub": sub, "mul": mul, "div": div, "floordiv": floordiv, "floormod": floormod,
+    "min": minimum, "max": maximum, "lt": lt, "le": le, "eq": eq, "ne": ne,
+    "and": and_, "or": or_, "not": not_, "select": select,
+}  # fmt: skip
+
+
+def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
+    """Every distinct node under `roots`, children first, without recursion."""
+    seen: set[Expr] = set()
+    for root in roots:
+        stack: list[tuple[Expr, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in seen:
+                continue
+            if ready or not node.children:
+                seen.add(node)
+                yield node
+            else:
+                stack.append((node, True))
+                stack.extend((c, False) for c in reversed(node.children) if c not in seen)
+
+
+def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
+    """Rewrite bottom-up: `leaf(node)` on every rebuilt node, None keeps it. Shared nodes are visited once."""
+    done: dict[Expr, Expr] = {}
+    for node in postorder((e,)):
+        children = node.children
+        new = node
+        if children:
+            args = tuple(done[c] for c in children)
+            if args != children:
+                new = rebuild(node, args)
+        replaced = leaf(new)
+        done[node] = new if replaced is None else replaced
+    return done[e]
+
+
+def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """`e` with the outermost of its nodes changed that `change` has something for."""
+    done: dict[Expr, Expr] = {}
+    stack = [e]
+    while stack:
+        x = stack[-1]
+        if x in done:
+            stack.pop()
+        elif (found := change(x)) is not None:
+            done[x] = found
+        elif waiting := [c for c in x.children if c not in done]:
+            stack.extend(waiting)
+        else:
+            done[x] = rebuild(x, tuple(done[c] for c in x.children)) if x.children else x
+    return done[e]
+
+
+def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
+    """`e` with variables replaced simultaneously."""
+    if not mapping:
+        return e
+    return transform(e, lambda n: mapping.get(n) if isinstance(n, Var) else None)
+
+
+def free_vars(*roots: Expr) -> tuple[Var, ...]:
+    """The distinct variables under `roots` in order of first appearance (tunables included)."""
+    return tuple(n for n in postorder(roots) if isinstance(n, Var))
+
+
+def loads(*roots: Expr) -> tuple[Load, ...]:
+    """The distinct buffer reads under `roots`, inner ones first."""
+    return tuple(n for n in postorder(roots) if isinstance(n, Load))
+
+
+def format_expr(e: Expr, names: Callable[[Var], str] = lambda v: v.name) -> str:
+    """Python-syntax text, with only the parentheses precedence needs. `names` chooses how variables print."""
+    done: dict[Expr, tuple[str, int]] = {}
+    for n in postorder((e,)):
+        done[n] = _format_node(n, done, names)
+    return done[e][0]
+
+
+def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], names: Callable[[Var], str]) -> tuple[str, int]:
+    if isinstance(n, Const):
+        return _format_const(n)
+    if isinstance(n, Var):
+        return names(n), 9
+    if isinstance(n, Load):
+        return f"{n.buffer.name}[{', '.join(done[i][0] for i in n.indices)}]", 9
+    assert isinstance(n, Op)
+    if n.op in INFIX:
+        level = PRECEDENCE[n.op]
+        # comparisons do not chain, and floats do not reassociate: the right side binds one level tighter
+        left, right = (done[a] for a in n.args)
+        lhs = left[0] if left[1] >= level + (level == 4) else f"({left[0]})"
+        rhs = right[0] if right[1] > level else f"({right[0]})"
+        return f"{lhs} {INFIX[n.op]} {rhs}", level
+    if n.op == "not":
+        inner = done[n.args[0]]
+        return f"not {inner[0] if inner[1] > 3 else f'({inner[0]})'}", 3
+    args = ", ".join(done[a][0] for a in n.args)
+    return (f"cast({args}, {n.dtype})" if n.op == "cast" else f"{n.op}({args})"), 9
+
+
+def _format_const(n: Const) -> tuple[str, int]:
+    if n.dtype in (i64, bool_):
+        text = str(n.value)
+    elif n.dtype is f32 and math.isfinite(n.value):
+        text = repr(float(n.value))
+    else:
+        text = f"const('{n.value}', {n.dtype})" if not math.isfinite(n.value) else f"const({n.value!r}, {n.dtype})"
+    return text, 8 if text.startswith("-") else 9

@@ -1,0 +1,97 @@
+"""Functions of the three kinds and the module that holds them (paper section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Var, free_vars
+from relax_tune.ir.core.stmt import Stmt
+
+if TYPE_CHECKING:
+    from relax_tune.ir.core.graph import Function
+    from relax_tune.ir.core.struct_info import CallableInfo
+
+Param = Union[Buffer, Var]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrimFunc:
+    """A tensor function in destination-passing style.
+
+    params: buffers in call order, the last `outputs` of them written, then explicit scalar parameters (`Var`).
+    Shape symbols that occur as a bare dimension of a parameter buffer are read off it; every other symbol used must be a
+    scalar parameter. `allocs` are the intermediate buffers. `consts` are the parameters that hold the same values at every
+    call (weights), which may be re-laid-out once by a `prepare` block.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    outputs: int
+    body: Stmt
+    allocs: tuple[Buffer, ...] = ()
+    consts: tuple[Buffer, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Parameter buffers in call order."""
+        return tuple(p for p in self.params if isinstance(p, Buffer))
+
+    @property
+    def input_buffers(self) -> tuple[Buffer, ...]:
+        return self.buffers[: len(self.buffers) - self.outputs]
+
+    @property
+    def output_buffers(self) -> tuple[Buffer, ...]:
+        return self.buffers[len(self.buffers) - self.outputs :]
+
+    @property
+    def scalar_params(self) -> tuple[Var, ...]:
+        return tuple(p for p in self.params if isinstance(p, Var))
+
+    @property
+    def symbols(self) -> tuple[Var, ...]:
+        """Shape symbols in order of first appearance in the parameters (buffer dims, then scalar parameters)."""
+        dims: list[Expr] = [d for b in self.buffers for d in b.shape]
+        return free_vars(*dims, *self.scalar_params)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExternFunc:
+    """A library routine by name, with the signature deduction sees."""
+
+    name: str
+    signature: CallableInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """What is declared of a symbol: `lower <= var` and, when `upper` is not None, `var <= upper`."""
+
+    var: Var
+    lower: int = 0
+    upper: int | None = None
+
+
+AnyFunction = Union["Function", PrimFunc, ExternFunc]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IRModule:
+    """Named functions of the three kinds, the weights they name, and the declared bounds of the graph's symbols."""
+
+    functions: Mapping[str, AnyFunction]
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    bounds: tuple[Bound, ...] = ()
+
+    def prim(self, name: str) -> PrimFunc:
+        """The tensor function `name`; KeyError text names what there is."""
+        found = self.functions.get(name)
+        if not isinstance(found, PrimFunc):
+            known = ", ".join(n for n, f in self.functions.items() if isinstance(f, PrimFunc))
+            raise KeyError(f"wanted a tensor function called {name!r}; the module has {known or 'none'}")
+        return found

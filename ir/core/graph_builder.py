@@ -1,0 +1,253 @@
+"""Writes graph functions binding by binding; every value is annotated when it is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from numpy.typing import NDArray
+
+from relax_tune.errors import DeduceError, UserError
+from relax_tune.ir.core.dtype import DType, dtype, f32
+from relax_tune.ir.core.expr import Expr, ExprLike, Var, expr
+from relax_tune.ir.core.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    BindingBlock,
+    Body,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Constant,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    TupleItem,
+    TupleValue,
+    Value,
+    into_blocks,
+    is_impure,
+)
+from relax_tune.ir.core.graph import Call as GraphCall
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo
+from relax_tune.ir.deduce.deduce import infer_value, info_of, require_bounds, side_env, signature
+from relax_tune.ir.deduce.relations import check_annotation, info_symbols, solve
+from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
+from relax_tune.ir.text.printer import excerpt
+
+__all__ = ["GraphBuilder", "check_annotation", "infer_value", "info_of"]
+
+
+class GraphBuilder:
+    """Builds one graph function, and the module around it.
+
+    >>> g = GraphBuilder()
+    >>> n = g.symbol("n", upper=512)
+    >>> x = g.input("x", (n, 4))
+    >>> y = g.call(Relu(), x)
+    >>> module = g.finish(y)
+    """
+
+    def __init__(self, name: str = "main") -> None:
+        self.name = name
+        self._bounds: list[Bound] = []
+        self._params: list[GVar] = []
+        self._bindings: list[AnyBinding] = []
+        self._constants: dict[str, NDArray[Any]] = {}
+        self._functions: dict[str, AnyFunction] = {}
+        self._names: dict[str, int] = {}
+        self._seen: set[Var] = set()
+        self.deduction = Deduction()
+
+    def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> Var:
+        """A shape symbol with `lower <= value` and, when given, `value <= upper`."""
+        if lower < 0 or (upper is not None and upper < lower):
+            raise UserError(f"symbol {name!r}: wanted 0 <= lower <= upper, found {lower} and {upper}")
+        var = Var(name)
+        self._declare(Bound(var, lower, upper))
+        self._seen.add(var)
+        return var
+
+    def _declare(self, bound: Bound) -> None:
+        self._bounds.append(bound)
+        self.deduction.env = env_of(self._bounds)
+
+    def fresh(self, hint: str) -> str:
+        """`hint`, with a number when it is taken."""
+        number = self._names.get(hint, 0)
+        self._names[hint] = number + 1
+        return hint if number == 0 else self.fresh(f"{hint}_{number}")
+
+    def input(self, name: str, shape: Sequence[ExprLike] | None, element: DType | None = f32) -> GVar:
+        """A tensor parameter of the function."""
+        dims = None if shape is None else tuple(expr(d) for d in shape)
+        return self.parameter(name, TensorInfo(dims, element))
+
+    def parameter(self, name: str, info: StructInfo) -> GVar:
+        """A parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
+        if name in self._names:
+            raise UserError(f"wanted distinct parameter names, found {name!r} twice")
+        self._seen.update(info_symbols(info))
+        var = GVar(self.fresh(name), info)
+        self._params.append(var)
+        return var
+
+    def constant(self, name: str, array: NDArray[Any]) -> Constant:
+        """A weight. The array is kept, not copied."""
+        if name in self._constants:
+            raise UserError(f"wanted distinct constant names, found {name!r} twice")
+        self._constants[name] = array
+        return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
+
+    def add(self, function: PrimFunc | ExternFunc) -> str:
+        """Make a tensor function or library routine known; gives its name."""
+        if function.name in self._functions or function.name == self.name:
+            raise UserError(f"wanted distinct function names, found {function.name!r} twice")
+        self._functions[function.name] = function
+        return function.name
+
+    def include(self, module: IRModule) -> None:
+        """Make the functions of another module known, with its weights and bounds; what both hold must be the same object."""
+        for name, f in module.functions.items():
+            if self._functions.setdefault(name, f) is not f or name == self.name:
+                raise UserError(f"wanted distinct function names, found {name!r} twice")
+        for name, array in module.constants.items():
+            if self._constants.setdefault(name, array) is not array:
+                raise UserError(f"wanted distinct constant names, found {name!r} twice")
+        known = {b.var for b in self._bounds}
+        for bound in module.bounds:
+            if bound.var not in known:
+                self._declare(bound)
+
+    def function(self, name: str) -> FunctionRef:
+        """A graph function that was included, as a value."""
+        found = self._functions.get(name)
+        if not isinstance(found, Function):
+            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, Function)) or "none"
+            raise UserError(f"wanted a graph function that was included, found {name!r}; there are: {known}")
+        return FunctionRef(name, signature(found))
+
+    def emit(self, value: Value, hint: str = "v") -> GVar:
+        """Bind `value` to a new variable with the deduced annotation. Raises DeduceError, showing the binding."""
+        try:
+            info = infer_value(value, self.deduction)
+        except DeduceError as error:
+            self._fail(error, Binding(GVar(hint, ObjectInfo()), value))
+        var = GVar(self.fresh(hint), info)
+        self._bindings.append(Binding(var, value))
+        return var
+
+    def _fail(self, error: DeduceError, binding: AnyBinding) -> NoReturn:
+        """`error`, with the function so far and a caret under `binding`."""
+        blocks = (BindingBlock((*self._bindings, binding)),)
+        so_far = Function(self.name, tuple(self._params), blocks, binding.var, binding.var.info)
+        raise DeduceError(f"{error}\n{excerpt(so_far, binding)}") from None
+
+    def call(self, op: OperatorSpec, *args: Value, hint: str | None = None) -> GVar:
+        """An operator on values."""
+        return self.emit(GraphCall(op, args), hint or op.name)
+
+    def call_function(self, callee: str | Value, *args: Value, hint: str | None = None) -> GVar:
+        """A graph function on values: one that was included, or one that a variable holds."""
+        target = self.function(callee) if isinstance(callee, str) else callee
+        name = target.name if isinstance(target, (FunctionRef, GVar)) else "call"
+        return self.emit(CallFunction(target, args), hint or name)
+
+    def call_host(self, routine: str, args: Sequence[Value], out: StructInfo, pure: bool = False) -> GVar:
+        """An opaque routine of the host program, by name."""
+        return self.emit(CallHost(routine, tuple(args), out, pure), routine.rpartition(".")[2])
+
+    def call_tir(
+        self,
+        callee: str,
+        args: Sequence[Value],
+        out: TensorInfo | Sequence[TensorInfo],
+        scalars: Sequence[ExprLike] = (),
+        inplace: Sequence[int | None] = (),
+    ) -> GVar:
+        """`call_tir`; `out` annotates what it writes. inplace: `call_tir_inplace`, for each output the position of the argument
+        whose memory it takes, or None. Raises UserError for a callee that `add` has not made known."""
+        if not isinstance(self._functions.get(callee), PrimFunc):
+            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, PrimFunc)) or "none"
+            raise UserError(
+                f"call_tir: wanted the name of a tensor function, found {callee!r:.80}; added so far: {known}"
+            )
+        outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
+        numbers = tuple(expr(s) for s in scalars)
+        return self.emit(CallTIR(callee, tuple(args), outs, numbers, tuple(inplace)), callee)
+
+    def call_library(
+        self,
+        routine: str,
+        args: Sequence[Value],
+        out: TensorInfo | Sequence[TensorInfo],
+        scalars: Sequence[ExprLike] = (),
+    ) -> GVar:
+        """`call_dps_library`; `out` annotates what it writes."""
+        outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
+        hint = routine.rpartition(".")[2]
+        return self.emit(CallDPSLibrary(routine, tuple(args), outs, tuple(expr(s) for s in scalars)), hint)
+
+    def branch(
+        self, cond: Value | Expr, then: Callable[[], Value], orelse: Callable[[], Value], hint: str = "chosen"
+    ) -> GVar:
+        """`then()` where `cond` holds, otherwise `orelse()`: each emits its own bindings and gives the value of its side."""
+        test = PrimValue(cond) if isinstance(cond, Expr) else cond
+        sides: list[Body] = []
+        outer, seen, env = self._bindings, set(self._seen), self.deduction.env
+        try:
+            for taken, side in ((True, then), (False, orelse)):
+                self._bindings, self._seen = [], set(seen)
+                self.deduction.env = side_env(env, test, taken)
+                ret = side()
+                sides.append(Body(into_blocks(self._bindings), ret))
+        finally:
+            self._bindings, self._seen, self.deduction.env = outer, seen, env
+        return self.emit(If(test, sides[0], sides[1]), hint)
+
+    def item(self, value: Value, index: int) -> GVar:
+        """One field of a tuple."""
+        return self.emit(TupleItem(value, index), "item")
+
+    def match_cast(self, value: Value, info: StructInfo, hint: str = "cast") -> GVar:
+        """Assert `info` of `value`: what can be decided now is, the rest is checked at run time.
+
+        Raises DeduceError when the value can never have that annotation."""
+        name = value.name if isinstance(value, (GVar, Constant)) else hint
+        found = info_of(value)
+        try:
+            meaning = solve(CallableInfo((info,), ObjectInfo()), (found,), self.deduction.env)
+            new = {v: e for v, e in meaning.items() if v not in self._seen}
+            self._seen = check_annotation(name, found, info, self.deduction, self._seen)
+            require_bounds(name, new, self.deduction)
+        except DeduceError as error:
+            self._fail(error, MatchCast(GVar(hint, info), value, info))
+        var = GVar(self.fresh(hint), info)
+        self._bindings.append(MatchCast(var, value, info))
+        return var
+
+    @property
+    def checks(self) -> tuple[RuntimeCheck, ...]:
+        """What deduction left to run time so far."""
+        return tuple(self.deduction.checks)
+
+    def finish(self, result: Value | Sequence[Value], declared: StructInfo | None = None) -> IRModule:
+        """The module. declared: the result's annotation, checked against the deduced one.
+
+        Raises DeduceError when the two can never agree."""
+        ret: Value = TupleValue(tuple(result)) if isinstance(result, Sequence) else result
+        found = info_of(ret)
+        pure = not any(is_impure(b.value) for b in self._bindings)
+        function = Function(self.name, tuple(self._params), into_blocks(self._bindings), ret, declared or found, pure)
+        if declared is not None:
+            try:
+                check_annotation(f"result of {self.name}", found, declared, self.deduction)
+            except DeduceError as error:
+                raise DeduceError(f"{error}\n{excerpt(function, ret)}") from None
+        functions: Mapping[str, AnyFunction] = {self.name: function, **self._functions}
+        return IRModule(functions, dict(self._constants), tuple(self._bounds))

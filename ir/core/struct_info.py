@@ -1,0 +1,92 @@
+"""Annotations: what is known of a value (paper section 3.1, "structural information")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Union
+
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """Any value."""
+
+    def __repr__(self) -> str:
+        return "Object"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor. `shape` is a tuple of scalar expressions, or None when only `ndim` (or nothing: None) is known."""
+
+    shape: tuple[Expr, ...] | None
+    dtype: DType | None
+    ndim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            object.__setattr__(self, "ndim", len(self.shape))
+
+    def __repr__(self) -> str:
+        if self.shape is not None:
+            dims = ", ".join(map(repr, self.shape)) + ("," if len(self.shape) == 1 else "")
+            return f"Tensor(({dims}), {self.dtype or 'unknown'})"
+        return f"Tensor(ndim={'unknown' if self.ndim is None else self.ndim}, {self.dtype or 'unknown'})"
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeInfo:
+    """A first-class shape value: its dims, or only how many."""
+
+    values: tuple[Expr, ...] | None
+    ndim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.values is not None:
+            object.__setattr__(self, "ndim", len(self.values))
+
+    def __repr__(self) -> str:
+        if self.values is not None:
+            return f"Shape([{', '.join(map(repr, self.values))}])"
+        return f"Shape(ndim={'unknown' if self.ndim is None else self.ndim})"
+
+
+@dataclass(frozen=True, slots=True)
+class PrimInfo:
+    """A scalar, with its value when that is known symbolically."""
+
+    dtype: DType
+    value: Expr | None = None
+
+    def __repr__(self) -> str:
+        return f"Prim({self.dtype})" if self.value is None else f"Prim({self.dtype}, {self.value!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class TupleInfo:
+    fields: tuple[StructInfo, ...]
+
+    def __repr__(self) -> str:
+        return f"Tuple({', '.join(map(repr, self.fields))})"
+
+
+@dataclass(frozen=True, slots=True)
+class CallableInfo:
+    """A function's signature: symbols bind in the parameters, anew at every call, and are instantiated in the result.
+
+    params: None when nothing is known of them. pure: calling it does nothing but compute the result. names: what the
+    parameters are called, for messages only."""
+
+    params: tuple[StructInfo, ...] | None
+    ret: StructInfo
+    pure: bool = True
+    names: tuple[str, ...] = field(default=(), compare=False)
+
+    def __repr__(self) -> str:
+        params = "None" if self.params is None else "(" + "".join(f"{p!r}, " for p in self.params).rstrip(" ") + ")"
+        return f"Callable({params}, {self.ret!r}{'' if self.pure else ', pure=False'})"
+
+
+StructInfo = Union[ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo]

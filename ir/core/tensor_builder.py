@@ -1,0 +1,130 @@
+"""A short way to write tensor functions: declare buffers, then say what each element is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from relax_tune.ir.core.buffer import Buffer, Scope
+from relax_tune.ir.core.dtype import DType, f32
+from relax_tune.ir.core.expr import Expr, ExprLike, Load, Var, expr, load
+from relax_tune.ir.core.function import Param, PrimFunc
+from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, seq
+
+
+class Tensor:
+    """A buffer that can be indexed to build a load: `A[i, j]`."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+
+    def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Load:
+        return load(self.buffer, indices if isinstance(indices, tuple) else (indices,))
+
+
+class TensorBuilder:
+    """Builds one `PrimFunc`, block by block.
+
+    >>> n = Var("n")
+    >>> b = TensorBuilder("double")
+    >>> x, y = b.input("x", (n,)), b.output("y", (n,))
+    >>> b.compute(y, lambda i: x[i] * 2.0)
+    >>> f = b.finish()
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._inputs: list[Buffer] = []
+        self._outputs: list[Buffer] = []
+        self._scalars: list[Var] = []
+        self._allocs: list[Buffer] = []
+        self._consts: list[Buffer] = []
+        self._stmts: list[Stmt] = []
+        self._names: set[str] = set()
+
+    def _unique(self, name: str) -> str:
+        self._names.add(own := unused(name, self._names))
+        return own
+
+    def _buffer(self, name: str, shape: Sequence[ExprLike], dtype: DType, scope: Scope = "global") -> Buffer:
+        return Buffer(self._unique(name), tuple(expr(d) for d in shape), dtype, scope)
+
+    def input(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32, const: bool = False) -> Tensor:
+        """A parameter that is read; `const` when it holds the same values at every call."""
+        buffer = self._buffer(name, shape, dtype)
+        self._inputs.append(buffer)
+        if const:
+            self._consts.append(buffer)
+        return Tensor(buffer)
+
+    def output(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32) -> Tensor:
+        buffer = self._buffer(name, shape, dtype)
+        self._outputs.append(buffer)
+        return Tensor(buffer)
+
+    def scalar(self, var: Var) -> Var:
+        """An explicit scalar parameter."""
+        self._scalars.append(var)
+        return var
+
+    def alloc(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32) -> Tensor:
+        """An intermediate buffer."""
+        buffer = self._buffer(name, shape, dtype)
+        self._allocs.append(buffer)
+        return Tensor(buffer)
+
+    def compute(self, out: Tensor, value: Callable[..., Expr], name: str | None = None) -> None:
+        """One spatial block: `out[i...] = value(i...)` for every element."""
+        self._block(out, out.buffer.shape, (), name, lambda s, _r: (s, None, value(*s)))
+
+    def reduce(
+        self,
+        out: Tensor,
+        extents: Sequence[ExprLike],
+        init: Expr,
+        combine: Callable[..., Expr],
+        name: str | None = None,
+    ) -> None:
+        """A reduction block: `out[i...] = init`, then `out[i...] = combine(out[i...], i..., r...)` over `extents`."""
+        self._block(
+            out,
+            out.buffer.shape,
+            tuple(expr(e) for e in extents),
+            name,
+            lambda s, r: (s, init, combine(out[s], *s, *r)),
+        )
+
+    def _block(
+        self,
+        out: Tensor,
+        spatial: Sequence[Expr],
+        reduce: Sequence[Expr],
+        name: str | None,
+        make: Callable[[tuple[Var, ...], tuple[Var, ...]], tuple[tuple[Var, ...], Expr | None, Expr]],
+    ) -> None:
+        block = self._unique(name or f"{out.buffer.name}_block")
+        letters = "ijlpqst"
+        s = tuple(Var(f"v{letters[a] if a < 7 else f's{a}'}") for a in range(len(spatial)))
+        r = tuple(Var(f"vk{a or ''}") for a in range(len(reduce)))
+        indices, init, value = make(s, r)
+        iters = tuple(IterVar(v, e) for v, e in zip(s, spatial, strict=True))
+        iters += tuple(IterVar(v, e, "reduce") for v, e in zip(r, reduce, strict=True))
+        loops = [Var(self._unique(f"{block}_{i.var.name[1:]}")) for i in iters]
+        body: Stmt = Block(
+            block,
+            iters,
+            tuple(loops),
+            Store(out.buffer, indices, value),
+            None if init is None else Store(out.buffer, indices, init),
+        )
+        for var, i in reversed(list(zip(loops, iters, strict=True))):
+            body = For(var, i.extent, body)
+        self._stmts.append(body)
+
+    def finish(self) -> PrimFunc:
+        params: tuple[Param, ...] = (*self._inputs, *self._outputs, *self._scalars)
+        return PrimFunc(
+            self.name, params, len(self._outputs), seq(*self._stmts), tuple(self._allocs), tuple(self._consts)
+        )

@@ -1,0 +1,1 @@
+"""Deduction of annotations and relations between them."""

@@ -1,0 +1,252 @@
+"""Deduction: the annotation of a value from those of its operands, across operators, calls of functions and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import Const, Expr, Var, const, ge, le, not_
+from relax_tune.ir.core.graph import (
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Constant,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+    operands,
+)
+from relax_tune.ir.core.struct_info import (
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    TupleInfo,
+)
+from relax_tune.ir.deduce.relations import (
+    differences,
+    info_symbols,
+    join,
+    own_symbols,
+    require_all,
+    solve,
+    substitute_info,
+    without_symbols,
+)
+from relax_tune.ir.op.base import Deduction, OperatorSpec
+
+
+def info_of(value: Value) -> StructInfo:
+    """The annotation a value has by itself: an atom, a tuple of atoms or a destination-passing call."""
+    if isinstance(value, (GVar, Constant, FunctionRef)):
+        return value.info
+    if isinstance(value, ShapeValue):
+        return ShapeInfo(value.values)
+    if isinstance(value, PrimValue):
+        return PrimInfo(value.value.dtype, value.value)
+    if isinstance(value, TupleValue):
+        return TupleInfo(tuple(info_of(f) for f in value.fields))
+    if isinstance(value, (CallTIR, CallDPSLibrary)):
+        return value.out[0] if len(value.out) == 1 else TupleInfo(value.out)
+    if isinstance(value, CallHost):
+        return value.out
+    if isinstance(value, TupleItem):
+        owner = info_of(value.value)
+        if isinstance(owner, ObjectInfo):
+            return owner
+        if not isinstance(owner, TupleInfo):
+            raise DeduceError(f"wanted a tuple to take item {value.index} of, found {owner!r}")
+        if not 0 <= value.index < len(owner.fields):
+            raise DeduceError(f"wanted an item in 0..{len(owner.fields) - 1}, found {value.index}")
+        return owner.fields[value.index]
+    return ObjectInfo()
+
+
+def infer_value(value: Value, ctx: Deduction) -> StructInfo:
+    """The annotation of any value; the bindings inside an `if` count as they are annotated. Raises DeduceError."""
+    if isinstance(value, CallFunction):
+        return infer_call(value, ctx)
+    if isinstance(value, If):
+        return infer_if(value, ctx)
+    if isinstance(value, CallTIR):
+        require_places(value, ctx)
+    if isinstance(value, Call):
+        if not isinstance(value.op, OperatorSpec):
+            raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
+        args = [info_of(a) for a in value.args]
+        info = value.op.infer(args, ctx)
+        require_dims(value.op.name, args, info, ctx)
+        return info
+    info = info_of(value)
+    if isinstance(value, (CallTIR, CallDPSLibrary)):
+        name = value.callee if isinstance(value, CallTIR) else value.routine
+        require_dims(name, [info_of(a) for a in value.args], info, ctx)
+    return info
+
+
+def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: Deduction) -> None:
+    """No dim of what is made is negative; those of arguments are not. Raises DeduceError; unknown becomes a check."""
+    given = dict.fromkeys(d for a in args if isinstance(a, TensorInfo) for d in a.shape or ())
+    new = [
+        (p, d)
+        for t in (made.fields if isinstance(made, TupleInfo) else (made,))
+        if isinstance(t, TensorInfo)
+        for p, d in enumerate(t.shape or ())
+        if d not in given and not isinstance(d, Var) and not _natural(d, ctx.env)
+    ]
+    if not new:
+        return
+    env = ctx.env
+    for d in given:
+        if not isinstance(d, (Var, Const)):
+            env = env.with_fact(ge(d, 0))
+    for p, d in new:
+        proof = prove(ge(d, 0), env)
+        if proof is Proof.NO:
+            raise DeduceError(f"{name}: dim {p} of the result: wanted at least 0, found {d!r}")
+        if proof is Proof.UNKNOWN:
+            ctx.require(ge(d, 0), f"{name}: dim {p} of the result: wanted at least 0, found {{0}} ({d!r})", d)
+
+
+def _natural(e: Expr, env: Env) -> bool:
+    low = interval(e, env)[0]
+    return low is not None and low >= 0
+
+
+def require_places(call: CallTIR, ctx: Deduction) -> None:
+    """What is written in place is what lay there before, in dims and dtype. Raises DeduceError; unknown becomes a check."""
+    if call.inplace and len(call.inplace) != len(call.out):
+        raise DeduceError(
+            f"{call.callee}: wanted a place for each of {len(call.out)} outputs (None: memory of its own), found {len(call.inplace)}"
+        )
+    for number, (out, at) in enumerate(zip(call.out, call.inplace)):
+        if at is None:
+            continue
+        where = f"{call.callee}: output {number} in place of argument {at}"
+        if not 0 <= at < len(call.args):
+            raise DeduceError(f"{where}: wanted an argument in 0..{len(call.args) - 1}, found {at}")
+        info = info_of(call.args[at])
+        if not isinstance(info, TensorInfo) or info.shape is None or out.shape is None or info.dtype is not out.dtype:
+            raise DeduceError(
+                f"{where}: wanted {out!r}, found {info!r}; an output takes the memory of a tensor like it"
+            )
+        if len(info.shape) != len(out.shape):
+            raise DeduceError(f"{where}: wanted {len(out.shape)} dims, found {len(info.shape)}")
+        for dim, (wanted, found) in enumerate(zip(out.shape, info.shape, strict=True)):
+            ctx.require_equal(wanted, found, f"{where}, dim {dim}")
+
+
+def signature(f: Function) -> CallableInfo:
+    """What a caller sees of a graph function: symbols that its body binds are unknown in the result."""
+    whole = CallableInfo(tuple(p.info for p in f.params), f.ret_info, f.pure, tuple(p.name for p in f.params))
+    return CallableInfo(whole.params, without_symbols(f.ret_info, own_symbols(whole)), f.pure, whole.names)
+
+
+def infer_call(value: CallFunction, ctx: Deduction) -> StructInfo:
+    """The result of calling a graph function: its symbols are bound by the arguments and put into its result.
+
+    Raises DeduceError naming the function, the parameter, the dim and both sizes when an argument never fits."""
+    callee = value.callee
+    name = callee.name if isinstance(callee, (GVar, FunctionRef)) else "the callee"
+    info = info_of(callee)
+    if not isinstance(info, CallableInfo):
+        raise DeduceError(f"{name}: wanted a function to call, found {info!r}")
+    return apply_signature(name, info, [info_of(a) for a in value.args], ctx)
+
+
+def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+    """The result of calling `callee` on arguments with these annotations; coarser where they determine too little.
+
+    Raises DeduceError; what is undecided becomes a run-time check of `ctx`."""
+    if callee.params is None:
+        return callee.ret
+    titles = [f"parameter {n}" for n in callee.names] or [f"argument {i}" for i in range(len(callee.params))]
+    if len(args) != len(callee.params):
+        missing = f"; {titles[len(args)]} has none" if len(args) < len(callee.params) else ""
+        raise DeduceError(f"{name}: wanted {len(callee.params)} arguments, found {len(args)}{missing}")
+    meaning = solve(callee, args, ctx.env)
+    for title, param, arg in zip(titles, callee.params, args, strict=True):
+        require_all(f"{name}: {title}", differences(param, arg, ctx.env, meaning), ctx)
+    require_bounds(name, meaning, ctx, bare=_bare(callee))
+    return substitute_info(callee.ret, meaning, ctx.env)
+
+
+def _bare(callee: CallableInfo) -> frozenset[Expr]:
+    """What stands alone as a dim of a parameter: never negative."""
+    found: list[Expr] = []
+    stack = list(callee.params or ())
+    while stack:
+        info = stack.pop()
+        if isinstance(info, TupleInfo):
+            stack.extend(info.fields)
+        elif isinstance(info, TensorInfo):
+            found += info.shape or ()
+        elif isinstance(info, ShapeInfo):
+            found += info.values or ()
+    return frozenset(found)
+
+
+def require_bounds(
+    name: str, meaning: Mapping[Var, Expr | None], ctx: Deduction, bare: frozenset[Expr] = frozenset()
+) -> None:
+    """Symbols must lie within what is declared of them (at least 0). `bare`: symbols that are dims, so never negative.
+
+    Raises DeduceError when one never does; undecided ones become run-time checks."""
+    for symbol, found in meaning.items():
+        if found is None or found is symbol:
+            continue
+        lower, upper = ctx.env.bounds.get(symbol, (const(0), None))
+        limits = f"{lower!r} <= {symbol.name}" + ("" if upper is None else f" <= {upper!r}")
+        wanted = [] if isinstance(lower, Const) and lower.value == 0 and symbol in bare else [ge(found, lower)]
+        for cond in wanted if upper is None else [*wanted, le(found, upper)]:
+            proof = ctx.proves(cond)
+            if proof is Proof.NO:
+                raise DeduceError(f"{name}: wanted {limits}, found {symbol.name} = {found!r}")
+            if proof is Proof.UNKNOWN:
+                ctx.require(cond, f"{name}: wanted {limits}, found {symbol.name} = {{0}}", found)
+
+
+def infer_if(value: If, ctx: Deduction) -> StructInfo:
+    """What holds on both sides, without the symbols that only one of them binds. Raises DeduceError."""
+    check_condition(value.cond)
+    outer = {v for o in operands(value) for v in info_symbols(info_of(o))}
+    sides = []
+    for body in (value.then, value.orelse):
+        inside = {v for b in body.bindings if isinstance(b, MatchCast) for v in info_symbols(b.info)} - outer
+        info = info_of(body.ret)
+        sides.append(without_symbols(info, set(info_symbols(info)) - inside))
+    return join(sides[0], sides[1], ctx.env)
+
+
+def side_env(env: Env, cond: Value, taken: bool) -> Env:
+    """What is known on a side of an `if`: its condition holds there, or does not, where that is said in symbols."""
+    info = info_of(cond)
+    if not isinstance(info, PrimInfo) or info.value is None or isinstance(info.value, Const):
+        return env
+    return env.with_fact(info.value if taken else not_(info.value))
+
+
+def check_condition(cond: Value) -> None:
+    """Raises DeduceError unless `cond` can be a scalar of bool."""
+    info = info_of(cond)
+    if isinstance(info, PrimInfo) and info.dtype is bool_:
+        return
+    if isinstance(info, ObjectInfo):
+        return
+    if isinstance(info, TensorInfo) and info.dtype in (None, bool_) and info.ndim in (None, 0):
+        return
+    raise DeduceError(f"if: wanted a scalar of bool as condition, found {info!r}")

@@ -1,0 +1,193 @@
+"""Encoders of the BERT kind: post layer norm, absolute positions, and one layer's parts under each family's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from relax_tune.ir.core.dtype import f32, i64
+from relax_tune.ir.core.expr import Var, const
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Constant, GVar, Value
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.hf.config import Fields
+from relax_tune.ir.frontend.hf.weights import Weights
+from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Gelu, Mul, MulScalar, Relu
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import NotEqual
+from relax_tune.ir.op.movement import ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, MeanPool
+from relax_tune.ir.op.scan import CumSum
+
+Pooling = Literal["mean", "cls", "none"]
+ACTIVATIONS: Mapping[str, type[OperatorSpec]] = {"gelu": Gelu, "relu": Relu}
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+ENCODERS = ("bert", *ROBERTAS, "distilbert")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the parts of a layer are called."""
+
+    layer: str = "encoder.layer"
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    out: str = "attention.output.dense"
+    middle_norm: str = "attention.output.LayerNorm"
+    inner: str = "intermediate.dense"
+    outer: str = "output.dense"
+    last_norm: str = "output.LayerNorm"
+
+
+DISTILBERT = Names(
+    "transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
+    "ffn.lin1", "ffn.lin2", "output_layer_norm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """What of config.json the computation depends on."""
+
+    layers: int
+    hidden: int
+    heads: int
+    inner: int
+    vocabulary: int
+    rows: int
+    """Of the table of positions."""
+    token_types: int
+    """0: there are none."""
+    eps: float
+    activation: str
+    names: Names
+    padding: int | None
+    """The token that has no position where the others count from behind it; None: positions are those in the text."""
+
+    @property
+    def positions(self) -> int:
+        return self.rows if self.padding is None else self.rows - self.padding - 1
+
+
+def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
+    """Check a configuration of one of ENCODERS. Raises ParseError naming the field."""
+    c, kind = Fields(data, where), data["model_type"]
+    c.only("position_embedding_type", "absolute")
+    short = kind == "distilbert"
+    layers, hidden, heads, inner, activation = (
+        ("n_layers", "dim", "n_heads", "hidden_dim", "activation") if short
+        else ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "hidden_act")
+    )  # fmt: skip
+    padding = None
+    if kind in ROBERTAS:
+        padding = 0 if data.get("pad_token_id") == 0 else c.whole("pad_token_id", 1)
+    config = BertConfig(
+        layers=c.whole(layers),
+        hidden=c.whole(hidden),
+        heads=c.whole(heads),
+        inner=c.whole(inner),
+        vocabulary=c.whole("vocab_size"),
+        rows=c.whole("max_position_embeddings"),
+        token_types=0 if short else c.whole("type_vocab_size"),
+        eps=1e-12 if short else c.number("layer_norm_eps", 1e-12, 0, 1, "a number in [0, 1)"),
+        activation=c.chosen(activation, "gelu", ACTIVATIONS),
+        names=DISTILBERT if short else Names(),
+        padding=padding,
+    )
+    c.multiple(hidden, config.hidden, heads, config.heads)
+    if config.positions < 1:
+        raise c.wrong("max_position_embeddings", f"more positions than the {padding} that pad_token_id skips and one")
+    return config
+
+
+class Bert:
+    """Writes the graph of one encoder."""
+
+    def __init__(self, config: BertConfig, weights: Weights) -> None:
+        self.config = config
+        self.weights = weights
+        self.g = GraphBuilder()
+
+    def weight(self, name: str, *shape: int) -> Constant:
+        return self.g.constant(name, self.weights.get(name, shape))
+
+    def build(self, b: tuple[int, int | None], n: tuple[int, int], pooling: Pooling, normalize: bool) -> IRModule:
+        g, c = self.g, self.config
+        batch, length = g.symbol("b", *b), g.symbol("n", *n)
+        ids = g.input("input_ids", (batch, length), i64)
+        mask = g.input("attention_mask", (batch, length), i64)
+        # hidden positions get the most negative finite number, as the original does
+        lowest = float(np.finfo(np.float32).min)
+        visible = g.call(Cast(f32), mask, hint="visible")
+        bias = g.call(AddScalar(lowest), g.call(MulScalar(-lowest), visible), hint="mask_bias")
+        bias = g.call(ExpandDims((1, 2)), bias)
+        x = self.embed(ids, length)
+        for layer in range(c.layers):
+            x = self.layer(x, bias, (batch, length), f"{c.names.layer}.{layer}")
+        if pooling == "none":
+            return g.finish(x)
+        if pooling == "mean":
+            y = g.call(MeanPool(1e-9), x, g.call(Cast(f32), mask), hint="pooled")
+        else:
+            first = g.call(Slice(1, const(0), const(1)), x)
+            y = g.call(Reshape((batch, const(c.hidden))), first, hint="pooled")
+        if normalize:
+            y = g.call(L2Normalize(1e-12), y, hint="sentence_embedding")
+        return g.finish(y)
+
+    def embed(self, ids: GVar, length: Var) -> GVar:
+        g, c = self.g, self.config
+        words = self.weight("embeddings.word_embeddings.weight", c.vocabulary, c.hidden)
+        table, name = self.weights.get("embeddings.position_embeddings.weight", (c.rows, c.hidden)), "position"
+        if c.token_types:
+            types = self.weights.get("embeddings.token_type_embeddings.weight", (c.token_types, c.hidden))
+            table, name = table + types[0], "position_and_type_0"
+        positions = g.constant(f"embeddings.{name}", table)
+        x = g.call(Add(), g.call(Take(), words, ids), self.placed(positions, ids, length))
+        return self.norm(x, "embeddings.LayerNorm")
+
+    def placed(self, table: Constant, ids: GVar, length: Var) -> Value:
+        """The row of each position; with a padding token, of how many others there are up to it, counted from behind that token."""
+        g, padding = self.g, self.config.padding
+        if padding is None:
+            return g.call(Slice(0, const(0), length), table)
+        other = g.call(Cast(i64), g.call(NotEqual(), ids, g.constant("padding", np.asarray(padding, np.int64))))
+        return g.call(
+            Take(), table, g.call(AddScalar(padding), g.call(Mul(), g.call(CumSum(1), other), other), hint="positions")
+        )
+
+    def norm(self, x: GVar, name: str) -> GVar:
+        width = self.config.hidden
+        gamma, beta = self.weight(f"{name}.weight", width), self.weight(f"{name}.bias", width)
+        return self.g.call(LayerNorm(self.config.eps), x, gamma, beta)
+
+    def linear(self, x: GVar, name: str, width: int, out: int) -> GVar:
+        """`x @ W.T + bias`; the file holds W as (out, in), kept here as (in, out)."""
+        stored = self.weights.get(f"{name}.weight", (out, width))
+        w = self.g.constant(f"{name}.weight", np.ascontiguousarray(stored.T))
+        return self.g.call(Add(), self.g.call(Matmul(), x, w), self.weight(f"{name}.bias", out))
+
+    def layer(self, x: GVar, bias: GVar, dims: tuple[Var, Var], name: str) -> GVar:
+        g, c = self.g, self.config
+        size = c.hidden // c.heads
+        split = Reshape((*dims, const(c.heads), const(size)))
+
+        def heads(part: str) -> GVar:
+            y = self.linear(x, f"{name}.{getattr(c.names, part)}", c.hidden, c.hidden)
+            return g.call(Permute((0, 2, 1, 3)), g.call(split, y), hint=part)
+
+        q, k, v = heads("query"), heads("key"), heads("value")
+        seen = g.call(Attention(float(1 / np.sqrt(size)), hides_rows=False), q, k, v, bias)
+        context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
+        context = g.call(Reshape((*dims, const(c.hidden))), context)
+        out = self.linear(context, f"{name}.{c.names.out}", c.hidden, c.hidden)
+        x = self.norm(g.call(Add(), out, x), f"{name}.{c.names.middle_norm}")
+        inner = self.linear(x, f"{name}.{c.names.inner}", c.hidden, c.inner)
+        out = self.linear(g.call(ACTIVATIONS[c.activation](), inner), f"{name}.{c.names.outer}", c.inner, c.hidden)
+        return self.norm(g.call(Add(), out, x), f"{name}.{c.names.last_norm}")

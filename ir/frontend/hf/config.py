@@ -1,0 +1,89 @@
+"""Fields of a config.json, checked one by one, and the bounds of the symbols every imported model has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.frontend.hf.weights import read_json
+from relax_tune.ir.frontend.shared.bounds import LARGEST, checked_bounds
+
+Bounds = Mapping[str, tuple[int, int]]
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """config.json as a mapping. Raises ParseError."""
+    return read_json(folder / "config.json", "a Hugging Face model folder with config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of one JSON object; each reader raises ParseError naming the field, what was wanted and what was found."""
+
+    data: Mapping[str, Any]
+    where: str
+
+    def wrong(self, key: str, wanted: str) -> ParseError:
+        found = self.data.get(key)
+        return ParseError(f"{self.where}: {key}: wanted {wanted}, found {found!r:.80}; this model cannot be imported")
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1. `default` stands for a field that is missing or null."""
+        value = self.data.get(key)
+        value = default if value is None else value
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise self.wrong(key, f"a whole number from 1 to {LARGEST}")
+        return value
+
+    def number(self, key: str, default: float | None, low: float, high: float, wanted: str) -> float:
+        """A number with `low <= number < high`; `wanted` says so. `default` stands for a field that is missing."""
+        value = self.data.get(key, default)
+        if type(value) not in (int, float) or not low <= value < high:
+            raise self.wrong(key, wanted)
+        return float(value)
+
+    def truth(self, key: str, default: bool) -> bool:
+        value = self.data.get(key, default)
+        if type(value) is not bool:
+            raise self.wrong(key, "true or false")
+        return value
+
+    def chosen(self, key: str, default: str, known: Collection[str]) -> str:
+        """One of the names in `known`."""
+        value = self.data.get(key, default)
+        if not isinstance(value, str) or value not in known:
+            raise self.wrong(key, f"one of {', '.join(known)}")
+        return value
+
+    def only(self, key: str, *values: object) -> None:
+        """A field that is missing or has one of these values: the first is what to say was wanted."""
+        if key in self.data and not any(self.data[key] is v or self.data[key] == v for v in values):
+            raise self.wrong(key, repr(values[0]))
+
+    def multiple(self, key: str, value: int, of: str, unit: int) -> None:
+        """`value`, the field `key`, is a multiple of `unit`, the field `of`."""
+        if value % unit:
+            raise ParseError(
+                f"{self.where}: wanted {key} to be a multiple of {of}, found {value} and {unit}; "
+                "this model cannot be imported"
+            )
+
+
+def symbol_bounds(positions: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int]]:
+    """Inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for bounds the model cannot have."""
+    given = checked_bounds(bounds)
+    unknown = sorted(set(given) - {"b", "n"})
+    if unknown:
+        raise UserError(
+            f"wanted bounds of the model's symbols b (batch) and n (positions), found {', '.join(unknown)[:80]}; "
+            "correct the name"
+        )
+    n = given.get("n", (1, positions))
+    if n[1] > positions:
+        raise UserError(
+            f"bound of n: wanted at most {positions}, the positions this model has, found {n[1]}; lower the bound"
+        )
+    return given.get("b", (1, None)), n

@@ -1,0 +1,90 @@
+"""Imports models from a Hugging Face folder: config.json and model.safetensors, without the framework that wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.core.dtype import dtype
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.hf.bert import ENCODERS, Bert, Pooling, bert_config
+from relax_tune.ir.frontend.hf.config import read_config, symbol_bounds
+from relax_tune.ir.frontend.hf.llama import Llama
+from relax_tune.ir.frontend.hf.llama_config import FAMILIES, llama_config
+from relax_tune.ir.frontend.hf.weights import Weights
+from relax_tune.ir.frontend.shared.bounds import checked_bounds
+
+CacheType = Literal["f32", "f16", "bf16"]
+SUPPORTED = (*ENCODERS, *FAMILIES)
+
+
+def load_hf(
+    folder: str | Path,
+    pooling: Pooling = "mean",
+    normalize: bool = True,
+    bounds: Mapping[str, tuple[int, int]] | None = None,
+    every_position: bool = False,
+    cache_dtype: CacheType = "f32",
+) -> IRModule:
+    """Import a model by what its config.json says it is.
+
+    An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`: token types
+    are all 0, whose row is folded into the position table. Positions count from 0; those of the RoBERTa kind leave out padding
+    tokens, whatever the mask says.
+
+    A decoder is two functions that share its weights: `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
+    value_0, key_1 ...)` for a prompt, and `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` with results
+    of the same kind for each token after it. Every position sees itself and those before it. Keys and values are (b, key heads,
+    positions, size of a head): `n` positions after a prompt; `m` past ones go into `decode`, and one more comes out.
+
+    folder: holds config.json and model.safetensors. bounds: inclusive (lower, upper) of the symbols `b`, `n` and, of decoders,
+    `m`; by default at least 1, and together at most the positions the model has. Of encoders alone: pooling: `mean` over the
+    positions the mask admits, `cls`, the first one, or `none`, which gives the last hidden state (b, n, hidden) as it is;
+    normalize: what is pooled to unit length. Of decoders alone: every_position: logits of `prefill` are (b, n, vocabulary), those
+    of every position instead of the last; cache_dtype: the type keys and values are stored in, which 16 bits make half as large.
+
+    Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
+    """
+    root = Path(folder)
+    data = read_config(root)
+    kind = data.get("model_type")
+    if kind not in SUPPORTED:
+        raise ParseError(
+            f"{root / 'config.json'}: wanted a model_type among {', '.join(SUPPORTED)}, found {kind!r:.80}; "
+            "this architecture cannot be imported yet, but an .onnx file of the model may"
+        )
+    if pooling not in get_args(Pooling):
+        raise UserError(f"pooling: wanted 'mean', 'cls' or 'none', found {pooling!r:.80}; give one of them")
+    where = str(root / "config.json")
+    if cache_dtype not in get_args(CacheType):
+        raise UserError(
+            f"cache_dtype: wanted one of {', '.join(get_args(CacheType))}, found {cache_dtype!r:.80}; give one of them"
+        )
+    if kind in FAMILIES:
+        if (pooling, normalize) != ("mean", True):
+            raise UserError(
+                f"pooling and normalize: wanted an encoder, found {kind}, whose results are logits; leave them out"
+            )
+        decoder = llama_config(data, where)
+        given = checked_bounds(bounds)
+        m = given.pop("m", (1, max(1, decoder.positions - 1)))
+        if m[1] >= decoder.positions:
+            raise UserError(
+                f"bound of m: wanted less than {decoder.positions}, the positions this model has, found {m[1]}; lower the bound"
+            )
+        b, n = symbol_bounds(decoder.positions, given)
+        if n[0] < 1 and not every_position:
+            raise UserError(
+                f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
+            )
+        model = Llama(decoder, Weights(root), max(n[1], m[1] + 1))
+        return model.module(b, n, m, every_position, dtype(cache_dtype))
+    if cache_dtype != "f32":
+        raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
+    if every_position:
+        raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
+    config = bert_config(data, where)
+    b, n = symbol_bounds(config.positions, bounds)
+    return Bert(config, Weights(root)).build(b, n, pooling, normalize)

@@ -1,0 +1,61 @@
+"""Operators that are defined as functions of others: by the model itself, or by the standard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from relax_tune.ir.core.expr import as_int
+from relax_tune.ir.frontend.onnx.node import Node
+from relax_tune.ir.frontend.onnx.tensors import NUMBERS
+from relax_tune.ir.frontend.shared.writer import Item
+
+
+def function_of(onnx: Any, proto: Any, node: Node, domain: str) -> Any:
+    """The standard's definition of a node, or None."""
+    if domain or not 0 < node.opset < 2**31:
+        return None
+    try:
+        schema = onnx.defs.get_schema(node.op, node.opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    if schema.has_function:
+        return schema.function_body
+    if not schema.has_context_dependent_function or any(
+        i is None and name for i, name in zip(node.inputs, proto.input)
+    ):
+        return None
+    types = [_type(onnx, i).SerializeToString() for i in node.inputs if i is not None]
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= node.opset]
+    if not versions:
+        return None
+    text = schema.get_context_dependent_function_with_opset_version(max(versions), proto.SerializeToString(), types)
+    body = onnx.FunctionProto()
+    body.ParseFromString(text)
+    return body if body.node else None
+
+
+def _type(onnx: Any, item: Item) -> Any:
+    shape = [n if (n := as_int(d)) is not None else repr(d) for d in item.shape]
+    return onnx.helper.make_tensor_type_proto(NUMBERS[item.dtype], shape)
+
+
+def substituted(onnx: Any, body: Any, call: Any) -> Iterator[Any]:
+    """The nodes of a function with references to its attributes replaced by the call's or the default ones."""
+    given = {a.name: a for a in body.attribute_proto}
+    given |= {a.name: a for a in call.attribute}
+    for n in body.node:
+        if not any(a.ref_attr_name for a in n.attribute):
+            yield n
+            continue
+        copy = onnx.NodeProto()
+        copy.CopyFrom(n)
+        del copy.attribute[:]
+        for a in n.attribute:
+            if not a.ref_attr_name:
+                copy.attribute.append(a)
+            elif a.ref_attr_name in given:
+                bound = copy.attribute.add()
+                bound.CopyFrom(given[a.ref_attr_name])
+                bound.name = a.name
+        yield copy

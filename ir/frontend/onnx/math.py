@@ -1,0 +1,339 @@
+"""ONNX operators element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from relax_tune.ir.core.dtype import bool_, f32
+from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.tensors import Array, element_type, shortest
+from relax_tune.ir.frontend.shared.compositions import cast_to, clipped, tanh_gelu
+from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    Div,
+    Erf,
+    Exp,
+    Gelu,
+    Maximum,
+    MaximumScalar,
+    Minimum,
+    Mul,
+    MulScalar,
+    Relu,
+    Rsqrt,
+    Sigmoid,
+    Sqrt,
+    Sub,
+    Tanh,
+    broadcast_dims,
+)
+from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.movement import BroadcastTo
+from relax_tune.ir.op.numeric import Abs, Floor, Log, Power, Quotient
+
+
+def literal_of(item: Item) -> float | int | None:
+    """The number of a constant of one element, when it is finite."""
+    if item.array is None or item.array.size != 1 or item.dtype is bool_:
+        return None
+    value = item.array.reshape(-1)[0].item()
+    if isinstance(value, int):
+        return value
+    return (shortest(value) if item.dtype is f32 else value) if math.isfinite(value) else None
+
+
+def _small(value: float | int | None) -> bool:
+    """Whether an attribute holds it exactly."""
+    return value is not None and (isinstance(value, float) or abs(value) < 2**53)
+
+
+def unary(op: OperatorSpec) -> Handler:
+    return lambda w, node: w.of(w.emit(op, w.tensor(node.item(0))))
+
+
+def binary(op: OperatorSpec, swap: bool = False) -> Handler:
+    def handler(w: Writer, node: Node) -> Item:
+        a, b = w.tensor(node.item(0)), w.tensor(node.item(1))
+        return w.of(w.emit(op, b, a) if swap else w.emit(op, a, b))
+
+    return handler
+
+
+def with_literal(node: Node, left: bool) -> tuple[Item, float | int] | None:
+    """(the tensor, the number) when an operand is a number whose dims add none to the other's. left: try the first too."""
+    a, b = node.item(0), node.item(1)
+    for tensor, number in ((a, b), (b, a)) if left else ((a, b),):
+        value = literal_of(number)
+        if tensor.array is None and number.ndim <= tensor.ndim and value is not None and _small(value):
+            return tensor, value
+    return None
+
+
+def _natural(node: Node) -> bool:
+    return all(i is not None and i.natural for i in node.inputs)
+
+
+def _add(w: Writer, node: Node) -> Item:
+    found = with_literal(node, True)
+    if found is not None:
+        return w.of(w.emit(AddScalar(found[1]), w.tensor(found[0])), _natural(node))
+    return w.of(w.emit(Add(), w.tensor(node.item(0)), w.tensor(node.item(1))), _natural(node))
+
+
+def _sub(w: Writer, node: Node) -> Item:
+    found = with_literal(node, False)
+    if found is not None:
+        return w.of(w.emit(AddScalar(-found[1]), w.tensor(found[0])))
+    return binary(Sub())(w, node)  # type: ignore[return-value]
+
+
+def _mul(w: Writer, node: Node) -> Item:
+    found = with_literal(node, True)
+    if found is not None:
+        return w.of(w.emit(MulScalar(found[1]), w.tensor(found[0])), _natural(node))
+    return w.of(w.emit(Mul(), w.tensor(node.item(0)), w.tensor(node.item(1))), _natural(node))
+
+
+def _div(w: Writer, node: Node) -> Item:
+    a, b = node.item(0), node.item(1)
+    if not a.dtype.is_float:
+        return w.of(w.emit(Quotient(), w.tensor(a), w.tensor(b)), a.natural and b.natural)
+    found = with_literal(node, False)
+    if found is not None and 1e-30 < abs(found[1]) < 1e30 and not a.dtype.is_half:
+        return w.of(w.emit(MulScalar(1.0 / found[1]), w.tensor(a)))
+    return w.of(w.emit(Div(), w.tensor(a), w.tensor(b)))
+
+
+def _neg(w: Writer, node: Node) -> Item:
+    return w.of(w.emit(MulScalar(-1), w.tensor(node.item(0))))
+
+
+def _reciprocal(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    return w.of(w.emit(Div(), w.literal(1.0, x.dtype), w.tensor(x)))
+
+
+def _pow(w: Writer, node: Node) -> Item:
+    base, exponent = node.item(0), node.item(1)
+    x, value = w.tensor(base), literal_of(exponent)
+    fits = exponent.ndim <= base.ndim
+    if fits and value == 2:
+        return w.of(w.emit(Mul(), x, x))
+    if fits and value == 3:
+        return w.of(w.emit(Mul(), w.emit(Mul(), x, x), x))
+    if fits and value == 1:
+        return base
+    if not base.dtype.is_float:
+        raise node.refuse("wanted a floating-point base, or the exponents 1, 2 or 3; cast it first")
+    if fits and value == 0.5:
+        return w.of(w.emit(Sqrt(), x))
+    if fits and value == -0.5:
+        return w.of(w.emit(Rsqrt(), x))
+    y = w.tensor(exponent)
+    if exponent.dtype is not base.dtype:
+        y = w.emit(Cast(base.dtype), y)
+    return w.of(w.emit(Power(), x, y))
+
+
+def _cast(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    if node.op == "CastLike":
+        target = node.item(1).dtype
+    else:
+        target = element_type(int(node.attributes.get("to", 0)), f"node {node.name!r}")
+    if x.dtype is target:
+        return x
+    return w.of(cast_to(w, w.tensor(x), x.dtype, target), x.natural and target.is_int)
+
+
+def _gelu(w: Writer, node: Node) -> Item:
+    x = w.tensor(node.item(0))
+    if node.choice("approximate", "none", "tanh") == "none":
+        return w.of(w.emit(Gelu(), x))
+    return w.of(tanh_gelu(w, x))
+
+
+def variadic(op: OperatorSpec) -> Handler:
+    """Two at a time, from the left."""
+
+    def handler(w: Writer, node: Node) -> Item:
+        total = w.tensor(node.item(0))
+        for position in range(1, len(node.inputs)):
+            total = w.emit(op, total, w.tensor(node.item(position)))
+        return w.of(total, _natural(node))
+
+    return handler
+
+
+def _mean(w: Writer, node: Node) -> Item:
+    total = variadic(Add())(w, node)
+    assert isinstance(total, Item)
+    return w.of(w.emit(MulScalar(1.0 / len(node.inputs)), w.tensor(total)))
+
+
+def _clip(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    value = w.tensor(x)
+    if node.has(1):
+        low = literal_of(node.item(1))
+        if _small(low) and low is not None:
+            value = w.emit(MaximumScalar(low), value)
+        else:
+            value = w.emit(Maximum(), value, w.tensor(node.item(1)))
+    if node.has(2):
+        value = w.emit(Minimum(), value, w.tensor(node.item(2)))
+    return w.of(value, x.natural)
+
+
+def _where(w: Writer, node: Node) -> Item:
+    natural = node.item(1).natural and node.item(2).natural
+    return w.of(w.emit(Where(), *(w.tensor(node.item(p)) for p in range(3))), natural)
+
+
+def _joint(w: Writer, node: Node) -> tuple[Expr, ...] | None:
+    """The dims that two inputs broadcast to, when they are certain."""
+    a, b = node.item(0).shape, node.item(1).shape
+    return broadcast_dims(node.op, a, b, w.g.deduction)[0]
+
+
+def _greater(w: Writer, node: Node) -> Item | Sequence[Item | None]:
+    """`a > b` is `b < a`, also for what is not a number; what is never negative is at least 0."""
+    strict = node.op == "Greater"
+    a, b = node.item(0), node.item(1)
+    dims = _joint(w, node)
+    if not strict and a.natural and a.dtype.is_int and b.uniform is not None and b.uniform <= 0 and dims is not None:
+        return w.uniform(dims, True, bool_)
+    return binary(Less() if strict else LessEqual(), swap=True)(w, node)
+
+
+def _and(w: Writer, node: Node) -> Item | Sequence[Item | None]:
+    """`x and true` is `x`."""
+    a, b = node.item(0), node.item(1)
+    dims = _joint(w, node)
+    for x, other in ((a, b), (b, a)):
+        if x.uniform is True and dims is not None and x.dtype is other.dtype is bool_:
+            if other.uniform is True:
+                return w.uniform(dims, True, bool_)
+            same = len(dims) == other.ndim and all(map(w.g.deduction.same, dims, other.shape))
+            return other if same else w.of(w.emit(BroadcastTo(dims), w.tensor(other)))
+    return binary(LogicalAnd())(w, node)
+
+
+def _is_inf(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    signs = [
+        s for s, key in ((math.inf, "detect_positive"), (-math.inf, "detect_negative")) if node.attributes.get(key, 1)
+    ]
+    tests = [w.emit(Equal(), w.tensor(x), w.literal(s, x.dtype)) for s in signs]
+    if not tests:
+        return w.of(w.emit(Less(), w.tensor(x), w.tensor(x)))
+    return w.of(tests[0] if len(tests) == 1 else w.emit(LogicalOr(), *tests))
+
+
+def _is_nan(w: Writer, node: Node) -> Item:
+    x = w.tensor(node.item(0))
+    return w.of(w.emit(NotEqual(), x, x))
+
+
+def _sign(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    value, zero = w.tensor(x), w.literal(0, x.dtype)
+    above, below = (w.emit(Cast(x.dtype), w.emit(Less(), *pair)) for pair in ((zero, value), (value, zero)))
+    return w.of(w.emit(Sub(), above, below))
+
+
+def _ceil(w: Writer, node: Node) -> Item:
+    down = w.emit(Floor(), w.emit(MulScalar(-1), w.tensor(node.item(0))))
+    return w.of(w.emit(MulScalar(-1), down))
+
+
+def _leaky(w: Writer, node: Node) -> Item:
+    """Where negative, times a slope: LeakyRelu's number or PRelu's tensor."""
+    x = node.item(0)
+    value = w.tensor(x)
+    if node.op == "PRelu":
+        scaled = w.emit(Mul(), value, w.tensor(node.item(1)))
+    else:
+        scaled = w.emit(MulScalar(float(node.attributes.get("alpha", 0.01))), value)
+    return w.of(w.emit(Where(), w.emit(Less(), value, w.literal(0, x.dtype)), scaled, value))
+
+
+def _elu(w: Writer, node: Node) -> Item:
+    """`x` where positive, else `alpha * (exp(x) - 1)`; Selu multiplies both by gamma."""
+    x = node.item(0)
+    value = w.tensor(x)
+    alpha = float(node.attributes.get("alpha", 1.0 if node.op == "Elu" else 1.6732632423543772848170429916717))
+    low = w.emit(MulScalar(alpha), w.emit(AddScalar(-1.0), w.emit(Exp(), value)))
+    found = w.emit(Where(), w.emit(Less(), w.literal(0, x.dtype), value), value, low)
+    if node.op == "Selu":
+        found = w.emit(MulScalar(float(node.attributes.get("gamma", 1.0507009873554804934193349852946))), found)
+    return w.of(found)
+
+
+def _hard_sigmoid(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    swish = node.op == "HardSwish"
+    alpha = 1 / 6 if swish else float(node.attributes.get("alpha", 0.2))
+    beta = 0.5 if swish else float(node.attributes.get("beta", 0.5))
+    line = w.emit(AddScalar(beta), w.emit(MulScalar(alpha), w.tensor(x)))
+    gate = clipped(w, line, x.dtype, 0.0, 1.0)
+    return w.of(w.emit(Mul(), w.tensor(x), gate) if swish else gate)
+
+
+def _softplus(w: Writer, node: Node) -> Item:
+    """`log(1 + exp(x))` as `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow."""
+    x = w.tensor(node.item(0))
+    tail = w.emit(Exp(), w.emit(MulScalar(-1), w.emit(Abs(), x)))
+    return w.of(w.emit(Add(), w.emit(Relu(), x), w.emit(Log(), w.emit(AddScalar(1.0), tail))))
+
+
+def _dropout(w: Writer, node: Node) -> list[Item | None]:
+    x = node.item(0)
+    if node.has(2):
+        mode = w.scalars(node.item(2))
+        if mode is None or bool(getattr(mode.reshape(-1)[0], "value", True)):
+            raise node.refuse("wanted inference (training_mode false); export the model for inference")
+    mask = w.of(w.full(x.shape, True, bool_)) if node.wants(1) else None
+    return [x, mask]
+
+
+def constant_of(node: Node) -> Array | None:
+    """The array of a Constant node's attribute; None for a kind without numbers."""
+    numbers: Mapping[str, Any] = {
+        "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64,
+    }  # fmt: skip
+    for key, kind in numbers.items():
+        if key in node.attributes:
+            return np.asarray(node.attributes[key], kind)
+    value = node.attributes.get("value")
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _constant(w: Writer, node: Node) -> Item:
+    array = constant_of(node)
+    if array is None:
+        raise node.refuse(f"wanted a dense tensor or numbers, found attributes {sorted(node.attributes)}")
+    return w.constant(array, node.outputs[0])
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div, "Neg": _neg, "Reciprocal": _reciprocal, "Pow": _pow,
+    "Exp": unary(Exp()), "Erf": unary(Erf()), "Tanh": unary(Tanh()), "Sqrt": unary(Sqrt()), "Sigmoid": unary(Sigmoid()),
+    "Relu": unary(Relu()), "Gelu": _gelu, "Abs": unary(Abs()), "Log": unary(Log()), "Floor": unary(Floor()),
+    "Ceil": _ceil, "Sign": _sign, "Cast": _cast, "CastLike": _cast, "Sum": variadic(Add()), "Max": variadic(Maximum()),
+    "Min": variadic(Minimum()), "Mean": _mean, "Clip": _clip, "Where": _where, "Equal": binary(Equal()),
+    "Less": binary(Less()), "LessOrEqual": binary(LessEqual()), "Greater": _greater,
+    "GreaterOrEqual": _greater, "And": _and, "Or": binary(LogicalOr()), "Xor": binary(NotEqual()),
+    "Not": unary(LogicalNot()), "IsNaN": _is_nan, "IsInf": _is_inf, "LeakyRelu": _leaky, "PRelu": _leaky, "Elu": _elu,
+    "Selu": _elu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_sigmoid, "Softplus": _softplus, "Dropout": _dropout,
+    "Identity": lambda w, node: node.item(0), "Constant": _constant,
+}  # fmt: skip

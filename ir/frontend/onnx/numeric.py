@@ -1,0 +1,163 @@
+"""ONNX operators on numbers beyond the activations: angles, rounding, whole division, norms, quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from relax_tune.ir.core.dtype import DType, f32, i8, i32, u8
+from relax_tune.ir.core.expr import const
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.onnx.math import unary
+from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.shape import axis_of
+from relax_tune.ir.frontend.onnx.tensors import element_type
+from relax_tune.ir.frontend.shared.compositions import cast_to
+from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.op.elementwise import Add, Cast, Div, Mul, Sqrt, Sub
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import Less, LogicalAnd, NotEqual, Where
+from relax_tune.ir.op.numeric import (
+    Abs,
+    Acos,
+    Acosh,
+    Asin,
+    Asinh,
+    Atan,
+    Atanh,
+    Cos,
+    Cosh,
+    Fmod,
+    Modulo,
+    Quotient,
+    Rint,
+    Sin,
+    Sinh,
+    Tan,
+)
+from relax_tune.ir.op.quantize import Dequantize, Quantize
+from relax_tune.ir.op.reduce import Sum
+
+
+def _mod(w: Writer, node: Node) -> Item:
+    """The remainder: `fmod` has the sign of the dividend, otherwise it has that of the divisor."""
+    a, b = node.item(0), node.item(1)
+    x, y = w.tensor(a), w.tensor(b)
+    towards_zero = bool(node.attributes.get("fmod", 0))
+    if a.dtype.is_float:
+        rest = w.emit(Fmod(), x, y)
+        if towards_zero:
+            return w.of(rest)
+        zero = w.literal(0, a.dtype)
+        differs = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
+        some = w.emit(LogicalAnd(), w.emit(NotEqual(), rest, zero), differs)
+        return w.of(w.emit(Where(), some, w.emit(Add(), rest, y), rest))
+    if towards_zero:
+        return w.of(w.emit(Sub(), x, w.emit(Mul(), w.emit(Quotient(), x, y), y)))
+    return w.of(w.emit(Modulo(), x, y), b.natural)
+
+
+def _lp_normalize(w: Writer, node: Node) -> Item:
+    """x divided by its norm along an axis; 0 where the norm is."""
+    x = node.item(0)
+    p, axis = int(node.attributes.get("p", 2)), axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
+    if p not in (1, 2):
+        raise node.refuse(f"wanted p 1 or 2, found {p}")
+    value = w.tensor(x)
+    total = w.emit(Sum((axis,), True), w.emit(Abs(), value) if p == 1 else w.emit(Mul(), value, value))
+    norm = total if p == 1 else w.emit(Sqrt(), total)
+    zero = w.literal(0, x.dtype)
+    found = w.emit(Div(), value, norm)
+    return w.of(w.emit(Where(), w.emit(NotEqual(), norm, zero), found, zero))
+
+
+def _scaled(w: Writer, node: Node) -> tuple[int | None, int | None, list[Value]]:
+    """The axis and the group of a scale, and scale and zero point as the operators want them."""
+    x, scale = node.item(0), node.item(1)
+    group = int(node.attributes.get("block_size", 0))
+    given = [node.item(p) for p in (1, 2) if node.has(p)]
+    one = scale.ndim == 0 or (scale.array is not None and scale.array.size == 1 and scale.ndim == 1 and not group)
+    if one:
+        return None, None, [w.reshape(w.tensor(i), []) for i in given]
+    if scale.ndim != (x.ndim if group else 1):
+        raise node.refuse(f"wanted one number, one dim, or a number for each block as scale, found {scale.info!r}")
+    axis = axis_of(node, int(node.attributes.get("axis", 1)), x.ndim)
+    return axis, group or None, [w.tensor(i) for i in given]
+
+
+def _rounded(w: Writer, value: Value, zero: Value | None, source: DType, target: DType) -> Value:
+    """round(value) + zero, kept within the integers of `target`. value: floats; zero: of `target`."""
+    return w.emit(Quantize(dtype=target), value, w.literal(1.0, source), *([] if zero is None else [zero]))
+
+
+def _quantize(w: Writer, node: Node) -> Item:
+    x, scale = node.item(0), node.item(1)
+    if node.has(2):
+        target = node.item(2).dtype
+    else:
+        number = int(node.attributes.get("output_dtype", 0))
+        target = element_type(number, f"node {node.name!r}") if number else u8
+    if target not in (i8, u8):
+        raise node.refuse(f"wanted int8 or uint8, found {target}")
+    if int(node.attributes.get("precision", 0)) not in (0, 1):
+        raise node.refuse(f"wanted the division in 32 bits, found precision {node.attributes['precision']}")
+    axis, group, (by, *zero) = _scaled(w, node)
+    # 16-bit floats are divided in 32 bits, rounded once
+    value, by = cast_to(w, w.tensor(x), x.dtype, f32), cast_to(w, by, scale.dtype, f32)
+    return w.of(w.emit(Quantize(axis, group, target), value, by, *zero))
+
+
+def _dequantize(w: Writer, node: Node) -> Item:
+    x, scale = node.item(0), node.item(1)
+    number = int(node.attributes.get("output_dtype", 0))
+    target = element_type(number, f"node {node.name!r}") if number else scale.dtype
+    axis, group, (by, *zero) = _scaled(w, node)
+    wide = scale.dtype if scale.dtype is target else f32
+    found = w.emit(Dequantize(axis, group), w.tensor(x), cast_to(w, by, scale.dtype, wide), *zero)
+    return w.of(cast_to(w, found, wide, target))
+
+
+def _centred(w: Writer, x: Item, zero: Item | None, rows: bool) -> Value:
+    """Integers as int32 with their zero point taken off. rows: a zero point for each row, otherwise for each column."""
+    value = w.emit(Cast(i32), w.tensor(x))
+    if zero is None:
+        return value
+    point = w.emit(Cast(i32), w.tensor(zero))
+    if rows and zero.ndim == 1 and (zero.array is None or zero.array.size != 1):
+        point = w.reshape(point, [*zero.shape, const(1)])
+    return w.emit(Sub(), value, point)
+
+
+def _matmul_integer(w: Writer, node: Node) -> Item:
+    zeros = [node.item(p) if node.has(p) else None for p in (2, 3)]
+    a, b = _centred(w, node.item(0), zeros[0], True), _centred(w, node.item(1), zeros[1], False)
+    if min(len(tensor_dims(a)), len(tensor_dims(b))) < 2:
+        raise node.refuse("wanted at least 2 dims in both operands")
+    return w.of(w.emit(Matmul(), a, b))
+
+
+def _one(node: Node, positions: Sequence[int]) -> None:
+    for p in positions:
+        if any(d is not const(1) for d in node.item(p).shape):
+            raise node.refuse(
+                f"wanted one scale and zero point for a whole tensor, found {node.item(p).info!r} as input {p}"
+            )
+
+
+def _qlinear_matmul(w: Writer, node: Node) -> Item:
+    """round((a - za)(b - zb) * sa * sb / sy) + zy, the product exact in int32."""
+    _one(node, (1, 2, 4, 5, 6, 7))
+    a, b = _centred(w, node.item(0), node.item(2), True), _centred(w, node.item(3), node.item(5), False)
+    product = w.emit(Cast(f32), w.emit(Matmul(), a, b))
+    scales = [cast_to(w, w.reshape(w.tensor(node.item(p)), []), node.item(p).dtype, f32) for p in (1, 4, 6)]
+    scale = w.emit(Div(), w.emit(Mul(), scales[0], scales[1]), scales[2])
+    zero = w.reshape(w.tensor(node.item(7)), [])
+    return w.of(_rounded(w, w.emit(Mul(), product, scale), zero, f32, node.item(7).dtype))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "Sin": unary(Sin()), "Cos": unary(Cos()), "Tan": unary(Tan()), "Asin": unary(Asin()), "Acos": unary(Acos()),
+    "Atan": unary(Atan()), "Sinh": unary(Sinh()), "Cosh": unary(Cosh()), "Asinh": unary(Asinh()), "Acosh": unary(Acosh()),
+    "Atanh": unary(Atanh()), "Round": unary(Rint()), "Mod": _mod, "LpNormalization": _lp_normalize,
+    "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize, "MatMulInteger": _matmul_integer,
+    "QLinearMatMul": _qlinear_matmul,
+}  # fmt: skip

@@ -1,0 +1,224 @@
+"""ONNX products, reductions, normalisations and gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from relax_tune.ir.core.dtype import bool_, i64, u8
+from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.onnx.math import literal_of
+from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.shape import axes_of, axis_of, expressions, integers
+from relax_tune.ir.frontend.shared.compositions import cast_to, clipped, cut, on_last, permuted, triangle
+from relax_tune.ir.frontend.shared.indexing import gathered, gathered_elements, gathered_nd, natural_indices
+from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.einsum import Einsum
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Sqrt, Sub
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import Equal, Where
+from relax_tune.ir.op.movement import BroadcastTo, ExpandDims
+from relax_tune.ir.op.numeric import Abs, Log
+from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
+from relax_tune.ir.op.scan import Prod
+
+
+def _matmul(w: Writer, node: Node) -> Item:
+    a, b = w.tensor(node.item(0)), w.tensor(node.item(1))
+    one_a, one_b = len(tensor_dims(a)) == 1, len(tensor_dims(b)) == 1
+    a = w.emit(ExpandDims((0,)), a) if one_a else a
+    b = w.emit(ExpandDims((1,)), b) if one_b else b
+    c = w.emit(Matmul(), a, b)
+    dims = list(tensor_dims(c))
+    if one_b:
+        del dims[-1]
+    if one_a:
+        del dims[len(dims) - (1 if one_b else 2)]
+    return w.of(w.reshape(c, dims) if one_a or one_b else c)
+
+
+def _gemm(w: Writer, node: Node) -> Item:
+    a, b = w.tensor(node.item(0)), w.tensor(node.item(1))
+    alpha, beta = float(node.attributes.get("alpha", 1.0)), float(node.attributes.get("beta", 1.0))
+    if node.attributes.get("transA", 0):
+        a = permuted(w, a, (1, 0))
+    if node.attributes.get("transB", 0):
+        b = permuted(w, b, (1, 0))
+    c = w.emit(Matmul(), a, b)
+    if alpha != 1.0:
+        c = w.emit(MulScalar(alpha), c)
+    if node.has(2):
+        bias = w.tensor(node.item(2))
+        c = w.emit(Add(), c, w.emit(MulScalar(beta), bias) if beta != 1.0 else bias)
+    return w.of(c)
+
+
+def _soft_axis(node: Node) -> int:
+    if node.opset < 13:
+        raise node.refuse("wanted opset 13 or later, where an axis is one axis")
+    return axis_of(node, int(node.attributes.get("axis", -1)), node.item(0).ndim)
+
+
+def _einsum(w: Writer, node: Node) -> Item:
+    return w.of(w.emit(Einsum(node.text("equation", "")), *(w.tensor(node.item(p)) for p in range(len(node.inputs)))))
+
+
+def _softmax(w: Writer, node: Node) -> Item:
+    x, axis = node.item(0), _soft_axis(node)
+    return w.of(on_last(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
+
+
+def _log_softmax(w: Writer, node: Node) -> Item:
+    axis = (_soft_axis(node),)
+    value = w.tensor(node.item(0))
+    low = w.emit(Sub(), value, w.emit(Max(axis, True), value))
+    return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
+
+
+def _layer_norm(w: Writer, node: Node) -> Item:
+    if node.wants(1) or node.wants(2):
+        raise node.refuse("wanted only the normalised output, found a reader of the mean or deviation")
+    x = node.item(0)
+    axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
+    tail = x.shape[axis:]
+    width = w.simplify(product(tail))
+    value = w.tensor(x)
+    flat = value if len(tail) == 1 else w.reshape(value, [*x.shape[:axis], width])
+    gamma = _row(w, w.tensor(node.item(1)), tail, width)
+    beta = _row(w, w.tensor(node.item(2)), tail, width) if node.has(2) else w.full((width,), 0.0, x.dtype)
+    found = w.emit(LayerNorm(float(node.attributes.get("epsilon", 1e-5))), flat, gamma, beta)
+    return w.of(found if len(tail) == 1 else w.reshape(found, x.shape))
+
+
+def _row(w: Writer, value: Value, tail: Sequence[Expr], width: Expr) -> Value:
+    """Scales of the normalised dims as one row."""
+    own = tensor_dims(value)
+    if len(own) < len(tail) or any(as_int(d) == 1 and as_int(t) != 1 for d, t in zip(own, tail, strict=False)):
+        value = w.emit(BroadcastTo(tuple(tail)), value)
+    return w.reshape(value, [width])
+
+
+def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", after: str = "") -> Handler:
+    """A reduction over axes, given as attribute or input. before: `square` or `abs`; after: `sqrt` or `log`."""
+
+    def handler(w: Writer, node: Node) -> Item:
+        x = node.item(0)
+        axes = axes_of(w, node, 1, x.ndim)
+        value = w.tensor(x)
+        if not axes:
+            if node.attributes.get("noop_with_empty_axes", 0):
+                axes = ()
+            else:
+                axes = tuple(range(x.ndim))
+        if x.dtype is bool_:
+            # of uint8 the largest over nothing is 0 and the smallest 255: false and true
+            value = w.emit(Cast(u8), value)
+        if before == "square":
+            value = w.emit(Mul(), value, value)
+        elif before == "abs":
+            value = w.emit(Abs(), value)
+        if axes:
+            value = w.emit(make(axes, bool(node.attributes.get("keepdims", 1))), value)
+        if after:
+            value = w.emit(Sqrt() if after == "sqrt" else Log(), value)
+        return w.of(cast_to(w, value, u8, bool_) if x.dtype is bool_ else value)
+
+    return handler
+
+
+def _log_sum_exp(w: Writer, node: Node) -> Item:
+    """`log(sum(exp(x)))`, shifted by the largest element so that nothing overflows."""
+    x = node.item(0)
+    axes = axes_of(w, node, 1, x.ndim)
+    value = w.tensor(x)
+    if not axes and node.attributes.get("noop_with_empty_axes", 0):
+        return w.of(w.emit(Log(), w.emit(Exp(), value)))
+    axes = axes or tuple(range(x.ndim))
+    limit = -x.dtype.lowest
+    top = clipped(w, w.emit(Max(axes, True), value), x.dtype, -limit, limit)
+    total = w.emit(Sum(axes, True), w.emit(Exp(), w.emit(Sub(), value, top)))
+    found = w.emit(Add(), w.emit(Log(), total), top)
+    if not node.attributes.get("keepdims", 1):
+        found = w.reshape(found, [d for p, d in enumerate(tensor_dims(found)) if p not in axes])
+    return w.of(found)
+
+
+def _global(make: Callable[[tuple[int, ...], bool], Reduce]) -> Handler:
+    def handler(w: Writer, node: Node) -> Item:
+        x = node.item(0)
+        return w.of(w.emit(make(tuple(range(2, x.ndim)), True), w.tensor(x)))
+
+    return handler
+
+
+def _channels(w: Writer, item: Item, ndim: int) -> Value:
+    """(c,) as (c, 1, ...), to broadcast along the positions."""
+    return w.reshape(w.tensor(item), [item.shape[0], *[const(1)] * (ndim - 2)])
+
+
+def _batch_norm(w: Writer, node: Node) -> Item:
+    if node.attributes.get("training_mode", 0):
+        raise node.refuse("wanted inference (training_mode 0); export the model for inference")
+    x = node.item(0)
+    scale, bias, mean, var = (_channels(w, node.item(p), x.ndim) for p in range(1, 5))
+    spread = w.emit(Sqrt(), w.emit(AddScalar(float(node.attributes.get("epsilon", 1e-5))), var))
+    y = w.emit(Mul(), w.emit(Div(), w.emit(Sub(), w.tensor(x), mean), spread), scale)
+    return w.of(w.emit(Add(), y, bias))
+
+
+def _instance_norm(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    axes = tuple(range(2, x.ndim))
+    scale, bias = (_channels(w, node.item(p), x.ndim) for p in (1, 2))
+    centred = w.emit(Sub(), w.tensor(x), w.emit(Mean(axes, True), w.tensor(x)))
+    var = w.emit(Mean(axes, True), w.emit(Mul(), centred, centred))
+    spread = w.emit(Sqrt(), w.emit(AddScalar(float(node.attributes.get("epsilon", 1e-5))), var))
+    return w.of(w.emit(Add(), w.emit(Mul(), w.emit(Div(), centred, spread), scale), bias))
+
+
+def _gather(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    return gathered(w, x, axis_of(node, int(node.attributes.get("axis", 0)), x.ndim), node.item(1))
+
+
+def _gather_elements(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    return gathered_elements(w, x, axis_of(node, int(node.attributes.get("axis", 0)), x.ndim), node.item(1))
+
+
+def _gather_nd(w: Writer, node: Node) -> Item:
+    if node.attributes.get("batch_dims", 0):
+        raise node.refuse(f"wanted batch_dims 0, found {node.attributes['batch_dims']}")
+    return gathered_nd(w, node.item(0), node.item(1))
+
+
+def _trilu(w: Writer, node: Node) -> Item:
+    """Zero above or below a diagonal."""
+    k = integers(w, node, 1)[0] if node.has(1) else 0
+    return triangle(w, node.item(0), k, bool(node.attributes.get("upper", 1)))
+
+
+def _one_hot(w: Writer, node: Node) -> Item:
+    indices, pair = node.item(0), node.item(2)
+    count = literal_of(node.item(1))
+    depth = expressions(w, node, 1)[0] if count is None else const(int(count))
+    axis = axis_of(node, int(node.attributes.get("axis", -1)), indices.ndim + 1)
+    whole = w.of(cast_to(w, w.tensor(indices), indices.dtype, i64), indices.natural and indices.dtype.is_int)
+    where = natural_indices(w, whole, depth)
+    where = w.emit(ExpandDims((axis,)), where)
+    slots = w.reshape(w.emit(Iota(depth)), [depth, *[const(1)] * (indices.ndim - axis)])
+    off, on = (w.reshape(cut(w, w.tensor(pair), 0, const(p), const(p + 1)), []) for p in (0, 1))
+    return w.of(w.emit(Where(), w.emit(Equal(), where, slots), on, off))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "LogSoftmax": _log_softmax, "LayerNormalization": _layer_norm,
+    "ReduceSum": reduced(Sum), "ReduceMean": reduced(Mean), "ReduceMax": reduced(Max), "ReduceMin": reduced(Min),
+    "ReduceProd": reduced(Prod),
+    "ReduceSumSquare": reduced(Sum, "square"), "ReduceL1": reduced(Sum, "abs"), "ReduceL2": reduced(Sum, "square", "sqrt"),
+    "ReduceLogSum": reduced(Sum, "", "log"), "ReduceLogSumExp": _log_sum_exp, "GlobalAveragePool": _global(Mean),
+    "GlobalMaxPool": _global(Max), "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
+    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Trilu": _trilu, "OneHot": _one_hot,
+}  # fmt: skip

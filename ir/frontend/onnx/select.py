@@ -1,0 +1,130 @@
+"""ONNX operators that find, order, accumulate and scatter along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from relax_tune.ir.core.dtype import bool_, i32, i64
+from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.shape import axis_of, expressions, integers
+from relax_tune.ir.frontend.shared.compositions import cast_to
+from relax_tune.ir.frontend.shared.indexing import natural_indices
+from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.elementwise import Add, Cast
+from relax_tune.ir.op.gather import GatherElements
+from relax_tune.ir.op.logic import Equal, Less, Where
+from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, TopK
+from relax_tune.ir.op.scatter import Mode, Scatter, ScatterElements, ScatterND
+
+
+def _arg(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
+    last = bool(node.attributes.get("select_last_index", 0))
+    found = w.emit(ArgMax(axis, node.op == "ArgMin", last), w.tensor(x))
+    if node.attributes.get("keepdims", 1):
+        found = w.reshape(found, [const(1) if p == axis else d for p, d in enumerate(x.shape)])
+    return w.of(found, True)
+
+
+def _hardmax(w: Writer, node: Node) -> Item:
+    """1 at the first largest element along an axis, 0 elsewhere."""
+    x = node.item(0)
+    axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
+    found = w.emit(ArgMax(axis), w.tensor(x))
+    found = w.reshape(found, [const(1) if p == axis else d for p, d in enumerate(x.shape)])
+    slots = w.reshape(w.emit(Iota(x.shape[axis])), [x.shape[axis], *[const(1)] * (x.ndim - 1 - axis)])
+    return w.of(cast_to(w, w.emit(Equal(), found, slots), bool_, x.dtype))
+
+
+def _top_k(w: Writer, node: Node) -> list[Item]:
+    x = node.item(0)
+    axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
+    (k,) = expressions(w, node, 1)
+    value = w.tensor(x)
+    # the order of what need not be sorted is free
+    where = w.emit(TopK(w.simplify(k), axis, bool(node.attributes.get("largest", 1))), value)
+    return [w.of(w.emit(GatherElements(axis), value, where), x.natural), w.of(where, True)]
+
+
+def _running(w: Writer, node: Node) -> Item:
+    x = node.item(0)
+    axis = axis_of(node, integers(w, node, 1)[0], x.ndim)
+    make = CumSum if node.op == "CumSum" else CumProd
+    flags = (bool(node.attributes.get(name, 0)) for name in ("exclusive", "reverse"))
+    return w.of(w.emit(make(axis, *flags), w.tensor(x)))
+
+
+def _mode(node: Node) -> Mode:
+    found = node.choice("reduction", "none", "add", "mul", "max", "min")
+    modes: Mapping[str, Mode] = {"none": "replace", "add": "add", "mul": "mul", "max": "max", "min": "min"}
+    return modes[found]
+
+
+def _scattered(w: Writer, op: Scatter, x: Item, indices: Value, updates: Value) -> Item:
+    """Truth values are scattered as int32."""
+    value = w.tensor(x)
+    if x.dtype is not bool_:
+        return w.of(w.emit(op, value, indices, updates))
+    found = w.emit(op, w.emit(Cast(i32), value), indices, w.emit(Cast(i32), updates))
+    return w.of(cast_to(w, found, i32, bool_))
+
+
+def _scatter_elements(w: Writer, node: Node) -> Item:
+    x, mode = node.item(0), _mode(node)
+    axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
+    indices = natural_indices(w, node.item(1), x.shape[axis])
+    return _scattered(w, ScatterElements(mode, axis), x, indices, w.tensor(node.item(2)))
+
+
+def _scatter_nd(w: Writer, node: Node) -> Item:
+    x, indices, mode = node.item(0), node.item(1), _mode(node)
+    depth = as_int(indices.shape[-1])
+    if depth is None or not 1 <= depth <= x.ndim:
+        raise node.refuse(f"wanted a last dim of indices in 1..{x.ndim}, found {indices.info!r}")
+    rows: Expr = w.simplify(product(indices.shape[:-1]))
+    where = _wrapped(w, indices, x.shape[:depth])
+    updates = w.reshape(w.tensor(node.item(2)), [rows, *x.shape[depth:]])
+    return _scattered(w, ScatterND(mode), x, w.reshape(where, [rows, const(depth)]), updates)
+
+
+def _wrapped(w: Writer, indices: Item, sizes: tuple[Expr, ...]) -> Value:
+    """Indices (..., k) into dims `sizes`, those below zero counted from the end."""
+    value = w.tensor(indices)
+    if indices.natural:
+        return value
+    limits = np.empty(len(sizes), object)
+    limits[:] = sizes
+    ends = cast_to(w, w.tensor(w.known(limits)), i64, indices.dtype)
+    return w.emit(Where(), w.emit(Less(), value, w.literal(0, indices.dtype)), w.emit(Add(), value, ends), value)
+
+
+def _tensor_scatter(w: Writer, node: Node) -> Item:
+    """A cache (b, ..., n, ...) with updates (b, ..., m, ...) written from position `write_indices[b]` on."""
+    cache, update = node.item(0), node.item(1)
+    axis = axis_of(node, int(node.attributes.get("axis", -2)), cache.ndim)
+    circular = node.choice("mode", "linear", "circular") == "circular"
+    if axis == 0:
+        raise node.refuse("wanted an axis behind the first, which is the batch")
+    count = update.shape[axis]
+    steps = w.reshape(w.emit(Iota(count)), [count, *[const(1)] * (cache.ndim - 1 - axis)])
+    if node.has(2):
+        start = cast_to(w, w.tensor(node.item(2)), node.item(2).dtype, i64)
+        steps = w.emit(Add(), steps, w.reshape(start, [*node.item(2).shape, *[const(1)] * (cache.ndim - 1)]))
+    if circular:
+        raise node.refuse("wanted mode 'linear', found 'circular'")
+    where = w.emit(Add(), w.full(update.shape, 0, i64), steps)
+    assert len(tensor_dims(where)) == cache.ndim
+    return _scattered(w, ScatterElements("replace", axis), cache, where, w.tensor(update))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "ArgMax": _arg, "ArgMin": _arg, "Hardmax": _hardmax, "TopK": _top_k, "CumSum": _running, "CumProd": _running,
+    "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd, "TensorScatter": _tensor_scatter,
+}  # fmt: skip

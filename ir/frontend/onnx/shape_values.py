@@ -1,0 +1,247 @@
+"""ONNX operators on integers that are known as expressions over the shape symbols: nothing of them is left to run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import DType, bool_, i64
+from relax_tune.ir.core.expr import (  # fmt: skip
+    FALSE,
+    TRUE,
+    Const,
+    Expr,
+    add,
+    and_,
+    as_int,
+    const,
+    eq,
+    floordiv,
+    floormod,
+    le,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    not_,
+    or_,
+    sub,
+)
+from relax_tune.ir.frontend.onnx.node import Node
+from relax_tune.ir.frontend.onnx.tensors import DTYPES
+from relax_tune.ir.frontend.shared.writer import SCALAR_LIMIT, Item, Writer
+
+Scalars = NDArray[np.object_]
+Known = Callable[[Writer, Node, Sequence[Scalars]], "tuple[Scalars, DType] | None"]
+
+
+def evaluate_known(w: Writer, node: Node) -> Item | None:
+    """The node's one result, when all it reads is known; None when it is not, or the operator is not one of these."""
+    handler = KNOWN.get(node.op)
+    if handler is None or not node.inputs or len([o for o in node.outputs if o]) != 1:
+        return None
+    found: list[Scalars] = []
+    for i in node.inputs:
+        if i is None:
+            return None
+        scalars = w.scalars(i)
+        if scalars is None:
+            return None
+        found.append(scalars)
+    result = handler(w, node, found)
+    if result is None or result[0].size > SCALAR_LIMIT:
+        return None
+    try:
+        return w.known(result[0], result[1], node.outputs[0])
+    except OverflowError:  # wraps around in its type: left to the tensor form, which does so
+        return None
+
+
+def objects(values: Any) -> Scalars:
+    """An object array of expressions in the shape of a nested sequence or array."""
+    return np.array(values, object)
+
+
+def _pointwise(fn: Callable[..., Expr | None], w: Writer, arrays: Sequence[Scalars]) -> Scalars | None:
+    spread = np.broadcast_arrays(*arrays)
+    flat = [fn(*items) for items in zip(*(a.reshape(-1) for a in spread), strict=True)]
+    if any(e is None for e in flat):
+        return None
+    result = np.empty(len(flat), object)
+    result[:] = flat
+    return result.reshape(spread[0].shape)
+
+
+def _same(fn: Callable[..., Expr | None]) -> Known:
+    """Integers to the same integer type."""
+
+    def handler(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+        element = node.item(0).dtype
+        if not element.is_int:
+            return None
+        found = _pointwise(fn, w, arrays)
+        return None if found is None else (found, element)
+
+    return handler
+
+
+def _truth(fn: Callable[..., Expr]) -> Known:
+    """A comparison that can be decided now."""
+
+    def handler(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+        def decided(*args: Expr) -> Expr | None:
+            proof = w.g.deduction.proves(fn(*args))
+            return TRUE if proof is Proof.YES else FALSE if proof is Proof.NO else None
+
+        found = _pointwise(decided, w, arrays)
+        return None if found is None else (found, bool_)
+
+    return handler
+
+
+def _quotient(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    """Division towards zero; symbols only where both sides are proved not to be negative."""
+
+    def one(a: Expr, b: Expr) -> Expr | None:
+        x, y = as_int(a), as_int(b)
+        if y == 0:
+            return None
+        if x is not None and y is not None:
+            return const(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
+        return floordiv(a, b) if w.natural(a) and w.natural(sub(b, 1)) else None
+
+    return _same(one)(w, node, arrays)
+
+
+def _mod(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    if node.attributes.get("fmod", 0):
+        return None
+    return _same(lambda a, b: floormod(a, b) if w.natural(sub(b, 1)) else None)(w, node, arrays)
+
+
+def _cast(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    to = DTYPES.get(int(node.attributes.get("to", 0)))
+    source = node.item(0).dtype
+    if to is i64 and source.is_int:
+        return arrays[0], to
+    if to is not None and (to.is_int or to is bool_) and all(isinstance(e, Const) for e in arrays[0].reshape(-1)):
+        values = [int(e.value) for e in arrays[0].reshape(-1)]
+        low, high = (0, 1) if to is bool_ else (int(np.iinfo(to.numpy).min), int(np.iinfo(to.numpy).max))
+        if to is not bool_ and not all(low <= v <= high for v in values):
+            return None
+        flat = np.empty(len(values), object)
+        flat[:] = [const(bool(v)) if to is bool_ else const(v) for v in values]
+        return flat.reshape(arrays[0].shape), to
+    return None
+
+
+def _concat(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType]:
+    return np.concatenate(list(arrays), axis=int(node.attributes["axis"])), node.item(0).dtype
+
+
+def _gather(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    where = numbers(arrays[1])
+    axis = int(node.attributes.get("axis", 0))
+    if where is None or not -arrays[0].ndim <= axis < arrays[0].ndim:
+        return None
+    n = arrays[0].shape[axis]
+    if any(not -n <= i < n for i in where):
+        return None
+    indices = np.array(where, np.int64).reshape(arrays[1].shape)
+    return np.asarray(np.take(arrays[0], indices, axis=axis), object), node.item(0).dtype
+
+
+def _slice(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    parts = [numbers(a) for a in arrays[1:]]
+    if any(p is None for p in parts):
+        return None
+    starts, ends = parts[0] or [], parts[1] or []
+    axes = parts[2] if len(parts) > 2 and parts[2] is not None else list(range(len(starts)))
+    steps = parts[3] if len(parts) > 3 and parts[3] is not None else [1] * len(starts)
+    where = [slice(None)] * arrays[0].ndim
+    for s, e, a, step in zip(starts, ends, axes, steps, strict=True):
+        # a backward slice that runs off the front ends at None in Python
+        where[a] = slice(s, None if step < 0 and e < -arrays[0].shape[a] else e, step)
+    return arrays[0][tuple(where)], node.item(0).dtype
+
+
+def _unsqueeze(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    axes = numbers(arrays[1])
+    return None if axes is None else (np.expand_dims(arrays[0], tuple(axes)), node.item(0).dtype)
+
+
+def _squeeze(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    axes = None if len(arrays) < 2 else numbers(arrays[1])
+    if len(arrays) > 1 and axes is None:
+        return None
+    return np.squeeze(arrays[0], None if axes is None else tuple(axes)), node.item(0).dtype
+
+
+def _reshape(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    shape = numbers(arrays[1])
+    if shape is None or 0 in shape:
+        return None
+    return arrays[0].reshape(shape), node.item(0).dtype
+
+
+def _where(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    found = _pointwise(lambda c, a, b: a if c is TRUE else b if c is FALSE else None, w, arrays)
+    return None if found is None else (found, node.item(1).dtype)
+
+
+def _product(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    """The product of everything, as exporters count elements."""
+    if len(arrays) > 1 or node.attributes.get("axes") is not None or arrays[0].ndim > 1:
+        return None
+    total: Expr = const(1)
+    for e in arrays[0].reshape(-1):
+        total = mul(total, e)
+    result = np.empty(1 if node.attributes.get("keepdims", 1) and arrays[0].ndim else 0, object)
+    if result.size:
+        result[0] = total
+        return result, node.item(0).dtype
+    scalar = np.empty((), object)
+    scalar[()] = total
+    return scalar, node.item(0).dtype
+
+
+def _range(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    """A short range between numbers."""
+    known = numbers(np.concatenate([a.reshape(-1) for a in arrays]))
+    if known is None or len(known) != 3 or known[2] == 0:
+        return None
+    found = range(known[0], known[1], known[2])
+    if len(found) > 16:
+        return None
+    result = np.empty(len(found), object)
+    result[:] = [const(n) for n in found]
+    return result, node.item(0).dtype
+
+
+def numbers(scalars: Scalars | None) -> list[int] | None:
+    """The values when all are integer literals."""
+    if scalars is None:
+        return None
+    found = [as_int(e) for e in scalars.reshape(-1)]
+    return [n for n in found if n is not None] if all(n is not None for n in found) else None
+
+
+KNOWN: Mapping[str, Known] = {
+    "Add": _same(add), "Sub": _same(sub), "Mul": _same(mul), "Neg": _same(lambda a: mul(a, -1)), "Div": _quotient,
+    "Mod": _mod, "Max": _same(lambda *a: _fold(maximum, a)), "Min": _same(lambda *a: _fold(minimum, a)),
+    "Equal": _truth(eq), "Less": _truth(lt), "LessOrEqual": _truth(le), "Greater": _truth(lambda a, b: lt(b, a)),
+    "GreaterOrEqual": _truth(lambda a, b: le(b, a)), "And": _truth(and_), "Or": _truth(or_), "Not": _truth(not_),
+    "Cast": _cast, "Concat": _concat, "Gather": _gather, "Slice": _slice, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
+    "Reshape": _reshape, "Where": _where, "ReduceProd": _product, "Range": _range, "Identity": lambda w, n, a: (a[0], n.item(0).dtype),
+}  # fmt: skip
+
+
+def _fold(fn: Callable[[Expr, Expr], Expr], args: Sequence[Expr]) -> Expr:
+    result = args[0]
+    for a in args[1:]:
+        result = fn(result, a)
+    return result

@@ -1,0 +1,118 @@
+"""Tensors and element types of ONNX files as NumPy's; the one place that imports the onnx package."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.core.dtype import ALL, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
+
+Array = NDArray[Any]
+
+# TensorProto.DataType by number: the part of the format that never changes.
+DTYPES: Mapping[int, DType] = {1: f32, 2: u8, 3: i8, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64, 16: bf16}
+NUMBERS: Mapping[DType, int] = {d: n for n, d in DTYPES.items()}
+_EXTERNAL = 1
+
+
+def shortest(value: float) -> float:
+    """The shortest decimal that is the same 32-bit float: 1e-12 where a file holds 9.999999960041972e-13."""
+    return float(str(np.float32(value)))
+
+
+def require_onnx() -> Any:
+    """The onnx package. Raises UserError naming the extra when it is not installed."""
+    try:
+        onnx = importlib.import_module("onnx")
+        for part in ("defs", "helper", "numpy_helper"):
+            importlib.import_module(f"onnx.{part}")
+    except ImportError as error:
+        raise UserError(
+            f"wanted the onnx package to read ONNX models, found: {error}; install it with: pip install 'relax-tune[onnx]'"
+        ) from None
+    return onnx
+
+
+def element_type(number: int, where: str) -> DType:
+    """The element type with this number in the format. Raises ParseError naming `where`."""
+    found = DTYPES.get(number)
+    if found is None:
+        onnx = require_onnx()
+        known = {v: k for k, v in onnx.TensorProto.DataType.items()}
+        raise ParseError(
+            f"{where}: wanted an element type among {', '.join(str(d) for d in ALL)}, "
+            f"found {known.get(number, number)}; convert the model to one of them"
+        )
+    return found
+
+
+def read_tensor(proto: Any, folder: Path | None) -> Array:
+    """The values of a TensorProto. Raw data is viewed in place and external data mapped, not copied.
+
+    folder: where external data files lie; None when the model did not come from a file.
+    Raises: ParseError naming the tensor."""
+    where = f"tensor {proto.name!r}"
+    dtype = element_type(proto.data_type, where)
+    shape = tuple(int(d) for d in proto.dims)
+    if any(d < 0 for d in shape):
+        raise ParseError(f"{where}: wanted dims of 0 or more, found {shape}")
+    size = int(np.prod(shape, dtype=np.int64))
+    wanted = size * dtype.bytes
+    if proto.data_location == _EXTERNAL:
+        return _external(proto, folder, dtype, shape, wanted, where)
+    if proto.HasField("raw_data"):
+        raw = proto.raw_data
+        if len(raw) != wanted:
+            raise ParseError(
+                f"{where}: wanted {wanted} bytes for {shape} of {dtype}, found {len(raw)}; is the file complete?"
+            )
+        return np.frombuffer(raw, dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False).reshape(shape)
+    try:
+        values = np.asarray(require_onnx().numpy_helper.to_array(proto))
+    except (ValueError, TypeError) as error:
+        raise ParseError(f"{where}: wanted {size} values of {dtype}, found: {error}") from None
+    return np.ascontiguousarray(values, dtype.numpy).reshape(shape)
+
+
+def _external(proto: Any, folder: Path | None, dtype: DType, shape: tuple[int, ...], wanted: int, where: str) -> Array:
+    entries = {e.key: e.value for e in proto.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ParseError(
+            f"{where}: its values lie in the file {location!r} beside the model; load the model by its path, not from memory"
+        )
+    relative = PurePosixPath(location)
+    if not location or relative.is_absolute() or ".." in relative.parts:
+        raise ParseError(
+            f"{where}: wanted external data in a file inside the model's folder {folder}, found {location!r}"
+        )
+    path = folder / relative
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
+    except ValueError:
+        raise ParseError(f"{where}: wanted a numeric offset and length of external data, found {entries}") from None
+    if path.is_file() and folder.resolve() not in path.resolve().parents:
+        raise ParseError(
+            f"{where}: wanted external data inside the model's folder, found that {path} is a link out of it, to {path.resolve()}; "
+            "put a copy in its place"
+        )
+    if not path.is_file():
+        raise ParseError(f"{where}: wanted external data in {path}, found no such file; it belongs beside the model")
+    found = path.stat().st_size
+    if length != wanted or offset < 0 or offset + wanted > found:
+        raise ParseError(
+            f"{where}: wanted {wanted} bytes at {offset} of {path} for {shape} of {dtype}, found a length of {length} in a "
+            f"file of {found} bytes; is the file complete?"
+        )
+    if wanted == 0:
+        return np.zeros(shape, dtype.numpy)
+    if offset % dtype.bytes:
+        data = np.fromfile(path, np.uint8, wanted, offset=offset)
+        return np.frombuffer(data.tobytes(), dtype.numpy).reshape(shape)
+    return np.memmap(path, dtype.numpy, "r", offset, shape)

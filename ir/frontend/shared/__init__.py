@@ -1,0 +1,1 @@
+"""Parts that all importers use: the writer of bindings, compositions, recognised operators."""

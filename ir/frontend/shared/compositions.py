@@ -1,0 +1,162 @@
+"""Small compositions of operators, and the end of every import: what importers of every format share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import DType, bool_
+from relax_tune.ir.core.expr import Const, Expr, Op, as_int, const, floordiv, le, maximum, mul, sub
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Function, GVar, Value
+from relax_tune.ir.frontend.shared.recognised_norms import IDIOMS
+from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
+from relax_tune.ir.op.logic import LessEqual, NotEqual, Where
+from relax_tune.ir.op.movement import VIEWS, ExpandDims, Permute, Slice, Take
+from relax_tune.ir.op.pad import Pad
+from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
+from relax_tune.ir.rewrite.rules import rewrite
+
+
+def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
+    """A product of dims as a number and other factors."""
+    number, rest, stack = 1, [], list(dims)
+    while stack:
+        e = stack.pop()
+        if isinstance(e, Const):
+            number *= int(e.value)
+        elif isinstance(e, Op) and e.op == "mul":
+            stack.extend(e.args)
+        else:
+            rest.append(e)
+    return number, rest
+
+
+def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr:
+    """The dim that makes the products of both equal: common factors cancel."""
+    top, upper = _factors([w.simplify(d) for d in have])
+    bottom, lower = _factors([w.simplify(d) for d in others])
+    for e in list(lower):
+        if e in upper:
+            upper.remove(e)
+            lower.remove(e)
+    if bottom and top % bottom == 0:
+        top, bottom = top // bottom, 1
+    above = w.simplify(mul(product(upper), const(top)))
+    below = w.simplify(mul(product(lower), const(bottom)))
+    return above if as_int(below) in (0, 1) else w.simplify(floordiv(above, below))
+
+
+def permuted(w: Writer, value: Value, axes: Sequence[int]) -> Value:
+    return value if tuple(axes) == tuple(range(len(axes))) else w.emit(Permute(tuple(axes)), value)
+
+
+def cut(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
+    """`value[..., begin:end, ...]`; the value itself when that is all of it."""
+    same = w.g.deduction.same
+    if as_int(begin) == 0 and (
+        same(end, tensor_dims(value)[axis]) or w.g.deduction.proves(le(tensor_dims(value)[axis], end)) is Proof.YES
+    ):
+        return value
+    return w.emit(Slice(axis, begin, end), value)
+
+
+def around(
+    w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 0.0, mode: str = "constant"
+) -> Value:
+    """`value` with (before, after) more elements along each axis; sizes below 0 cut."""
+    for axis, (before, after) in enumerate(pads):
+        size = tensor_dims(value)[axis]
+        value = cut(w, value, axis, const(max(-before, 0)), w.simplify(maximum(sub(size, max(-after, 0)), 0)))
+    if all(size <= 0 for pair in pads for size in pair):
+        return value
+    front, behind = (tuple(const(max(pair[side], 0)) for pair in pads) for side in (0, 1))
+    return w.emit(Pad(front, behind, mode, fill), value)
+
+
+def taken(w: Writer, table: Value, axis: int, indices: Value) -> Value:
+    """Rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
+    n, k = len(tensor_dims(table)), len(tensor_dims(indices))
+    front = permuted(w, table, [axis, *(p for p in range(n) if p != axis)])
+    found = w.emit(Take(), front, indices)
+    return permuted(w, found, [*range(k, k + axis), *range(k), *range(k + axis, n + k - 1)])
+
+
+def cast_to(w: Writer, value: Value, source: DType, target: DType) -> Value:
+    """The same values in another type; truth is what is not zero."""
+    if source is target:
+        return value
+    if target is bool_:
+        return w.emit(NotEqual(), value, w.literal(0, source))
+    return w.emit(Cast(target), value)
+
+
+def clipped(w: Writer, x: Value, element: DType, low: float | None, high: float | None) -> Value:
+    if low is not None:
+        x = w.emit(MaximumScalar(low), x)
+    return x if high is None else w.emit(Minimum(), x, w.literal(high, element))
+
+
+def tanh_gelu(w: Writer, x: Value) -> Value:
+    """`x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`."""
+    cube = w.emit(Mul(), w.emit(Mul(), x, x), x)
+    inner = w.emit(MulScalar(math.sqrt(2 / math.pi)), w.emit(Add(), x, w.emit(MulScalar(0.044715), cube)))
+    return w.emit(Mul(), w.emit(MulScalar(0.5), x), w.emit(AddScalar(1.0), w.emit(Tanh(), inner)))
+
+
+def on_last(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
+    """A row operator along any axis."""
+    n = len(tensor_dims(value))
+    order = [*(p for p in range(n) if p != axis), axis]
+    return permuted(w, fn(permuted(w, value, order)), [order.index(p) for p in range(n)])
+
+
+def triangle(w: Writer, x: Item, k: int, upper: bool) -> Item:
+    """Zero below (upper) or above the diagonal `k` places right of the main one."""
+    rows = w.emit(ExpandDims((1,)), w.emit(Iota(x.shape[-2])))
+    columns = w.emit(Iota(x.shape[-1]))
+    diagonal = w.emit(AddScalar(k), rows)
+    kept = w.emit(LessEqual(), diagonal, columns) if upper else w.emit(LessEqual(), columns, diagonal)
+    return w.of(w.emit(Where(), kept, w.tensor(x), w.literal(0, x.dtype)), x.natural)
+
+
+def finished(w: Writer, items: Sequence[Item], names: Sequence[str]) -> IRModule:
+    """The program, its idioms found, with every result in memory of its own: parameters, constants and what is returned twice are
+    copied."""
+    used, results = set[Value](), []
+    for item in items:
+        value = w.tensor(item)
+        root = value
+        while root in w.made and isinstance(w.made[root].op, VIEWS):
+            root = w.made[root].args[0]
+        if root not in w.made or root in used:
+            value = w.reshape(value, [const(1)]) if item.ndim == 0 else value
+            value = root = w.g.call(Permute(tuple(range(max(item.ndim, 1)))), value)
+            value = w.reshape(value, item.shape)
+        used.add(root)
+        results.append(value)
+    module = w.g.finish(results if len(results) > 1 else results[0])
+    return rewrite(_renamed(module, dict(zip(results, names, strict=True))), IDIOMS)
+
+
+def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
+    """The module with its results named as in the model."""
+
+    def visit(out: Emitter, binding: AnyBinding) -> None:
+        name = names.get(binding.var)
+        if name is None or not isinstance(binding, Binding):
+            out.keep(binding)
+            return
+        var = GVar(name, binding.var.info)
+        value = out.value(binding.value)
+        out.mapping[binding.var] = var
+        out.bindings.append(Binding(var, value))
+
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    return replace(module, functions={**module.functions, "main": rewrite_function(main, visit)})

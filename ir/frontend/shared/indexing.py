@@ -1,0 +1,126 @@
+"""Elements of tensors at positions: cuts, rows, gathers. What importers of every format share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import Expr, add, as_int, const, maximum, sub
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.compositions import cast_to, cut, permuted, taken
+from relax_tune.ir.frontend.shared.simplify_broadcasts import grid_axes
+from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.elementwise import Add, AddScalar
+from relax_tune.ir.op.gather import GatherElements, GatherND
+from relax_tune.ir.op.logic import Less, Where
+from relax_tune.ir.op.movement import BroadcastTo
+
+
+def edge(w: Writer, e: Expr, n: Expr) -> Expr:
+    """A slice's end within a dim of size `n`, counted from the back when negative. Raises ParseError for an unknown sign."""
+    number = as_int(e)
+    if number is not None:
+        if number < 0:
+            return w.simplify(maximum(add(n, number), 0)) if number > -(2**62) else const(0)
+        return n if number > 2**62 or number == 2**31 - 1 else e
+    if not w.natural(e):
+        if w.natural(sub(-1, e)):
+            return w.simplify(maximum(add(n, e), 0))
+        raise ParseError(f"wanted an end whose sign is certain, found {e!r}; give its symbols bounds")
+    return e
+
+
+def counted(w: Writer, x: Item) -> Value:
+    """The tensor; a table of 0, 1, 2 ... as a counter, whose first elements are a shorter counter."""
+    a = x.array
+    if a is None or x.dtype is not i64 or a.size < 2 or max(a.shape) != a.size or a.size > 1 << 20:
+        return w.tensor(x)
+    if not np.array_equal(a.reshape(-1), np.arange(a.size)):
+        return w.tensor(x)
+    return w.reshape(w.emit(Iota(const(a.size))), x.shape)
+
+
+def natural_indices(w: Writer, item: Item, size: Expr) -> Value:
+    """Indices into a dim of `size`, those below zero counted from its end."""
+    if item.natural:
+        return cast_to(w, w.tensor(item), item.dtype, item.dtype)
+    n = as_int(size)
+    if item.array is not None and n is not None:
+        return w.tensor(
+            w.constant(np.where(item.array < 0, item.array + n, item.array).astype(item.array.dtype), item.name)
+        )
+    value = w.tensor(item)
+    zero = w.literal(0, item.dtype)
+    if n is not None:
+        wrapped = w.emit(AddScalar(n), value)
+    else:
+        scalar = np.empty((), object)
+        scalar[()] = size
+        wrapped = w.emit(Add(), value, cast_to(w, w.tensor(w.known(scalar)), i64, item.dtype))
+    return w.emit(Where(), w.emit(Less(), value, zero), wrapped, value)
+
+
+def gathered(w: Writer, x: Item, axis: int, indices: Item) -> Item:
+    """The elements of `x` along `axis` at `indices`, whose dims take the axis' place."""
+    known = w.scalars(indices)
+    if known is not None and known.ndim == 0:
+        at = known.reshape(-1)[0]
+        if w.natural(at):
+            row = cut(w, w.tensor(x), axis, at, w.simplify(at + 1))
+            return w.of(w.reshape(row, [d for p, d in enumerate(x.shape) if p != axis]), x.natural)
+    if indices.uniform is not None and indices.natural:
+        at = const(int(indices.uniform))
+        row = w.reshape(
+            cut(w, w.tensor(x), axis, at, w.simplify(at + 1)), [d for p, d in enumerate(x.shape) if p != axis]
+        )
+        own = [*x.shape[:axis], *[const(1)] * indices.ndim, *x.shape[axis + 1 :]]
+        wide = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+        return w.of(w.emit(BroadcastTo(wide), w.reshape(row, own) if axis else row), x.natural)
+    where = natural_indices(w, indices, x.shape[axis])
+    return w.of(taken(w, w.tensor(x), axis, where), x.natural)
+
+
+def gathered_elements(w: Writer, x: Item, axis: int, indices: Item) -> Item:
+    """The elements of `x` at `indices` along `axis`, position by position."""
+    if x.uniform is not None:
+        return w.uniform(indices.shape, x.uniform, x.dtype)
+    where = natural_indices(w, indices, x.shape[axis])
+    return w.of(w.emit(GatherElements(axis), w.tensor(x), where), x.natural)
+
+
+def gathered_nd(w: Writer, x: Item, indices: Item) -> Item:
+    """The elements of `x` at `indices` (..., k) into its first k dims."""
+    depth = as_int(indices.shape[-1])
+    grid = None
+    if indices.value is not None:
+        grid = grid_axes(indices.value, w.made, w.g.deduction, x.shape[: depth or 0])
+    if grid is not None:
+        return w.of(_spread_out(w, x, grid, indices.shape[:-1]), x.natural)
+    sizes = [as_int(d) for d in x.shape[: depth or 0]]
+    if not indices.natural and len(set(sizes)) == 1 and sizes[0] is not None:
+        where = natural_indices(w, indices, const(sizes[0]))
+    elif not indices.natural and indices.array is not None and None not in sizes:
+        limits = np.array(sizes, indices.array.dtype)
+        where = w.tensor(w.constant(np.where(indices.array < 0, indices.array + limits, indices.array), indices.name))
+    elif indices.natural:
+        where = w.tensor(indices)
+    else:
+        limits_item = w.known(np.array(list(x.shape[: depth or 0]), object))
+        value = w.tensor(indices)
+        wrapped = w.emit(Add(), value, cast_to(w, w.tensor(limits_item), i64, indices.dtype))
+        where = w.emit(Where(), w.emit(Less(), value, w.literal(0, indices.dtype)), wrapped, value)
+    return w.of(w.emit(GatherND(), w.tensor(x), where), x.natural)
+
+
+def _spread_out(w: Writer, x: Item, axes: Sequence[int], lead: Sequence[Expr]) -> Value:
+    """The dims of `x` at `axes` of the result's leading dims, which are `lead`; the rest behind them."""
+    order = sorted(range(len(axes)), key=lambda p: axes[p])
+    rest = x.shape[len(axes) :]
+    value = permuted(w, w.tensor(x), [*order, *range(len(axes), x.ndim)])
+    own = [d if p in axes else const(1) for p, d in enumerate(lead)]
+    value = w.reshape(value, [*own, *rest])
+    return value if own == list(lead) else w.emit(BroadcastTo((*lead, *rest)), value)

@@ -1,0 +1,117 @@
+"""Operators that models spell out of smaller ones, found again: a norm or a rotation is one loop nest only as one operator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.expr import Expr, as_int, const, eq, ge
+from relax_tune.ir.core.graph import Call, Constant, Operator, Value
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.deduce.deduce import info_of
+from relax_tune.ir.op.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
+from relax_tune.ir.op.movement import Concat, ExpandDims, Reshape, Slice
+from relax_tune.ir.op.numeric import Cos, Sin
+from relax_tune.ir.op.reduce import Mean
+from relax_tune.ir.rewrite.match import Scope
+from relax_tune.ir.rewrite.pattern import op, value
+from relax_tune.ir.rewrite.rules import Rule, Site
+
+Dims = tuple[Expr, ...]
+# Equal halves of a row stay equal under these.
+ELEMENTWISE: tuple[type[Operator], ...] = (AddScalar, Cast, Cos, MulScalar, Sin)
+
+
+def _dims(info: StructInfo) -> Dims:
+    """The dims of a tensor; () where they are not known."""
+    return info.shape if isinstance(info, TensorInfo) and info.shape is not None else ()
+
+
+def _operator(site: Site, name: str) -> Operator:
+    made = site.made(name)
+    assert isinstance(made, Call), "the pattern says that an operator makes it"
+    return made.op
+
+
+# x * rsqrt(mean(x * x) + eps) * gamma, with the root written in any of three ways
+
+SPREAD = op(AddScalar, op(Mean, op(Mul, "x", "x"), keepdims=True).named("mean")).named("moved")
+ROOT = op(Sqrt, SPREAD)
+NORMED = value("x") * (op(Rsqrt, SPREAD) | op(Div, 1, ROOT)) | op(Div, "x", ROOT)
+NORM = NORMED * value("gamma")
+
+
+def _put_norm(site: Site) -> Value | None:
+    mean, moved = _operator(site, "mean"), _operator(site, "moved")
+    assert isinstance(mean, Mean) and isinstance(moved, AddScalar)
+    dims, weights = _dims(site.match.info("x")), _dims(site.match.info("gamma"))
+    if mean.axes not in ((len(dims) - 1,), (-1,)) or len(weights) != 1 or weights[0] is not dims[-1]:
+        return None
+    return site.call(RmsNorm(float(moved.value)), "x", "gamma")
+
+
+# x * cos + concat(-x[..., d/2:], x[..., :d/2]) * sin
+
+TURNED = op(Concat, op(MulScalar, op(Slice, "x").named("second"), value=-1), op(Slice, "x").named("first"))
+ROTATION = value("x") * value("cos") + TURNED.named("turned") * value("sin")
+
+
+def _put_rotation(site: Site) -> Value | None:
+    """Over tables of half a row, where both halves of the model's rows are proved to be the same."""
+    dims, turned = _dims(site.match.info("x")), _operator(site, "turned")
+    assert isinstance(turned, Concat)
+    width, last = as_int(dims[-1]) if dims else None, len(dims) - 1
+    if last < 1 or width is None or width % 2 or turned.axis % len(dims) != last:
+        return None
+    half = width // 2
+    for name, begin in (("first", 0), ("second", half)):
+        part = _operator(site, name)
+        assert isinstance(part, Slice)
+        window = (part.axis % len(dims), part.step, as_int(part.begin), as_int(part.end))
+        if window != (last, 1, begin, begin + half):
+            return None
+    tables = [_half_rows(site, name, dims[-2], half) for name in ("cos", "sin")]
+    if tables[0] is None or tables[1] is None or tables[0][1] is not tables[1][1]:
+        return None
+    return site.call(Rotary(tables[0][1], last - 1), "x", tables[0][0], tables[1][0])
+
+
+def _half_rows(site: Site, name: str, positions: Expr, half: int) -> tuple[Value, Expr] | None:
+    """A table of half rows and its row of the first position; None unless the capture has one row for each position and nothing
+    else, both halves of which are the same."""
+    scope, rows, dims = site.match.scope, site[name], _dims(site.match.info(name))
+    if len(dims) < 2 or any(as_int(d) != 1 for d in dims[:-2]) or as_int(dims[-1]) != 2 * half:
+        return None
+    if prove(eq(dims[-2], positions), scope.env) is not Proof.YES or not _paired(scope, rows, half):
+        return None
+    made = scope.made(scope.source(rows))
+    if isinstance(made, Call) and isinstance(made.op, Slice) and len(dims) == 2 and made.op.axis % 2 == 0:
+        begin, table = made.op.begin, scope.source(made.args[0])
+        if isinstance(table, Constant) and made.op.step == 1 and prove(ge(begin, 0), scope.env) is Proof.YES:
+            return site.call(Slice(1, const(0), const(half)), table), begin
+    flat = rows if len(dims) == 2 else site.call(Reshape(dims[-2:]), rows)
+    return site.call(Slice(1, const(0), const(half)), flat), const(0)
+
+
+def _paired(scope: Scope, rows: Value, half: int) -> bool:
+    """Whether both halves of every row are proved to be the same."""
+    while True:
+        rows = scope.source(rows)
+        if isinstance(rows, Constant):
+            array = scope.module.constants[rows.name]
+            return bool(np.array_equal(array[..., :half], array[..., half:]))
+        made = scope.made(rows)
+        if not isinstance(made, Call) or not made.args:
+            return False
+        dims, before = _dims(info_of(rows)), _dims(info_of(made.args[0]))
+        if isinstance(made.op, Concat) and made.op.axis % len(dims) == len(dims) - 1:
+            return len(made.args) == 2 and scope.source(made.args[0]) is scope.source(made.args[1])
+        along = isinstance(made.op, Slice) and made.op.axis % len(dims) < len(dims) - 1
+        view = isinstance(made.op, (ExpandDims, Reshape)) and bool(before) and before[-1] is dims[-1]
+        if not (along or view or isinstance(made.op, ELEMENTWISE)):
+            return False
+        rows = made.args[0]
+
+
+IDIOMS = (Rule(NORM, _put_norm, "rms norm"), Rule(ROTATION, _put_rotation, "rotary positions"))

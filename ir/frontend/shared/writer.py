@@ -1,0 +1,234 @@
+"""Values known while a model is imported, and the graph that grows from them: what importers of every format share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import DType, bool_, dtype, i64, is_floating
+from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, expr, ge
+from relax_tune.ir.core.graph import Call, Constant, GVar, PrimValue, Value
+from relax_tune.ir.core.graph_builder import GraphBuilder, info_of
+from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
+from relax_tune.ir.frontend.shared.decomposed_ops import Made, rewritten
+from relax_tune.ir.frontend.shared.simplify_broadcasts import before_broadcasts, cut_of_table, shorter_counter
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.create import Scalars
+from relax_tune.ir.op.elementwise import Binary, Cast
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.logic import Where
+from relax_tune.ir.op.movement import BroadcastTo, Reshape, Slice, Take
+
+Array = NDArray[Any]
+# Integer constants of up to this many elements are followed as scalar expressions.
+SCALAR_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """A value of the model: a tensor of the graph (`value`), the same at every run (`array`), or integers and truth
+    values known as expressions over the shape symbols (`scalars`, an array of `Expr`).
+
+    natural: integers that are never negative; uniform: the value that every element has, where that is known."""
+
+    name: str
+    info: TensorInfo
+    value: Value | None = None
+    array: Array | None = None
+    scalars: NDArray[np.object_] | None = None
+    natural: bool = False
+    uniform: float | int | bool | None = None
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        assert self.info.shape is not None
+        return self.info.shape
+
+    @property
+    def dtype(self) -> DType:
+        assert self.info.dtype is not None
+        return self.info.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+def tensor_dims(value: Value) -> tuple[Expr, ...]:
+    """The dims of a tensor, which the importer always knows."""
+    info = info_of(value)
+    assert isinstance(info, TensorInfo) and info.shape is not None
+    return info.shape
+
+
+def identifier(name: str) -> str:
+    """`name` as the text form can print it."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return plain if plain and not plain[0].isdigit() else f"v_{plain}"
+
+
+@dataclass(slots=True, eq=False)
+class Writer:
+    """Writes operators; handlers of a format's operators call it."""
+
+    g: GraphBuilder
+    made: Made = field(default_factory=dict)
+    _tensors: dict[Item, Value] = field(default_factory=dict)
+    _turned: dict[Item, Value] = field(default_factory=dict)
+    _constants: dict[str, int] = field(default_factory=dict)
+    _required: set[Expr] = field(default_factory=set)
+
+    # items
+
+    def of(self, value: Value, natural: bool = False) -> Item:
+        """A tensor of the graph."""
+        info = info_of(value)
+        assert isinstance(info, TensorInfo)
+        return Item(value.name if isinstance(value, (GVar, Constant)) else "value", info, value, natural=natural)
+
+    def constant(self, array: Array, name: str = "constant") -> Item:
+        """The same values at every run; it becomes a weight only when a tensor of it is asked for."""
+        info = TensorInfo(tuple(const(int(d)) for d in array.shape), dtype(array.dtype))
+        natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
+        first = array.reshape(-1)[0] if 0 < array.size <= 1 << 16 else None
+        one = first is not None and bool((array == first).all())
+        if one and is_floating(array.dtype) and first == 0:
+            one = not np.signbit(array).any()
+        uniform = first.item() if one and first is not None else None
+        return Item(name, info, array=array, natural=natural, uniform=uniform)
+
+    def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> Item:
+        """Integers or truth values known as expressions; all literal: a constant."""
+        flat = [self.simplify(e) for e in scalars.reshape(-1)]
+        if all(hasattr(e, "value") for e in flat):
+            values = np.array([e.value for e in flat], element.numpy).reshape(scalars.shape)  # type: ignore[attr-defined]
+            return self.constant(values, name)
+        kept = np.empty(len(flat), object)
+        kept[:] = flat
+        info = TensorInfo(tuple(const(int(d)) for d in scalars.shape), element)
+        natural = all(self.natural(e) for e in flat)
+        return Item(name, info, scalars=kept.reshape(scalars.shape), natural=natural)
+
+    def scalars(self, item: Item) -> NDArray[np.object_] | None:
+        """The values of an integer or boolean item as expressions, when they are known and few."""
+        if item.scalars is not None:
+            return item.scalars
+        if item.array is None or item.array.size > SCALAR_LIMIT or item.dtype.is_float:
+            return None
+        found = np.empty(item.array.size, object)
+        found[:] = [const(bool(v)) if item.dtype is bool_ else const(int(v)) for v in item.array.reshape(-1)]
+        return found.reshape(item.array.shape)
+
+    def tensor(self, item: Item) -> Value:
+        """The item as an operand."""
+        found = item.value or self._tensors.get(item)
+        if found is None:
+            if item.array is not None:
+                found = self.g.constant(self._name(item.name), item.array)
+            else:
+                assert item.scalars is not None
+                found = self.emit(Scalars(tuple(item.scalars.reshape(-1))))
+                if item.ndim != 1:
+                    found = self.emit(Reshape(item.shape), found)
+                if item.dtype is not i64:
+                    found = self.emit(Cast(item.dtype), found)
+            self._tensors[item] = found
+        return found
+
+    def transposed(self, item: Item) -> Value:
+        """A constant of two dims turned around, as an operand; made once and called as the constant."""
+        found = self._turned.get(item)
+        if found is None:
+            assert item.array is not None
+            found = self.g.constant(self._name(item.name), np.ascontiguousarray(item.array.T))
+            self._turned[item] = found
+        return found
+
+    def _name(self, name: str) -> str:
+        count = self._constants[name] = self._constants.get(name, 0) + 1
+        return name if count == 1 else self._name(f"{name}_{count - 1}")
+
+    # operators
+
+    def emit(self, op: OperatorSpec, *args: Value) -> Value:
+        """An operator's result; a few decompositions come back as the operator they spell. Raises DeduceError."""
+        if isinstance(op, (Binary, Where, Matmul)):
+            args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
+        ctx = self.g.deduction
+        found = rewritten(op, args, self.made, self.emit)
+        if found is None:
+            found = before_broadcasts(op, args, self.made, self.emit, ctx)
+        if found is None and isinstance(op, Take):
+            found = cut_of_table(op, args, self.made, self.emit, ctx)
+        if found is None and isinstance(op, Slice):
+            found = shorter_counter(op, args, self.made, self.emit, ctx)
+        if found is not None:
+            return found
+        value = self.g.call(op, *args)
+        self.made[value] = Call(op, args)
+        info = value.info
+        if isinstance(info, TensorInfo) and (info.shape is None or info.dtype is None):
+            raise ParseError(
+                f"{op.name}: wanted dims that can be told without running, found {[info_of(a) for a in args]!r}; "
+                "export the model with more precise dims"
+            )
+        return value
+
+    def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
+        """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the
+        other, which is checked at run time. own: how many last dims do not take part."""
+        shapes = [list(tensor_dims(a)) for a in args]
+        for axis in range(-max(map(len, shapes)), -own):
+            taking = [s for s in shapes if len(s) >= -axis and as_int(s[axis]) != 1]
+            dims: list[Expr] = [s[axis] for s in taking]
+            plainest = [d for d in dims if isinstance(d, Const)] + [d for d in dims if isinstance(d, Var)] + dims
+            for s in taking:
+                if self.g.deduction.equal(s[axis], plainest[0]) is Proof.UNKNOWN:
+                    s[axis] = plainest[0]
+        return tuple(self.reshape(a, s) for a, s in zip(args, shapes, strict=True))
+
+    def literal(self, value: float, element: DType) -> Value:
+        """A constant without dims."""
+        return self.tensor(self.constant(np.asarray(value, element.numpy), "literal"))
+
+    def full(self, shape: Sequence[Expr], value: float, element: DType) -> Value:
+        """A tensor of one value."""
+        return self.emit(BroadcastTo(tuple(shape)), self.literal(value, element))
+
+    def uniform(self, shape: Sequence[Expr], value: float, element: DType) -> Item:
+        """The same, remembered to be of one value."""
+        found = self.full(shape, value, element)
+        info = TensorInfo(tuple(shape), element)
+        return Item("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
+
+    def require(self, cond: Expr) -> bool:
+        """`cond` must hold of the symbols: what only a run can tell is checked there. Gives whether it ever can."""
+        proof = self.g.deduction.proves(cond)
+        if proof is Proof.UNKNOWN and cond not in self._required:
+            self._required.add(cond)
+            self.g.match_cast(PrimValue(cond), PrimInfo(bool_, const(True)), "required")
+        return proof is not Proof.NO
+
+    # shapes
+
+    def simplify(self, e: Expr) -> Expr:
+        return self.g.deduction.simplify(e) if e.dtype.is_int else e
+
+    def natural(self, e: Expr) -> bool:
+        """Whether an expression is proved to be 0 or more."""
+        n = as_int(e)
+        return n >= 0 if n is not None else e.dtype.is_int and self.g.deduction.proves(ge(e, 0)) is Proof.YES
+
+    def reshape(self, value: Value, shape: Sequence[Expr]) -> Value:
+        """The same elements under other dims; the value itself when they are the same."""
+        dims, old = tuple(map(expr, shape)), tensor_dims(value)
+        if len(old) == len(dims) and all(map(self.g.deduction.same, old, dims)):
+            return value
+        return self.emit(Reshape(dims), value)

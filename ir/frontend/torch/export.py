@@ -1,0 +1,274 @@
+"""torch.export programs as plain data; the one place that imports torch."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.core.dtype import ALL, DType, bf16
+from relax_tune.ir.frontend.shared.writer import identifier
+from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchSymbol, TorchTensor
+
+# Kept whole, though core ATen takes them apart: their parts say less than they do (weights repeated over the batch, views).
+WHOLE = (
+    "linear.default", "matmul.default", "scaled_dot_product_attention.default", "silu.default", "layer_norm.default",
+    "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default", "einsum.default",
+)  # fmt: skip
+# How a tensor lies in torch's memory: nothing that a value depends on.
+PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+DIM_CLASSES: Mapping[str, str] = {
+    "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "Mod": "mod", "PythonMod": "mod",
+    "Max": "max", "Min": "min",
+}  # fmt: skip
+_FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+
+
+def require_torch() -> Any:
+    """The torch package. Raises UserError naming the extra when it is not installed."""
+    try:
+        torch = importlib.import_module("torch")
+        importlib.import_module("torch.export")
+    except ImportError as error:
+        raise UserError(
+            f"wanted the torch package to read torch.export programs, found: {error}; install it with: "
+            "pip install 'relax-tune[torch]'"
+        ) from None
+    return torch
+
+
+def is_exported_program(value: object) -> bool:
+    """Whether `value` is a torch.export.ExportedProgram; imports nothing."""
+    return any(
+        c.__name__ == "ExportedProgram" and c.__module__.partition(".")[0] == "torch" for c in type(value).__mro__
+    )
+
+
+def plain_program(source: Any) -> TorchProgram:
+    """An `ExportedProgram`, or a .pt2 file of one, decomposed to core ATen operators and `WHOLE`, as plain data.
+
+    Raises: UserError without torch; ParseError for what is no exported program, or writes to its buffers or inputs."""
+    torch = require_torch()
+    if isinstance(source, (str, Path)):
+        try:
+            source = torch.export.load(str(source))
+        except Exception as error:  # whatever an archive of unknown origin leads to
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ParseError(
+                f"{source}: wanted a program saved by torch.export.save, found: {why:.200}; save it with this torch "
+                f"({torch.__version__})"
+            ) from None
+    if not is_exported_program(source):
+        raise ParseError(
+            f"wanted a torch.export.ExportedProgram, found a {type(source).__name__}; export the model first"
+        )
+    names = _dim_names(source)  # running decompositions forgets them
+    table = torch.export.default_decompositions()
+    for overload in WHOLE:
+        packet, _, name = overload.partition(".")
+        table.pop(getattr(getattr(torch.ops.aten, packet), name), None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source = source.run_decompositions(table)
+    return _Reader(torch, source, names).run()
+
+
+def _dim_names(exported: Any) -> dict[str, str]:
+    """The user's names of dynamic dims by where they stand, `input[axis]`; a saved program has forgotten them."""
+    found: dict[str, str] = {}
+    for node in exported.graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        for dim in getattr(value, "shape", ()):
+            known = getattr(getattr(getattr(dim, "node", None), "shape_env", None), "source_name_to_debug_name", {})
+            for place, name in known.items():
+                at = re.fullmatch(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]", place)
+                if at:
+                    given = "_".join(re.findall(r"\w+", at[1]))
+                    found[f"{given}[{at[2]}]"] = str(name)
+    return found
+
+
+class _Reader:
+    """Walks the nodes of one program once."""
+
+    def __init__(self, torch: Any, exported: Any, names: Mapping[str, str]) -> None:
+        self.torch, self.exported, self.given = torch, exported, names
+        self.types: dict[Any, DType] = {getattr(torch, d.name): d for d in ALL}
+        self.names: dict[str, str] = {}
+
+    def run(self) -> TorchProgram:
+        nodes = list(self.exported.graph.nodes)
+        signature = self.exported.graph_signature
+        specs = dict(zip((n.name for n in nodes if n.op == "placeholder"), signature.input_specs))
+        self._name_symbols([n for n in nodes if n.op == "placeholder" and specs[n.name].kind.name == "USER_INPUT"])
+        inputs: list[tuple[str, TorchTensor]] = []
+        constants: dict[str, str] = {}
+        weights: dict[str, NDArray[Any]] = {}
+        stored: dict[Any, str] = {}
+        calls: list[TorchCall] = []
+        outputs: tuple[tuple[str, Any], ...] = ()
+        for n in nodes:
+            if n.op == "placeholder":
+                spec = specs[n.name]
+                if spec.kind.name == "USER_INPUT":
+                    given = self._input(n, spec)
+                    if given is not None:
+                        inputs.append((n.name, given))
+                else:
+                    constants[n.name] = self._weight(spec, weights, stored)
+            elif n.op == "output":
+                outputs = self._outputs(n, signature)
+            else:
+                calls.append(self._call(n))
+        return TorchProgram(
+            self._symbols(), tuple(inputs), constants, weights, tuple(calls), outputs, tuple(self._limits())
+        )
+
+    # dims
+
+    def _name_symbols(self, inputs: list[Any]) -> None:
+        """A dim is called as the user called it, or after the first input and axis where it stands alone."""
+        taken: set[str] = set()
+        for n in inputs:
+            for axis, dim in enumerate(getattr(n.meta.get("val"), "shape", ())):
+                own = getattr(getattr(dim, "node", None), "expr", None)
+                if own is None or not own.is_symbol or str(own) in self.names:
+                    continue
+                name = identifier(self.given.get(f"{n.name}[{axis}]", f"{n.name}_{axis}"))
+                while name in taken:
+                    name += "_"
+                taken.add(name)
+                self.names[str(own)] = name
+
+    def _symbols(self) -> tuple[TorchSymbol, ...]:
+        found: dict[str, TorchSymbol] = {}
+        for expr, span in self.exported.range_constraints.items():
+            if expr.is_symbol:
+                name = self.names.get(str(expr), str(expr))
+                upper = int(span.upper) if span.upper.is_Integer else None
+                found[name] = TorchSymbol(name, max(int(span.lower), 0) if span.lower.is_Integer else 0, upper)
+        for name in self.names.values():
+            found.setdefault(name, TorchSymbol(name, 0, None))
+        return tuple(found.values())
+
+    def _limits(self) -> Iterator[tuple[Any, int, int | None]]:
+        """The ranges of dims that are computed from others, such as twice a symbol."""
+        for expr, span in self.exported.range_constraints.items():
+            if not expr.is_symbol and not expr.is_Integer:
+                upper = int(span.upper) if span.upper.is_Integer else None
+                yield self._expr(expr), max(int(span.lower), 0) if span.lower.is_Integer else 0, upper
+
+    def _dim(self, dim: Any) -> Any:
+        if isinstance(dim, int):
+            return int(dim)
+        return self._expr(dim.node.expr)
+
+    def _expr(self, e: Any) -> Any:
+        if e.is_Integer:
+            return int(e)
+        if e.is_symbol:
+            return self.names.get(str(e), str(e))
+        kind = type(e).__name__
+        if kind == "Pow" and e.args[1].is_Integer and int(e.args[1]) > 0:
+            return ["mul", *[self._expr(e.args[0])] * int(e.args[1])]
+        if kind not in DIM_CLASSES:
+            raise ParseError(f"wanted dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, found {e}")
+        return [DIM_CLASSES[kind], *map(self._expr, e.args)]
+
+    # values
+
+    def _meta(self, value: Any) -> Any:
+        if isinstance(value, self.torch.Tensor):
+            return TorchTensor(tuple(map(self._dim, value.shape)), self.types.get(value.dtype), str(value.dtype))
+        return [self._meta(v) for v in value] if isinstance(value, (tuple, list)) else None
+
+    def _input(self, n: Any, spec: Any) -> TorchTensor | None:
+        found = self._meta(n.meta.get("val"))
+        if isinstance(found, TorchTensor):
+            return found
+        if type(spec.arg).__name__ == "ConstantArgument":  # fixed while exporting
+            return None
+        raise ParseError(
+            f"input {n.name}: wanted a tensor, found {type(n.meta.get('val')).__name__}; export it as a tensor"
+        )
+
+    def _weight(self, spec: Any, weights: dict[str, NDArray[Any]], stored: dict[Any, str]) -> str:
+        """The name of a parameter, buffer or constant; what lies at the same place has the same name."""
+        target = str(spec.target)
+        tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
+        if not isinstance(tensor, self.torch.Tensor):
+            raise ParseError(f"{spec.kind.name.lower()} {target}: wanted a tensor, found {type(tensor).__name__}")
+        if tensor.dtype not in self.types:
+            raise ParseError(
+                f"weight {target}: wanted an element type among {', '.join(map(str, ALL))}, found {tensor.dtype}; convert "
+                "the model, as with model.float(), before exporting it"
+            )
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else target
+        if key not in stored:
+            stored[key] = target
+            values, element = tensor.detach().cpu(), self.types[tensor.dtype]
+            if element is bf16:  # torch hands NumPy its bits only
+                values = values.contiguous().view(self.torch.int16)
+            weights[target] = np.ascontiguousarray(values.numpy()).view(element.numpy)
+        return stored[key]
+
+    def _call(self, n: Any) -> TorchCall:
+        kwargs = {k: self._argument(v) for k, v in n.kwargs.items() if k not in PLACEMENT}
+        frames = [f for f in _FRAME.findall(n.meta.get("stack_trace") or "") if "/torch/nn/" not in f[0]]
+        source = f"{Path(frames[-1][0]).name}:{frames[-1][1]}: {frames[-1][2].strip()}" if frames else ""
+        args = tuple(map(self._argument, n.args)) if n.op == "call_function" else ()
+        return TorchCall(n.name, self._operator(n), args, kwargs, self._meta(n.meta.get("val")), source)
+
+    def _operator(self, n: Any) -> str:
+        target: Callable[..., Any] | str = n.target
+        if isinstance(target, str) or n.op != "call_function":
+            return f"{n.op} {target}"
+        name = getattr(target, "__name__", str(target))
+        if isinstance(target, self.torch._ops.OpOverload):
+            return str(target)
+        if getattr(target, "__module__", "") in ("_operator", "math", "torch"):
+            return name if name == "getitem" else f"sym.{name.removeprefix('sym_')}"
+        return str(target)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, self.torch.fx.Node):
+            return Ref(value.name)
+        if isinstance(value, (list, tuple)):
+            return [self._argument(v) for v in value]
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        return self.types.get(value, str(value))
+
+    def _outputs(self, n: Any, signature: Any) -> tuple[tuple[str, Any], ...]:
+        results: list[Any] = []
+        for value, spec in zip(n.args[0], signature.output_specs, strict=True):
+            if spec.kind.name != "USER_OUTPUT":
+                raise ParseError(
+                    f"output {value}: wanted a program that only computes results, found one that writes to "
+                    f"{spec.target or spec.kind.name}; return the new value instead, such as the grown cache"
+                )
+            results.append(self._argument(value))
+        return tuple(zip(self._output_names(len(results)), results, strict=True))
+
+    def _output_names(self, count: int) -> list[str]:
+        """After the keys of the result's structure, such as `logits`; `output` or `output_0`, `output_1` ... without keys."""
+        tree = self.torch.utils._pytree
+        names = ["output"] if count == 1 else [f"output_{p}" for p in range(count)]
+        try:
+            paths, _ = tree.tree_flatten_with_path(
+                tree.tree_unflatten(list(range(count)), self.exported.call_spec.out_spec)
+            )
+        except Exception:  # structures of packages that are not imported here
+            return names
+        for path, position in paths:
+            parts = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", "")))) for k in path]
+            if isinstance(position, int) and any(not p.isdigit() for p in parts):
+                names[position] = identifier("_".join(parts))
+        return names

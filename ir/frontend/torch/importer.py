@@ -1,0 +1,208 @@
+"""Imports programs of torch.export: dynamic dims stay symbols with their ranges, weights keep their names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from relax_tune.errors import DeduceError, ParseError, UserError
+from relax_tune.ir.core.dtype import ALL, i64
+from relax_tune.ir.core.expr import Expr, Var, ge, le
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.shared.compositions import finished
+from relax_tune.ir.frontend.shared.writer import Item, Writer, identifier
+from relax_tune.ir.frontend.torch import math, neural, window
+from relax_tune.ir.frontend.torch import shape as torch_shape
+from relax_tune.ir.frontend.torch.export import plain_program
+from relax_tune.ir.frontend.torch.node import Handler, Node, as_item, dim
+from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchTensor, dim_of
+
+Bounds = Mapping[str, tuple[int, int]]
+
+SUPPORTED: Mapping[str, Handler] = {
+    **math.HANDLERS,
+    **torch_shape.HANDLERS,
+    **neural.HANDLERS,
+    **window.HANDLERS,
+}
+
+
+def load_torch_export(program: Any, bounds: Bounds | None = None) -> IRModule:
+    """Import a program of torch.export as `main(inputs in the caller's order) -> its results` (a tuple when there are several).
+
+    program: a `torch.export.ExportedProgram`, or the path of a .pt2 file that `torch.export.save` wrote.
+    bounds: inclusive (lower, upper) of dynamic dims by name, within the ranges the program was exported with. A dim is called
+    as its `torch.export.Dim`; where that is forgotten, as in a file, `<input>_<axis>` after the first input that has it alone.
+    Parameters and buffers become constants of their names; tied ones are one constant. Results are called after the keys of
+    the program's result, such as `logits`.
+
+    Raises: UserError when torch is not installed or a bound does not fit; ParseError for what is no exported program, or has
+    an operator, element type or side effect that is not supported, naming the node and what is near."""
+    return import_program(plain_program(str(program) if isinstance(program, Path) else program), bounds)
+
+
+def import_program(program: TorchProgram, bounds: Bounds | None = None) -> IRModule:
+    """The same of a program as plain data; needs no torch."""
+    return _Importer(program, bounds or {}).run()
+
+
+class _Importer:
+    """Walks the nodes of one program once."""
+
+    def __init__(self, program: TorchProgram, bounds: Bounds) -> None:
+        self.program, self.bounds = program, bounds
+        self.w = Writer(GraphBuilder())
+        self.symbols: dict[str, Var] = {}
+        self.env: dict[str, Any] = {}
+        self.makers = {c.name: f"{c.op} {c.name!r}" for c in program.nodes}
+        self.readers: dict[str, list[str]] = {}
+        self.plain = self._read_by_linear_layers_only()
+
+    def run(self) -> IRModule:
+        self._declare()
+        for name, meta in self.program.inputs:
+            info = self._info(meta, f"input {name}")
+            self.env[name] = self.w.of(self.w.g.input(identifier(name), info.shape or (), info.dtype))
+        self._limit()
+        items = {key: self.w.constant(array, key) for key, array in self.program.weights.items()}
+        self.env.update((name, items[key]) for name, key in self.program.constants.items())
+        names, results = [], []
+        for name, value in self.program.outputs:
+            if value is not None:
+                names.append(self.w.g.fresh(name))
+        for call in self.program.nodes:
+            self.env[call.name] = self._node(call)
+        for name, value in self.program.outputs:
+            if value is None:
+                continue
+            found = self._value(value)
+            if not isinstance(found, (Item, Expr, int)):
+                raise ParseError(f"output {name!r}: wanted a tensor or a dim, found {found!r}")
+            results.append(found if isinstance(found, Item) else as_item(self.w, dim(found), i64))
+        if not results:
+            raise ParseError("wanted a program with at least one result, found none")
+        return finished(self.w, results, names)
+
+    def _declare(self) -> None:
+        """The dynamic dims with their ranges, narrowed by the caller's."""
+        known = {s.name: s for s in self.program.symbols}
+        unknown = sorted(set(self.bounds) - set(known))
+        if unknown:
+            there = ", ".join(known) or "none: every dim is a number"
+            raise UserError(f"bounds of {', '.join(unknown)}: wanted dynamic dims of the program, which are {there}")
+        for name, s in known.items():
+            low, high = self.bounds.get(name, (s.lower, s.upper))
+            if low < s.lower or (s.upper is not None and high is not None and high > s.upper):
+                limit = "any number" if s.upper is None else s.upper
+                raise UserError(
+                    f"bound of {name}: wanted a range within the one the program was exported with, {s.lower} to {limit}, "
+                    f"found {low} to {high}; export it with a wider torch.export.Dim"
+                )
+            self.symbols[name] = self.w.g.symbol(name, low, high)
+
+    def _limit(self) -> None:
+        """Ranges of computed dims that do not follow from those of the symbols are checked at run time."""
+        for said, low, high in self.program.limits:
+            e = self.w.simplify(dim_of(said, self.symbols))
+            if not self.w.require(ge(e, low)) or (high is not None and not self.w.require(le(e, high))):
+                limit = "any number" if high is None else high
+                raise UserError(
+                    f"bounds of {e!r}: wanted {low} to {limit}, as the program was exported, found none within; give others"
+                )
+
+    def _read_by_linear_layers_only(self) -> frozenset[str]:
+        """Weights that are only ever the second argument of linear layers."""
+        other: set[str] = set()
+        for call in self.program.nodes:
+            for name in _refs([*call.args, *call.kwargs.values()]):
+                self.readers.setdefault(name, []).append(f"{call.op} {call.name!r}")
+            linear = call.op == "aten.linear.default"
+            read = _refs([*(a for p, a in enumerate(call.args) if not (linear and p == 1)), *call.kwargs.values()])
+            other.update(self.program.constants[name] for name in read if name in self.program.constants)
+        other.update(self.program.constants.get(v.name, "") for _, v in self.program.outputs if isinstance(v, Ref))
+        return frozenset(self.program.weights) - other
+
+    # nodes
+
+    def _node(self, call: TorchCall) -> Any:
+        handler = SUPPORTED.get(call.op)
+        near = () if handler else tuple(difflib.get_close_matches(call.op, SUPPORTED, 4, 0.6))
+        node = Node(
+            call.name, call.op, tuple(map(self._value, call.args)), {k: self._value(v) for k, v in call.kwargs.items()},
+            (), call.source, self._beside(call), near, self.plain,
+        )  # fmt: skip
+        if handler is None:
+            raise node.refuse(f"wanted one of the {len(SUPPORTED)} supported operators, found one that is not")
+        try:
+            node = self._with_results(node, call)
+            found = handler(self.w, node)
+            if isinstance(found, Item):
+                return self._settled(node, found, node.results[0] if node.results else None)
+            if isinstance(found, Sequence):
+                return [
+                    i if i is None else self._settled(node, i, info)
+                    for i, info in zip(found, node.results, strict=True)
+                ]
+            return found
+        except ParseError as error:
+            raise error if str(error).startswith("node ") else node.refuse(str(error)) from None
+        except (DeduceError, ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise node.refuse(f"wanted arguments that fit together, found: {first}") from error
+
+    def _with_results(self, node: Node, call: TorchCall) -> Node:
+        listed = call.result if isinstance(call.result, list) else [call.result]
+        infos = tuple(
+            self._info(m, f"node {call.name!r}") if isinstance(m, TorchTensor) and m.element else None for m in listed
+        )
+        return Node(
+            node.name, node.op, node.args, node.kwargs, infos, node.source, node.beside, node.near, node.plain_weights
+        )
+
+    def _settled(self, node: Node, found: Item, said: TensorInfo | None) -> Item:
+        """The result under the dims torch gives it; what only a run can tell is checked there."""
+        if said is None or said.shape is None:
+            return found
+        if found.dtype is not said.dtype or found.ndim != len(said.shape):
+            raise node.refuse(f"wanted a result like torch's, {said!r}, found {found.info!r}")
+        if all(map(self.w.g.deduction.same, found.shape, said.shape)):
+            return found
+        return self.w.of(self.w.reshape(self.w.tensor(found), said.shape), found.natural)
+
+    def _beside(self, call: TorchCall) -> str:
+        made = [self.makers[r] for r in dict.fromkeys(_refs([*call.args, *call.kwargs.values()])) if r in self.makers]
+        parts = [
+            f"{what} {', '.join(who[:4])}{' and others' if len(who) > 4 else ''}"
+            for what, who in (("fed by", made), ("read by", self.readers.get(call.name, [])))
+            if who
+        ]
+        return f"; {', '.join(parts)}" if parts else ""
+
+    # values
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self.env.get(value.name)
+        return [self._value(v) for v in value] if isinstance(value, list) else value
+
+    def _info(self, meta: TorchTensor, where: str) -> TensorInfo:
+        if meta.element is None:
+            raise ParseError(
+                f"{where}: wanted an element type among {', '.join(map(str, ALL))}, found {meta.spelled}; convert the model, "
+                "as with model.float(), before exporting it"
+            )
+        return TensorInfo(tuple(self.w.simplify(dim_of(d, self.symbols)) for d in meta.dims), meta.element)
+
+
+def _refs(values: Sequence[Any]) -> list[str]:
+    found: list[str] = []
+    for v in values:
+        if isinstance(v, Ref):
+            found.append(v.name)
+        elif isinstance(v, list):
+            found.extend(_refs(v))
+    return found

@@ -1,0 +1,460 @@
+"""aten operators element by element, and arithmetic on dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import (  # fmt: skip
+    FALSE,
+    TRUE,
+    Expr,
+    add,
+    and_,
+    as_int,
+    eq,
+    floordiv,
+    floormod,
+    le,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    ne,
+    not_,
+    or_,
+    sub,
+)
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.compositions import clipped, tanh_gelu
+from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.frontend.torch.node import (
+    Handler,
+    Node,
+    Number,
+    Result,
+    as_item,
+    as_value,
+    common_type,
+    dim,
+    number_of,
+)
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    Div,
+    Erf,
+    Exp,
+    Gelu,
+    Maximum,
+    MaximumScalar,
+    Minimum,
+    Mul,
+    MulScalar,
+    Relu,
+    Rsqrt,
+    Sigmoid,
+    Sqrt,
+    Sub,
+    Tanh,
+)
+from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.movement import BroadcastTo
+from relax_tune.ir.op.numeric import (
+    Abs,
+    Acos,
+    Acosh,
+    Asin,
+    Asinh,
+    Atan,
+    Atanh,
+    Cos,
+    Cosh,
+    Floor,
+    Log,
+    Power,
+    Quotient,
+    Rint,
+    Sin,
+    Sinh,
+    Tan,
+)
+
+# Integers up to here are exact in an attribute.
+EXACT = 2**53
+
+
+def number(value: Any) -> Number | None:
+    """The number that an argument is, or that a constant without dims holds, where an attribute can hold it."""
+    if isinstance(value, Item):
+        if value.array is None or value.ndim or value.dtype is bool_:
+            return None
+        value = value.array.item()
+    found = number_of(value)
+    if found is None or isinstance(found, bool) or not math.isfinite(found):
+        return None
+    return None if isinstance(found, int) and abs(found) >= EXACT else found
+
+
+def unary(op: OperatorSpec) -> Handler:
+    """Of the result's element type, which an integer argument is cast to."""
+    return lambda w, n: w.of(w.emit(op, as_value(w, n.item(0), n.dtype)))
+
+
+def natural(value: Any) -> bool:
+    """Whether an operand is known to be an integer that is not negative."""
+    if isinstance(value, Item):
+        return value.natural
+    found = number_of(value)
+    return isinstance(found, int) and found >= 0
+
+
+def _natural(w: Writer, value: Any) -> bool:
+    return w.natural(value) if isinstance(value, Expr) else natural(value)
+
+
+def _with_alpha(w: Writer, n: Node, sign: int) -> tuple[Any, Any, float | int]:
+    """(a, b, alpha): of `a + alpha * b`."""
+    alpha = number_of(n.given(2, "alpha", 1))
+    if alpha is None:
+        raise n.refuse("wanted alpha as a number")
+    return n.args[0], n.args[1], sign * alpha
+
+
+def _add(w: Writer, n: Node, sign: int = 1) -> Item:
+    a, b, alpha = _with_alpha(w, n, sign)
+    if sign == 1 and not isinstance(a, Item):
+        a, b = b, a
+    c = number(b)
+    if c is not None and isinstance(a, Item):
+        shift = c * alpha
+        x = as_item(w, a, n.dtype)
+        if shift == 0:
+            return x
+        return w.of(w.emit(AddScalar(shift), w.tensor(x)), x.natural and n.dtype.is_int and shift >= 0)
+    x, y = as_item(w, a, n.dtype), as_item(w, b, n.dtype)
+    if n.dtype is bool_:
+        return w.of(w.emit(LogicalOr(), w.tensor(x), w.tensor(y)))
+    if alpha not in (1, -1):
+        y = w.of(w.emit(MulScalar(abs(alpha)), w.tensor(y)))
+    found = w.emit(Add() if alpha > 0 else Sub(), w.tensor(x), w.tensor(y))
+    return w.of(found, alpha > 0 and n.dtype.is_int and _natural(w, a) and _natural(w, b))
+
+
+def _rsub(w: Writer, n: Node) -> Item:
+    x, y = as_value(w, n.args[1], n.dtype), as_value(w, n.args[0], n.dtype)
+    return w.of(w.emit(Sub(), x, y))
+
+
+def _mul(w: Writer, n: Node) -> Item:
+    a, b = n.args[0], n.args[1]
+    if n.dtype is bool_:
+        return w.of(w.emit(LogicalAnd(), as_value(w, a, bool_), as_value(w, b, bool_)))
+    for x, y in ((a, b), (b, a)):
+        c = number(y)
+        if c is not None and isinstance(x, Item):
+            item = as_item(w, x, n.dtype)
+            if c == 1:
+                return item
+            return w.of(w.emit(MulScalar(c), w.tensor(item)), item.natural and n.dtype.is_int and c >= 0)
+    found = w.emit(Mul(), as_value(w, a, n.dtype), as_value(w, b, n.dtype))
+    return w.of(found, n.dtype.is_int and natural(a) and natural(b))
+
+
+def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: Node) -> Value:
+    """One less than the quotient rounded towards zero, where it is negative and not whole."""
+    zero = w.literal(0, n.dtype)
+    rest = w.emit(Sub(), x, w.emit(Mul(), quotient, y))
+    signs = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
+    below = w.emit(LogicalAnd(), w.emit(NotEqual(), rest, zero), signs)
+    return w.emit(Sub(), quotient, w.emit(Cast(n.dtype), below))
+
+
+def _div(w: Writer, n: Node) -> Item:
+    a, b, mode = n.args[0], n.args[1], n.given(2, "rounding_mode")
+    if n.dtype.is_int:
+        x, y = as_value(w, a, n.dtype), as_value(w, b, n.dtype)
+        found = w.emit(Quotient(), x, y)
+        if mode == "floor" and not (_natural(w, a) and _natural(w, b)):
+            found = _rounded_down(w, x, y, found, n)
+        return w.of(found, _natural(w, a) and _natural(w, b))
+    c = number(b)
+    if c is not None and mode is None and 1e-30 < abs(c) < 1e30 and n.dtype.bytes >= 4:
+        return w.of(w.emit(MulScalar(1.0 / c), as_value(w, a, n.dtype)))
+    found = w.emit(Div(), as_value(w, a, n.dtype), as_value(w, b, n.dtype))
+    if mode == "floor":
+        found = w.emit(Floor(), found)
+    elif mode is not None:
+        raise n.refuse(f"wanted rounding_mode None or 'floor' of floats, found {mode!r}")
+    return w.of(found)
+
+
+def _pow(w: Writer, n: Node) -> Item:
+    a, b = n.args[0], n.args[1]
+    if not isinstance(a, Item):
+        return w.of(w.emit(Power(), as_value(w, a, n.dtype), as_value(w, b, n.dtype)))
+    item = as_item(w, a, n.dtype)
+    x, c = w.tensor(item), number(b)
+    if c == 1:
+        return item
+    if c == 2:
+        return w.of(w.emit(Mul(), x, x), item.natural)
+    if c == 3:
+        return w.of(w.emit(Mul(), w.emit(Mul(), x, x), x), item.natural)
+    if not n.dtype.is_float:
+        raise n.refuse("wanted a floating-point base, or the exponents 1, 2 or 3; cast it first")
+    if c == 0.5:
+        return w.of(w.emit(Sqrt(), x))
+    if c == -0.5:
+        return w.of(w.emit(Rsqrt(), x))
+    return w.of(w.emit(Power(), x, as_value(w, b, n.dtype)))
+
+
+def compare(op: OperatorSpec, swap: bool = False) -> Handler:
+    """Truth of two operands in the element type they meet in."""
+
+    def handler(w: Writer, n: Node) -> Item:
+        a, b = n.args[0], n.args[1]
+        element = common_type(a, b)
+        c = number_of(b)
+        least = -1 if isinstance(op, Less) else 0
+        if swap and natural(a) and c is not None and c <= least:
+            return w.uniform(n.dims, True, bool_)
+        x, y = as_value(w, a, element), as_value(w, b, element)
+        return w.of(w.emit(op, y, x) if swap else w.emit(op, x, y))
+
+    return handler
+
+
+def _truth(w: Writer, n: Node, position: int) -> Item:
+    """An operand as truth values. Raises ParseError for bits of integers."""
+    found = n.item(position)
+    if found.dtype is bool_:
+        return found
+    if n.op.startswith("aten.bitwise"):
+        raise n.refuse(f"wanted truth values, found {found.info!r}; bits of integers are not supported")
+    return as_item(w, found, bool_)
+
+
+def _and(w: Writer, n: Node) -> Item:
+    """`x and true` is `x`."""
+    a, b = _truth(w, n, 0), _truth(w, n, 1)
+    for x, other in ((a, b), (b, a)):
+        if x.uniform is True:
+            if other.uniform is True:
+                return w.uniform(n.dims, True, bool_)
+            same = len(n.dims) == other.ndim and all(map(w.g.deduction.same, n.dims, other.shape))
+            return other if same else w.of(w.emit(BroadcastTo(n.dims), w.tensor(other)))
+    return w.of(w.emit(LogicalAnd(), w.tensor(a), w.tensor(b)))
+
+
+def logical(op: OperatorSpec) -> Handler:
+    return lambda w, n: w.of(w.emit(op, w.tensor(_truth(w, n, 0)), w.tensor(_truth(w, n, 1))))
+
+
+def _not(w: Writer, n: Node) -> Item:
+    return w.of(w.emit(LogicalNot(), w.tensor(_truth(w, n, 0))))
+
+
+def _where(w: Writer, n: Node) -> Item:
+    cond = as_value(w, n.item(0), bool_)
+    a, b = as_item(w, n.args[1], n.dtype), as_item(w, n.args[2], n.dtype)
+    return w.of(w.emit(Where(), cond, w.tensor(a), w.tensor(b)), a.natural and b.natural)
+
+
+def _neg(w: Writer, n: Node) -> Item:
+    return w.of(w.emit(MulScalar(-1), w.tensor(n.item(0))))
+
+
+def _reciprocal(w: Writer, n: Node) -> Item:
+    return w.of(w.emit(Div(), w.literal(1.0, n.dtype), as_value(w, n.item(0), n.dtype)))
+
+
+def _silu(w: Writer, n: Node) -> Item:
+    x = as_value(w, n.item(0), n.dtype)
+    return w.of(w.emit(Mul(), x, w.emit(Sigmoid(), x)))
+
+
+def _gelu(w: Writer, n: Node) -> Item:
+    x, how = w.tensor(n.item(0)), n.given(1, "approximate", "none")
+    if how not in ("none", "tanh"):
+        raise n.refuse(f"wanted approximate 'none' or 'tanh', found {how!r}")
+    return w.of(w.emit(Gelu(), x) if how == "none" else tanh_gelu(w, x))
+
+
+def _ceil(w: Writer, n: Node) -> Item:
+    return w.of(w.emit(MulScalar(-1), w.emit(Floor(), w.emit(MulScalar(-1), w.tensor(n.item(0))))))
+
+
+def _clamp(w: Writer, n: Node) -> Item:
+    x = as_item(w, n.item(0), n.dtype)
+    low, high = n.given(1, "min"), n.given(2, "max")
+    value, kept = w.tensor(x), x.natural and (high is None or natural(high))
+    for bound, one, two in ((low, MaximumScalar, Maximum), (high, None, Minimum)):
+        if bound is None:
+            continue
+        c = number(bound)
+        if c is not None and one is not None:
+            value = w.emit(one(c), value)
+        else:
+            value = w.emit(two(), value, as_value(w, bound, n.dtype))
+    return w.of(value, kept or (n.dtype.is_int and low is not None and natural(low) and high is None))
+
+
+def _hardtanh(w: Writer, n: Node) -> Item:
+    low, high = number(n.given(1, "min_val", -1.0)), number(n.given(2, "max_val", 1.0))
+    return w.of(clipped(w, w.tensor(n.item(0)), n.dtype, low, high))
+
+
+def pair(op: OperatorSpec) -> Handler:
+    def handler(w: Writer, n: Node) -> Item:
+        found = w.emit(op, as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype))
+        return w.of(found, natural(n.args[0]) and natural(n.args[1]))
+
+    return handler
+
+
+def _to_copy(w: Writer, n: Node) -> Item:
+    return as_item(w, n.item(0), n.dtype)
+
+
+def same(w: Writer, n: Node) -> Item:
+    """The argument: a copy of it, or a name for it."""
+    return n.item(0)
+
+
+def _leaky(w: Writer, n: Node) -> Item:
+    x, slope = w.tensor(n.item(0)), number(n.given(1, "negative_slope", 0.01))
+    if slope is None:
+        raise n.refuse("wanted negative_slope as a number")
+    low: Value = w.emit(MulScalar(float(slope)), x)
+    return w.of(w.emit(Where(), w.emit(Less(), x, w.literal(0, n.dtype)), low, x))
+
+
+def _log1p(w: Writer, n: Node) -> Item:
+    """`log(1 + x)`, as `log(u) * x / (u - 1)` with `u = 1 + x` rounded, which loses nothing near 0."""
+    x = as_value(w, n.item(0), n.dtype)
+    one = w.literal(1.0, n.dtype)
+    u = w.emit(AddScalar(1.0), x)
+    exact = w.emit(LogicalOr(), w.emit(Equal(), u, one), w.emit(Equal(), u, w.literal(math.inf, n.dtype)))
+    ratio = w.emit(Div(), x, w.emit(Where(), exact, one, w.emit(Sub(), u, one)))
+    return w.of(w.emit(Where(), exact, x, w.emit(Mul(), w.emit(Log(), u), ratio)))
+
+
+def _expm1(w: Writer, n: Node) -> Item:
+    """`exp(x) - 1`, as `tanh(x / 2) * (exp(x) + 1)`, which loses nothing near 0."""
+    x = as_value(w, n.item(0), n.dtype)
+    half = w.emit(Tanh(), w.emit(MulScalar(0.5), x))
+    return w.of(w.emit(Mul(), half, w.emit(AddScalar(1.0), w.emit(Exp(), x))))
+
+
+def _elu(w: Writer, n: Node) -> Item:
+    """`scale * x` where positive, else `scale * alpha * (exp(input_scale * x) - 1)`."""
+    x = w.tensor(n.item(0))
+    alpha, scale, inner = (number(n.given(p, k, 1.0)) for p, k in ((1, "alpha"), (2, "scale"), (3, "input_scale")))
+    if alpha is None or scale is None or inner is None:
+        raise n.refuse("wanted alpha, scale and input_scale as numbers")
+    low = w.emit(MulScalar(float(alpha)), w.emit(AddScalar(-1.0), w.emit(Exp(), w.emit(MulScalar(float(inner)), x))))
+    found = w.emit(Where(), w.emit(Less(), w.literal(0, n.dtype), x), x, low)
+    return w.of(found if scale == 1 else w.emit(MulScalar(float(scale)), found))
+
+
+# arithmetic on dims
+
+
+def known(fn: Callable[..., Expr]) -> Handler:
+    """Of dims and whole numbers."""
+
+    def handler(w: Writer, n: Node) -> Result:
+        if any(isinstance(a, (Item, float)) for a in n.args):
+            raise n.refuse("wanted dims and whole numbers: sizes that depend on data are not supported")
+        return w.simplify(fn(*map(dim, n.args)))
+
+    return handler
+
+
+def decided(fn: Callable[..., Expr]) -> Handler:
+    """A condition on dims, true or false where that is certain."""
+
+    def handler(w: Writer, n: Node) -> Result:
+        cond = fn(
+            *(a if isinstance(a, Expr) else dim(a) if not isinstance(a, bool) else TRUE if a else FALSE for a in n.args)
+        )
+        proof = w.g.deduction.proves(cond)
+        return TRUE if proof is Proof.YES else FALSE if proof is Proof.NO else cond
+
+    return handler
+
+
+def _whole(fn: Callable[[Expr, Expr], Expr]) -> Handler:
+    def handler(w: Writer, n: Node) -> Result:
+        divisor = dim(n.args[1])
+        if as_int(divisor) == 0 or not w.natural(sub(divisor, 1)):
+            raise n.refuse(f"wanted a divisor that is at least 1, found {divisor!r}")
+        return known(fn)(w, n)
+
+    return handler
+
+
+def _size(w: Writer, n: Node) -> Result:
+    x = n.item(0)
+    return x.shape[n.axis(1, "dim", x.ndim)]
+
+
+def _assert_scalar(w: Writer, n: Node) -> Result:
+    """A condition on dims: one that the declared ranges leave open is checked at run time, one that is certain to fail an error."""
+    cond = n.args[0]
+    if cond is FALSE or cond is False or (isinstance(cond, Expr) and not w.require(cond)):
+        raise n.refuse("wanted a condition that can hold, found one that never does")
+    return None
+
+
+def _item_refused(w: Writer, n: Node) -> Result:
+    raise ParseError(
+        str(n.refuse("wanted dims and branches that do not depend on data; export the model without .item()"))
+    )
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "aten.add.Tensor": _add, "aten.add.Scalar": _add, "aten.sub.Tensor": lambda w, n: _add(w, n, -1),
+    "aten.sub.Scalar": lambda w, n: _add(w, n, -1), "aten.rsub.Scalar": _rsub, "aten.rsub.Tensor": _rsub,
+    "aten.mul.Tensor": _mul, "aten.mul.Scalar": _mul, "aten.div.Tensor": _div, "aten.div.Scalar": _div,
+    "aten.div.Tensor_mode": _div, "aten.div.Scalar_mode": _div,
+    "aten.pow.Tensor_Scalar": _pow, "aten.pow.Tensor_Tensor": _pow, "aten.pow.Scalar": _pow,
+    "aten.eq.Tensor": compare(Equal()), "aten.eq.Scalar": compare(Equal()), "aten.ne.Tensor": compare(NotEqual()),
+    "aten.ne.Scalar": compare(NotEqual()), "aten.lt.Tensor": compare(Less()), "aten.lt.Scalar": compare(Less()),
+    "aten.le.Tensor": compare(LessEqual()), "aten.le.Scalar": compare(LessEqual()),
+    "aten.gt.Tensor": compare(Less(), True), "aten.gt.Scalar": compare(Less(), True),
+    "aten.ge.Tensor": compare(LessEqual(), True), "aten.ge.Scalar": compare(LessEqual(), True),
+    "aten.bitwise_and.Tensor": _and, "aten.logical_and.default": _and, "aten.bitwise_or.Tensor": logical(LogicalOr()),
+    "aten.logical_or.default": logical(LogicalOr()), "aten.bitwise_xor.Tensor": logical(NotEqual()),
+    "aten.logical_xor.default": logical(NotEqual()), "aten.bitwise_not.default": _not, "aten.logical_not.default": _not,
+    "aten.where.self": _where, "aten.exp.default": unary(Exp()), "aten.log.default": unary(Log()),
+    "aten.sqrt.default": unary(Sqrt()), "aten.rsqrt.default": unary(Rsqrt()), "aten.tanh.default": unary(Tanh()),
+    "aten.sigmoid.default": unary(Sigmoid()), "aten.relu.default": unary(Relu()), "aten.erf.default": unary(Erf()),
+    "aten.abs.default": unary(Abs()), "aten.floor.default": unary(Floor()), "aten.round.default": unary(Rint()),
+    "aten.ceil.default": _ceil, "aten.sin.default": unary(Sin()), "aten.cos.default": unary(Cos()),
+    "aten.tan.default": unary(Tan()), "aten.asin.default": unary(Asin()), "aten.acos.default": unary(Acos()),
+    "aten.atan.default": unary(Atan()), "aten.sinh.default": unary(Sinh()), "aten.cosh.default": unary(Cosh()),
+    "aten.asinh.default": unary(Asinh()), "aten.acosh.default": unary(Acosh()), "aten.atanh.default": unary(Atanh()),
+    "aten.neg.default": _neg, "aten.reciprocal.default": _reciprocal, "aten.silu.default": _silu, "aten.gelu.default": _gelu,
+    "aten.clamp.default": _clamp, "aten.clamp.Tensor": _clamp, "aten.clamp_min.default": _clamp,
+    "aten.hardtanh.default": _hardtanh, "aten.leaky_relu.default": _leaky,
+    "aten.elu.default": _elu, "aten.log1p.default": _log1p, "aten.expm1.default": _expm1, "aten.maximum.default": pair(Maximum()),
+    "aten.minimum.default": pair(Minimum()), "aten._to_copy.default": _to_copy, "aten.clone.default": same,
+    "aten.alias.default": same, "aten.detach.default": same, "aten.contiguous.default": same, "aten.lift_fresh_copy.default": same,
+    "aten._assert_tensor_metadata.default": lambda w, n: None, "aten._assert_scalar.default": _assert_scalar,
+    "aten.sym_constrain_range_for_size.default": lambda w, n: None, "aten.sym_constrain_range.default": lambda w, n: None,
+    "aten.sym_size.int": _size, "aten._local_scalar_dense.default": _item_refused,
+    "sym.add": known(add), "sym.sub": known(sub), "sym.mul": known(mul), "sym.neg": known(lambda a: mul(a, -1)),
+    "sym.floordiv": _whole(floordiv), "sym.mod": _whole(floormod), "sym.max": known(maximum), "sym.min": known(minimum),
+    "sym.eq": decided(eq), "sym.ne": decided(ne), "sym.lt": decided(lt), "sym.le": decided(le),
+    "sym.gt": decided(lambda a, b: lt(b, a)), "sym.ge": decided(lambda a, b: le(b, a)), "sym.and_": decided(and_),
+    "sym.or_": decided(or_), "sym.not": decided(not_),
+}  # fmt: skip

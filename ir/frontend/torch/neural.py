@@ -1,0 +1,289 @@
+"""aten products, reductions, normalisations and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from relax_tune.ir.core.dtype import bool_, u8
+from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.compositions import cast_to, on_last
+from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.torch.node import Handler, Node, as_item, as_value, number_of
+from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.einsum import Einsum
+from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Rsqrt, Sqrt, Sub
+from relax_tune.ir.op.gather import GatherElements
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import BroadcastTo, ExpandDims, Reshape
+from relax_tune.ir.op.numeric import Log
+from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
+from relax_tune.ir.op.scan import ArgMax, CumSum, Prod, TopK
+
+
+def _linear(w: Writer, n: Node) -> Item:
+    """`x @ W.T + bias`: a weight that only linear layers read is kept as (in, out), one with other readers as it lies."""
+    x, weight, bias = n.item(0), n.item(1), n.given(2, "bias")
+    value = w.tensor(x)
+    if weight.name in n.plain_weights:
+        y = w.emit(Matmul(), value, w.transposed(weight))
+    else:
+        y = w.emit(Matmul(transpose_b=True), value, w.tensor(weight))
+    return w.of(y if bias is None else w.emit(Add(), y, w.tensor(bias)))
+
+
+def _matmul(w: Writer, n: Node) -> Item:
+    """Products over the last dim of one and the last but one of the other; grouped heads meet their groups without copies."""
+    a, b = w.tensor(n.item(0)), w.tensor(n.item(1))
+    one_a, one_b = len(tensor_dims(a)) == 1, len(tensor_dims(b)) == 1
+    a = w.emit(ExpandDims((0,)), a) if one_a else a
+    b = w.emit(ExpandDims((1,)), b) if one_b else b
+    return w.of(w.reshape(grouped_product(w, a, b), n.dims))
+
+
+def grouped_product(w: Writer, a: Value, b: Value, transpose_b: bool = False) -> Value:
+    """`a @ b`; where `b` (..., h * g, i, j) is (..., h, i, j) with every head repeated `g` times, a product of (..., h, g, ...)."""
+    permute = w.made.get(b)
+    if not transpose_b and permute is not None and getattr(permute.op, "axes", None) == (0, 1, 3, 2):
+        return grouped_product(w, a, permute.args[0], True)
+    found, left, dims, same = _spread(w, b), tensor_dims(a), tensor_dims(b), w.g.deduction.same
+    if found is None or len(left) != 4 or not (same(left[0], dims[0]) and same(left[1], dims[1])):
+        return w.emit(Matmul(transpose_b), a, b)
+    wide, spread = found
+    grouped = w.reshape(a, [*spread[:3], *left[2:]])
+    y = w.emit(Matmul(transpose_b), grouped, wide)
+    return w.reshape(y, [*left[:2], *tensor_dims(y)[3:]])
+
+
+def _spread(w: Writer, b: Value) -> tuple[Value, tuple[Expr, ...]] | None:
+    """Of `b` (..., h * g, i, j) that is (..., h, 1, i, j) with every head repeated: that one and the dims (..., h, g, i, j)."""
+    call = w.made.get(b)
+    wide = w.made.get(call.args[0]) if call is not None and isinstance(call.op, Reshape) else None
+    if call is None or wide is None or not isinstance(wide.op, BroadcastTo):
+        return None
+    own, spread, dims = map(tensor_dims, (wide.args[0], call.args[0], b))
+    same = w.g.deduction.same
+    if not (
+        len(own) == len(spread) == 5 and len(dims) == 4 and as_int(own[2]) == 1
+        and all(p == 2 or same(own[p], spread[p]) for p in range(5)) and same(spread[0], dims[0])
+        and same(spread[3], dims[2]) and same(spread[4], dims[3])
+    ):  # fmt: skip
+        return None
+    return wide.args[0], spread
+
+
+def _unrepeated(w: Writer, b: Value) -> Value | None:
+    """The heads (b, h, i, j) that `b` (b, h * g, i, j) repeats."""
+    found = _spread(w, b)
+    if found is None:
+        return None
+    dims = tensor_dims(found[0])
+    return w.reshape(found[0], [*dims[:2], *dims[3:]])
+
+
+def _einsum(w: Writer, n: Node) -> Item:
+    operands = [i for i in n.args[1] if isinstance(i, Item)]
+    return w.of(w.emit(Einsum(str(n.args[0])), *(as_value(w, i, n.dtype) for i in operands)))
+
+
+def _addmm(w: Writer, n: Node) -> Item:
+    bias, a, b = (w.tensor(n.item(p)) for p in range(3))
+    beta, alpha = (number_of(n.given(p, name, 1)) for p, name in ((3, "beta"), (4, "alpha")))
+    if beta is None or alpha is None:
+        raise n.refuse("wanted alpha and beta as numbers")
+    y = w.emit(Matmul(), a, b)
+    y = y if alpha == 1 else w.emit(MulScalar(alpha), y)
+    bias = bias if beta == 1 else w.emit(MulScalar(beta), bias)
+    return w.of(w.emit(Add(), y, bias))
+
+
+def _plain_product(w: Writer, n: Node) -> Item:
+    return w.of(w.emit(Matmul(), w.tensor(n.item(0)), w.tensor(n.item(1))))
+
+
+# attention
+
+
+def _attention(w: Writer, n: Node) -> Item:
+    """Rows that the mask hides altogether give 0, as in torch."""
+    q, k, v = (w.tensor(n.item(p)) for p in range(3))
+    mask, causal = n.given(3, "attn_mask"), bool(n.given(5, "is_causal", False))
+    if number_of(n.given(4, "dropout_p", 0.0)):
+        raise n.refuse("wanted inference (dropout_p 0); export the model in eval mode")
+    scale = number_of(n.given(6, "scale"))
+    if scale is None:
+        width = as_int(tensor_dims(q)[-1])
+        if width is None:
+            raise n.refuse(f"wanted a scale, or heads whose width is a number, found {tensor_dims(q)[-1]!r}")
+        scale = float(width**-0.5)
+    k, v = once_per_group(w, q, k, v)
+    truth = isinstance(mask, Item) and mask.dtype is bool_
+    given = () if mask is None else (as_value(w, mask, bool_ if truth else n.dtype),)
+    return w.of(w.emit(Attention(scale, causal), q, k, v, *given))
+
+
+def once_per_group(w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
+    """Keys and values as they are before each head is repeated for the query heads that share it."""
+    own = [_unrepeated(w, t) for t in (k, v)]
+    if any(t is None for t in own) or len({tensor_dims(t)[1] for t in own if t is not None}) != 1:
+        return k, v
+    heads = tensor_dims(q)
+    fit = len(heads) == 4 and all(w.g.deduction.same(tensor_dims(t)[1], heads[1]) for t in (k, v))
+    return (own[0], own[1]) if fit and own[0] is not None and own[1] is not None else (k, v)
+
+
+# rows
+
+
+def _softmax(w: Writer, n: Node) -> Item:
+    x = as_item(w, n.item(0), n.dtype)
+    axis = n.axis(1, "dim", x.ndim)
+    if not x.ndim:
+        return w.of(w.full((), 1.0, n.dtype))
+    return w.of(on_last(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
+
+
+def _log_softmax(w: Writer, n: Node) -> Item:
+    x = as_item(w, n.item(0), n.dtype)
+    axis = (n.axis(1, "dim", x.ndim),)
+    value = w.tensor(x)
+    low = w.emit(Sub(), value, w.emit(Max(axis, True), value))
+    return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
+
+
+def _layer_norm(w: Writer, n: Node) -> Item:
+    """Over the last dims, as many as the shape given has."""
+    x, count = n.item(0), len(n.args[1])
+    tail = x.shape[x.ndim - count :]
+    width = w.simplify(product(tail))
+    eps = number_of(n.given(4, "eps", 1e-5))
+    flat = w.tensor(x) if count == 1 else w.reshape(w.tensor(x), [*x.shape[: x.ndim - count], width])
+    gamma, beta = (
+        w.full((width,), plain, x.dtype) if given is None else w.reshape(w.tensor(given), [width])
+        for given, plain in ((n.given(2, "weight"), 1.0), (n.given(3, "bias"), 0.0))
+    )
+    if eps is None:
+        raise n.refuse("wanted eps as a number")
+    found = w.emit(LayerNorm(float(eps)), flat, gamma, beta)
+    return w.of(found if count == 1 else w.reshape(found, x.shape))
+
+
+def _native_layer_norm(w: Writer, n: Node) -> list[Item | None]:
+    return [_layer_norm(w, n), None, None]
+
+
+def _rms_norm(w: Writer, n: Node) -> Item:
+    x, count = n.item(0), len(n.args[1])
+    given = number_of(n.given(3, "eps"))
+    eps = x.dtype.epsilon if given is None else float(given)
+    value = w.tensor(x)
+    spread = w.emit(Mean(tuple(range(x.ndim - count, x.ndim)), True), w.emit(Mul(), value, value))
+    y = w.emit(Mul(), value, w.emit(Rsqrt(), w.emit(AddScalar(eps), spread)))
+    weight = n.given(2, "weight")
+    return w.of(y if weight is None else w.emit(Mul(), y, w.tensor(weight)))
+
+
+# reductions
+
+
+def reduced(make: Callable[[tuple[int, ...], bool], Reduce], keep: int = 2, truth: bool = False) -> Handler:
+    """Over the axes of argument 1, all when it names none. keep: where keepdim stands; truth: of truth values."""
+
+    def handler(w: Writer, n: Node) -> Item:
+        x = n.item(0)
+        axes = n.axes(1, "dim", x.ndim)
+        kept = bool(n.given(keep, "keepdim", False)) if len(n.dims) == x.ndim else False
+        if truth:
+            value = w.emit(Cast(u8), as_value(w, x, bool_))
+            return w.of(cast_to(w, w.emit(make(axes, kept), value), u8, bool_) if axes else as_value(w, x, bool_))
+        value = as_value(w, x, n.dtype)
+        return w.of(w.emit(make(axes, kept), value) if axes else value, x.natural)
+
+    return handler
+
+
+def _mean(w: Writer, n: Node) -> Item:
+    return reduced(Mean)(w, n)  # type: ignore[return-value]
+
+
+def _variance(w: Writer, n: Node) -> Item:
+    """Squared differences from the mean, over the number of elements less the correction."""
+    x = n.item(0)
+    axes = n.axes(1, "dim", x.ndim)
+    kept, correction = bool(n.kwargs.get("keepdim", False)), number_of(n.kwargs.get("correction", 1))
+    value = w.tensor(x)
+    centred = w.emit(Sub(), value, w.emit(Mean(axes, True), value))
+    found = w.emit(Mean(axes, kept), w.emit(Mul(), centred, centred))
+    if correction:
+        count = as_int(w.simplify(product([x.shape[a] for a in axes])))
+        if count is None or count <= correction:
+            raise n.refuse("wanted correction 0, or over dims that are numbers greater than it")
+        found = w.emit(MulScalar(count / (count - correction)), found)
+    return w.of(found)
+
+
+def extreme(make: type[Max] | type[Min]) -> Handler:
+    """(values, where) along one axis."""
+
+    def handler(w: Writer, n: Node) -> list[Item]:
+        x = n.item(0)
+        axis, kept = n.axis(1, "dim", x.ndim), bool(n.given(2, "keepdim", False))
+        value = w.tensor(x)
+        where = w.emit(ArgMax(axis, make is Min), value)
+        return [w.of(w.emit(make((axis,), kept), value), x.natural), w.of(w.reshape(where, n.dims), True)]
+
+    return handler
+
+
+def arg(least: bool) -> Handler:
+    def handler(w: Writer, n: Node) -> Item:
+        x, given = n.item(0), n.given(1, "dim")
+        if given is None:
+            flat = w.reshape(w.tensor(x), [w.simplify(product(x.shape))])
+            return w.of(w.reshape(w.emit(ArgMax(0, least), flat), n.dims), True)
+        found = w.emit(ArgMax(n.axis(1, "dim", x.ndim), least), w.tensor(x))
+        return w.of(w.reshape(found, n.dims), True)
+
+    return handler
+
+
+def _top_k(w: Writer, n: Node) -> list[Item]:
+    x, k = n.item(0), n.number(1, "k")
+    axis = n.axis(2, "dim", x.ndim, -1)
+    value = w.tensor(x)
+    where = w.emit(TopK(const(k), axis, bool(n.given(3, "largest", True))), value)
+    return [w.of(w.emit(GatherElements(axis), value, where), x.natural), w.of(where, True)]
+
+
+def _cumsum(w: Writer, n: Node) -> Item:
+    x = as_item(w, n.item(0), n.dtype)
+    return w.of(w.emit(CumSum(n.axis(1, "dim", x.ndim)), w.tensor(x)), x.natural)
+
+
+def _norm(w: Writer, n: Node) -> Item:
+    """The Euclidean norm."""
+    x = n.item(0)
+    if number_of(n.given(1, "ord", 2)) != 2:
+        raise n.refuse(f"wanted the norm of order 2, found {n.given(1, 'ord')}")
+    axes = n.axes(2, "dim", x.ndim)
+    value = as_value(w, x, n.dtype)
+    kept = bool(n.given(3, "keepdim", False))
+    return w.of(w.emit(Sqrt(), w.emit(Sum(axes, kept), w.emit(Mul(), value, value))))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "aten.linear.default": _linear, "aten.matmul.default": _matmul, "aten.bmm.default": _matmul, "aten.mm.default": _plain_product,
+    "aten.einsum.default": _einsum,
+    "aten.addmm.default": _addmm, "aten.baddbmm.default": _addmm, "aten.scaled_dot_product_attention.default": _attention,
+    "aten.softmax.int": _softmax, "aten._softmax.default": _softmax, "aten._safe_softmax.default": _softmax,
+    "aten.log_softmax.int": _log_softmax, "aten._log_softmax.default": _log_softmax, "aten.layer_norm.default": _layer_norm,
+    "aten.native_layer_norm.default": _native_layer_norm, "aten.rms_norm.default": _rms_norm,
+    "aten.sum.dim_IntList": reduced(Sum), "aten.sum.default": reduced(Sum), "aten.mean.dim": _mean, "aten.mean.default": _mean,
+    "aten.amax.default": reduced(Max), "aten.amin.default": reduced(Min), "aten.prod.dim_int": reduced(Prod),
+    "aten.prod.default": reduced(Prod), "aten.any.dim": reduced(Max, truth=True), "aten.any.dims": reduced(Max, truth=True),
+    "aten.any.default": reduced(Max, truth=True), "aten.all.dim": reduced(Min, truth=True),
+    "aten.all.default": reduced(Min, truth=True), "aten.var.correction": _variance, "aten.max.dim": extreme(Max),
+    "aten.min.dim": extreme(Min), "aten.argmax.default": arg(False), "aten.argmin.default": arg(True),
+    "aten.topk.default": _top_k, "aten.cumsum.default": _cumsum, "aten.linalg_vector_norm.default": _norm,
+}  # fmt: skip

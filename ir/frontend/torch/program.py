@@ -1,0 +1,157 @@
+"""An exported torch program as plain data: what the importer reads, and what can be written to a file without torch.
+
+Dims are an int, the name of a symbol, or `[operation, dim, dim ...]` with an operation of `DIMS`. Arguments of nodes are
+numbers, texts, None, lists, `Ref` (the result of another node), or a `DType`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from numpy.typing import NDArray
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.core.dtype import DType, dtype
+from relax_tune.ir.core.expr import Expr, Var, add, const, floordiv, floormod, maximum, minimum, mul
+
+FORMAT = 1
+DIMS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "add": add, "mul": mul, "floordiv": floordiv, "mod": floormod, "max": maximum, "min": minimum,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The result of the node or input with this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TorchTensor:
+    """What torch says of a tensor. dims: see the module; element: None for a type that is not ours, called `spelled`."""
+
+    dims: tuple[Any, ...]
+    element: DType | None
+    spelled: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSymbol:
+    """A dynamic dim with its inclusive range; upper None: no limit."""
+
+    name: str
+    lower: int
+    upper: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCall:
+    """One node. op: the overload, such as `aten.add.Tensor`, `sym.mul` for arithmetic on dims, or `getitem`.
+
+    result: a TorchTensor, None for what is no tensor, or a list of those. source: the line of the model it came from."""
+
+    name: str
+    op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchProgram:
+    """inputs: tensors by name, in the caller's order. constants: the weight behind the name of a parameter or buffer; tied
+    ones name the same. outputs: (name, a Ref, number or None), in order. limits: (dim, lower, upper) of dims that are computed
+    from symbols, upper None: no limit."""
+
+    symbols: tuple[TorchSymbol, ...]
+    inputs: tuple[tuple[str, TorchTensor], ...]
+    constants: Mapping[str, str]
+    weights: Mapping[str, NDArray[Any]]
+    nodes: tuple[TorchCall, ...]
+    outputs: tuple[tuple[str, Any], ...]
+    limits: tuple[tuple[Any, int, int | None], ...] = ()
+
+
+def dim_of(dim: Any, symbols: Mapping[str, Var]) -> Expr:
+    """A dim as an expression. Raises ParseError for a symbol no input has."""
+    if isinstance(dim, int):
+        return const(dim)
+    if isinstance(dim, str):
+        if dim not in symbols:
+            raise ParseError(f"wanted dims that follow from the inputs' dims, found {dim}, which depends on data")
+        return symbols[dim]
+    operation, *parts = dim
+    return reduce(DIMS[operation], (dim_of(p, symbols) for p in parts))
+
+
+def to_json(program: TorchProgram) -> str:
+    """Everything but the weights, one node a line."""
+    head = {
+        "format": FORMAT,
+        "symbols": [[s.name, s.lower, s.upper] for s in program.symbols],
+        "inputs": [[n, _plain(t)] for n, t in program.inputs],
+        "constants": dict(program.constants),
+        "outputs": [[n, _plain(v)] for n, v in program.outputs],
+        "limits": [list(limit) for limit in program.limits],
+    }
+    nodes = [
+        [c.name, c.op, _plain(c.args), {k: _plain(v) for k, v in c.kwargs.items()}, _plain(c.result), c.source]
+        for c in program.nodes
+    ]
+    lines = [f" {json.dumps(k)}: {json.dumps(v)}," for k, v in head.items()]
+    body = ",\n".join("  " + json.dumps(n) for n in nodes)
+    return "\n".join(["{", *lines, ' "nodes": [', body, " ]", "}", ""])
+
+
+def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
+    """The program that `to_json` wrote, with its weights. Raises ParseError for another format."""
+    found = json.loads(text)
+    if found.get("format") != FORMAT:
+        raise ParseError(f"recorded program: wanted format {FORMAT}, found {found.get('format')}; record it again")
+    return TorchProgram(
+        tuple(TorchSymbol(*s) for s in found["symbols"]),
+        tuple((n, _read(t)) for n, t in found["inputs"]),
+        found["constants"],
+        weights,
+        tuple(
+            TorchCall(n, op, tuple(map(_read, args)), {k: _read(v) for k, v in kw.items()}, _read(result), source)
+            for n, op, args, kw, result, source in found["nodes"]
+        ),
+        tuple((n, _read(v)) for n, v in found["outputs"]),
+        tuple((d, low, high) for d, low, high in found.get("limits", ())),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Ref):
+        return {"ref": value.name}
+    if isinstance(value, DType):
+        return {"dtype": value.short}
+    if isinstance(value, TorchTensor):
+        return {"tensor": list(value.dims), "of": value.element.short if value.element else None, "as": value.spelled}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "ref" in value:
+        return Ref(value["ref"])
+    if "dtype" in value:
+        return dtype(value["dtype"])
+    if "float" in value:
+        return float(value["float"])
+    return TorchTensor(tuple(value["tensor"]), dtype(value["of"]) if value["of"] else None, value["as"])

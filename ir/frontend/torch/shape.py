@@ -1,0 +1,231 @@
+"""aten operators that view, move, join, cut, look up and make tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from relax_tune.ir.core.dtype import bool_, i64
+from relax_tune.ir.core.expr import Expr, as_int, const, sub
+from relax_tune.ir.core.expr import add as plus
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.compositions import around, cut, permuted, triangle
+from relax_tune.ir.frontend.shared.indexing import counted, edge, gathered, gathered_elements, gathered_nd
+from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.torch.node import Handler, Node, as_item, as_value, dim, number_of
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.elementwise import Add, AddScalar, MulScalar
+from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Slice
+
+
+def _view(w: Writer, n: Node) -> Item:
+    """The same elements under the dims torch says."""
+    x = n.item(0)
+    if x.uniform is not None:
+        return w.uniform(n.dims, x.uniform, x.dtype)
+    return w.of(w.reshape(w.tensor(x), n.dims), x.natural)
+
+
+def _expand(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    if x.uniform is not None:
+        return w.uniform(n.dims, x.uniform, x.dtype)
+    if x.ndim == len(n.dims) and all(map(w.g.deduction.same, x.shape, n.dims)):
+        return x
+    return w.of(w.emit(BroadcastTo(n.dims), w.tensor(x)), x.natural)
+
+
+def _permute(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    return w.of(permuted(w, w.tensor(x), n.axes(1, "dims", x.ndim) if x.ndim else ()), x.natural)
+
+
+def _transpose(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    order = list(range(x.ndim))
+    a, b = n.axis(1, "dim0", x.ndim), n.axis(2, "dim1", x.ndim)
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return w.of(permuted(w, w.tensor(x), order), x.natural)
+
+
+def _turned(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    return w.of(permuted(w, w.tensor(x), range(x.ndim - 1, -1, -1)), x.natural)
+
+
+def _slice(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    axis = n.axis(1, "dim", x.ndim, 0)
+    size, step = x.shape[axis], n.number(4, "step", 1)
+    start, end = n.given(2, "start"), n.given(3, "end")
+    begin = const(0) if start is None else edge(w, dim(start), size)
+    stop = size if end is None else edge(w, dim(end), size)
+    value = counted(w, x)
+    if step == 1:
+        return w.of(cut(w, value, axis, begin, stop), x.natural)
+    return w.of(w.emit(Slice(axis, begin, stop, step), value), x.natural)
+
+
+def _flip(w: Writer, n: Node) -> Item:
+    """Backwards along some axes."""
+    x = n.item(0)
+    value = w.tensor(x)
+    for axis in n.axes(1, "dims", x.ndim):
+        value = w.emit(Slice(axis, w.simplify(sub(x.shape[axis], 1)), const(-1), -1), value)
+    return w.of(value, x.natural)
+
+
+def _select(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    axis = n.axis(1, "dim", x.ndim)
+    at = dim(n.args[2])
+    known = as_int(at)
+    if known is not None and known < 0:
+        at = w.simplify(plus(x.shape[axis], known))
+    return w.of(w.reshape(cut(w, w.tensor(x), axis, at, w.simplify(plus(at, 1))), n.dims), x.natural)
+
+
+def _split(w: Writer, n: Node) -> list[Item]:
+    x = n.item(0)
+    axis = n.axis(2, "dim", x.ndim, 0)
+    begin: Expr = const(0)
+    found = []
+    for info in n.results:
+        assert info is not None and info.shape is not None
+        end = w.simplify(plus(begin, info.shape[axis]))
+        found.append(w.of(cut(w, w.tensor(x), axis, begin, end), x.natural))
+        begin = end
+    return found
+
+
+def _cat(w: Writer, n: Node) -> Item:
+    """One after the other; an empty tensor of one dim, as a cache begins with, counts for nothing."""
+    given = [i for i in n.args[0] if isinstance(i, Item)]
+    items = [i for i in given if i.ndim == len(n.dims) and not (len(given) > 1 and [as_int(d) for d in i.shape] == [0])]
+    axis = n.axis(1, "dim", len(n.dims), 0)
+    if len(items) == 1:
+        return as_item(w, items[0], n.dtype)
+    return w.of(w.emit(Concat(axis), *(as_value(w, i, n.dtype) for i in items)), all(i.natural for i in items))
+
+
+def _repeat(w: Writer, n: Node) -> Item:
+    x, times = n.item(0), [dim(t) for t in n.args[1]]
+    more = len(times) - x.ndim
+    own = [*[const(1)] * more, *x.shape]
+    spread: list[Expr] = [d for t, s in zip(times, own, strict=True) for d in (t, s)]
+    value = w.reshape(w.tensor(x), [d for s in own for d in (const(1), s)])
+    return w.of(w.reshape(w.emit(BroadcastTo(tuple(spread)), value), n.dims), x.natural)
+
+
+def _embedding(w: Writer, n: Node) -> Item:
+    """Rows of a table; torch refuses indices below zero."""
+    return gathered(w, n.item(0), 0, replace(n.item(1), natural=True))
+
+
+def _index_select(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    return gathered(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
+
+
+def _gather(w: Writer, n: Node) -> Item:
+    x = n.item(0)
+    return gathered_elements(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
+
+
+def _index(w: Writer, n: Node) -> Item:
+    """`x[i]`, `x[:, i]`, or `x[i, j ...]` from the first dim on."""
+    x, given = n.item(0), list(n.args[1])
+    at = [p for p, i in enumerate(given) if i is not None]
+    items = [i for i in given if isinstance(i, Item)]
+    if any(i.dtype is bool_ for i in items):
+        raise n.refuse("wanted indices that are integers, found truth values: dims that depend on data")
+    if len(items) == 1:
+        return gathered(w, x, at[0], items[0])
+    if at != list(range(len(items))):
+        raise n.refuse(f"wanted indices of the first dims, found them at {at}")
+    lead = n.dims[: len(n.dims) - (x.ndim - len(items))]
+    parts: list[Value] = []
+    for i in items:
+        value = as_value(w, i, i64)
+        if tensor_dims(value) != lead:
+            value = w.emit(BroadcastTo(lead), value)
+        parts.append(w.emit(ExpandDims((len(lead),)), value))
+    where = w.of(w.emit(Concat(len(lead)), *parts), all(i.natural for i in items))
+    return gathered_nd(w, x, where)
+
+
+def _arange(w: Writer, n: Node) -> Item:
+    """`start + step * (0, 1 ...)`; from a start that is a size, too."""
+    start, step = n.args[0], n.given(2, "step", 1)
+    if len(n.args) == 1:
+        start = 0
+    jump = number_of(step)
+    if jump is None or isinstance(start, float) or isinstance(jump, float):
+        raise n.refuse("wanted whole numbers as start and step")
+    value = w.emit(Iota(n.dims[0]))
+    value = value if jump == 1 else w.emit(MulScalar(jump), value)
+    first = number_of(start)
+    if first is None:
+        value = w.emit(Add(), value, as_value(w, start, i64))
+    elif first:
+        value = w.emit(AddScalar(first), value)
+    positive = jump > 0 and w.natural(dim(start))
+    return as_item(w, w.of(value, positive), n.dtype)
+
+
+def _full(w: Writer, n: Node, value: object = None) -> Item:
+    """One value everywhere."""
+    given = n.args[1] if value is None else value
+    known = number_of(given)
+    if known is None:
+        return w.of(w.emit(BroadcastTo(n.dims), as_value(w, given, n.dtype)))
+    known = bool(known) if n.dtype is bool_ else known
+    if not n.dims:
+        return w.constant(np.asarray(known, n.dtype.numpy), n.name)
+    return w.uniform(n.dims, known, n.dtype)
+
+
+def _scalar_tensor(w: Writer, n: Node) -> Item:
+    return as_item(w, n.args[0], n.dtype)
+
+
+def triangular(upper: bool) -> Handler:
+    return lambda w, n: triangle(w, n.item(0), n.number(1, "diagonal", 0), upper)
+
+
+def _pad(w: Writer, n: Node) -> Item:
+    """A value around the last dims, given as (before, after) from the last dim on; below zero cuts."""
+    x, pads = n.item(0), [as_int(dim(p)) for p in n.args[1]]
+    fill = number_of(n.given(2, "value", 0))
+    known = [p for p in pads if p is not None]
+    if fill is None or len(known) != len(pads):
+        raise n.refuse("wanted sizes and value of the padding as numbers")
+    last = list(zip(known[::2], known[1::2]))[::-1]
+    return w.of(around(w, w.tensor(x), [(0, 0)] * (x.ndim - len(last)) + last, fill), x.natural and fill >= 0)
+
+
+def getitem(w: Writer, n: Node) -> Item:
+    """One of the results of a node."""
+    found, position = n.args[0], n.number(1, "index")
+    item = found[position] if isinstance(found, Sequence) and position < len(found) else None
+    if not isinstance(item, Item):
+        raise n.refuse(f"wanted result {position} of a node, which is not supported; {n.beside}")
+    return item
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "aten.view.default": _view, "aten._unsafe_view.default": _view, "aten.reshape.default": _view, "aten.unsqueeze.default": _view,
+    "aten.squeeze.dims": _view, "aten.squeeze.dim": _view, "aten.squeeze.default": _view, "aten.expand.default": _expand,
+    "aten.permute.default": _permute, "aten.transpose.int": _transpose, "aten.t.default": _turned,
+    "aten.slice.Tensor": _slice, "aten.flip.default": _flip, "aten.select.int": _select,
+    "aten.split_with_sizes.default": _split, "aten.split.Tensor": _split, "aten.cat.default": _cat, "aten.repeat.default": _repeat,
+    "aten.embedding.default": _embedding, "aten.index_select.default": _index_select, "aten.gather.default": _gather,
+    "aten.index.Tensor": _index, "aten.arange.start_step": _arange, "aten.arange.default": _arange, "aten.full.default": _full,
+    "aten.full_like.default": _full, "aten.zeros_like.default": lambda w, n: _full(w, n, 0),
+    "aten.ones_like.default": lambda w, n: _full(w, n, 1), "aten.scalar_tensor.default": _scalar_tensor,
+    "aten.tril.default": triangular(False), "aten.triu.default": triangular(True), "aten.constant_pad_nd.default": _pad,
+    "getitem": getitem,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Instructions as loop nests: tensor-core products, warp operations, shared-memory swizzles."""

@@ -1,0 +1,381 @@
+"""Operations of machines that a loop nest can be replaced by: what each means, and its text.
+
+An intrinsic is a tensor function over tiles of constant size (its meaning), and the body of a function that does the same to
+tiles somewhere in larger buffers. A nest that matches the meaning may be marked with the intrinsic (`For.intrinsic`, by the
+primitive `tensorize`); it still means what its loops say, and code generation puts a call in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import combinations
+from types import MappingProxyType
+
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import TRUE, Const, Expr, Load, Op, Var, as_int, const, free_vars
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, Stmt, Store, lower_block
+from relax_tune.ir.hardware import mma, wgmma
+from relax_tune.ir.text.parser import parse_prim_func
+
+# An access to a tile: the buffer and the indices, in which the loops of the nest move.
+Access = tuple[Buffer, tuple[Expr, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsic:
+    """`text` is the meaning as a tensor function; its parameters are the operands, the written one last. Loops that run to a symbol
+    may have any constant extent.
+
+    dense: the operands whose elements lie side by side along their last index. body: the C twin, in the subset of C that
+    OpenCL shares. It sees a pointer to the first element of each operand under its name in lower case, the stride of loop
+    variable `i` in operand A as `a_i`, but for those in the last index of a dense one, and each symbol as a constant; `@A` stands
+    for the address space of A. fast: per language a condition of the preprocessor and the body to use where it holds.
+    only: the language that has the operation, if others keep the loops. needs: helper functions the bodies call; pieces: other text
+    they call, by name, given the extents that the meaning leaves open; most: what these may be.
+
+    An intrinsic whose meaning has loops over work-items is done by a whole warp at once, or by several (those loops are its items), from
+    operands in shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own. Its body also
+    sees for each operand A of these `a_row`, the elements of the rows it lies in where they are swizzled and 0 elsewhere, and `a_at`,
+    an offset to be added to the pointer before the element is looked for there (`warp_products.PLACES`).
+    held: operands that the items of a warp have in registers instead (scope `warp`), with the loop that runs through the items which have
+    a part each.
+    placed: strides it takes for granted, of rows that are not swizzled, as (operand, loop variable, factor, variable): what so many steps
+    of the other variable move by, or as many elements. shown: where the machine reads shared memory by itself, what each item says
+    before the barrier that follows its writes, and the piece that has it.
+    """
+
+    text: str
+    dense: frozenset[str]
+    body: str
+    fast: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    only: str = ""
+    needs: tuple[str, ...] = ()
+    pieces: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda sizes: {}
+    most: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    placed: tuple[tuple[str, str, int, str], ...] = ()
+    shown: tuple[str, str] | None = None
+
+    @property
+    def of_warp(self) -> bool:
+        return any(f.kind == "item" for f in self.loops)
+
+    @property
+    def meaning(self) -> PrimFunc:
+        return _read(self.text)
+
+    @property
+    def name(self) -> str:
+        return self.meaning.name
+
+    @property
+    def loops(self) -> tuple[For, ...]:
+        """Those of the meaning, outermost first."""
+        meant = nest_of(self.meaning.body)
+        assert meant is not None
+        return meant[0]
+
+    def strides(self) -> Iterator[tuple[str, str]]:
+        """(operand, loop variable) of every stride the body wants, in order."""
+        meant = nest_of(self.meaning.body)
+        assert meant is not None
+        found = {b.name: where for b, where in accesses_of(meant[1])}
+        for b in self.meaning.buffers:
+            where = found[b.name]
+            yield from ((b.name, v.name) for v in free_vars(*(where[:-1] if b.name in self.dense else where)))
+
+
+@cache
+def _read(text: str) -> PrimFunc:
+    return parse_prim_func(text)
+
+
+def nest_of(s: Stmt) -> tuple[tuple[For, ...], Store] | None:
+    """The loops of a perfect nest and the store in it over their variables; None when there is more to it."""
+    found: list[For] = []
+    while isinstance(s, For):
+        found.append(s)
+        s = s.body
+    if isinstance(s, Block) and s.init is None and s.predicate is TRUE:
+        lowered = lower_block(s)
+        return (tuple(found), lowered) if isinstance(lowered, Store) else None
+    return None
+
+
+def accesses_of(store: Store) -> list[Access]:
+    """What a store reads, in order of appearance, and what it writes."""
+    found: list[Access] = []
+
+    def visit(e: Expr) -> None:
+        if isinstance(e, Load):
+            found.append((e.buffer, e.indices))
+        elif isinstance(e, Op):
+            for a in e.args:
+                visit(a)
+
+    visit(store.value)
+    return [*dict.fromkeys(found), (store.buffer, store.indices)]
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What a nest is of an intrinsic: its accesses by operand, its loops by those of the meaning (those of one iteration may be missing),
+    and the extents that the meaning leaves open."""
+
+    accesses: Mapping[str, Access]
+    loops: Mapping[Var, Var]
+    sizes: Mapping[str, Expr]
+
+
+def match(intrinsic: Intrinsic, loops: Sequence[For], store: Store) -> Matched | None:
+    """How a nest is the intrinsic's; None when it is not. Of `loops` only variables, extents, kinds and axes count.
+
+    The loops are those of the meaning in its order; the values are the same up to the order of sums and products; each operand
+    moves with the loops that its indices in the meaning name, a dense one with those of the last index along adjacent elements.
+    """
+    own = intrinsic.loops
+    open_ = [f for f in own if as_int(f.extent) is None]
+    for left in range(len(open_) + 1):
+        for missing in combinations(open_, left):
+            found = _match([f for f in own if f not in missing], missing, intrinsic, loops, store)
+            if found is not None:
+                return found
+    return None
+
+
+def _match(
+    meant: Sequence[For], missing: Sequence[For], intrinsic: Intrinsic, loops: Sequence[For], store: Store
+) -> Matched | None:
+    if len(meant) != len(loops):
+        return None
+    sizes: dict[str, Expr] = {f.extent.name: const(1) for f in missing if isinstance(f.extent, Var)}
+    for f, g in zip(meant, loops):
+        if isinstance(f.extent, Var):
+            sizes[f.extent.name] = g.extent
+        if (f.kind, f.axis) != (g.kind, g.axis) or as_int(f.extent) not in (None, as_int(g.extent)):
+            return None
+    grown = nest_of(intrinsic.meaning.body)
+    assert grown is not None
+    variables = {f.var: g.var for f, g in zip(meant, loops)}
+    found: dict[str, Access] = {}
+    if not (
+        _bind(found, grown[1], (store.buffer, store.indices)) and _same(grown[1].value, store.value, variables, found)
+    ):
+        return None
+    items = {g.var for g in loops if g.kind == "item"}
+    for b, where in accesses_of(grown[1]):
+        parts = {g.var for f, g in zip(meant, loops) if intrinsic.held.get(b.name) == f.var.name}
+        if not _moves(found[b.name], where, variables, loops, items | parts, b.name in intrinsic.dense):
+            return None
+    others = [buffer for name, (buffer, _) in found.items() if name != grown[1].buffer.name]
+    return None if store.buffer in others else Matched(found, variables, sizes)
+
+
+def _bind(found: dict[str, Access], meant: Store | Load, access: Access) -> bool:
+    if meant.buffer.dtype is not access[0].dtype:
+        return False
+    return found.setdefault(meant.buffer.name, access) == access
+
+
+def _same(meant: Expr, e: Expr, variables: Mapping[Var, Var], found: dict[str, Access]) -> bool:
+    if isinstance(meant, Load):
+        return isinstance(e, Load) and _bind(found, meant, (e.buffer, e.indices))
+    if isinstance(meant, Var):
+        return variables.get(meant) is e
+    if isinstance(meant, Const) or not isinstance(meant, Op):
+        return meant is e
+    if not isinstance(e, Op) or (e.op, e.dtype, len(e.args)) != (meant.op, meant.dtype, len(meant.args)):
+        return False
+    orders = [e.args, e.args[::-1]] if meant.op in ("add", "mul") else [e.args]
+    for args in orders:
+        tried = dict(found)
+        if all(_same(a, b, variables, tried) for a, b in zip(meant.args, args)):
+            found.update(tried)
+            return True
+    return False
+
+
+def _moves(
+    access: Access,
+    meant: Sequence[Expr],
+    variables: Mapping[Var, Var],
+    loops: Sequence[For],
+    items: set[Var],
+    dense: bool,
+) -> bool:
+    """The access moves linearly with the loops of its indices in the meaning and no others, by as much along its last dimension where it
+    is dense; what an item has for itself needs not move with the items."""
+    env = Env()
+    for f in loops:
+        env = env.with_loop(f.var, f.extent)
+    still = {f.var for f in loops if as_int(f.extent) == 1}
+    wanted = {variables[v] for v in free_vars(*meant) if v in variables} - still
+    beside = linear(meant[-1], tuple(variables)) if dense else None
+    steps = {} if beside is None else {variables[v]: as_int(k) for v, k in beside[0].items()}
+    moved = set[Var]()
+    for d, e in enumerate(access[1]):
+        parts = linear(e, tuple(f.var for f in loops), env)
+        if parts is None:
+            return False
+        moved |= parts[0].keys() - still
+        last = d == len(access[1]) - 1
+        if any((as_int(k) if last else None) != steps[v] for v, k in parts[0].items() if v in steps):
+            return False
+    return moved == wanted or (access[0].scope == "local" and moved | items == wanted | items and moved <= wanted)
+
+
+_DOT4 = """
+@prim_func(outputs=1)
+def dot4_u8i8_x16(A: Buffer((4,), u8), B: Buffer((16, 4), i8), C: Buffer((16,), i32)):
+    for i in serial(16):
+        for k in serial(4):
+            with block("dot"):
+                vi = spatial(16, i); vk = reduce(4, k)
+                C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
+"""
+
+_OUTER = """
+@prim_func(outputs=1)
+def outer_f32_4x16(A: Buffer((4,), f32), B: Buffer((16,), f32), C: Buffer((4, 16), f32)):
+    for i in serial(4):
+        for j in serial(16):
+            with block("outer"):
+                vi = spatial(4, i); vj = spatial(16, j)
+                C[vi, vj] = C[vi, vj] + A[vi] * B[vj]
+"""
+
+
+def _transpose(size: int) -> Intrinsic:
+    """A square tile of f32 turned over in registers: rows swap halves, quarters, ... with their partners."""
+    text = f"""
+@prim_func(outputs=1)
+def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({size}, {size}), f32)):
+    for j in serial({size}):
+        for i in serial({size}):
+            with block("turn"):
+                vj = spatial({size}, j); vi = spatial({size}, i)
+                C[vi, vj] = A[vj, vi]
+"""
+    plain = f"  for (int j = 0; j < {size}; j++)\n    for (int i = 0; i < {size}; i++) c[i * c_i + j] = a[j * a_j + i];"
+    lines = [f"  const row r0_{k} = *(const @A urow *)(a + {k} * a_j);" for k in range(size)]
+    stage, apart = 0, 1
+    while apart < size:
+        for k in range(size):
+            low, high = k & ~apart, k | apart
+            shift = apart if k & apart else 0
+            lanes = [n + shift if not n & apart else size + n + shift - apart for n in range(size)]
+            chosen = ", ".join(map(str, lanes))
+            lines.append(
+                f"  const row r{stage + 1}_{k} = __builtin_shufflevector(r{stage}_{low}, r{stage}_{high}, {chosen});"
+            )
+        stage, apart = stage + 1, apart * 2
+    lines += [f"  *(@C urow *)(c + {k} * c_i) = r{stage}_{k};" for k in range(size)]
+
+    def body(kind: str, more: str) -> str:
+        types = f"  typedef float row __attribute__(({kind}));\n  typedef float urow __attribute__(({kind}, aligned(4){more}));"
+        return "\n".join([types, *lines])
+
+    fast = {
+        "c": ("defined(__clang__) || __GNUC__ >= 12", body(f"vector_size({4 * size})", ", may_alias")),
+        "opencl": ("__has_builtin(__builtin_shufflevector)", body(f"ext_vector_type({size})", "")),
+    }
+    return Intrinsic(text, frozenset({"A", "C"}), plain, MappingProxyType(fast))
+
+
+def _products() -> Iterator[tuple[str, Intrinsic]]:
+    """C += A B, f32 of 16-bit floats, by a warp or four. For each operand `n`: as it is multiplied; `t`: turned; `o`: held by items."""
+    for dtype in ("f16", "bf16"):
+        for form in ("nn", "nt", "tn", "tt"):
+            lies = (dtype, form[0] == "t", form[1] == "t")
+            yield (
+                f"mma_{dtype}_{form}",
+                Intrinsic(
+                    mma.meaning(f"mma_{dtype}_{form}", *lies),
+                    frozenset("ABC"),
+                    mma.alone(*lies),
+                    MappingProxyType({"cuda": (mma.CONDITION, mma.text(*lies))}),
+                    only="cuda",
+                    needs=(f"from_{dtype}",),
+                    pieces=mma.operations,
+                ),
+            )
+            yield (
+                f"wgmma_{dtype}_{form}",
+                Intrinsic(
+                    wgmma.meaning(f"wgmma_{dtype}_{form}", *lies),
+                    frozenset("ABC"),
+                    wgmma.alone(*lies),
+                    MappingProxyType({"cuda": (wgmma.CONDITION, wgmma.text(*lies))}),
+                    only="cuda",
+                    needs=(f"from_{dtype}",),
+                    pieces=partial(wgmma.operations, dtype),
+                    most=MappingProxyType({"n": wgmma.MOST_TILES}),
+                    placed=wgmma.placed(*lies[1:]),
+                    shown=(wgmma.SHOWN, wgmma.SHOWING),
+                ),
+            )
+        yield (
+            f"mma_{dtype}_on",
+            Intrinsic(
+                mma.meaning_held(f"mma_{dtype}_on", dtype),
+                frozenset("BC"),
+                mma.alone_held(dtype),
+                MappingProxyType({"cuda": (mma.CONDITION, mma.text_held(dtype))}),
+                only="cuda",
+                needs=(f"from_{dtype}",),
+                pieces=mma.operations,
+                held=MappingProxyType({"A": "u"}),
+            ),
+        )
+
+
+# Every intrinsic by its name. A new one is added here, and nowhere else.
+INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
+    # sums of four products of bytes for sixteen columns (AVX-512 VNNI: one instruction)
+    "dot4_u8i8_x16": Intrinsic(
+        _DOT4,
+        frozenset({"A", "B", "C"}),
+        "  for (int i = 0; i < 16; i++) {\n"
+        "    int sum = c[i];\n"
+        "    for (int k = 0; k < 4; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
+        "    c[i] = sum;\n"
+        "  }",
+        MappingProxyType({
+            "c": (
+                "defined(__AVX512VNNI__) && !defined(__clang__)",
+                "  typedef int row __attribute__((vector_size(64)));\n"
+                "  typedef int urow __attribute__((vector_size(64), aligned(1), may_alias));\n"
+                "  int four;\n"
+                "  row columns;\n"
+                "  __builtin_memcpy(&four, a, 4);\n"
+                "  if (b_i == 4) columns = *(const urow *)b;\n"
+                "  else for (int i = 0; i < 16; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
+                "  *(urow *)c = __builtin_ia32_vpdpbusd_v16si(*(const urow *)c, (row){0} + four, columns);",
+            ),
+        }),
+    ),
+    # a tile turned over
+    "transpose_f32_8x8": _transpose(8),
+    "transpose_f32_16x16": _transpose(16),
+    # a tile of a product grows by one step of its reduction
+    "outer_f32_4x16": Intrinsic(
+        _OUTER,
+        frozenset({"B", "C"}),
+        "  for (int i = 0; i < 4; i++)\n"
+        "    for (int j = 0; j < 16; j++) c[i * c_i + j] += a[i * a_i] * b[j];",
+        MappingProxyType({
+            "c": (
+                "defined(__GNUC__)",
+                "  typedef float row __attribute__((vector_size(64), aligned(4), may_alias));\n"
+                "  const row right = *(const row *)b;\n"
+                "  for (int i = 0; i < 4; i++) *(row *)(c + i * c_i) += a[i * a_i] * right;",
+            ),
+        }),
+    ),
+    **dict(_products()),
+})  # fmt: skip

@@ -1,0 +1,188 @@
+"""Products of tiles that the 32 work-items of a warp make together: meanings, and their text for CUDA (`mma.sync`, `ldmatrix`).
+
+A warp is four items along the first axis by eight along the second, so that each item's place among them says which elements of the
+result are its own: in every tile of 16 rows and 8 columns rows y and y + 8, columns 2 x and 2 x + 1. That is how the machine spreads its
+accumulators over a warp (PTX ISA, "Matrix Fragments for mma.m16n8k16"). What an item's loops mean is then the product of its own
+rows and columns; the machine lets the warp fetch the operands, 16 bits an element, from shared memory at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ROWS, COLUMNS, STEPS = 16, 8, 16
+# Where there are such products.
+CONDITION = "defined(RT_WARPS) || __CUDA_ARCH__ >= 800"
+# Elements of a row of the matrices that a warp fetches, which have as many rows.
+ROW = 8
+
+
+def meaning(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """C += A B for m by n tiles. A lies in rows of steps, turned in steps of rows; B in steps of columns, turned in columns of steps."""
+    a = ("(16, m, 2, 8)", "vk, vm, vr, vy") if a_turned else ("(m, 2, 8, 16)", "vm, vr, vy, vk")
+    b = ("(n, 4, 2, 16)", "vn, vx, vc, vk") if b_turned else ("(16, n, 8)", "vk, vn, vx * 2 + vc")
+    return f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer({a[0]}, {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m, 2, 8, n, 4, 2), f32)):
+    for y in item(8, axis=1):
+        for x in item(4):
+            for i in serial(m):
+                for r in serial(2):
+                    for j in serial(n):
+                        for c in serial(2):
+                            for k in serial(16):
+                                with block("grow"):
+                                    vy = spatial(8, y); vx = spatial(4, x); vm = spatial(m, i); vr = spatial(2, r)
+                                    vn = spatial(n, j); vc = spatial(2, c); vk = reduce(16, k)
+                                    C[vm, vr, vy, vn, vx, vc] = C[vm, vr, vy, vn, vx, vc] + cast(A[{a[1]}], f32) * cast(B[{b[1]}], f32)
+"""
+
+
+def meaning_held(name: str, dtype: str) -> str:
+    """C += A B of an A that the items hold as they hold sums: by tiles of eight steps, of which item `u` of a row's four has two. B lies
+    in steps of columns."""
+    sums, rows, columns = (
+        "C[vm, vr, vy, vn, vx, vc]",
+        "A[vm, vr, vy, vh, ve, vu]",
+        "B[vh * 8 + vu * 2 + ve, vn, vx * 2 + vc]",
+    )
+    return f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}), C: Buffer((m, 2, 8, n, 4, 2), f32)):
+    for y in item(8, axis=1):
+        for x in item(4):
+            for i in serial(m):
+                for r in serial(2):
+                    for j in serial(n):
+                        for c in serial(2):
+                            for h in serial(2):
+                                for u in serial(4):
+                                    for e in serial(2):
+                                        with block("grow"):
+                                            vy = spatial(8, y); vx = spatial(4, x); vm = spatial(m, i); vr = spatial(2, r)
+                                            vn = spatial(n, j); vc = spatial(2, c)
+                                            vh = reduce(2, h); vu = reduce(4, u); ve = reduce(2, e)
+                                            {sums} = {sums} + cast({rows}, f32) * cast({columns}, f32)
+"""
+
+
+def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """The body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
+    if a_turned:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
+        a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
+    else:
+        a = "(l & 7) * a_y + (l >> 3 & 1) * a_r + (l >> 4) * 8"
+    return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
+  a_at += {a};
+  unsigned rows[m][4];
+#pragma unroll
+  for (int i = 0; i < m; i++) rt_matrices<4, {str(a_turned).lower()}>(rows[i], a + rt_place<a_row>(a_at, i * a_i));
+{_columns(dtype, b_turned, "b_k")}"""
+
+
+def text_held(dtype: str) -> str:
+    """The body for CUDA where the items have the rows in registers, as the machine wants them: pairs of steps, rows 0-7 and 8-15 of
+    steps 0-7, then of steps 8-15."""
+    return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
+  unsigned rows[m][4];
+#pragma unroll
+  for (int i = 0; i < m; i++)
+#pragma unroll
+    for (int q = 0; q < 4; q++) {{
+      const unsigned short *const pair = a + i * a_i + (q & 1) * a_r + (q >> 1) * a_h;
+      rows[i][q] = pair[0] | (unsigned)pair[a_e] << 16;
+    }}
+{_columns(dtype, False, "b_e")}"""
+
+
+def _columns(dtype: str, b_turned: bool, step: str) -> str:
+    """The other operand's matrices, and their products with the rows; step: what an element of the reduction moves in it by."""
+    if b_turned:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
+        b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
+    else:
+        b = f"(l & 15) * {step}"
+    return f"""  b_at += {b} + (l >> 4) * b_j;
+#pragma unroll
+  for (int j = 0; j < n; j += 2) {{
+    unsigned columns[4];
+    const unsigned short *const p = b + rt_place<b_row>(b_at, j * b_j);
+    if (j + 1 < n) rt_matrices<4, {str(not b_turned).lower()}>(columns, p);
+    else rt_matrices<2, {str(not b_turned).lower()}>(columns, p);
+#pragma unroll
+    for (int i = 0; i < m; i++)
+#pragma unroll
+      for (int q = 0; q < 2 && j + q < n; q++)
+        rt_grow_{dtype}(c + i * c_i + (j + q) * c_j, c_r, rows[i], columns + 2 * q);
+  }}"""
+
+
+def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
+    a = "k * a_k + i * a_i + r * a_r + y" if a_turned else "i * a_i + r * a_r + y * a_y + k"
+    b = "j * b_j + x * b_x + q * b_c + k" if b_turned else "k * b_k + j * b_j + x * 2 + q"
+    return f"""  const int y = threadIdx.y, x = threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < m; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int j = 0; j < n; j++)
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+          for (int k = 0; k < {STEPS}; k++)
+            c[i * c_i + r * c_r + j * c_j + q] +=
+              rt_from_{dtype}_f32(a[rt_place<a_row>(a_at, {a})]) * rt_from_{dtype}_f32(b[rt_place<b_row>(b_at, {b})]);"""
+
+
+def alone_held(dtype: str) -> str:
+    """The body for CUDA where there is no such machine: items show each other what they hold."""
+    return f"""  const int y = threadIdx.y, x = threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < m; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int k = 0; k < {STEPS}; k++) {{
+        const int held = a[i * a_i + r * a_r + k / 8 * a_h + k % 2 * a_e];
+        const float left = rt_from_{dtype}_f32((unsigned short)__shfl_sync(0xffffffffu, held, y * 4 + k % 8 / 2));
+#pragma unroll
+        for (int j = 0; j < n; j++)
+#pragma unroll
+          for (int q = 0; q < 2; q++)
+            c[i * c_i + r * c_r + j * c_j + q] += left * rt_from_{dtype}_f32(b[rt_place<b_row>(b_at, k * b_e + j * b_j + x * 2 + q)]);
+      }}"""
+
+
+def _grow(dtype: str) -> str:
+    return f"""static __device__ __forceinline__ void rt_grow_{dtype}(float *c, i64 r, const unsigned *a, const unsigned *b) {{
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+    "{{%0, %1, %2, %3}};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[r]), "+f"(c[r + 1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); }}"""
+
+
+# Where an element lies that is `step` elements behind `at` in rows of `row`, swizzled by eight elements (`ir/hardware/swizzle`); in other
+# rows 0. Steps of whole periods leave the sum, so that all those of a loop have one place in common.
+PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_place(unsigned at, unsigned step) {
+  const unsigned vectors = row / 8, beside = vectors && vectors < 8 ? 8 / vectors : 1, most = vectors < 8 ? vectors : 8;
+  if (row == 0) return at + step;
+  if (step % (row * beside * most) != 0) at += step, step = 0;
+  const unsigned r = at / 8 / (row ? vectors : 1), v = at / 8 % (row ? vectors : 1);
+  return (r * vectors + (v + r / beside % (row ? most : 1)) % (row ? vectors : 1)) * 8 + at % 8 + step; }"""
+
+# What the texts call: matrices of 8 by 8 elements from shared memory, as they are or turned, and one product.
+OPERATIONS = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
+template <int count, bool turned> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(p);
+  if (count == 4 && turned) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+  else if (count == 4) asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+  else if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+    : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory");
+  else asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory"); }
+""" + "\n".join([*map(_grow, ("f16", "bf16")), "#endif"])
+
+
+def operations(sizes: Mapping[str, int]) -> Mapping[str, str]:
+    """The pieces of a prelude that the text calls."""
+    return {"swizzled_places": PLACES, "warp_operations": OPERATIONS}

@@ -1,0 +1,143 @@
+"""Products of tiles that four warps make together (`wgmma.mma_async` of sm_90a): meanings, and their text for CUDA.
+
+A warpgroup is four items along the first axis by eight along the second by the four warps along the third; others may lie along the
+fourth (`relax_tune.ir.core.stmt.AXES`). It multiplies tiles of 64
+rows; what each warp and item has of the result is as in `relax_tune.ir.hardware.mma`, warp z being that of rows 16 z and on. The
+machine reads both operands from shared memory by itself, asynchronously, in matrices of eight rows of eight elements that lie side by
+side, and is told by a descriptor where the first of these is, how far the next one along the steps, and how far the next one along rows
+(or columns): PTX ISA, "Matrix Descriptor Format" and "Strides", without swizzling. Every item whose ordinary writes, copies among them, it
+is to see puts a fence between these and the barrier (`SHOWN`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+WARPS = 4
+ROWS, COLUMNS, STEPS = 64, 8, 16
+# Elements of a row of such a matrix, and its rows.
+CORE = 8
+# Tiles of eight columns that one instruction may have.
+MOST_TILES = 32
+# Where there are such products.
+CONDITION = "defined(RT_WARPS) || defined(__CUDA_ARCH_FEAT_SM90_ALL)"
+SHOWN = "rt_shown();"
+
+
+def meaning(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """C += A B for m by n tiles and s times as many steps. A lies in rows of steps, turned in steps of rows; B in steps of columns, turned
+    in columns of steps."""
+    a = "vm, vz, vr, vt, vh, " + ("vk, vy" if a_turned else "vy, vk")
+    b = (
+        ("(n, s, 2, 4, 2, 8)", "vn, vt, vh, vx, vc, vk")
+        if b_turned
+        else ("(n, s, 2, 8, 8)", "vn, vt, vh, vk, vx * 2 + vc")
+    )
+    return f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((m, 4, 2, s, 2, 8, 8), {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m, 4, 2, 8, n, 4, 2), f32)):
+  for z in item(4, axis=2):
+    for y in item(8, axis=1):
+      for x in item(4):
+        for i in serial(m):
+          for r in serial(2):
+            for j in serial(n):
+              for c in serial(2):
+                for t in serial(s):
+                  for h in serial(2):
+                    for k in serial(8):
+                      with block("grow"):
+                        vz = spatial(4, z); vy = spatial(8, y); vx = spatial(4, x); vm = spatial(m, i); vr = spatial(2, r)
+                        vn = spatial(n, j); vc = spatial(2, c); vt = reduce(s, t); vh = reduce(2, h); vk = reduce(8, k)
+                        C[vm, vz, vr, vy, vn, vx, vc] = C[vm, vz, vr, vy, vn, vx, vc] + cast(A[{a}], f32) * cast(B[{b[1]}], f32)
+"""
+
+
+def placed(a_turned: bool, b_turned: bool) -> tuple[tuple[str, str, int, str], ...]:
+    """How operands must lie, as (operand, loop variable, factor, other variable): a step of the variable moves by as much as so many of the
+    other, or by so many elements."""
+    b = (("B", "x", 2 * CORE, ""), ("B", "c", CORE, "")) if b_turned else (("B", "k", CORE, ""),)
+    return ("A", "k" if a_turned else "y", CORE, ""), ("A", "z", 2, "r"), *b
+
+
+def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """The body for CUDA. Nothing may touch the sums from the first product to the wait, so they are held before and after."""
+    return f"""  const unsigned long long left = rt_described(a, a_h, a_r), right = rt_described(b, b_h, b_j);
+  typedef rt_multiply_{dtype}<n, {int(a_turned)}, {int(not b_turned)}> product;
+#pragma unroll
+  for (int i = 0; i < m; i++) rt_held<n>(c + i * c_i, c_r, c_j);
+  rt_begin_products();
+#pragma unroll
+  for (int t = 0; t < s; t++)
+#pragma unroll
+    for (int i = 0; i < m; i++) product::add(c + i * c_i, c_r, c_j, left + (i * a_i + t * a_t) / {CORE}, right + t * b_t / {CORE});
+  rt_end_products();
+#pragma unroll
+  for (int i = 0; i < m; i++) rt_held<n>(c + i * c_i, c_r, c_j);"""
+
+
+def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
+    """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
+    a = "k * a_k + y" if a_turned else "y * a_y + k"
+    b = "x * b_x + q * b_c + k" if b_turned else "k * b_k + x * 2 + q"
+    return f"""  const int z = threadIdx.z % {WARPS}, y = threadIdx.y, x = threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < m; i++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int j = 0; j < n; j++)
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+          for (int t = 0; t < s; t++)
+            for (int h = 0; h < 2; h++)
+              for (int k = 0; k < {CORE}; k++)
+                c[i * c_i + r * c_r + j * c_j + q] += rt_from_{dtype}_f32(a[i * a_i + z * a_z + r * a_r + t * a_t + h * a_h + {a}])
+                  * rt_from_{dtype}_f32(b[j * b_j + t * b_t + h * b_h + {b}]);"""
+
+
+# Where matrices are, as the machine wants it told; the rest is done by emulations in their own way.
+OPERATIONS = f"""#if {CONDITION}
+static __device__ __forceinline__ unsigned long long rt_described(const unsigned short *p, i64 steps, i64 others) {{
+  const unsigned long long at = (unsigned)__cvta_generic_to_shared(p);
+  return (at >> 4 & 0x3fff) | (unsigned long long)(steps >> 3 & 0x3fff) << 16 | (unsigned long long)(others >> 3 & 0x3fff) << 32; }}
+#endif
+#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <int n, int turned, int flat> struct rt_multiply_f16;
+template <int n, int turned, int flat> struct rt_multiply_bf16;
+template <int n> static __device__ __forceinline__ void rt_held(float *c, i64 r, i64 j) {{
+#pragma unroll
+  for (int k = 0; k < n; k++)
+    asm volatile("" : "+f"(c[k * j]), "+f"(c[k * j + 1]), "+f"(c[k * j + r]), "+f"(c[k * j + r + 1]) :: "memory"); }}
+static __device__ __forceinline__ void rt_begin_products() {{ asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }}
+static __device__ __forceinline__ void rt_end_products() {{
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }}
+#endif"""
+
+# What ordinary writes of an item left in shared memory is there for the machine too.
+SHOWING = """#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static __device__ __forceinline__ void rt_shown() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#elif !defined(RT_WARPS)
+static __device__ __forceinline__ void rt_shown() {}
+#endif"""
+
+
+def operations(dtype: str, sizes: Mapping[str, int]) -> Mapping[str, str]:
+    """The pieces of a prelude that the text calls; one product of a tile of rows has as many operands as it has sums."""
+    n = sizes["n"]
+    sums = ", ".join(f"%{k}" for k in range(4 * n))
+    held = ",\n      ".join(
+        f'"+f"(c[{k} * j]), "+f"(c[{k} * j + 1]), "+f"(c[{k} * j + r]), "+f"(c[{k} * j + r + 1])' for k in range(n)
+    )
+    product = f"""#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <int turned, int flat> struct rt_multiply_{dtype}<{n}, turned, flat> {{
+  static __device__ __forceinline__ void add(float *c, i64 r, i64 j, unsigned long long a, unsigned long long b) {{
+    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, 1, 0;\\nwgmma.mma_async.sync.aligned.m64n{COLUMNS * n}k16.f32.{dtype}.{dtype} "
+      "{{{sums}}}, "
+      "%{4 * n}, %{4 * n + 1}, p, 1, 1, %{4 * n + 2}, %{4 * n + 3};\\n}}"
+      : {held}
+      : "l"(a), "l"(b), "n"(turned), "n"(flat)); }}
+}};
+#endif"""
+    return {"warpgroup_operations": OPERATIONS, f"multiply_{dtype}_{n}": product}

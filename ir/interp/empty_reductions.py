@@ -1,0 +1,93 @@
+"""What a reduction over nothing means: its initial value.
+
+A block stores its initial value at the first reduction point. Where there is none, nothing would be stored; so the statements
+that run a reduction (interpreter, code generation) are completed first. Reductions whose extents are known to be at least 1, and
+those whose initial value is a block of its own (`decompose_reduction`), stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.expr import Expr, Var, and_, conjuncts, free_vars, le, or_, substitute
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, seq, substitute_stmt
+
+
+def complete_empty_reductions(s: Stmt) -> Stmt:
+    """Initial values for reductions over nothing, in front of the outermost loop of each reduction.
+
+    Before: `for i: for k in range(K): (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
+    After:  `for i: (if K <= 0: C[i] = 0); for k in range(K): ...`
+
+    A loop that runs through elements and reduction points at once has no place for it, nor has a condition that ties the two:
+    such a block stays as it is. Unchanged in: the same object out.
+    """
+    return _complete(s, ())
+
+
+def _complete(s: Stmt, around: tuple[For, ...]) -> Stmt:
+    if isinstance(s, Seq):
+        stmts = tuple(_complete(c, around) for c in s.stmts)
+        return s if all(a is b for a, b in zip(stmts, s.stmts, strict=True)) else seq(*stmts)
+    if isinstance(s, If):
+        then = _complete(s.then, around)
+        orelse = None if s.orelse is None else _complete(s.orelse, around)
+        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+    if not isinstance(s, For):
+        return s
+    body = _complete(s.body, (*around, s))
+    new = s if body is s.body else replace(s, body=body)
+    first = _initial_values(s, s.body, (s,), around)
+    return seq(*first, new) if first else new
+
+
+def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For, ...]) -> list[Stmt]:
+    """For every block below `top` whose reduction begins with that loop: its initial values when that is empty."""
+    if isinstance(s, For):
+        return _initial_values(top, s.body, (*inner, s), around)
+    if isinstance(s, Seq):
+        return [x for c in s.stmts for x in _initial_values(top, c, inner, around)]
+    if isinstance(s, If):
+        both = (s.then,) if s.orelse is None else (s.then, s.orelse)
+        return [x for c in both for x in _initial_values(top, c, inner, around)]
+    if not isinstance(s, Block) or s.init is None:
+        return []
+    pairs = list(zip(s.iters, s.bindings, strict=True))
+    path = {f.var for f in (*around, *inner)}
+    steps = path & {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
+    places = path & {v for i, b in pairs if i.kind == "spatial" for v in free_vars(b)}
+    if top.var not in steps or any(f.var in steps for f in around):
+        return []
+    empty = [le(i.extent, 0) for i, _ in pairs if i.kind == "reduce" and prove(le(1, i.extent)) is not Proof.YES]
+    # a loop that chooses nothing, because it runs once at most, still says whether there is anything
+    loops = [f for f in inner if f.var not in steps and (f.var in places or prove(le(1, f.extent)) is not Proof.YES)]
+    kept = [c for c in conjuncts(s.predicate) if not steps & set(free_vars(c))]
+    tied = [c for c in conjuncts(s.predicate) if c not in kept and {f.var for f in loops} & set(free_vars(c))]
+    if not empty or steps & places or tied:
+        return []
+    return [If(reduce(or_, empty), _initialised(s, loops, kept))]
+
+
+def _initialised(block: Block, loops: list[For], kept: list[Expr]) -> Stmt:
+    """The initial values of the elements the loops run through."""
+    assert block.init is not None
+    copies = {f.var: Var(f"{f.var.name}_none") for f in loops}
+    spatial = [(i, b) for i, b in zip(block.iters, block.bindings, strict=True) if i.kind == "spatial"]
+    own = {i.var: Var(i.var.name) for i, _ in spatial}
+    init = substitute_stmt(block.init, own)
+    assert isinstance(init, Store)
+    s: Stmt = replace(
+        block,
+        name=f"{block.name}_none",
+        iters=tuple(replace(i, var=own[i.var]) for i, _ in spatial),
+        bindings=tuple(substitute(b, copies) for _, b in spatial),
+        body=init,
+        init=None,
+        predicate=and_(*(substitute(c, copies) for c in kept)),
+    )
+    for f in reversed(loops):
+        kind = f.kind if f.kind in ("group", "item") else "serial"
+        s = replace(f, var=copies[f.var], extent=substitute(f.extent, copies), body=s, kind=kind, tail="predicate")
+    return s

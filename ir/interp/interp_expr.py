@@ -1,0 +1,218 @@
+"""Evaluation of scalar expressions in NumPy: one tape per group of expressions, for one point or for many at once.
+
+A value is a Python int (int64), a Python or NumPy bool, a NumPy scalar of the declared dtype, or an array of those over the
+points that are evaluated together. Every float operation rounds to its dtype; transcendental functions are computed in
+float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, bool_, i64
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, postorder
+
+Array = NDArray[Any]
+Env = dict[Var, Any]
+
+
+class Fault(Exception):
+    """What an evaluation found wrong; the interpreter adds where."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """The elements of one buffer in row-major order. `written` marks what may be read; None when everything may."""
+
+    name: str
+    shape: tuple[int, ...]
+    data: Array
+    written: NDArray[np.bool_] | None
+
+    @classmethod
+    def poisoned(cls, name: str, shape: tuple[int, ...], dtype: DType) -> Storage:
+        """Storage that nothing was written to yet."""
+        size = math.prod(shape)
+        fill = math.nan if dtype.is_float else True if dtype is bool_ else np.iinfo(dtype.numpy).min
+        return cls(name, shape, np.full(size, fill, dtype.numpy), np.zeros(size, np.bool_))
+
+    def flat(self, indices: Sequence[Any], verb: str) -> Any:
+        """Row-major offsets of `indices`. Raises Fault naming the first index outside the shape."""
+        flat: Any = 0
+        for axis, (index, extent) in enumerate(zip(indices, self.shape, strict=True)):
+            if isinstance(index, np.ndarray):
+                outside = (index < 0) | (index >= extent)
+                if outside.any():
+                    self._outside(indices, int(np.argmax(outside)), axis, verb)
+                index = index.astype(np.int64, copy=False)
+            else:
+                index = int(index)
+                if not 0 <= index < extent:
+                    self._outside(indices, 0, axis, verb)
+            flat = flat * extent + index
+        return flat
+
+    def read(self, *indices: Any) -> Any:
+        flat = self.flat(indices, "read")
+        if self.written is not None and not np.all(self.written[flat]):
+            if isinstance(flat, np.ndarray):
+                flat = flat[int(np.argmin(self.written[flat]))]
+            raise Fault(f"read of {self.name}{self.index_of(int(flat))}, which nothing has written yet")
+        return self.data[flat]
+
+    def write(self, flat: Any, value: Any) -> None:
+        self.data[flat] = value
+        if self.written is not None:
+            self.written[flat] = True
+
+    def index_of(self, flat: int) -> list[int]:
+        return [int(i) for i in np.unravel_index(flat, self.shape)] if self.shape else []
+
+    def _outside(self, indices: Sequence[Any], point: int, axis: int, verb: str) -> None:
+        found = [int(i[point]) if isinstance(i, np.ndarray) else int(i) for i in indices]
+        raise Fault(
+            f"{verb} of {self.name}{found} is out of bounds: wanted index {axis} in 0..{self.shape[axis] - 1}, "
+            f"found {found[axis]} (shape {self.shape})"
+        )
+
+
+class Tape:
+    """Expressions compiled to a list of steps over numbered values; shared parts run once. Not re-entrant."""
+
+    __slots__ = ("_inputs", "_outputs", "_steps", "_values")
+
+    def __init__(self, exprs: Sequence[Expr], storages: Mapping[Buffer, Storage]) -> None:
+        self._values: list[Any] = []
+        self._inputs: list[tuple[int, Var]] = []
+        self._steps: list[tuple[int, Callable[..., Any], tuple[int, ...]]] = []
+        slots: dict[Expr, int] = {}
+        for node in postorder(exprs):
+            slot = slots[node] = len(self._values)
+            self._values.append(_constant(node) if isinstance(node, Const) else None)
+            if isinstance(node, Var):
+                self._inputs.append((slot, node))
+            elif not isinstance(node, Const):
+                self._steps.append((slot, _step(node, storages), tuple(slots[c] for c in node.children)))
+        self._outputs = tuple(slots[e] for e in exprs)
+
+    def run(self, env: Env) -> list[Any]:
+        """The values of the expressions, in order. Raises Fault."""
+        values = self._values
+        for slot, var in self._inputs:
+            if var not in env:
+                raise Fault(f"{var.name} has no value: nothing in the parameters or loops around binds it")
+            values[slot] = env[var]
+        for slot, fn, args in self._steps:
+            values[slot] = fn(*[values[a] for a in args])
+        return [values[o] for o in self._outputs]
+
+
+def _constant(node: Const) -> Any:
+    return node.value if node.dtype is i64 or node.dtype is bool_ else node.dtype.numpy.type(node.value)
+
+
+def _step(node: Expr, storages: Mapping[Buffer, Storage]) -> Callable[..., Any]:
+    if isinstance(node, Load):
+        storage = storages.get(node.buffer)
+        if storage is None:
+            raise Fault(f"buffer {node.buffer.name} is neither a parameter nor allocated")
+        if node.dtype is not i64:
+            return storage.read
+        read = storage.read
+        return lambda *i: _python_int(read(*i))
+    assert isinstance(node, Op)
+    if node.op == "cast":
+        return _cast(node.dtype)
+    if node.op in _TRANSCENDENTAL:
+        return _rounded(_TRANSCENDENTAL[node.op])
+    return _DIRECT[node.op]
+
+
+def _python_int(x: Any) -> Any:
+    return x if isinstance(x, np.ndarray) else int(x)
+
+
+def _cast(dtype: DType) -> Callable[[Any], Any]:
+    target = dtype.numpy
+    if dtype is i64:
+        return lambda x: x.astype(target) if isinstance(x, np.ndarray) else int(x)
+    return lambda x: x.astype(target) if isinstance(x, np.ndarray) else target.type(x)
+
+
+def _rounded(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        dtype = np.result_type(args[0])
+        result = fn(*(np.asarray(a, np.float64) for a in args))
+        return result.astype(dtype) if isinstance(result, np.ndarray) and result.ndim else dtype.type(result)
+
+    return run
+
+
+def _floordiv(a: Any, b: Any) -> Any:
+    if not np.all(b):
+        raise Fault("integer division by zero")
+    return a // b
+
+
+def _floormod(a: Any, b: Any) -> Any:
+    if not np.all(b):
+        raise Fault("integer remainder by zero")
+    return a % b
+
+
+def _select(cond: Any, a: Any, b: Any) -> Any:
+    if isinstance(cond, np.ndarray):
+        return np.where(cond, a, b)
+    return a if cond else b
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return min(a, b) if type(a) is int and type(b) is int else np.minimum(a, b)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return max(a, b) if type(a) is int and type(b) is int else np.maximum(a, b)
+
+
+_erf_each = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf(x: Any) -> Any:
+    return np.asarray(_erf_each(x), np.float64)
+
+
+_TRANSCENDENTAL: Mapping[str, Callable[..., Any]] = {
+    "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": _erf, "pow": np.power, "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+}  # fmt: skip
+
+_DIRECT: Mapping[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "floordiv": _floordiv,
+    "floormod": _floormod,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "not": lambda a: a ^ True,
+    "min": _minimum,
+    "max": _maximum,
+    "select": _select,
+    "abs": np.abs,
+    "floor": np.floor,
+    "rint": np.rint,
+    "fmod": np.fmod,
+}

@@ -1,0 +1,396 @@
+"""The NumPy interpreter for graph functions: operators through their own evaluation, tensor functions through `run_prim`,
+library and host routines through callables that are passed in. Every value is checked against its annotation, so a wrong
+deduction shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import DeduceError, UserError, VerifyError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import DType, bool_, dtype
+from relax_tune.ir.core.expr import Expr, as_int, const, free_vars
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Body,
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Constant,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+)
+from relax_tune.ir.core.struct_info import (
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    TupleInfo,
+)
+from relax_tune.ir.deduce.deduce import infer_value, info_of, signature
+from relax_tune.ir.deduce.relations import differences, info_dims, is_base, solve
+from relax_tune.ir.interp.interp import run_prim
+from relax_tune.ir.interp.interp_expr import Env, Fault, Tape
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.text.printer import excerpt
+
+Array = NDArray[Any]
+Result = Any
+"""An array, a shape as a tuple of ints, a scalar, a graph function as a `FunctionRef`, or a tuple of results."""
+
+Library = Callable[[Sequence[Array], Sequence[Array], Sequence[int]], None]
+"""A library routine: inputs, outputs to fill, integer arguments."""
+
+Host = Callable[..., Any]
+"""A host routine: the arguments, and what it gives."""
+
+MAX_DEPTH = 100
+"""Calls of graph functions inside one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """What the module does not hold itself."""
+
+    libraries: Mapping[str, Library] = field(default_factory=dict)
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+
+
+def run_function(
+    module: IRModule,
+    name: str,
+    args: Sequence[Result],
+    libraries: Mapping[str, Library] | None = None,
+    hosts: Mapping[str, Host] | None = None,
+) -> Result:
+    """The result of the graph function `name` of `module` on `args`.
+
+    libraries: what `call_dps_library` calls, by routine. hosts: what `call_host` calls, by routine.
+
+    Raises:
+        UserError: an argument, a declared bound, a match_cast or a run-time check that does not hold; names the function, the
+            value, the dim, the wanted and the found.
+        VerifyError: a value that is not what its annotation says, or a tensor function that misbehaves.
+    """
+    return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {})).run(args)
+
+
+def _graph(module: IRModule, name: str) -> Function:
+    found = module.functions.get(name)
+    if not isinstance(found, Function):
+        known = ", ".join(n for n, f in module.functions.items() if isinstance(f, Function)) or "none"
+        raise UserError(f"wanted a graph function called {name!r}; the module has {known}")
+    return found
+
+
+class _Run:
+    def __init__(self, module: IRModule, f: Function, given: _Outside, depth: int = 0) -> None:
+        self.module = module
+        self.f = f
+        self.given = given
+        self.depth = depth
+        self.symbols: Env = {}
+        self.values: dict[GVar, Result] = {}
+        self.deduction = env_of(module.bounds)
+
+    def run(self, args: Sequence[Result]) -> Result:
+        params = self.f.params
+        if len(args) < len(params):
+            p = params[len(args)]
+            raise UserError(f"{self.f.name}: parameter {p.name}: wanted {p.info!r}, found no argument")
+        if len(args) > len(params):
+            raise UserError(f"{self.f.name}: wanted {len(params)} arguments, found {len(args)}")
+        # symbols of every parameter first: a later parameter may bind what an earlier one computes with
+        self.bind([p.info for p in params], args)
+        for p, a in zip(params, args, strict=True):
+            self.match(p.info, a, f"{self.f.name}: parameter {p.name}")
+        self.check_bounds(self.f.name)
+        self.values.update(zip(params, args, strict=True))
+        for binding in self.f.bindings:
+            self.values[binding.var] = self.binding(binding)
+        result = self.value(self.f.ret)
+        undecided = any(d.proof is not Proof.NO for d in differences(self.f.ret_info, info_of(self.f.ret)))
+        self.agree(self.f.ret_info, result, "the result", self.f.ret, UserError if undecided else VerifyError)
+        return result
+
+    # annotations
+
+    def bind(self, infos: Sequence[StructInfo], args: Sequence[Result]) -> None:
+        """Give the new symbols of annotations the values that the arguments determine."""
+        found = solve(CallableInfo(tuple(infos), ObjectInfo()), [describe_info(i, a) for i, a in zip(infos, args)])
+        for var, size in found.items():
+            number = None if size is None else as_int(size)
+            if number is not None:
+                self.symbols.setdefault(var, number)
+
+    def check_bounds(self, where: str) -> None:
+        for var, value in self.symbols.items():
+            lower, upper = self.deduction.bounds.get(var, (const(0), None))
+            least, most = as_int(lower), None if upper is None else as_int(upper)
+            if value < (least or 0) or (most is not None and value > most):
+                limits = f"{least} <= {var.name}" + ("" if most is None else f" <= {most}")
+                raise UserError(f"{where}: wanted {limits}, found {var.name} = {value}")
+
+    def match(self, info: StructInfo, value: Result, where: str) -> None:
+        """Require all that `info` says, as far as its symbols have values. Raises UserError."""
+        if isinstance(info, TupleInfo):
+            if not isinstance(value, tuple) or len(value) != len(info.fields):
+                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
+            for i, (part, v) in enumerate(zip(info.fields, value, strict=True)):
+                self.match(part, v, f"{where}, field {i}")
+        elif isinstance(info, TensorInfo):
+            if not isinstance(value, np.ndarray):
+                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
+            if info.ndim is not None and value.ndim != info.ndim:
+                raise UserError(
+                    f"{where}: wanted {info!r} with {info.ndim} dims, found {value.ndim} dims {value.shape}"
+                )
+            if info.dtype is not None and value.dtype != info.dtype.numpy:
+                raise UserError(f"{where}: wanted {info!r} of {info.dtype.name}, found {value.dtype}")
+            self.dims(info.shape, value.shape, info, where)
+        elif isinstance(info, ShapeInfo):
+            if not is_shape(value) or (info.ndim is not None and len(value) != info.ndim):
+                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
+            self.dims(info.values, value, info, where)
+        elif isinstance(info, PrimInfo):
+            self.scalar(info, value, where)
+        elif isinstance(info, CallableInfo):
+            if not isinstance(value, FunctionRef):
+                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
+            real = signature(_graph(self.module, value.name))
+            if is_base(info, real, self.deduction) is Proof.NO:
+                raise UserError(f"{where}: wanted {info!r}, found {value.name}, which is {real!r}")
+
+    def scalar(self, info: PrimInfo, value: Result, where: str) -> None:
+        kind = scalar_dtype(value)
+        if kind is None or kind.is_float is not info.dtype.is_float or (kind is bool_) is not (info.dtype is bool_):
+            raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
+        if info.value is not None and all(v in self.symbols for v in free_vars(info.value)):
+            wanted = self.number(info.value)
+            if wanted != value:
+                raise UserError(f"{where}: wanted {info!r} equal to {wanted}, found {value}")
+
+    def dims(self, dims: Sequence[Expr] | None, found: Sequence[int], info: StructInfo, where: str) -> None:
+        for axis, (dim, size) in enumerate(zip(dims or (), found)):
+            if all(v in self.symbols for v in free_vars(dim)):
+                wanted = self.number(dim)
+                if wanted != size:
+                    raise UserError(
+                        f"{where}: wanted {info!r} with dim {axis} ({dim!r}) equal to {wanted}, "
+                        f"found {size} (shape {tuple(found)})"
+                    )
+
+    def agree(
+        self, info: StructInfo, value: Result, what: str, node: object, kind: type[Exception] = VerifyError
+    ) -> None:
+        """`value` is what its annotation says; deduction or a pass is wrong where it is not."""
+        try:
+            self.match(info, value, f"{self.f.name}: {what}")
+        except UserError as e:
+            raise kind(f"{e}\n{excerpt(self.f, node)}") from None
+
+    def number(self, e: Expr) -> int:
+        try:
+            return int(self.compute(e))
+        except Fault as fault:
+            raise UserError(f"{self.f.name}: {e!r}: {fault}") from None
+
+    def compute(self, e: Expr) -> Any:
+        return Tape((e,), {}).run(self.symbols)[0]
+
+    # values
+
+    def binding(self, b: AnyBinding) -> Result:
+        value = self.value(b.value, b)
+        if isinstance(b, MatchCast):
+            name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
+            try:
+                self.bind([b.info], [value])
+                self.match(b.info, value, f"{self.f.name}: match_cast of {name}")
+                self.check_bounds(f"{self.f.name}: match_cast of {name}")
+            except UserError as e:
+                raise UserError(f"{e}\n{excerpt(self.f, b)}") from None
+        try:
+            self.agree(b.var.info, value, f"value {b.var.name}", b, UserError)
+        except UserError as e:
+            if self.says_more(b):
+                raise
+            raise VerifyError(str(e)) from None
+        return value
+
+    def says_more(self, b: AnyBinding) -> bool:
+        """The annotation of a binding claims what deduction leaves open."""
+        if isinstance(b, MatchCast):
+            return False
+        found = infer_value(b.value, Deduction(self.deduction))
+        return {d.proof for d in differences(b.var.info, found, self.deduction)} == {Proof.UNKNOWN}
+
+    def value(self, v: Value, at: object = None) -> Result:
+        if isinstance(v, GVar):
+            return self.values[v]
+        if isinstance(v, Constant):
+            return self.module.constants[v.name]
+        if isinstance(v, ShapeValue):
+            return tuple(self.number(d) for d in v.values)
+        if isinstance(v, PrimValue):
+            return self.compute(v.value)
+        if isinstance(v, FunctionRef):
+            return v
+        if isinstance(v, TupleValue):
+            return tuple(self.value(f, at) for f in v.fields)
+        if isinstance(v, TupleItem):
+            return self.value(v.value, at)[v.index]
+        if isinstance(v, If):
+            return self.branch(v)
+        args = [self.value(a, at) for a in v.args]
+        if isinstance(v, CallFunction):
+            return self.call(v, args, at)
+        if isinstance(v, CallHost):
+            return self.host(v, args)
+        return self.operator(v, args, at) if isinstance(v, Call) else self.destination(v, args, at)
+
+    def branch(self, v: If) -> Result:
+        """One side; what it binds ends with it."""
+        side: Body = v.then if bool(self.value(v.cond)) else v.orelse
+        values, symbols = dict(self.values), dict(self.symbols)
+        for b in side.bindings:
+            self.values[b.var] = self.binding(b)
+        result = self.value(side.ret)
+        self.values, self.symbols = values, symbols
+        return result
+
+    def call(self, v: CallFunction, args: Sequence[Result], at: object) -> Result:
+        target = self.value(v.callee)
+        assert isinstance(target, FunctionRef)
+        if self.depth >= MAX_DEPTH:
+            raise UserError(
+                f"{self.f.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call of {target.name}"
+            )
+        try:
+            return _Run(self.module, _graph(self.module, target.name), self.given, self.depth + 1).run(args)
+        except UserError as e:
+            where = f"\n{excerpt(self.f, at)}" if self.depth < 3 else ""
+            raise UserError(f"{e}{where}") from None
+
+    def host(self, v: CallHost, args: Sequence[Result]) -> Result:
+        routine = self.given.hosts.get(v.routine)
+        if routine is None:
+            known = ", ".join(self.given.hosts) or "none"
+            raise UserError(f"{self.f.name}: wanted the host routine {v.routine!r}; given: {known}")
+        return routine(*args)
+
+    def operator(self, call: Call, args: Sequence[Any], at: object) -> Result:
+        if not isinstance(call.op, OperatorSpec):
+            raise VerifyError(f"{self.f.name}: wanted an operator with a meaning, found {call.op!r}")
+        self.undecided(call, at)
+        op = call.op.substituted({s: const(n) for s, n in self.symbols.items()})
+        try:
+            op.infer([actual_info(a) for a in args], Deduction())  # what annotations left open, by the values
+            return op.evaluate(args)
+        except DeduceError as e:
+            raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
+
+    def undecided(self, call: Call | CallTIR | CallDPSLibrary, at: object) -> None:
+        """What deduction leaves to run time, decided with the symbols' values. Raises UserError, VerifyError."""
+        deduction = Deduction(self.deduction)
+        try:
+            info = infer_value(call, deduction)
+        except DeduceError as e:
+            raise VerifyError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
+        for d in info_dims(info) or ():  # one that divides by 0 has no value
+            if all(s in self.symbols for s in free_vars(d)):
+                self.number(d)
+        for check in deduction.checks:
+            if all(s in self.symbols for s in free_vars(check.cond, *check.values)) and not self.number(check.cond):
+                found = check.text([self.number(x) for x in check.values])
+                raise UserError(f"{self.f.name}: {found}\n{excerpt(self.f, at)}")
+
+    def destination(self, call: CallTIR | CallDPSLibrary, args: Sequence[Any], at: object) -> Result:
+        self.undecided(call, at)
+        outs: list[Array] = []
+        for info in call.out:
+            if info.shape is None or info.dtype is None:
+                raise VerifyError(f"{self.f.name}: wanted a full annotation for an output, found {info!r}")
+            outs.append(np.zeros([self.number(d) for d in info.shape], info.dtype.numpy))
+        scalars = [self.number(s) for s in call.scalars]
+        for number, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
+            if at is not None and args[at].shape != outs[number].shape:
+                raise UserError(
+                    f"{self.f.name}: output {number} in place of argument {at}: wanted shape {outs[number].shape}, "
+                    f"found {args[at].shape}"
+                )
+        if isinstance(call, CallTIR):
+            run_prim(self.module.prim(call.callee), [*args, *outs], scalars)
+        else:
+            routine = self.given.libraries.get(call.routine)
+            if routine is None:
+                known = ", ".join(self.given.libraries) or "none"
+                raise UserError(f"{self.f.name}: wanted the library routine {call.routine!r}; given: {known}")
+            routine(args, outs, scalars)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def is_shape(value: Result) -> bool:
+    return isinstance(value, tuple) and all(isinstance(d, (int, np.integer)) for d in value)
+
+
+def scalar_dtype(value: Result) -> DType | None:
+    """The element type of a scalar, None for anything else."""
+    if isinstance(value, (bool, int, float, np.generic)):
+        return dtype(np.asarray(value).dtype)
+    return None
+
+
+def actual_info(value: Result) -> StructInfo:
+    """The annotation of a value, all of it known."""
+    if isinstance(value, np.ndarray):
+        return TensorInfo(tuple(const(d) for d in value.shape), dtype(value.dtype))
+    if is_shape(value):
+        return ShapeInfo(tuple(const(int(d)) for d in value))
+    if isinstance(value, tuple):
+        return TupleInfo(tuple(map(actual_info, value)))
+    kind = scalar_dtype(value)
+    return ObjectInfo() if kind is None else PrimInfo(kind)
+
+
+def describe_info(info: StructInfo, value: Result) -> StructInfo:
+    """The annotation of a value in numbers, as far as `info` asks for dims."""
+    if isinstance(info, TensorInfo) and isinstance(value, np.ndarray):
+        return TensorInfo(tuple(const(d) for d in value.shape), None)
+    if isinstance(info, ShapeInfo) and is_shape(value):
+        return ShapeInfo(tuple(const(int(d)) for d in value))
+    if isinstance(info, PrimInfo) and isinstance(value, (int, np.integer)):
+        return PrimInfo(info.dtype, const(int(value)))
+    if isinstance(info, TupleInfo) and isinstance(value, tuple):
+        return TupleInfo(tuple(describe_info(i, v) for i, v in zip(info.fields, value)))
+    return ObjectInfo()
+
+
+def describe(value: object) -> str:
+    """A value in an error message."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} with shape {value.shape}"
+    if isinstance(value, FunctionRef):
+        return f"the function {value.name}"
+    if scalar_dtype(value) is not None:
+        return f"the number {value}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")

@@ -1,0 +1,1 @@
+"""Inlining, outlining of subgraphs, shapes known only at run time."""

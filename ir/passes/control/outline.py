@@ -1,0 +1,336 @@
+"""Functions that branch, call or depend on data, cut into straight parts and what drives them (paper section 3.1).
+
+A part is a graph function of its own: tensor operations only, every dim over symbols that its parameters determine. What remains of
+a function calls its parts and does the rest itself: branches, calls, side effects, shapes, tuples, casts, sizes that depend on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.core.expr import Var, free_vars
+from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    Body,
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Constant,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+    callees,
+    into_blocks,
+    is_impure,
+    operands,
+)
+from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.deduce import info_of, signature
+from relax_tune.ir.deduce.relations import info_symbols, is_known, tensor_dims
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.movement import VIEWS
+from relax_tune.ir.op.shapes import ShapeOperator
+from relax_tune.ir.passes.control.runtime_shapes import UndecidedWalk
+from relax_tune.ir.rewrite.emitter import replace_operands, used_vars
+from relax_tune.ir.text.printer import excerpt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutModule:
+    """`module` holds the straight `parts` and the `drivers` that call them; both are names of graph functions."""
+
+    module: IRModule
+    drivers: tuple[str, ...]
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """`roots`, and what they come to call without its being put in place, become drivers; their tensor operations become parts.
+
+    The module means what it did. Raises BuildError, showing the place, for an operator on a tensor whose rank or element type only
+    a run knows, DeduceError for what can never fit."""
+
+    roots: tuple[str, ...] = ("main",)
+
+    def __call__(self, module: IRModule) -> IRModule:
+        return self.run(module).module
+
+    def run(self, module: IRModule) -> CutModule:
+        functions: dict[str, AnyFunction] = {n: f for n, f in module.functions.items() if not isinstance(f, Function)}
+        whole: dict[str, Function] = {}
+        bounds: list[Bound] = list(module.bounds)
+        recursive = _recursive(module)
+        todo = list(reversed(self.roots))
+        while todo:
+            name = todo.pop()
+            f = module.functions[name]
+            if name in whole or not isinstance(f, Function):
+                continue
+            walk = UndecidedWalk(module, recursive)
+            whole[name] = walk.root(f, f.params)
+            bounds += walk.bounds
+            todo += reversed(callees(whole[name]))
+        functions.update(whole)
+        parts: list[str] = []
+        for name, f in whole.items():
+            cutter = _Cutter(f, functions)
+            functions[name] = cutter.function()
+            parts += cutter.parts
+        return CutModule(replace(module, functions=functions, bounds=tuple(bounds)), tuple(whole), tuple(parts))
+
+
+def _recursive(module: IRModule) -> frozenset[str]:
+    """The functions that come to call themselves."""
+    calls = {n: callees(f) for n, f in module.functions.items() if isinstance(f, Function)}
+    found = set[str]()
+    for name in calls:
+        seen, stack = set[str](), list(calls[name])
+        while stack:
+            callee = stack.pop()
+            if callee not in seen:
+                seen.add(callee)
+                stack += calls.get(callee, ())
+        if name in seen:
+            found.add(name)
+    return frozenset(found)
+
+
+def is_straight(f: Function) -> bool:
+    """Whether a function is a line of operators on tensors of known dims, that is, one part by itself."""
+    if not all(is_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
+        return False
+    stays = (If, CallFunction, CallHost, ShapeValue, PrimValue, FunctionRef)
+    computed = [b for b in f.bindings if not _asserts(b)]
+    for v in (x for b in computed for x in (b.value, *operands(b.value))):
+        if isinstance(v, stays) or (isinstance(v, Call) and isinstance(v.op, ShapeOperator)):
+            return False
+    return not any(isinstance(b, MatchCast) and not isinstance(info_of(b.value), TensorInfo) for b in computed)
+
+
+def _asserts(b: AnyBinding) -> bool:
+    """Whether a binding only says what holds of symbols: that is a check, once its function is put in place."""
+    return isinstance(b, MatchCast) and isinstance(b.value, (ShapeValue, PrimValue))
+
+
+def _tensors(info: StructInfo) -> bool:
+    """Nothing but tensors, also inside tuples."""
+    return all(map(_tensors, info.fields)) if isinstance(info, TupleInfo) else isinstance(info, TensorInfo)
+
+
+def value_symbols(value: Value) -> Iterator[Var]:
+    """The symbols a value speaks of, with those inside branches; some more than once."""
+    if isinstance(value, Call) and isinstance(value.op, OperatorSpec):
+        yield from value.op.symbols()
+    elif isinstance(value, (CallTIR, CallDPSLibrary)):
+        yield from free_vars(*value.scalars)
+        yield from (v for o in value.out for v in info_symbols(o))
+    elif isinstance(value, CallHost):
+        yield from info_symbols(value.out)
+    elif isinstance(value, ShapeValue):
+        yield from free_vars(*value.values)
+    elif isinstance(value, PrimValue):
+        yield from free_vars(value.value)
+    elif isinstance(value, If):
+        yield from value_symbols(value.cond)
+        for side in (value.then, value.orelse):
+            yield from (v for b in side.bindings for v in binding_symbols(b))
+            yield from value_symbols(side.ret)
+        return
+    for v in operands(value):
+        yield from value_symbols(v)
+
+
+def binding_symbols(b: AnyBinding) -> Iterator[Var]:
+    """The symbols a binding speaks of."""
+    yield from value_symbols(b.value)
+    yield from info_symbols(b.var.info)
+    if isinstance(b, MatchCast):
+        yield from info_symbols(b.info)
+
+
+@dataclass(slots=True)
+class _Line:
+    """One line of bindings being cut: what is done (`out`), tensor steps that become the next part (`region`), and what waits for
+    them (`after`)."""
+
+    readers: dict[GVar, list[AnyBinding | None]]
+    out: list[AnyBinding] = field(default_factory=list)
+    region: list[AnyBinding] = field(default_factory=list)
+    after: list[AnyBinding] = field(default_factory=list)
+    made: dict[GVar, AnyBinding] = field(default_factory=dict)
+    waiting: set[GVar | Var] = field(default_factory=set)
+
+
+class _Cutter:
+    """Cuts one function; the parts it makes go into `functions`."""
+
+    def __init__(self, f: Function, functions: dict[str, AnyFunction]) -> None:
+        self.f, self.functions = f, functions
+        self.parts: list[str] = []
+        self.names = {p.name for p in f.params}
+        self.symbols: set[Var] = {v for p in f.params for v in info_symbols(p.info)}
+
+    def function(self) -> Function:
+        bindings = self.body(self.f)
+        return replace(self.f, blocks=into_blocks(bindings))
+
+    def body(self, body: Function | Body) -> list[AnyBinding]:
+        bindings = _live(body)
+        self.names.update(b.var.name for b in bindings)
+        line = _Line({})
+        for b in bindings:
+            for v in used_vars(b.value):
+                line.readers.setdefault(v, []).append(b)
+        for v in used_vars(body.ret):
+            line.readers.setdefault(v, []).append(None)
+        for b in bindings:
+            self.binding(b, line)
+        self.flush(line)
+        return line.out
+
+    def binding(self, b: AnyBinding, line: _Line) -> None:
+        uses = used_vars(b.value)
+        inside = any(v in line.made for v in uses)
+        late = not line.waiting.isdisjoint((*uses, *binding_symbols(b)))
+        new = [v for v in info_symbols(b.info) if v not in self.symbols] if isinstance(b, MatchCast) else []
+        if self.is_step(b, inside, bool(new)):
+            if late:
+                self.flush(line)
+            line.region.append(b)
+            line.made[b.var] = b
+            return
+        if isinstance(b.value, If):
+            known = set(self.symbols)
+            sides = []
+            for side in (b.value.then, b.value.orelse):
+                sides.append(Body(into_blocks(self.body(side)), side.ret))
+                self.symbols = set(known)
+            b = replace(b, value=If(b.value.cond, sides[0], sides[1]))
+        self.symbols.update(new)
+        if is_impure(b.value):
+            self.flush(line)
+            line.out.append(b)
+        elif inside or late:
+            line.after.append(b)
+            line.waiting.update((b.var, *new))
+        else:
+            line.out.append(b)
+
+    def is_step(self, b: AnyBinding, inside: bool, binds: bool) -> bool:
+        """Whether a binding belongs into a part. Raises BuildError for a tensor operation that cannot be lowered."""
+        value = b.value
+        if isinstance(b, MatchCast):
+            return inside and not binds and is_known(info_of(value)) and is_known(b.info)
+        if isinstance(value, TupleItem):
+            return inside
+        if isinstance(value, Call) and isinstance(value.op, VIEWS) and not inside:
+            (x,) = value.args
+            return isinstance(x, Constant)
+        operator = isinstance(value, Call) and not isinstance(value.op, ShapeOperator)
+        if not operator and not isinstance(value, (CallTIR, CallDPSLibrary)):
+            return False
+        fields = b.var.info.fields if isinstance(b.var.info, TupleInfo) else (b.var.info,)
+        if all(map(is_known, (*map(info_of, operands(value)), *fields))):
+            return True
+        what = value.op.name if isinstance(value, Call) and isinstance(value.op, OperatorSpec) else "the call"
+        raise BuildError(
+            f"{self.f.name}: {b.var.name}: wanted known dims and dtypes to lower {what}, found arguments "
+            f"{[info_of(a) for a in operands(value)]!r} and result {b.var.info!r}; add a match_cast\n{excerpt(self.f, b)}"
+        )
+
+    def flush(self, line: _Line) -> None:
+        """What is waiting to be a part becomes one, and what waited for it follows."""
+        if line.region:
+            self.part(line)
+        line.out += line.after
+        line.region, line.after, line.made, line.waiting = [], [], {}, set()
+
+    def part(self, line: _Line) -> None:
+        """A function of the tensor steps, its call, and the tuples of its results that somebody reads."""
+        inside = set(map(id, line.region))
+        results: list[GVar] = []
+        tuples: list[AnyBinding] = []
+        for b in tuple(line.region):
+            if all(id(r) in inside for r in line.readers.get(b.var, ())):
+                continue
+            if not isinstance(b.var.info, TupleInfo):
+                results.append(b.var)
+                continue
+            items = [GVar(self.fresh(b.var.name), info) for info in b.var.info.fields]
+            line.region += [Binding(v, TupleItem(b.var, i)) for i, v in enumerate(items)]
+            tuples.append(Binding(b.var, TupleValue(tuple(items))))
+            results += items
+        if results or any(isinstance(b, MatchCast) for b in line.region):
+            line.out += self.call(line.region, tuple(results))
+        line.out += tuples
+
+    def call(self, steps: Sequence[AnyBinding], results: tuple[GVar, ...]) -> list[AnyBinding]:
+        """The part made of `steps` goes into the module; the bindings that call it."""
+        own = {b.var for b in steps}
+        outer = tuple(dict.fromkeys(v for b in steps for v in used_vars(b.value) if v not in own))
+        symbols = dict.fromkeys(v for b in steps for v in binding_symbols(b))
+        alone = {d for p in outer for d in tensor_dims(p.info) if isinstance(d, Var)}
+        sizes = tuple(v for v in (*symbols, *_symbols(outer)) if v not in alone)
+        sizes = tuple(dict.fromkeys(sizes))
+        mapping: dict[Value, Value] = {v: GVar(v.name, v.info) for v in (*outer, *(b.var for b in steps))}
+        params = [p for v in outer if isinstance(p := mapping[v], GVar)]
+        if sizes:
+            params.append(GVar(self.fresh("sizes"), ShapeInfo(sizes)))
+        body = [_renamed(b, mapping) for b in steps]
+        made = tuple(mapping[v] for v in results)
+        ret: Value = made[0] if len(made) == 1 else TupleValue(made)
+        name = self.part_name()
+        part = Function(name, tuple(params), into_blocks(body), ret, info_of(ret))
+        self.functions[name] = part
+        self.parts.append(name)
+        given: tuple[Value, ...] = (*outer, ShapeValue(sizes)) if sizes else outer
+        call = CallFunction(FunctionRef(name, signature(part)), given)
+        if len(results) == 1:
+            return [Binding(results[0], call)]
+        together = GVar(self.fresh(name), TupleInfo(tuple(v.info for v in results)))
+        return [Binding(together, call), *(Binding(v, TupleItem(together, i)) for i, v in enumerate(results))]
+
+    def fresh(self, hint: str) -> str:
+        self.names.add(name := unused(hint, self.names))
+        return name
+
+    def part_name(self) -> str:
+        i = len(self.parts)
+        while (name := f"{self.f.name}_part{i}") in self.functions:
+            i += 1
+        return name
+
+
+def _live(body: Function | Body) -> list[AnyBinding]:
+    """The bindings whose value is read, or that do more than compute it."""
+    live, kept = set(used_vars(body.ret)), list[AnyBinding]()
+    for b in reversed(body.bindings):
+        if b.var in live or isinstance(b, MatchCast) or is_impure(b.value):
+            kept.append(b)
+            live.update(used_vars(b.value))
+    return kept[::-1]
+
+
+def _renamed(b: AnyBinding, mapping: Mapping[Value, Value]) -> AnyBinding:
+    var = mapping[b.var]
+    assert isinstance(var, GVar)
+    return replace(b, var=var, value=replace_operands(b.value, mapping))
+
+
+def _symbols(values: Iterable[GVar]) -> Iterator[Var]:
+    return (v for x in values for v in info_symbols(x.info))

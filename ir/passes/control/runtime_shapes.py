@@ -1,0 +1,105 @@
+"""Functions as `Inline` leaves them, except that everything a run decides stays where it is decided.
+
+A program that branches cannot check everything when it is called: what a side of a branch or a callee asks for is asked when it is
+reached, and the dims of a value that depend on data have names from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from relax_tune.ir.core.expr import Expr, Var, free_vars
+from relax_tune.ir.core.function import Bound, IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Constant, Function, GVar, MatchCast, Value
+from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo
+from relax_tune.ir.deduce.deduce import info_of, require_bounds, signature
+from relax_tune.ir.deduce.relations import check_annotation, info_symbols, solve
+from relax_tune.ir.op.base import Deduction
+from relax_tune.ir.passes.control.inline_walk import Frame, Walk
+
+
+class UndecidedWalk(Walk):
+    """One function rebuilt with calls put in place, its checks left in it as match_casts and calls, and every dim of a tensor of
+    known rank a symbol: `bounds` are those of new symbols."""
+
+    def __init__(self, module: IRModule, recursive: Collection[str]) -> None:
+        super().__init__(module)
+        self.recursive = recursive
+        self.declared = {b.var: b for b in module.bounds}
+        self.bounds: list[Bound] = []
+        self.symbols: set[str] = set()
+
+    def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: Frame) -> tuple[GVar, ...]:
+        """The parameters with every dim named; nothing is solved for, since a run does that."""
+        infos = [p.info for p in sharper]
+        frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
+        self.symbols.update(v.name for v in frame.meaning)
+        params = tuple(self.named(p) for p in sharper)
+        frame.values.update({p: q for p, q in zip(f.params, params, strict=True) if p is not q})
+        return params
+
+    def named(self, v: GVar) -> GVar:
+        info = self.with_dims(v.info, v.name)
+        return v if info is v.info else GVar(v.name, info)
+
+    def with_dims(self, info: StructInfo, hint: str) -> StructInfo:
+        """A tensor of known rank with a new symbol for each dim."""
+        if not isinstance(info, TensorInfo) or info.shape is not None or info.ndim is None:
+            return info
+        return TensorInfo(tuple(self.own(Var(f"{hint}_{axis}"), True) for axis in range(info.ndim)), info.dtype)
+
+    def own(self, v: Var, again: bool) -> Var:
+        """A symbol under a name that no other symbol of the function has, with the bounds of `v`."""
+        self.symbols.add(name := unused(v.name, self.symbols))
+        if name == v.name and not again:
+            return v
+        fresh = Var(name, v.dtype)
+        if v in self.declared:
+            self.bounds.append(replace(self.declared[v], var=fresh))
+        return fresh
+
+    def emit(self, b: Binding, value: Value, info: StructInfo, frame: Frame) -> None:
+        super().emit(b, value, info, frame)
+        made = frame.values.get(b.var, b.var)
+        assert isinstance(made, GVar)
+        dims = self.with_dims(made.info, made.name)
+        if dims is not made.info:
+            cast = GVar(self.fresh(made.name), dims)
+            self.out.append(MatchCast(cast, made, dims))
+            frame.values[b.var] = cast
+
+    def match_cast(self, b: MatchCast, frame: Frame) -> None:
+        value = self.value(b.value, frame)
+        found = info_of(value)
+        new = [v for v in info_symbols(b.info) if v not in frame.meaning]
+        solved = solve(CallableInfo((b.info,), ObjectInfo()), (found,), self.env)
+        if not any(self.unsure(v, solved[v], frame, b) for v in new):
+            info = self.with_dims(b.info, b.var.name)
+            super().match_cast(b if info is b.info else replace(b, info=info), frame)
+            return
+        known = free_vars(*(frame.meaning[v] for v in info_symbols(b.info) if v not in new))
+        for v in new:
+            frame.meaning[v] = self.own(v, len(self.stack) > 1)
+        info = self.with_dims(self.info(b.info, frame), b.var.name)
+        name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
+        ctx = Deduction(self.env, choices=True)
+        self.guarded(lambda: check_annotation(f"match_cast of {name}", found, info, ctx, known), ctx, frame, b)
+        var = GVar(self.name(b), info)
+        self.out.append(MatchCast(var, value, info))
+        frame.values[b.var] = var
+
+    def stays(self, f: Function, infos: Sequence[StructInfo], b: Binding, frame: Frame) -> bool:
+        if f.name in self.recursive:
+            return True
+        solved = solve(signature(f), infos, self.env)
+        return any(v in self.declared and self.unsure(v, size, frame, b) for v, size in solved.items())
+
+    def unsure(self, v: Var, size: Expr | None, frame: Frame, b: AnyBinding) -> bool:
+        """Whether only a run can tell what `v` is, or that it lies within its bounds."""
+        if size is None:
+            return True
+        asked = Deduction(self.env, choices=True)
+        self.guarded(lambda: require_bounds(b.var.name, {v: size}, asked), asked, frame, b)
+        return bool(asked.checks)

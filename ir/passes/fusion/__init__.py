@@ -1,0 +1,1 @@
+"""Operator fusion on the graph and on the loops, and its reverse."""

@@ -1,0 +1,333 @@
+"""Which calls fuse: the graph side of fusion (paper section 4.2), along post-dominators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.expr import Expr, const, le
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar, all_blocks, all_uses
+from relax_tune.ir.op.base import env_of, product
+from relax_tune.ir.passes.fusion.fuse_tensor import Stage, fuse_stages
+from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks
+from relax_tune.ir.passes.memory.inplace import pinned
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
+from relax_tune.ir.rewrite.pattern_kinds import (
+    Access,
+    PatternKind,
+    is_movement,
+    is_trivial,
+    output_access,
+    pattern_kind,
+    uses_math,
+)
+
+NOWHERE = -1
+"""Post-dominator of a value that the function returns, or that several unrelated values read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One binding of a dataflow block: the positions of what it reads, and its pattern."""
+
+    var: GVar
+    call: CallTIR | None
+    kind: PatternKind
+    reads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FuseOps:
+    """Groups of `call_tir` become one `call_tir` of one merged function each.
+
+    A matmul-like or reducing function takes along what follows elementwise (its tile order kept or permuted); elementwise,
+    broadcasting and injective functions join each other and the reductions that read them; a producer joins a matmul-like
+    function when it only moves values or reads fewer bytes than it writes (unpacking), so that nothing is computed twice. Several
+    products in one function (attention) take such producers, and a cast or permute of their result.
+    Chains end at views, at values with readers outside, and at opaque functions. `max_stages` bounds a group.
+
+    through_columns: a producer of a matmul-like function may also take part of a value, at indices known without reading."""
+
+    max_stages: int = 16
+    through_columns: bool = False
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+        kinds: dict[str, PatternKind] = {}
+        return map_graphs(module, lambda f, table: self._function(f, table, env, kinds))
+
+    def groups(self, module: IRModule, name: str = "main") -> tuple[tuple[GVar, ...], ...]:
+        """The groups of more than one call that the graph function `name` splits into."""
+        func = module.functions[name]
+        assert isinstance(func, Function)
+        table = FunctionTable.of(module.functions)
+        found: list[tuple[GVar, ...]] = []
+        uses, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), pinned(func)
+        for block in all_blocks(func):
+            nodes = _nodes(block, table, {}, fixed)
+            found += [tuple(nodes[i].var for i in g) for g in self._groups(nodes, uses, table) if len(g) > 1]
+        return tuple(found)
+
+    def _function(self, func: Function, table: FunctionTable, env: Env, kinds: dict[str, PatternKind]) -> Function:
+        first: dict[GVar, tuple[Stage, ...]] = {}
+        inner: set[GVar] = set()
+        readers, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), pinned(func)
+        for block in all_blocks(func):
+            nodes = _nodes(block, table, kinds, fixed)
+            for group in self._groups(nodes, readers, table):
+                if len(group) < 2:
+                    continue
+                stages = tuple(_stage(nodes[i], table) for i in group)
+                first[stages[-1].out] = stages
+                inner.update(s.out for s in stages[:-1])
+        if not first:
+            return func
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            if binding.var in inner:
+                return
+            stages = first.get(binding.var)
+            if stages is None:
+                out.keep(binding)
+                return
+            name = "fused_" + "_".join(s.func.name for s in stages)
+            fused = fuse_stages(name, stages, out.env)
+            callee = table.add(fused.closed.func)
+            call = CallTIR(callee, tuple(map(out.value, fused.args)), stages[-1].call.out, fused.closed.scalars)
+            out.bindings.append(Binding(binding.var, call))
+
+        return rewrite_function(func, visit, env)
+
+    def _groups(self, nodes: Sequence[Node], uses: Mapping[GVar, int], table: FunctionTable) -> list[list[int]]:
+        """Positions of each group, in order. uses: how often each variable is read in the whole function."""
+        readers: list[list[int]] = [[] for _ in nodes]
+        for i, node in enumerate(nodes):
+            for r in node.reads:
+                readers[r].append(i)
+        escaping = {n.var for n, own in zip(nodes, readers, strict=True) if uses.get(n.var, 0) > len(own)}
+        dominators = _post_dominators(nodes, readers, escaping)
+        groups = _Groups(nodes)
+        unpacked = {p for p, rs in enumerate(readers) if _unpacked_inside(nodes, p, rs, table)}
+        for rule in (self._epilogue, self._producer):
+            for i in range(len(nodes)):
+                sink = groups.sink(i)
+                if sink != i or dominators[i] == NOWHERE:
+                    continue
+                if dominators[i] in unpacked and not self._all_cheap(groups, nodes, i, table):
+                    continue
+                path = _between(i, dominators[i], readers)
+                if rule(groups, nodes, i, dominators[i], path, table):
+                    members = groups.union((i, *path))
+                    if len(members) <= self.max_stages:
+                        groups.merge(members)
+        return groups.lists()
+
+    def _all_cheap(self, groups: _Groups, nodes: Sequence[Node], i: int, table: FunctionTable) -> bool:
+        """Whether reading through the whole group of `i` costs a product no more than reading its result: each function permutes,
+        unpacks, or moves single elements where that is asked for."""
+
+        def is_cheap(node: Node) -> bool:
+            through = self.through_columns and _reads_one(node, table)
+            return through or _moves(node, table) or _unpacks(node, table)
+
+        return groups.kind(i) <= PatternKind.INJECTIVE and all(is_cheap(nodes[m]) for m in groups.members(i))
+
+    @staticmethod
+    def _epilogue(
+        groups: _Groups, nodes: Sequence[Node], i: int, end: int, path: Sequence[int], table: FunctionTable
+    ) -> bool:
+        """A product or reduction, and elementwise work on its result."""
+        if groups.kind(i) is PatternKind.CHAIN:
+            moves = nodes[end].kind is PatternKind.INJECTIVE and _moves(nodes[end], table)
+            return len(path) == 1 and (moves or _casts(nodes[end], table))
+        if groups.kind(i) not in (PatternKind.OUT_FUSIBLE, PatternKind.REDUCTION):
+            return False
+        tile = {Access.IDENTITY, Access.PERMUTATION}
+        if groups.kind(i) is PatternKind.REDUCTION:
+            tile.discard(Access.PERMUTATION)
+        for p in path:
+            call, inside = nodes[p].call, {i, *path}
+            if call is None or groups.kind(p) > PatternKind.INJECTIVE:
+                return False
+            if nodes[p].kind is PatternKind.INJECTIVE and not _moves(nodes[p], table):
+                return False
+            for position, arg in enumerate(call.args):
+                made_here = any(nodes[q].var is arg for q in inside if q < p)
+                if made_here and output_access(_prim(nodes[p], table), position) not in tile:
+                    return False
+        return len(path) == 1 or not any(_moves(nodes[p], table) for p in path)
+
+    def _producer(
+        self, groups: _Groups, nodes: Sequence[Node], i: int, end: int, path: Sequence[int], table: FunctionTable
+    ) -> bool:
+        """Spatial work, and what reads it."""
+        if groups.kind(i) > PatternKind.INJECTIVE:
+            return False
+        if any(nodes[p].kind > PatternKind.INJECTIVE for p in path[:-1]):
+            return False
+        if any(groups.kind(p) > PatternKind.INJECTIVE for p in path[:-1]):
+            return False
+        kind = nodes[end].kind
+        if kind in (PatternKind.OUT_FUSIBLE, PatternKind.CHAIN):
+            return len(path) == 1 and self._all_cheap(groups, nodes, i, table)
+        if kind is PatternKind.REDUCTION:
+            return True
+        if kind > PatternKind.INJECTIVE:
+            return False
+        # the reader may already be the epilogue of a product: then only what the epilogue reads once per element joins
+        return groups.kind(end) <= PatternKind.INJECTIVE or groups.kind(i) <= PatternKind.BROADCAST
+
+
+class _Groups:
+    """A partition of the nodes in which every part has one sink, its last node."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._of = list(range(len(nodes)))
+        self._members: dict[int, list[int]] = {i: [i] for i in range(len(nodes))}
+
+    def members(self, i: int) -> list[int]:
+        return self._members[self._of[i]]
+
+    def sink(self, i: int) -> int:
+        return self.members(i)[-1]
+
+    def kind(self, i: int) -> PatternKind:
+        return max(self._nodes[m].kind for m in self.members(i))
+
+    def union(self, parts: Iterable[int]) -> list[int]:
+        return sorted({m for p in parts for m in self.members(p)})
+
+    def merge(self, members: Sequence[int]) -> None:
+        for old in {self._of[m] for m in members}:
+            del self._members[old]
+        for m in members:
+            self._of[m] = members[-1]
+        self._members[members[-1]] = list(members)
+
+    def lists(self) -> list[list[int]]:
+        return sorted(self._members.values(), key=lambda g: g[-1])
+
+
+def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind], fixed: frozenset[GVar]) -> list[Node]:
+    at: dict[GVar, int] = {}
+    found: list[Node] = []
+    for i, b in enumerate(block.bindings):
+        call = b.value if isinstance(b, Binding) and isinstance(b.value, CallTIR) else None
+        kind = PatternKind.OPAQUE
+        if call is not None:
+            callee = table.functions[call.callee]
+            assert isinstance(callee, PrimFunc)
+            if callee.outputs == 1 and b.var not in fixed:
+                if call.callee not in kinds:
+                    kinds[call.callee] = pattern_kind(callee)
+                kind = kinds[call.callee]
+        found.append(Node(b.var, call, kind, tuple(at[v] for v in used_vars(b.value) if v in at)))
+        at[b.var] = i
+    return found
+
+
+def _prim(node: Node, table: FunctionTable) -> PrimFunc:
+    assert node.call is not None
+    func = table.functions[node.call.callee]
+    assert isinstance(func, PrimFunc)
+    return func
+
+
+def _stage(node: Node, table: FunctionTable) -> Stage:
+    assert node.call is not None
+    return Stage(node.var, node.call, _prim(node, table))
+
+
+def _moves(node: Node, table: FunctionTable) -> bool:
+    """Whether the function only permutes one tensor."""
+    func = _prim(node, table)
+    blocks = plain_blocks(func)
+    return (
+        blocks is not None
+        and len(blocks) == 1
+        and is_movement(blocks[0])
+        and len(func.input_buffers) == 1
+        and output_access(func, 0) is Access.PERMUTATION
+    )
+
+
+def _casts(node: Node, table: FunctionTable) -> bool:
+    """Whether the function changes the type of every element, and nothing else."""
+    blocks = plain_blocks(_prim(node, table)) if node.kind is PatternKind.ELEMENTWISE else None
+    return blocks is not None and len(blocks) == 1 and is_trivial(blocks[0])
+
+
+def _reads_one(node: Node, table: FunctionTable) -> bool:
+    """Whether every element is one element of one input, wherever that stands."""
+    func = _prim(node, table)
+    blocks = plain_blocks(func)
+    if blocks is None or len(blocks) != 1 or not is_movement(blocks[0]) or len(func.input_buffers) != 1:
+        return False
+    return len(block_loads(blocks[0])) == 1
+
+
+def _unpacked_inside(nodes: Sequence[Node], p: int, readers: Sequence[int], table: FunctionTable) -> bool:
+    """Whether products alone read what `p` unpacks: they do so themselves, and what makes its argument writes that."""
+    products = readers and all(nodes[r].kind is PatternKind.OUT_FUSIBLE for r in readers)
+    return bool(products) and nodes[p].kind is PatternKind.ELEMENTWISE and _unpacks(nodes[p], table)
+
+
+def _unpacks(node: Node, table: FunctionTable) -> bool:
+    """Whether the function reads fewer bytes than it writes, and needs no transcendental function."""
+    func = _prim(node, table)
+    blocks = plain_blocks(func)
+    if blocks is None or len(blocks) != 1 or uses_math(func):
+        return False
+    output = func.output_buffers[0]
+    read = dict.fromkeys(r.buffer for r in block_loads(blocks[0]) if len(r.buffer.shape) >= len(output.shape))
+    if not read:
+        return False
+    # a buffer as large as the output costs its bytes per element; a smaller one (scales of groups) its share of them
+    total: Expr = const(0)
+    for b in read:
+        total = total + product(b.shape) * b.dtype.bytes
+    written = product(output.shape) * output.dtype.bytes
+    fewer = sum(b.dtype.bytes for b in read) < output.dtype.bytes
+    return fewer or prove(le(total * 4, written * 3), Env({v: (0, None) for v in func.symbols})) is Proof.YES
+
+
+def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int]:
+    """Every node on a way from `start` to its post-dominator `end`, `end` last, `start` not among them."""
+    seen: set[int] = set()
+    stack = list(readers[start])
+    while stack:
+        n = stack.pop()
+        if n in seen:
+            continue
+        seen.add(n)
+        if n != end:
+            stack.extend(readers[n])
+    return sorted(seen)
+
+
+def _post_dominators(nodes: Sequence[Node], readers: Sequence[Sequence[int]], escaping: Iterable[GVar]) -> list[int]:
+    """The nearest node that every use of each node leads to; NOWHERE when there is none."""
+    out = set(escaping)
+    found = [NOWHERE] * len(nodes)
+    depth = [0] * len(nodes)
+    for i in range(len(nodes) - 1, -1, -1):
+        if nodes[i].var in out or not readers[i]:
+            continue
+        meet = readers[i][0]
+        for other in readers[i][1:]:
+            while meet != other and NOWHERE not in (meet, other):
+                if depth[meet] > depth[other]:
+                    meet = found[meet]
+                else:
+                    other = found[other]
+            if NOWHERE in (meet, other):
+                meet = NOWHERE
+                break
+        found[i] = meet
+        depth[i] = 0 if meet == NOWHERE else depth[meet] + 1
+    return found

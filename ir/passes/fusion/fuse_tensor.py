@@ -1,0 +1,152 @@
+"""One tensor function out of several: the loop side of fusion (paper section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Load, Var, load, substitute, transform
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
+from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.stmt import Block
+from relax_tune.ir.passes.fusion.plain_loops import block_buffers, block_exprs, block_loads, plain_blocks, with_blocks
+from relax_tune.ir.passes.fusion.symbol_interface import Closed, bind_symbols, close_over, outer_symbols
+from relax_tune.ir.rewrite.emitter import tensor_info
+from relax_tune.ir.rewrite.pattern_kinds import is_trivial, store_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One `call_tir` of a group: what it writes, the call and the function."""
+
+    out: GVar
+    call: CallTIR
+    func: PrimFunc
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The function of a whole group, the values its inputs take, and the scalars of the call."""
+
+    closed: Closed
+    args: tuple[Value, ...]
+
+
+def fuse_stages(name: str, stages: Sequence[Stage], env: Env) -> Fused:
+    """Merge the functions of `stages` (in order; the last one's output is the group's) into one called `name`.
+
+    Values between stages become intermediate buffers; then every spatial block that a single block reads is inlined into
+    it, and a pure permutation at the end becomes the way its producer writes."""
+    held: dict[object, Buffer] = {}
+    inputs: list[Buffer] = []
+    args: list[Value] = []
+    consts: list[Buffer] = []
+    allocs: list[Buffer] = []
+    blocks: list[Block] = []
+    names: set[str] = set()
+
+    def unique(hint: str) -> str:
+        names.add(name := unused(hint, names))
+        return name
+
+    for stage in stages:
+        found = plain_blocks(stage.func)
+        assert found is not None, stage.func.name
+        infos = [tensor_info(a) for a in stage.call.args]
+        symbols = bind_symbols(stage.func, infos, stage.call.out, stage.call.scalars)
+        buffers: dict[Buffer, Buffer] = {}
+        for own, arg in zip(stage.func.input_buffers, stage.call.args, strict=True):
+            key: object = ("constant", arg.name) if isinstance(arg, Constant) else arg
+            if key not in held:
+                held[key] = replace(own, name=unique(own.name), shape=_dims(own, symbols, env))
+                inputs.append(held[key])
+                args.append(arg)
+                if isinstance(arg, Constant):
+                    consts.append(held[key])
+            buffers[own] = held[key]
+        (result,) = stage.func.output_buffers
+        for own in (result, *stage.func.allocs):
+            buffers[own] = replace(own, name=unique(own.name), shape=_dims(own, symbols, env))
+        held[stage.out] = buffers[result]
+        allocs.extend(buffers[own] for own in (*stage.func.allocs, result))
+        outer = {v: symbols[v] for v in outer_symbols(stage.func) if v in symbols}
+        for block in found:
+            blocks.append(block_exprs(block_buffers(block, buffers), lambda e, o=outer: substitute(e, o)))  # type: ignore[misc]
+    output = held[stages[-1].out]
+    allocs.remove(output)
+    blocks = inline(blocks, output)
+    func = PrimFunc(name, (*inputs, output), 1, blocks[0].body, tuple(allocs), tuple(consts))
+    return Fused(close_over(with_blocks(func, blocks), env), tuple(args))
+
+
+def _dims(buffer: Buffer, symbols: Mapping[Var, Expr], env: Env) -> tuple[Expr, ...]:
+    return tuple(simplify(substitute(d, symbols), env) for d in buffer.shape)
+
+
+def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
+    """Inline what can be without computing anything twice; `output` stays."""
+    left = list(blocks)
+    for block in reversed(blocks):
+        if block not in left:
+            continue
+        at = left.index(block)
+        target = block.body.buffer
+        readers = [i for i, b in enumerate(left) if i != at and any(r.buffer is target for r in block_loads(b))]
+        writers = [b for b in left if b.body.buffer is target]
+        axes = store_axes(block)
+        if target is output or block.is_reduction or axes is None or len(writers) != 1 or not readers:
+            continue
+        if len(readers) > 1 and not is_trivial(block):
+            continue
+        for i in readers:
+            left[i] = _inline_into(left[i], target, axes, block.body.value)
+        left.pop(left.index(block))
+    return _write_through(left, output)
+
+
+def _inline_into(reader: Block, target: Buffer, axes: Sequence[Var], value: Expr) -> Block:
+    def swap(e: Expr) -> Expr:
+        return transform(
+            e,
+            lambda x: (
+                substitute(value, dict(zip(axes, x.indices, strict=True)))
+                if isinstance(x, Load) and x.buffer is target
+                else None
+            ),
+        )
+
+    return block_exprs(reader, swap)
+
+
+def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
+    """A last block that only permutes what an earlier block made disappears: the maker writes permuted."""
+    last = blocks[-1]
+    axes, value = store_axes(last), last.body.value
+    if len(blocks) < 2 or last.is_reduction or axes is None or not isinstance(value, Load):
+        return blocks
+    source = value.buffer
+    made = any(b.body.buffer is source for b in blocks[:-1])
+    if not made or len(set(value.indices)) != len(value.indices) or set(value.indices) != set(axes):
+        return blocks
+    where = [value.indices.index(v) for v in axes]
+
+    def order(indices: Sequence[Expr]) -> tuple[Expr, ...]:
+        return tuple(indices[p] for p in where)
+
+    def swap(e: Expr) -> Expr:
+        return transform(
+            e, lambda x: load(output, order(x.indices)) if isinstance(x, Load) and x.buffer is source else None
+        )
+
+    moved: list[Block] = []
+    for b in blocks[:-1]:
+        b = block_exprs(b, swap)
+        if b.body.buffer is source:
+            init = None if b.init is None else replace(b.init, buffer=output, indices=order(b.init.indices))
+            b = replace(b, body=replace(b.body, buffer=output, indices=order(b.body.indices)), init=init)
+        moved.append(b)
+    return moved

@@ -1,0 +1,117 @@
+"""Unscheduled tensor functions as a list of blocks, each under its own plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, load, substitute, transform
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, Store, seq
+
+
+def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
+    """The blocks of `func` in order when nothing is scheduled yet: every block under a perfect nest of serial loops whose
+    variables are, in order, the block's iterators. None otherwise."""
+    found: list[Block] = []
+    for nest in func.body.stmts if isinstance(func.body, Seq) else (func.body,):
+        loops: list[For] = []
+        node: Stmt = nest
+        while isinstance(node, For):
+            loops.append(node)
+            node = node.body
+        if not isinstance(node, Block) or node.predicate is not TRUE or node.role != "compute":
+            return None
+        if tuple(f.var for f in loops) != node.bindings or any(f.kind != "serial" for f in loops):
+            return None
+        if any(f.extent is not i.extent for f, i in zip(loops, node.iters, strict=True)):
+            return None
+        found.append(node)
+    return tuple(found)
+
+
+def with_blocks(func: PrimFunc, blocks: Sequence[Block]) -> PrimFunc:
+    """`func` with other blocks under fresh plain loops; allocations nobody touches are dropped."""
+    names: set[str] = set()
+    body = seq(*(_nest(b, names) for b in blocks))
+    used = {b for block in blocks for b in (*read_buffers(block), block.body.buffer)}
+    return replace(func, body=body, allocs=tuple(a for a in func.allocs if a in used))
+
+
+def _unique(name: str, names: set[str]) -> str:
+    candidate, i = name, 0
+    while candidate in names:
+        i += 1
+        candidate = f"{name}_{i}"
+    names.add(candidate)
+    return candidate
+
+
+def _nest(block: Block, names: set[str]) -> Stmt:
+    name = _unique(block.name, names)
+    iters = tuple(IterVar(Var(i.var.name), i.extent, i.kind) for i in block.iters)
+    block = map_block(block, {old.var: new.var for old, new in zip(block.iters, iters, strict=True)})
+    loops = tuple(Var(_unique(f"{name}_{i.var.name.removeprefix('v')}", names)) for i in iters)
+    body: Stmt = replace(block, name=name, iters=iters, bindings=loops)
+    for var, i in reversed(list(zip(loops, iters, strict=True))):
+        body = For(var, i.extent, body)
+    return body
+
+
+def map_store(store: Store, fn: Callable[[Expr], Expr]) -> Store:
+    return replace(store, indices=tuple(fn(i) for i in store.indices), value=fn(store.value))
+
+
+def map_block(block: Block, mapping: Mapping[Var, Expr]) -> Block:
+    """The block's stores with variables replaced; its iterators keep their variables, extents are replaced too."""
+    return block_exprs(block, lambda e: substitute(e, mapping))
+
+
+def block_exprs(block: Block, fn: Callable[[Expr], Expr]) -> Block:
+    """`fn` on every expression of a plain block: extents, indices and values."""
+    return replace(
+        block,
+        iters=tuple(replace(i, extent=fn(i.extent)) for i in block.iters),
+        body=map_store(block.body, fn),
+        init=None if block.init is None else map_store(block.init, fn),
+    )
+
+
+def block_buffers(block: Block, mapping: Mapping[Buffer, Buffer]) -> Block:
+    """Loads and stores of a plain block pointed at other buffers of the same rank."""
+
+    def swap(e: Expr) -> Expr:
+        return transform(
+            e, lambda x: load(mapping[x.buffer], x.indices) if isinstance(x, Load) and x.buffer in mapping else None
+        )
+
+    block = block_exprs(block, swap)
+    body = replace(block.body, buffer=mapping.get(block.body.buffer, block.body.buffer))
+    init = None if block.init is None else replace(block.init, buffer=body.buffer)
+    return replace(block, body=body, init=init)
+
+
+def block_loads(block: Block) -> tuple[Load, ...]:
+    """Distinct reads of a block's body, those inside indices included."""
+    return all_loads((block.body.value, *block.body.indices))
+
+
+def all_loads(roots: Iterable[Expr]) -> tuple[Load, ...]:
+    seen: dict[Load, None] = {}
+    for root in roots:
+        stack = [root]
+        visited: set[Expr] = set()
+        while stack:
+            e = stack.pop()
+            if e in visited:
+                continue
+            visited.add(e)
+            if isinstance(e, Load):
+                seen.setdefault(e)
+            stack.extend(reversed(e.children))
+    return tuple(seen)
+
+
+def read_buffers(block: Block) -> tuple[Buffer, ...]:
+    return tuple(dict.fromkeys(x.buffer for x in block_loads(block)))

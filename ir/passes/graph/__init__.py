@@ -1,0 +1,1 @@
+"""Passes over graph functions: canonical form, CSE, constant folding, precision, layout."""

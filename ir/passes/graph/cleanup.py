@@ -1,0 +1,183 @@
+"""Small passes: annotations again, constant folding, views that cancel, and what nobody uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    AnyBlock,
+    Binding,
+    Body,
+    Call,
+    CallTIR,
+    Constant,
+    Function,
+    GVar,
+    If,
+    MatchCast,
+    Value,
+    is_impure,
+    nested_values,
+)
+from relax_tune.ir.core.names import unused
+from relax_tune.ir.deduce.deduce import infer_value
+from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
+from relax_tune.ir.text.printer import excerpt
+
+
+@dataclass(frozen=True, slots=True)
+class Deduce:
+    """Annotations deduced again from the parameters on, sharper ones kept. Raises DeduceError."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def visit(out: Emitter, binding: AnyBinding, f: Function) -> None:
+            value = out.value(binding.value)
+            if isinstance(binding, MatchCast):
+                out.keep(binding)
+                return
+            try:
+                info = infer_value(value, Deduction(out.env, choices=True))
+            except DeduceError as error:
+                raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
+            if info == binding.var.info:
+                out.keep(binding)
+                return
+            var = GVar(binding.var.name, info)
+            out.mapping[binding.var] = var
+            out.bindings.append(Binding(var, value))
+
+        return map_graphs(module, lambda f, _: rewrite_function(f, lambda out, b: visit(out, b, f), env))
+
+
+@dataclass(frozen=True, slots=True)
+class CancelViews:
+    """A view of a view is one view, equal views are taken once; a view under the same dims is the value itself."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def function(f: Function, _: FunctionTable) -> Function:
+            sources: dict[GVar, Value] = {}
+
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                value = out.value(binding.value)
+                if not isinstance(value, Call) or not isinstance(value.op, Reshape):
+                    out.keep(binding)
+                    return
+                ctx, source = Deduction(out.env), value.args[0]
+                while isinstance(source, GVar) and source in sources:
+                    source = sources[source]
+                old, new = tensor_info(source).shape, value.op.shape
+                if old is not None and len(old) == len(new) and all(map(ctx.same, old, new)):
+                    out.mapping[binding.var] = source
+                    return
+                sources[binding.var] = source
+                known = out.known.setdefault((source, tuple(ctx.simplify(d) for d in new)), binding.var)
+                if known is not binding.var:
+                    out.mapping[binding.var] = known
+                    return
+                if source is value.args[0]:
+                    out.keep(binding)
+                else:
+                    out.bindings.append(Binding(binding.var, Call(value.op, (source,))))
+
+            return rewrite_function(f, visit, env)
+
+        return map_graphs(module, function)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadCode:
+    """Bindings whose value nobody reads, tensor functions nobody calls and weights nobody names are dropped.
+
+    A match_cast stays: it asserts. So does what has side effects."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        new = map_graphs(module, lambda f, _: self._function(f))
+        called: set[str] = set()
+        named: set[str] = set()
+        for f in new.functions.values():
+            if isinstance(f, Function):
+                for value in nested_values(f):
+                    if isinstance(value, Constant):
+                        named.add(value.name)
+                    elif isinstance(value, CallTIR):
+                        called.add(value.callee)
+        functions = {n: f for n, f in new.functions.items() if not isinstance(f, PrimFunc) or n in called}
+        constants = {n: a for n, a in new.constants.items() if n in named}
+        if len(functions) == len(new.functions) and len(constants) == len(new.constants):
+            return new
+        if not any(isinstance(f, Function) for f in new.functions.values()):
+            return new
+        return replace(new, functions=functions, constants=constants)
+
+    @staticmethod
+    def _function(f: Function) -> Function:
+        blocks = _live(f.blocks, set(used_vars(f.ret)))
+        return f if blocks is f.blocks else replace(f, blocks=blocks)
+
+
+def _live(old: tuple[AnyBlock, ...], live: set[GVar]) -> tuple[AnyBlock, ...]:
+    """The blocks without what nobody reads; `live`, what is read after them, grows by what is read in them."""
+    blocks: list[AnyBlock] = []
+    for block in reversed(old):
+        kept: list[AnyBinding] = []
+        for b in reversed(block.bindings):
+            if b.var in live or isinstance(b, MatchCast) or is_impure(b.value):
+                if isinstance(b.value, If):
+                    sides = [_live_side(side) for side in (b.value.then, b.value.orelse)]
+                    if sides[0] is not b.value.then or sides[1] is not b.value.orelse:
+                        b = replace(b, value=If(b.value.cond, *sides))
+                kept.append(b)
+                live.update(used_vars(b.value))
+        kept.reverse()
+        same = len(kept) == len(block.bindings) and all(a is b for a, b in zip(kept, block.bindings, strict=True))
+        blocks.append(block if same else replace(block, bindings=tuple(kept)))
+    blocks.reverse()
+    return old if all(a is b for a, b in zip(blocks, old, strict=True)) else tuple(blocks)
+
+
+def _live_side(side: Body) -> Body:
+    blocks = _live(side.blocks, set(used_vars(side.ret)))
+    return side if blocks is side.blocks else replace(side, blocks=blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class TidyNames:
+    """Tensor functions are called after their operators, with a number only where two would share a name."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        names: dict[str, str] = {}
+        taken = {n for n, f in module.functions.items() if not isinstance(f, PrimFunc)}
+        for old, f in module.functions.items():
+            if isinstance(f, PrimFunc):
+                names[old] = name = unused(re.sub(r"(_\d+)+(?=_|$)", "", old), taken)
+                taken.add(name)
+        if all(a == b for a, b in names.items()):
+            return module
+        functions: dict[str, AnyFunction] = {}
+        for old, f in module.functions.items():
+            if isinstance(f, PrimFunc):
+                functions[names[old]] = replace(f, name=names[old])
+            elif isinstance(f, Function):
+                functions[old] = rewrite_function(f, lambda out, b: _rename_callee(out, b, names))
+            else:
+                functions[old] = f
+        return replace(module, functions=functions)
+
+
+def _rename_callee(out: Emitter, binding: AnyBinding, names: Mapping[str, str]) -> None:
+    value = out.value(binding.value)
+    if isinstance(binding, Binding) and isinstance(value, CallTIR) and names.get(value.callee, "") != value.callee:
+        out.bindings.append(Binding(binding.var, replace(value, callee=names.get(value.callee, value.callee))))
+    else:
+        out.keep(binding)

@@ -1,0 +1,271 @@
+"""Contiguous dims that are always walked together become one dim (DESIGN 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, const, free_vars, load, mul, transform
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Function
+from relax_tune.ir.core.stmt import Block, IterVar, Store
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.op.base import env_of
+from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.passes.fusion.plain_loops import all_loads, plain_blocks, with_blocks
+from relax_tune.ir.passes.fusion.symbol_interface import Closed, bind_symbols, close_over
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info
+
+Groups = tuple[tuple[int, ...], ...]
+"""Dims of a buffer, in order, each group becoming one dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collapsed:
+    """A function over merged dims; which dims of each parameter merged; what its symbols mean in the old ones."""
+
+    closed: Closed
+    groups: tuple[Groups, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollapseDims:
+    """Functions over (b, n, k) that treat b and n alike become functions over (b*n, k), called through views.
+
+    Two neighbouring dims merge when every block walks them with two neighbouring iterators, of one kind, that it uses for
+    nothing else. A constant last dim (other than 1) stays by itself, so that its size stays known."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+        done: dict[str, Collapsed | None] = {}
+
+        def function(f: Function, table: FunctionTable) -> Function:
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                call = binding.value
+                func = table.functions.get(call.callee) if isinstance(call, CallTIR) else None
+                if not isinstance(call, CallTIR) or not isinstance(func, PrimFunc):
+                    out.keep(binding)
+                    return
+                if call.callee not in done:
+                    done[call.callee] = collapse(func)
+                found = done[call.callee]
+                if found is None or len(call.out) != 1:
+                    out.keep(binding)
+                    return
+                symbols = bind_symbols(func, [tensor_info(a) for a in call.args], call.out, call.scalars)
+                args = []
+                for arg, groups in zip(call.args, found.groups, strict=False):
+                    value = out.value(arg)
+                    info = tensor_info(value)
+                    merged = tuple(simplify(d, env) for d in merge_dims(info.shape or (), groups))
+                    args.append(out.view(value, TensorInfo(merged, info.dtype), "rows"))
+                old = call.out[0]
+                shape = tuple(simplify(d, env) for d in merge_dims(old.shape or (), found.groups[-1]))
+                new = TensorInfo(shape, old.dtype)
+                scalars = tuple(
+                    simplify(transform(e, lambda x: symbols.get(x) if isinstance(x, Var) else None), env)
+                    for e in found.closed.scalars
+                )
+                callee = table.add(found.closed.func)
+                result = CallTIR(callee, tuple(args), (new,), scalars, call.inplace)
+                if shape == old.shape:
+                    out.bindings.append(Binding(binding.var, result))
+                    return
+                var = out.bind(result, new, f"{binding.var.name}_rows")
+                # the same variable: results keep the names that the model gives them
+                out.bindings.append(Binding(binding.var, Call(Reshape(old.shape or ()), (var,))))
+
+            return rewrite_function(f, visit)
+
+        return map_graphs(module, function)
+
+
+def merge_dims(shape: Sequence[Expr], groups: Groups) -> tuple[Expr, ...]:
+    """The products of each group's dims."""
+    merged: list[Expr] = []
+    for group in groups:
+        size = shape[group[0]]
+        for p in group[1:]:
+            size = mul(size, shape[p])
+        merged.append(size)
+    return tuple(merged)
+
+
+Seam = tuple[Buffer, int]
+"""The border between dims `p` and `p + 1` of a buffer."""
+Pair = tuple[Block, Var, Var]
+
+
+def collapse(func: PrimFunc) -> Collapsed | None:
+    """`func` over merged dims, or None when nothing merges."""
+    blocks = plain_blocks(func)
+    if blocks is None:
+        return None
+    seams = _open_seams(func, blocks)
+    if not seams:
+        return None
+    groups = {b: _groups(b, seams) for b in (*func.buffers, *func.allocs)}
+    buffers = {b: replace(b, shape=tuple(simplify(d) for d in merge_dims(b.shape, groups[b]))) for b in groups}
+    merged = replace(
+        func,
+        params=(*(buffers[b] for b in func.buffers), *func.scalar_params),
+        allocs=tuple(buffers[b] for b in func.allocs),
+        consts=tuple(buffers[b] for b in func.consts),
+    )
+    new = [_merge_block(b, _pairs(b, seams), buffers, groups) for b in blocks]
+    return Collapsed(close_over(with_blocks(merged, new), derived=True), tuple(groups[b] for b in func.buffers))
+
+
+def _groups(buffer: Buffer, seams: set[Seam]) -> Groups:
+    found: list[list[int]] = []
+    for p in range(len(buffer.shape)):
+        if p and (buffer, p - 1) in seams:
+            found[-1].append(p)
+        else:
+            found.append([p])
+    return tuple(map(tuple, found))
+
+
+def _accesses(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
+    stores = [block.body] if block.init is None else [block.body, block.init]
+    found = [(s.buffer, s.indices) for s in stores]
+    return found + [(r.buffer, r.indices) for r in all_loads(e for s in stores for e in (s.value, *s.indices))]
+
+
+def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
+    """Iterators that merge with the one after them."""
+    found: dict[Var, Var] = {}
+    for buffer, indices in _accesses(block):
+        for p in range(len(indices) - 1):
+            left, right = indices[p], indices[p + 1]
+            if (buffer, p) in seams and isinstance(left, Var) and isinstance(right, Var):
+                found[left] = right
+    return found
+
+
+def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
+    """Seams along which everything can merge: the largest set in which each one is crossed by mergeable pairs only, and
+    each pair merges at every place it occurs."""
+    crossings: dict[Seam, list[Pair | None]] = {
+        (b, p): [None] if _keeps_last(b, p) else []
+        for b in (*func.buffers, *func.allocs)
+        for p in range(len(b.shape) - 1)
+    }
+    places: dict[Pair, list[Seam]] = {}
+    broken: set[Pair] = set()
+    for block in blocks:
+        extents = {i.var: i for i in block.iters}
+        position = {i.var: p for p, i in enumerate(block.iters)}
+        single = _used_outside_indices(block)
+        accesses = _accesses(block)
+        for buffer, indices in accesses:
+            for p in range(len(indices) - 1):
+                left, right = indices[p], indices[p + 1]
+                pair: Pair | None = None
+                if (
+                    isinstance(left, Var)
+                    and isinstance(right, Var)
+                    and left in extents
+                    and right in extents
+                    and position[right] == position[left] + 1
+                    and extents[left].kind == extents[right].kind
+                    and extents[left].extent is buffer.shape[p]
+                    and extents[right].extent is buffer.shape[p + 1]
+                ):
+                    pair = (block, left, right)
+                    places.setdefault(pair, []).append((buffer, p))
+                crossings[buffer, p].append(pair)
+        for block_pair in [q for q in places if q[0] is block]:
+            _, left, right = block_pair
+            for buffer, indices in accesses:
+                whole = [
+                    p
+                    for p in range(len(indices) - 1)
+                    if (buffer, p) in places[block_pair] and indices[p : p + 2] == (left, right)
+                ]
+                mentions = sum(v in (left, right) for i in indices for v in _mentions(i))
+                if mentions != 2 * len(whole):
+                    broken.add(block_pair)
+            if left in single or right in single:
+                broken.add(block_pair)
+    open_seams = set(crossings)
+    changed = True
+    while changed:
+        changed = False
+        for seam in list(open_seams):
+            if not crossings[seam] or any(q is None or q in broken for q in crossings[seam]):
+                open_seams.discard(seam)
+                changed = True
+        for pair, where in places.items():
+            if pair not in broken and any(s not in open_seams for s in where):
+                broken.add(pair)
+                changed = True
+    return open_seams
+
+
+def _keeps_last(buffer: Buffer, p: int) -> bool:
+    return p + 2 == len(buffer.shape) and isinstance(buffer.shape[-1], Const) and buffer.shape[-1] is not const(1)
+
+
+def _mentions(index: Expr) -> tuple[Var, ...]:
+    """Variables of one index, those inside nested reads left out (a nested read is an access of its own)."""
+    return tuple(_outside_reads((index,)))
+
+
+def _used_outside_indices(block: Block) -> set[Var]:
+    """Iterators whose value is used by itself: in the stored value, or in the extent of another iterator."""
+    stores = [block.body] if block.init is None else [block.body, block.init]
+    return _outside_reads([s.value for s in stores]) | set(free_vars(*(i.extent for i in block.iters)))
+
+
+def _outside_reads(exprs: Sequence[Expr]) -> set[Var]:
+    """Variables of expressions, those inside reads left out."""
+    found: set[Var] = set()
+    stack, seen = list(exprs), set[Expr]()
+    while stack:
+        e = stack.pop()
+        if e in seen or isinstance(e, Load):
+            continue
+        seen.add(e)
+        if isinstance(e, Var):
+            found.add(e)
+        stack.extend(e.children)
+    return found
+
+
+def _merge_block(
+    block: Block, pairs: Mapping[Var, Var], buffers: Mapping[Buffer, Buffer], groups: Mapping[Buffer, Groups]
+) -> Block:
+    dropped = set(pairs.values())
+    iters: list[IterVar] = []
+    for i in block.iters:
+        if i.var in dropped:
+            continue
+        size, var = i.extent, i.var
+        while var in pairs:
+            var = pairs[var]
+            size = mul(size, next(o.extent for o in block.iters if o.var is var))
+        iters.append(replace(i, extent=simplify(size)))
+
+    def indices(buffer: Buffer, old: Sequence[Expr]) -> tuple[Expr, ...]:
+        return tuple(old[g[0]] for g in groups[buffer])
+
+    def swap(e: Expr) -> Expr:
+        return transform(
+            e,
+            lambda x: (
+                load(buffers[x.buffer], indices(x.buffer, x.indices))
+                if isinstance(x, Load) and x.buffer in buffers
+                else None
+            ),
+        )
+
+    def store(s: Store) -> Store:
+        where = indices(s.buffer, s.indices)
+        return Store(buffers[s.buffer], tuple(map(swap, where)), swap(s.value))
+
+    return replace(
+        block, iters=tuple(iters), body=store(block.body), init=None if block.init is None else store(block.init)
+    )

@@ -1,0 +1,265 @@
+"""Products of one value with several weights become one product; what reads a part of it reads the columns of the whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import Expr, add, as_int, const, mul
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    AnyBlock,
+    Binding,
+    Call,
+    CallTIR,
+    Constant,
+    Function,
+    GVar,
+    Value,
+    all_blocks,
+    all_uses,
+    nested_values,
+)
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.deduce import infer_value
+from relax_tune.ir.op.base import Deduction, env_of, product
+from relax_tune.ir.op.elementwise import Add, Unary
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.passes.fusion.symbol_interface import close_over
+from relax_tune.ir.passes.graph.constant_fold import add_constant
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, is_view, map_graphs, rewrite_function, used_vars
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`unary(... (x @ w + bias))` by its bindings: the product, its bias if it has one, elementwise functions.
+
+    end: what it gives, (*lead, width) of `dtype`."""
+
+    x: GVar
+    matmul: Matmul
+    weight: Constant
+    bias: Constant | None
+    unary: tuple[Unary, ...]
+    steps: tuple[GVar, ...]
+    lead: tuple[Expr, ...]
+    width: int
+    dtype: DType
+
+    @property
+    def end(self) -> GVar:
+        return self.steps[-1]
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """Equal for linear functions that can be one."""
+        rows = None if self.weight.info.shape is None else self.weight.info.shape[self.matmul.transpose_b]
+        return (self.x, self.matmul, self.dtype, rows, repr(self.unary))
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """Linear functions as one: the columns of each begin at `starts`."""
+
+    parts: tuple[Linear, ...]
+    starts: tuple[int, ...]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class CombineParallelMatmuls:
+    """`x @ w1 + b1`, `x @ w2 + b2` ... (query, key and value) become `x @ [w1 w2 ...] + [b1 b2 ...]`, joined when building; their
+    readers take columns of it, which `FuseOps(through_columns=True)` makes part of how they read. So there are fewer calls, `x` is
+    read once, and no value is copied.
+
+    Products that elementwise work follows (gate and up) take it along in their own kernels and stay apart: joined, they would
+    write and read one value more. `epilogues` joins them too. So do products whose results the function returns."""
+
+    epilogues: bool = False
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+        constants: dict[str, Array] = dict(module.constants)
+        joined: dict[tuple[object, ...], Constant] = {}
+
+        def function(f: Function, table: FunctionTable) -> Function:
+            found = self._find(f, Deduction(env))
+            if not found:
+                return f
+            first = {w.parts[0].steps[0]: w for w in found}
+            home = {p.end: (w, i) for w in found for i, p in enumerate(w.parts)}
+            inner = {v for w in found for p in w.parts for v in p.steps}
+            whole: dict[Wide, GVar] = {}
+            wanted = {v for value in all_uses(f) if not is_view(value) for v in used_vars(value) if v in home}
+
+            def columns(out: Emitter, end: GVar, dims: Sequence[Expr]) -> CallTIR:
+                wide, i = home[end]
+                part = wide.parts[i]
+                func = take_columns(part, wide.width, wide.starts[i], dims, Deduction(out.env))
+                assert func is not None
+                closed = close_over(func, out.env)
+                info = TensorInfo(tuple(dims), part.dtype)
+                return CallTIR(table.add(closed.func), (whole[wide],), (info,), closed.scalars)
+
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                value = binding.value
+                if binding.var in first:
+                    wide = first[binding.var]
+                    whole[wide] = self._emit(out, wide, constants, joined)
+                if binding.var in home and binding.var in wanted:
+                    part = home[binding.var][0].parts[home[binding.var][1]]
+                    call = columns(out, binding.var, (*part.lead, const(part.width)))
+                    out.bindings.append(Binding(binding.var, call))
+                elif binding.var in inner:
+                    return
+                elif is_view(value) and isinstance(value, Call) and value.args[0] in home:
+                    assert isinstance(value.args[0], GVar) and isinstance(binding.var.info, TensorInfo)
+                    call = columns(out, value.args[0], binding.var.info.shape or ())
+                    out.bindings.append(Binding(binding.var, call))
+                else:
+                    out.keep(binding)
+
+            return rewrite_function(f, visit, env)
+
+        new = map_graphs(module, function)
+        return module if new is module else replace(new, constants=constants)
+
+    def _find(self, f: Function, ctx: Deduction) -> list[Wide]:
+        readers: dict[GVar, list[Value]] = {}
+        for value in all_uses(f):
+            for v in used_vars(value):
+                readers.setdefault(v, []).append(value)
+        held = Counter(v.name for v in nested_values(f) if isinstance(v, Constant))
+        found: list[Wide] = []
+        for block in all_blocks(f):
+            alike: dict[tuple[object, ...], list[Linear]] = {}
+            for part in _linears(block, readers):
+                if held[part.weight.name] == 1 and self._may_join(part, readers[part.end], ctx):
+                    alike.setdefault(part.alike, []).append(part)
+            for parts in alike.values():
+                if len(parts) > 1:
+                    ends = np.cumsum([p.width for p in parts]).tolist()
+                    found.append(Wide(tuple(parts), (0, *ends[:-1]), ends[-1]))
+        return found
+
+    def _may_join(self, part: Linear, readers: Sequence[Value], ctx: Deduction) -> bool:
+        """Whether what reads the part can read columns as well."""
+        for value in readers:
+            op = value.op if isinstance(value, Call) else None
+            if is_view(value):
+                info = infer_value(value, ctx)
+                dims = info.shape if isinstance(info, TensorInfo) else None
+                if dims is None or take_columns(part, part.width, 0, dims, ctx) is None:
+                    return False
+            elif not isinstance(op, Matmul) and not (self.epilogues and op is not None):
+                return False
+        return True
+
+    @staticmethod
+    def _emit(
+        out: Emitter, wide: Wide, constants: dict[str, Array], joined: dict[tuple[object, ...], Constant]
+    ) -> GVar:
+        """The whole product where the first of its parts was."""
+        parts, head = wide.parts, wide.parts[0]
+
+        def together(hint: str, arrays: Sequence[Array], axis: int) -> Constant:
+            # functions that share weights share the joined ones
+            key = (hint, *(p.weight.name for p in parts))
+            if key not in joined:
+                joined[key] = add_constant(
+                    constants, "_".join([hint, parts[0].weight.name]), np.concatenate(arrays, axis)
+                )
+            return joined[key]
+
+        axis = 0 if head.matmul.transpose_b else 1
+        weight = together("joined", [constants[p.weight.name] for p in parts], axis)
+        info = TensorInfo((*head.lead, const(wide.width)), head.dtype)
+        hint = head.steps[0].name
+        var = out.bind(Call(head.matmul, (out.value(head.x), weight)), info, f"{hint}_joined")
+        if any(p.bias is not None for p in parts):
+            zero = [np.zeros(p.width, head.dtype.numpy) for p in parts]
+            rows = [z if p.bias is None else constants[p.bias.name] for p, z in zip(parts, zero, strict=True)]
+            var = out.bind(Call(Add(), (var, together("joined_bias", rows, 0))), info, f"{hint}_biased")
+        for op in head.unary:
+            var = out.bind(Call(op, (var,)), info, op.name)
+        return var
+
+
+def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linear]:
+    """The products of a block with a weight, each with the bias and the elementwise functions that alone read it."""
+    makes = {id(b.value): b.var for b in block.bindings if isinstance(b, Binding)}
+    found: list[Linear] = []
+    for b in block.bindings:
+        value, info = b.value, b.var.info
+        if not isinstance(b, Binding) or not isinstance(value, Call) or not isinstance(value.op, Matmul):
+            continue
+        x, w = value.args
+        if not isinstance(x, GVar) or not isinstance(w, Constant) or len(w.info.shape or ()) != 2:
+            continue
+        if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None:
+            continue
+        width = as_int(info.shape[-1])
+        if width is None:
+            continue
+        steps, bias, unary = [b.var], None, list[Unary]()
+        while True:
+            after = readers.get(steps[-1], [])
+            (call,) = after if len(after) == 1 else (None,)
+            if not isinstance(call, Call) or id(call) not in makes or makes[id(call)].info != info:
+                break
+            other = [a for a in call.args if a is not steps[-1]]
+            if isinstance(call.op, Add) and not unary and bias is None and len(other) == 1:
+                if not isinstance(other[0], Constant) or other[0].info.shape != (const(width),):
+                    break
+                bias = other[0]
+            elif isinstance(call.op, Unary):
+                unary.append(call.op)
+            else:
+                break
+            steps.append(makes[id(call)])
+        if readers.get(steps[-1]):
+            lead = info.shape[:-1]
+            found.append(Linear(x, value.op, w, bias, tuple(unary), tuple(steps), lead, width, info.dtype))
+    return found
+
+
+def take_columns(part: Linear, width: int, start: int, dims: Sequence[Expr], ctx: Deduction) -> PrimFunc | None:
+    """`wide (*lead, width) -> columns (dims)`: the `part.width` columns from `start` on, whose index the last of `dims` share.
+
+    None when no last dims multiply to the columns of the part with the rows before them."""
+    sizes = [as_int(product(dims[p:])) for p in range(len(dims) + 1)]
+    for split in (p for p, size in enumerate(sizes) if size == part.width):
+        rows = dims[:split]
+        plain = len(rows) == len(part.lead) and all(map(ctx.same, rows, part.lead))
+        if plain or (len(part.lead) == 1 and ctx.same(product(rows), part.lead[0])):
+            break
+    else:
+        return None
+    b = TensorBuilder("columns")
+    x = b.input("x", (*part.lead, const(width)), part.dtype)
+    y = b.output("y", dims, part.dtype)
+
+    def value(*i: Expr) -> Expr:
+        row = i[:split] if plain else (_flat(i[:split], rows),)
+        return x[(*row, add(_flat(i[split:], dims[split:]), const(start)))]
+
+    b.compute(y, value, "columns")
+    return b.finish()
+
+
+def _flat(indices: Sequence[Expr], dims: Sequence[Expr]) -> Expr:
+    """The row-major position of `indices` in `dims`."""
+    at: Expr = const(0)
+    for i, d in zip(indices, dims, strict=True):
+        at = add(mul(at, d), i)
+    return at

@@ -1,0 +1,196 @@
+"""What depends on weights alone is computed when building, where that makes the model no larger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import DeduceError, UserError, VerifyError
+from relax_tune.ir.core.dtype import dtype
+from relax_tune.ir.core.expr import Expr, as_int, expr, free_vars
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    Call,
+    CallTIR,
+    Constant,
+    Function,
+    GVar,
+    TupleItem,
+    Value,
+    operands,
+)
+from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.deduce import infer_value
+from relax_tune.ir.interp.reference import evaluate_prim
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
+from relax_tune.ir.text.printer import excerpt
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldConstants:
+    """What is computed from weights alone, by operators and tensor functions, is computed now and becomes a weight.
+
+    Unless it is larger than the weights it comes from: unpacking 4-bit weights costs less memory and time inside the product
+    that reads them. Then only what makes it smaller again is folded, such as its sums. Where operators alone compute it, it may
+    grow to `small` bytes all the same: tables, masks and shape arithmetic; a tensor function over weights is there to unpack
+    them, and so are operators that say so. Nothing with more than `limit` elements is computed on the way. What the function
+    returns is left to run time.
+
+    Raises DeduceError, showing the binding, for what can never be computed, such as an index outside a table; on a side of a
+    branch that is left to run time."""
+
+    limit: int = 64 * 1024 * 1024
+    small: int = 1 << 20
+
+    def __call__(self, module: IRModule) -> IRModule:
+        constants: dict[str, Array] = dict(module.constants)
+        env = env_of(module.bounds)
+
+        def function(f: Function, table: FunctionTable) -> Function:
+            held, results = _Held(constants, table), returned(f)
+
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                value = out.value(binding.value)
+                info = self._static(value, binding, held, Deduction(out.env))
+                if info is None or binding.var in results:
+                    out.keep(binding)
+                    return
+                held.values[binding.var] = value
+                steps, sources = held.origin(binding.var)
+                small = 0 if any(map(_unpacks, steps)) else self.small
+                most = max(small, sum(constants[name].nbytes for name in sources))
+                fits = isinstance(info, TensorInfo) and _nbytes(info) <= most
+                try:
+                    result = held.evaluate(binding.var) if fits else None
+                except (DeduceError, UserError) as error:
+                    if out.depth == 0:
+                        raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
+                    result = None
+                if result is None:
+                    out.keep(binding)
+                    return
+                out.mapping[binding.var] = add_constant(constants, binding.var.name, result)
+
+            return rewrite_function(f, visit, env)
+
+        new = map_graphs(module, function)
+        return module if new is module else replace(new, constants=constants)
+
+    def _static(self, value: Value, binding: AnyBinding, held: _Held, ctx: Deduction) -> StructInfo | None:
+        """The annotation of a value that depends on weights alone and whose dims are numbers, few enough to compute."""
+        computes = isinstance(value, (CallTIR, TupleItem)) or (
+            isinstance(value, Call) and isinstance(value.op, OperatorSpec)
+        )
+        args = operands(value)
+        if not isinstance(binding, Binding) or not computes or not args or _has_symbols(value):
+            return None
+        if not all(isinstance(a, Constant) or a in held.values for a in args):
+            return None
+        info = infer_value(value, ctx)
+        parts = info.fields if isinstance(info, TupleInfo) else (info,)
+        for p in parts:
+            dims = [as_int(d) for d in p.shape] if isinstance(p, TensorInfo) and p.shape is not None else [None]
+            if None in dims or math.prod(d for d in dims if d is not None) > self.limit:
+                return None
+        return info
+
+
+def _has_symbols(value: Value) -> bool:
+    """Whether an operator's attributes or a tensor function's scalars speak of symbols."""
+    if isinstance(value, CallTIR):
+        return bool(free_vars(*value.scalars))
+    stack = [getattr(value.op, a.name) for a in fields(value.op)] if isinstance(value, Call) else []
+    while stack:
+        x = stack.pop()
+        if isinstance(x, tuple):
+            stack.extend(x)
+        elif isinstance(x, Expr) and free_vars(x):
+            return True
+    return False
+
+
+def _unpacks(value: Value) -> bool:
+    op = value.op if isinstance(value, Call) else None
+    return isinstance(value, CallTIR) or (isinstance(op, OperatorSpec) and op.unpacks)
+
+
+def _nbytes(info: TensorInfo) -> int:
+    """Bytes of a tensor whose dims are numbers."""
+    return math.prod(as_int(d) or 0 for d in info.shape or ()) * (info.dtype.bytes if info.dtype else 8)
+
+
+def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
+    """A new weight under a name of its own."""
+    name = unused(hint, constants)
+    constants[name] = array
+    return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
+
+
+@dataclass(slots=True)
+class _Held:
+    """Values that depend on weights alone, computed when asked for."""
+
+    constants: Mapping[str, Array]
+    table: FunctionTable
+    values: dict[Value, Value] = field(default_factory=dict)
+
+    def origin(self, var: GVar) -> tuple[list[Value], set[str]]:
+        """What computes `var`, and the weights it comes from."""
+        steps = [self.values[v] for v in self._order(var)]
+        return steps, {a.name for v in steps for a in operands(v) if isinstance(a, Constant)}
+
+    def evaluate(self, var: GVar) -> Array | None:
+        """The array of `var`; None where a scheduled function has a part. Raises DeduceError or UserError for what can never be."""
+        done: dict[Value, Any] = {}
+        try:
+            for v in self._order(var):
+                done[v] = self._value(self.values[v], [done[a] for a in self._arguments(v, done)])
+        except VerifyError:
+            return None
+        found = done[var]
+        return found if isinstance(found, np.ndarray) else None
+
+    def _arguments(self, v: Value, done: dict[Value, Any]) -> Sequence[Value]:
+        args = operands(self.values[v])
+        done.update((a, self.constants[a.name]) for a in args if isinstance(a, Constant))
+        return args
+
+    def _order(self, var: GVar) -> list[Value]:
+        """What `var` depends on, and itself, each after what it reads."""
+        found: dict[Value, None] = {}
+        stack: list[tuple[Value, bool]] = [(var, False)]
+        while stack:
+            v, ready = stack.pop()
+            if ready:
+                found[v] = None
+            elif v not in found:
+                stack.append((v, True))
+                stack += [(a, False) for a in operands(self.values[v]) if a in self.values]
+        return list(found)
+
+    def _value(self, value: Value, args: Sequence[Any]) -> Any:
+        if isinstance(value, TupleItem):
+            return args[0][value.index]
+        if isinstance(value, Call):
+            assert isinstance(value.op, OperatorSpec)
+            return value.op.evaluate(args)
+        assert isinstance(value, CallTIR)
+        func = self.table.functions[value.callee]
+        assert isinstance(func, PrimFunc)
+        scalars = [int(n) for n in map(as_int, value.scalars) if n is not None]
+        shapes = [tuple(as_int(d) or 0 for d in o.shape or ()) for o in value.out]
+        found = evaluate_prim(func, args, scalars, shapes)
+        # floats were computed in float64
+        results = [a.astype(o.dtype.numpy, copy=False) if o.dtype else a for a, o in zip(found, value.out, strict=True)]
+        return results[0] if len(results) == 1 else tuple(results)

@@ -1,0 +1,186 @@
+"""Equal computations are done once, and equal weights are held once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Constant,
+    Function,
+    FunctionRef,
+    GVar,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+    all_bindings,
+    is_impure,
+    nested_values,
+    operands,
+)
+from relax_tune.ir.core.struct_info import CallableInfo
+from relax_tune.ir.deduce.relations import is_certain
+from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.passes.memory.inplace import pinned
+from relax_tune.ir.rewrite.emitter import (
+    Emitter,
+    FunctionTable,
+    is_view,
+    map_graphs,
+    returned,
+    rewrite_function,
+    used_vars,
+)
+from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
+
+Array = NDArray[Any]
+SAMPLE = 64
+"""Elements of a weight that are looked at before all of them are."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSubexpressions:
+    """A pure call that repeats an earlier one gives the earlier value: the same operator or function, on the same values or
+    equal weights, over dims proved equal. What is found on one side of an `if` serves that side alone; the results of a function
+    stay computed each by itself, as does what a `call_tir_inplace` writes over; a host routine that is not declared pure runs every time.
+
+    repeat_spatial: leave tensor functions alone that only compute element by element or move values, and operators but views, as
+    before fusion, when each of them may still join the kernel that reads it: that costs less than a kernel and memory for what
+    they share.
+
+    Weights of equal bytes under several names are held once from `least_bytes` on. Smaller ones keep their names: sharing them
+    saves nothing, and what a kernel takes must not depend on whether two biases happen to be zero."""
+
+    repeat_spatial: bool = False
+    least_bytes: int = 1 << 16
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+        first = equal_weights(module.constants)
+        spatial: dict[str, bool] = {}
+
+        def function(f: Function, table: FunctionTable) -> Function:
+            results, fixed = returned(f), pinned(f)
+            values = (b for b in all_bindings(f) if b.var in fixed)
+            overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before something is
+            number: dict[Value | str, Value | str] = dict(first.items())  # the first to hold the same
+
+            def repeats(value: Value) -> bool:
+                if self.repeat_spatial and isinstance(value, Call):
+                    return not is_view(value)
+                func = table.functions.get(value.callee) if isinstance(value, CallTIR) else None
+                if not self.repeat_spatial or not isinstance(func, PrimFunc):
+                    return False
+                if func.name not in spatial:
+                    spatial[func.name] = pattern_kind(func) <= PatternKind.INJECTIVE
+                return spatial[func.name]
+
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                value, ctx = out.value(binding.value), Deduction(out.env)
+                key = _key(value, number, ctx) if isinstance(binding, Binding) else None
+                known = None if key is None else out.known.setdefault(key, binding.var)
+                if (
+                    isinstance(known, GVar)
+                    and known is not binding.var
+                    and is_certain(binding.var.info, known.info, ctx.env)
+                ):
+                    number[binding.var] = known
+                    if binding.var not in results | fixed and known not in overwritten and not repeats(value):
+                        out.mapping[binding.var] = known
+                        return
+                out.keep(binding)
+
+            large = {new: old for new, old in first.items() if module.constants[new].nbytes >= self.least_bytes}
+            weights = (v for v in nested_values(f) if isinstance(v, Constant) and v.name in large)
+            shared: dict[Value, Value] = {v: Constant(large[v.name], v.info) for v in weights}
+            return rewrite_function(f, visit, env, shared)
+
+        return map_graphs(module, function)
+
+
+def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:
+    """The first name of every weight that repeats an earlier one byte by byte."""
+    found: dict[str, str] = {}
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, array in constants.items():
+        flat = array.reshape(-1)
+        sample = flat[:: max(1, flat.size // SAMPLE)][:SAMPLE].tobytes()
+        others = alike.setdefault((array.dtype.str, array.shape, sample), [])
+        same = next((o for o in others if _same_bytes(array, constants[o])), None)
+        if same is None:
+            others.append(name)
+        else:
+            found[name] = same
+    return found
+
+
+def _same_bytes(a: Array, b: Array) -> bool:
+    """Bytes, since -0.0 == 0.0 and nan != nan."""
+    if a is b:
+        return True
+    left, right = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return np.array_equal(left, right)
+
+
+def _key(value: Value, number: Mapping[Value | str, Value | str], ctx: Deduction) -> object:
+    """Equal for values that compute the same; None for what is never shared."""
+    if is_impure(value):
+        return None
+    args = tuple(_atom(a, number, ctx) for a in operands(value))
+    if isinstance(value, Call):
+        return ("call", _plain(value.op, ctx), args)
+    if isinstance(value, CallTIR):
+        return ("tir", value.callee, args, _plain((value.out, value.scalars), ctx))
+    if isinstance(value, CallDPSLibrary):
+        return ("library", value.routine, args, _plain((value.out, value.scalars), ctx))
+    if isinstance(value, CallHost):
+        return ("host", value.routine, args, _plain(value.out, ctx))
+    if isinstance(value, CallFunction):
+        callee = value.callee
+        info = callee.info if isinstance(callee, (GVar, FunctionRef)) else None
+        return ("function", args) if isinstance(info, CallableInfo) and info.pure else None
+    if isinstance(value, TupleValue):
+        return ("tuple", args)
+    return ("item", args, value.index) if isinstance(value, TupleItem) else None
+
+
+def _atom(value: Value, number: Mapping[Value | str, Value | str], ctx: Deduction) -> object:
+    if isinstance(value, Constant):
+        return ("weight", number.get(value.name, value.name))
+    if isinstance(value, FunctionRef):
+        return ("function", value.name)
+    if isinstance(value, (ShapeValue, PrimValue)):
+        return _plain(value, ctx)
+    return number.get(value, value)
+
+
+def _plain(x: object, ctx: Deduction) -> object:
+    """Attributes and annotations as something to compare: dims in normal form, numbers with their type and sign."""
+    if isinstance(x, Expr):
+        return ctx.simplify(x) if x.dtype.is_int else x
+    if isinstance(x, float):
+        return ("float", repr(x))
+    if isinstance(x, tuple):
+        return tuple(_plain(y, ctx) for y in x)
+    if is_dataclass(x) and not isinstance(x, type):
+        return (type(x), *_fields(x, ctx))
+    return (type(x), x)
+
+
+def _fields(x: Any, ctx: Deduction) -> Iterable[object]:
+    return (_plain(getattr(x, f.name), ctx) for f in fields(x))

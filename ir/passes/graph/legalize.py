@@ -1,0 +1,75 @@
+"""Operator calls become `call_tir` of tensor functions; views stay views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant
+from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
+from relax_tune.ir.deduce.deduce import infer_value, info_of
+from relax_tune.ir.deduce.relations import is_known
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.movement import VIEWS, Reshape
+from relax_tune.ir.op.shapes import ShapeOperator
+from relax_tune.ir.passes.fusion.symbol_interface import close_over
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
+
+
+@dataclass(frozen=True, slots=True)
+class Legalize:
+    """Every operator call on tensors of known dims becomes `call_tir` of a tensor function made for it (paper section 4.1).
+
+    Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor functions
+    are held once. Calls whose dims are not known stay, unless `strict`; shape operators always do.
+
+    Raises: BuildError, when strict, naming the value that needs a match_cast."""
+
+    strict: bool = False
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def visit(out: Emitter, binding: AnyBinding, table: FunctionTable) -> None:
+            value = binding.value
+            if (
+                not isinstance(binding, Binding)
+                or not isinstance(value, Call)
+                or not isinstance(value.op, OperatorSpec)
+                or isinstance(value.op, ShapeOperator)
+            ):
+                out.keep(binding)
+                return
+            ctx = Deduction(out.env, choices=True)
+            info = infer_value(value, ctx)
+            infos = list(map(info_of, value.args))
+            outs = info.fields if isinstance(info, TupleInfo) else (info,)
+            found = [o for o in outs if is_known(o)]
+            given = [i for i in infos if is_known(i)]
+            if len(given) != len(infos) or len(found) != len(outs):
+                if self.strict:
+                    raise BuildError(
+                        f"{binding.var.name}: wanted known dims to lower {value.op.name}, found arguments {infos!r} and "
+                        f"result {info!r}; add a match_cast"
+                    )
+                out.keep(binding)
+                return
+            if isinstance(value.op, VIEWS):
+                self._view(out, binding, value, found[0])
+                return
+            consts = [isinstance(a, Constant) for a in value.args]
+            closed = close_over(value.op.legalize(value.op.name, given, consts, ctx), out.env)
+            name = table.add(closed.func)
+            call = CallTIR(name, tuple(map(out.value, value.args)), tuple(found), closed.scalars)
+            out.bindings.append(Binding(binding.var, call))
+
+        return map_graphs(module, lambda f, t: rewrite_function(f, lambda out, b: visit(out, b, t), env))
+
+    @staticmethod
+    def _view(out: Emitter, binding: Binding, value: Call, info: TensorInfo) -> None:
+        if isinstance(value.op, Reshape):
+            out.keep(binding)
+            return
+        assert info.shape is not None
+        out.bindings.append(Binding(binding.var, Call(Reshape(info.shape), (out.value(value.args[0]),))))

@@ -1,0 +1,164 @@
+"""Parameters that are weights: what depends on them alone is computed by a function of its own, once, instead of at every call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from relax_tune.errors import UserError
+from relax_tune.ir.core.expr import as_int
+from relax_tune.ir.core.function import AnyFunction, IRModule
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    Call,
+    CallTIR,
+    Constant,
+    DataflowBlock,
+    Function,
+    GVar,
+    TupleItem,
+    TupleValue,
+    Value,
+    all_bindings,
+    all_uses,
+    callees,
+    operands,
+)
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function, used_vars
+
+
+@dataclass(frozen=True, slots=True)
+class LiftParameters:
+    """`main(x, w)` becomes `main_prepare(w) -> lifted` and `main(x, lifted)`, `weights` naming the parameters that hold the same
+    values at every call (as of a model exported with its weights as inputs; Relax's LiftTransformParams).
+
+    What depends on weights alone, by operators and tensor functions outside branches, is lifted unless it is larger than the
+    weights it comes from: unpacking stays where the product is that reads it (as in `FoldConstants`). Weights that nothing else
+    reads are no parameters of `main` any more; the others keep their place, and what is lifted follows them, in order. The result
+    of `main_prepare` is a tuple of what is lifted.
+
+    Raises UserError for a name that is no parameter, and where `main` is called by another function, whose calls would not fit."""
+
+    weights: tuple[str, ...]
+    function: str = "main"
+
+    def __call__(self, module: IRModule) -> IRModule:
+        f = module.functions.get(self.function)
+        if not isinstance(f, Function):
+            raise UserError(f"LiftParameters: wanted a graph function called {self.function!r}, found none")
+        given = {p.name: p for p in f.params}
+        missing = [n for n in self.weights if n not in given]
+        if missing:
+            raise UserError(f"{f.name}: wanted parameters among {', '.join(given)}, found {', '.join(missing)}")
+        lifted = _lifted(f, [given[n] for n in dict.fromkeys(self.weights)])
+        if not lifted:
+            return module
+        for other in (o for o in module.functions.values() if isinstance(o, Function)):
+            if f.name in callees(other):
+                raise UserError(f"{f.name}: wanted a function that no other calls, found a call in {other.name}")
+        name = f"{f.name}_prepare"
+        while name in module.functions:
+            name += "_"
+        functions: dict[str, AnyFunction] = dict(module.functions)
+        functions[f.name], functions[name] = _rest(f, lifted, self.weights), _prepare(f, lifted, name)
+        return replace(module, functions=functions)
+
+
+def _lifted(f: Function, weights: list[GVar]) -> list[GVar]:
+    """The variables that are computed from weights alone, fit, and are read by what stays, in order."""
+    sources: dict[GVar, frozenset[GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
+    made: dict[GVar, AnyBinding] = {}
+    fits: set[GVar] = set()
+    for b in f.bindings:
+        args = operands(b.value)
+        if not isinstance(b, Binding) or not isinstance(b.value, (Call, CallTIR, TupleItem)):
+            continue
+        known = [a for a in args if isinstance(a, GVar)]
+        if not known or not all(isinstance(a, Constant) or a in sources for a in args):
+            continue
+        size = _nbytes(b.var.info)
+        if size is None:
+            continue
+        sources[b.var] = frozenset(w for a in known for w in sources[a])
+        made[b.var] = b
+        if isinstance(b.var.info, TensorInfo) and size <= sum(_nbytes(w.info) or 0 for w in sources[b.var]):
+            fits.add(b.var)
+    inside = {id(made[v].value) for v in fits}
+    read = {v for value in all_uses(f) if id(value) not in inside for v in used_vars(value)}
+    return [v for v in made if v in fits and v in read]
+
+
+def _nbytes(info: StructInfo) -> int | None:
+    """Bytes of a tensor, or of a tuple of some; None unless all dims are numbers."""
+    if isinstance(info, TupleInfo):
+        sizes = [_nbytes(i) for i in info.fields]
+        return None if None in sizes else sum(s for s in sizes if s is not None)
+    if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None:
+        return None
+    dims = [as_int(d) for d in info.shape]
+    return None if None in dims else math.prod(d for d in dims if d is not None) * info.dtype.bytes
+
+
+def _needed(f: Function, wanted: list[GVar]) -> list[AnyBinding]:
+    """The bindings of `f` that `wanted` come from, in order."""
+    made = {b.var: b for b in f.bindings}
+    found: set[GVar] = set()
+    stack: list[GVar] = list(wanted)
+    while stack:
+        v = stack.pop()
+        if v in made and v not in found:
+            found.add(v)
+            stack.extend(used_vars(made[v].value))
+    return [b for b in f.bindings if b.var in found]
+
+
+def _prepare(f: Function, lifted: list[GVar], name: str) -> Function:
+    """The function that computes what is lifted, over variables of its own."""
+    bindings = _needed(f, lifted)
+    used = {v for b in bindings for v in used_vars(b.value)}
+    params = [p for p in f.params if p in used]
+    own: dict[Value, Value] = {v: GVar(v.name, v.info) for v in (*params, *(b.var for b in bindings))}
+    out = Emitter(mapping=own)
+    copied = []
+    for b in bindings:
+        var = own[b.var]
+        assert isinstance(var, GVar)
+        copied.append(Binding(var, out.value(b.value)))
+    ret = TupleValue(tuple(own[v] for v in lifted))
+    infos = TupleInfo(tuple(v.info for v in lifted))
+    new = tuple(v for v in (own[p] for p in params) if isinstance(v, GVar))
+    return Function(name, new, (DataflowBlock(tuple(copied)),), ret, infos)
+
+
+def _rest(f: Function, lifted: list[GVar], weights: tuple[str, ...]) -> Function:
+    """`f` with what is lifted as parameters."""
+    given = {v: GVar(v.name, v.info) for v in lifted}
+    mapping: dict[Value, Value] = dict(given.items())
+    gone = set(lifted)
+
+    def visit(out: Emitter, binding: AnyBinding) -> None:
+        if binding.var not in gone:
+            out.keep(binding)
+
+    new = rewrite_function(f, visit, mapping=mapping)
+    new = _without_unread(new, {b.var for b in _needed(f, lifted)})
+    read = {v for value in all_uses(new) for v in used_vars(value)}
+    kept = tuple(p for p in f.params if p in read or p.name not in weights)
+    return replace(new, params=(*kept, *given.values()))
+
+
+def _without_unread(f: Function, steps: set[GVar]) -> Function:
+    """Without those of `steps` that nobody reads any more."""
+    while True:
+        read = {v for value in all_uses(f) for v in used_vars(value)}
+        dead = {b.var for b in all_bindings(f) if b.var in steps and b.var not in read}
+        if not dead:
+            return f
+
+        def visit(out: Emitter, binding: AnyBinding, dead: set[GVar] = dead) -> None:
+            if binding.var not in dead:
+                out.keep(binding)
+
+        f = rewrite_function(f, visit)

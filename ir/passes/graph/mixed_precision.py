@@ -1,0 +1,282 @@
+"""16-bit floats are what memory holds: sums and functions of them run in float32, and what products read can be stored so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.dtype import DType, f32
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, GVar, If, Value, all_bindings
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.deduce.deduce import infer_value, info_of
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.elementwise import Binary, Cast, Unary
+from relax_tune.ir.op.shapes import ShapeOperator
+from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite_function, used_vars
+
+Array = NDArray[Any]
+MOVING = ("moved", "gathered")
+EXACT = (*MOVING, "allowed")
+"""Of `OperatorSpec.halves`: nothing is lost where 16-bit floats come in and go out, but in the result's own rounding."""
+ONE_BY_ONE = (Unary, Binary, ShapeOperator)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeWide:
+    """Operators that sum many elements, or for another reason need more digits than 16 bits hold (`OperatorSpec.halves`), compute
+    in float32 what comes in 16-bit floats, and round the result once. Elementwise ones do so in any case: kernels hold 16-bit
+    floats as float32."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            value, info = out.value(binding.value), binding.var.info
+            op = value.op if isinstance(value, Call) else None
+            exact = isinstance(op, ONE_BY_ONE) or (isinstance(op, OperatorSpec) and op.halves in EXACT)
+            if (
+                exact
+                or not isinstance(value, Call)
+                or not isinstance(op, OperatorSpec)
+                or not isinstance(info, TensorInfo)
+                or not any(map(_half, value.args))
+            ):
+                out.keep(binding)
+                return
+            half = next(
+                i.dtype for i in map(info_of, value.args) if isinstance(i, TensorInfo) and i.dtype and i.dtype.is_half
+            )
+            wide = Call(op.storing(half), tuple(self._up(out, a) for a in value.args))
+            result = infer_value(wide, Deduction(out.env))
+            assert isinstance(result, TensorInfo)
+            if result.dtype is not info.dtype and info.dtype is not None:
+                wide = Call(Cast(info.dtype), (out.bind(wide, result, f"{binding.var.name}_{f32}"),))
+            out.bindings.append(Binding(binding.var, wide))
+
+        return map_graphs(module, lambda f, _: rewrite_function(f, visit, env))
+
+    @staticmethod
+    def _up(out: Emitter, a: Value) -> Value:
+        info = info_of(a)
+        return (
+            out.bind(Call(Cast(f32), (a,)), _as(info, f32), "wide") if isinstance(info, TensorInfo) and _half(a) else a
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """Values and weights of float32 are stored as `dtype`, a float of 16 bits, where products read them; as float32: as they are.
+
+    A value is rounded to `dtype` once, when it is stored, if some reader wants that and none needs float32; operators say which
+    they do (`OperatorSpec.halves`). Each reader casts it up for itself: fused, that is a conversion while loading, so sums run
+    in float32, and so do exponentials, norms and whatever else is computed. Weights that products or gathers read are
+    converted now, once; those with numbers beyond the range of `dtype` stay. Parameters and results keep their types, and what is
+    not stored as `dtype` is read as it is. A cast that undoes another is not made."""
+
+    dtype: DType
+
+    def __call__(self, module: IRModule) -> IRModule:
+        if not self.dtype.is_half:
+            return module
+        weights = _Weights(self.dtype, dict(module.constants))
+        new = map_graphs(module, lambda f, _: _Rewrite(f, self.dtype, weights).run())
+        return module if new is module else replace(new, constants=weights.arrays)
+
+
+@dataclass(slots=True)
+class _Weights:
+    """The module's weights, and their roundings made so far: None for one that cannot be rounded."""
+
+    dtype: DType
+    arrays: dict[str, Array]
+    rounded: dict[str, Constant | None] = field(default_factory=dict)
+
+    def half(self, weight: Constant) -> Constant | None:
+        if weight.name not in self.rounded:
+            self.rounded[weight.name] = self._make(weight)
+        return self.rounded[weight.name]
+
+    def _make(self, weight: Constant) -> Constant | None:
+        array = self.arrays[weight.name]
+        with np.errstate(over="ignore"):
+            result = array.astype(self.dtype.numpy)
+        if not np.array_equal(np.isfinite(result), np.isfinite(array)):
+            return None
+        name = f"{weight.name}.{self.dtype}"
+        while name in self.arrays:
+            name += "_"
+        self.arrays[name] = result
+        return Constant(name, _as(weight.info, self.dtype))
+
+
+@dataclass(slots=True)
+class _Uses:
+    """What the readers of a value say: some `wants` 16 bits, some `needs` float32, some can only take the variable (`named`)."""
+
+    wants: bool = False
+    needs: bool = False
+    named: bool = False
+
+
+class _Rewrite:
+    """One graph function."""
+
+    def __init__(self, func: Function, dtype: DType, weights: _Weights) -> None:
+        self.func, self.dtype, self.weights = func, dtype, weights
+        self.results = returned(func)
+        self.uses: dict[GVar, _Uses] = {}
+        self.chosen: set[GVar] = set()
+        self.static: set[Value] = set()  # made of weights alone, such as unpacked ones, which are not stored at all
+        self.halves: dict[Value, Value] = {}  # of values stored as `dtype`: what is stored
+        self.sources: dict[Value, Value] = {}  # of casts that the program makes itself: what they cast up
+
+    def run(self) -> Function:
+        bindings = list(all_bindings(self.func))
+        for b in bindings:
+            args = b.value.args if isinstance(b.value, Call) else ()
+            if args and all(isinstance(a, Constant) or a in self.static for a in args):
+                self.static.add(b.var)
+        self._name(self.func.ret)
+        for binding in reversed(bindings):
+            self._read(binding)
+        return rewrite_function(self.func, self._visit)
+
+    # what readers say, last reader first
+
+    def _use(self, v: GVar) -> _Uses:
+        return self.uses.setdefault(v, _Uses())
+
+    def _name(self, value: Value) -> None:
+        for v in used_vars(value):
+            self._use(v).named = self._use(v).needs = True
+
+    def _read(self, binding: AnyBinding) -> None:
+        value = binding.value
+        if isinstance(value, If):
+            for part in (value.cond, value.then.ret, value.orelse.ret):
+                self._name(part)
+            return
+        op = value.op if isinstance(value, Call) else None
+        if not isinstance(binding, Binding) or not isinstance(value, Call) or not isinstance(op, OperatorSpec):
+            self._name(value)
+            return
+        own, moved = self._use(binding.var), op.halves in MOVING
+        weights = [a for a in value.args if isinstance(a, Constant) and _is_f32(a)] if moved else []
+        large = op.halves == "gathered" and bool(weights)
+        if _is_f32(binding.var) and not (isinstance(op, Cast) and _is(value.args[0], self.dtype)):
+            wanted = large or (own.wants and not own.needs and binding.var not in self.static)
+            if wanted and all(self.weights.half(a) is not None for a in weights):
+                self.chosen.add(binding.var)
+        for position, a in enumerate(value.args):
+            if not isinstance(a, GVar) or not _is_f32(a):
+                if not isinstance(a, (GVar, Constant)):
+                    self._name(a)
+                continue
+            said = op.reads(position)
+            if said == "wanted" or (moved and binding.var in self.chosen):
+                self._use(a).wants = True
+            elif said == "never" and not self._rounds(value):
+                self._use(a).needs = True
+
+    def _rounds(self, value: Value) -> bool:
+        return isinstance(value, Call) and isinstance(value.op, Cast) and value.op.dtype is self.dtype
+
+    # the new program
+
+    def _visit(self, out: Emitter, binding: AnyBinding) -> None:
+        value = out.value(binding.value)
+        if not isinstance(binding, Binding) or not isinstance(value, Call) or not isinstance(value.op, OperatorSpec):
+            out.keep(binding)
+            return
+        if isinstance(value.op, Cast) and self._cast(out, binding, value):
+            return
+        floats = [a for a in value.args if _is_f32(a)]
+        held = [a in self.halves or a in self.sources for a in floats]
+        weights = [isinstance(a, Constant) for a in floats]
+        chosen = binding.var in self.chosen and any((*held, *weights))
+        if value.op.halves in MOVING and floats and (chosen or all(held)):
+            args = tuple(self._stored(out, a) if _is_f32(a) else a for a in value.args)
+            self._hold(out, binding, Call(value.op, args))
+            return
+        said = [value.op.reads(p) for p in range(len(value.args))]
+        args = tuple(self._read_up(out, a, s == "wanted") for a, s in zip(value.args, said, strict=True))
+        stored = [a is not b or a in self.sources for a, b, s in zip(value.args, args, said) if s == "wanted"]
+        operator = value.op.storing(self.dtype) if stored and all(stored) else value.op
+        same = operator == value.op and all(a is b for a, b in zip(args, value.args, strict=True))
+        kept = (
+            binding
+            if same and value is binding.value
+            else replace(binding, value=value if same else Call(operator, args))
+        )
+        out.names.setdefault(binding.var.name, 1)
+        out.bindings.append(kept)
+        # what only moves joins the product that reads it
+        if binding.var in self.chosen and value.op.halves not in MOVING:
+            self.halves[binding.var] = self._round(out, binding.var)
+
+    def _cast(self, out: Emitter, binding: Binding, value: Call) -> bool:
+        """Casts of the program itself, where they undo each other."""
+        (source,) = value.args
+        known = self.halves.get(source) or self.sources.get(source)
+        if self._rounds(value) and known is not None and binding.var not in self.results:
+            out.mapping[binding.var] = known
+            return True
+        if _is_f32(binding.var) and _is(source, self.dtype):
+            self.sources[binding.var] = source
+        return False
+
+    def _hold(self, out: Emitter, binding: Binding, value: Call) -> None:
+        """A value that is stored as `dtype`, and under its own name in float32 for who needs it so."""
+        var = binding.var
+        assert isinstance(var.info, TensorInfo)
+        self.halves[var] = held = out.bind(value, _as(var.info, self.dtype), f"{var.name}_{self.dtype}")
+        if self._use(var).named:
+            out.bindings.append(Binding(var, Call(Cast(f32), (held,))))
+
+    def _stored(self, out: Emitter, a: Value) -> Value:
+        """A value of float32 as `dtype`."""
+        half = self.weights.half(a) if isinstance(a, Constant) else self.halves.get(a) or self.sources.get(a)
+        if half is not None:
+            return half
+        key = ("half", a)
+        if key not in out.known:
+            out.known[key] = self._round(out, a)
+        return out.known[key]
+
+    def _round(self, out: Emitter, a: Value) -> GVar:
+        info = info_of(a)
+        assert isinstance(info, TensorInfo) and isinstance(a, GVar)
+        return out.bind(Call(Cast(self.dtype), (a,)), _as(info, self.dtype), f"{a.name}_{self.dtype}")
+
+    def _read_up(self, out: Emitter, a: Value, wanted: bool) -> Value:
+        """An argument that is computed with: cast up, for this reader alone, where it is stored as `dtype`."""
+        half = self.halves.get(a)
+        if wanted and isinstance(a, Constant) and _is_f32(a):
+            half = self.weights.half(a)
+        if half is None:
+            return a
+        info = info_of(half)
+        assert isinstance(info, TensorInfo)
+        return out.bind(Call(Cast(f32), (half,)), _as(info, f32), "wide")
+
+
+def _is(value: Value, dtype: DType) -> bool:
+    info = info_of(value)
+    return isinstance(info, TensorInfo) and info.dtype is dtype
+
+
+def _half(value: Value) -> bool:
+    info = info_of(value)
+    return isinstance(info, TensorInfo) and info.dtype is not None and info.dtype.is_half
+
+
+def _is_f32(value: Value) -> bool:
+    return isinstance(value, (GVar, Constant)) and _is(value, f32)
+
+
+def _as(info: TensorInfo, dtype: DType) -> TensorInfo:
+    return TensorInfo(info.shape, dtype, info.ndim)

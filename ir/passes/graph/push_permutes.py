@@ -1,0 +1,99 @@
+"""Layouts over the graph: permutes that what surrounds them can do without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, Value, all_uses
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.op.base import env_of
+from relax_tune.ir.op.elementwise import Binary, Unary
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.passes.memory.inplace import pinned
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
+
+
+@dataclass(frozen=True, slots=True)
+class PushPermutes:
+    """A product reads a permute of the last two dims of its second operand by its own flag; a permute that undoes earlier ones,
+    with nothing but elementwise work between them that nobody else reads, goes with them. (Permutes of weights are folded, other
+    ones join the kernels around them: `FoldConstants`, `FuseOps`.)"""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def function(f: Function, _: FunctionTable) -> Function:
+            made: dict[Value, Call] = {}
+            fixed = pinned(f)
+            readers = Counter(v for value in all_uses(f) for v in used_vars(value))
+
+            def visit(out: Emitter, binding: AnyBinding) -> None:
+                value = out.value(binding.value)
+                if isinstance(binding, Binding) and isinstance(value, Call):
+                    if isinstance(value.op, Matmul):
+                        value = _by_flag(value, made)
+                    elif isinstance(value.op, Permute):
+                        value = _undone(out, value, made, readers)
+                    if binding.var not in fixed:  # it may be a copy of what is written over
+                        made[binding.var] = value
+                out.keep(binding if value is binding.value else replace(binding, value=value))
+
+            return rewrite_function(f, visit, env)
+
+        return map_graphs(module, function)
+
+
+def _by_flag(value: Call, made: Mapping[Value, Call]) -> Call:
+    """`matmul(a, permute(b))` as `matmul(a, b)` the other way round."""
+    assert isinstance(value.op, Matmul)
+    inner = made.get(value.args[1])
+    if inner is None or not isinstance(inner.op, Permute):
+        return value
+    axes = inner.op.axes
+    if axes != (*range(len(axes) - 2), len(axes) - 1, len(axes) - 2):
+        return value
+    return Call(Matmul(not value.op.transpose_b), (value.args[0], inner.args[0]))
+
+
+def _undone(out: Emitter, value: Call, made: Mapping[Value, Call], readers: Mapping[GVar, int]) -> Call:
+    """`permute(f(permute(x)))` as `f(x)` where the two permutes are nothing together; otherwise the value itself."""
+    assert isinstance(value.op, Permute)
+    axes, order, stack = value.op.axes, list[Value](), [value.args[0]]
+    sources: dict[Value, Value] = {}
+    while stack:
+        v = stack.pop()
+        call = made.get(v)
+        if v in sources or v in order:
+            continue
+        if call is not None and isinstance(call.op, Permute):
+            if len(call.op.axes) != len(axes) or tuple(call.op.axes[a] for a in axes) != tuple(range(len(axes))):
+                return value
+            sources[v] = call.args[0]
+        elif call is not None and _elementwise(call) and isinstance(v, GVar) and readers.get(v) == 1:
+            order.append(v)
+            stack.extend(call.args)
+        else:
+            return value
+    if not order:
+        return value  # two permutes by themselves: `Canonicalise`
+    for v in reversed(order):
+        assert isinstance(v, GVar) and isinstance(v.info, TensorInfo) and v.info.shape is not None
+        inner = Call(made[v].op, tuple(sources[a] for a in made[v].args))
+        if v is value.args[0]:
+            return inner
+        dims = tuple(v.info.shape[a] for a in axes)
+        sources[v] = out.bind(inner, TensorInfo(dims, v.info.dtype), v.name)
+    return value
+
+
+def _elementwise(call: Call) -> bool:
+    """Whether the arguments and the result have the same dims, all of them known."""
+    if not isinstance(call.op, (Unary, Binary)):
+        return False
+    infos = [a.info for a in call.args if isinstance(a, GVar)]
+    shapes = {i.shape for i in infos if isinstance(i, TensorInfo)}
+    return len(infos) == len(call.args) and len(shapes) == 1 and None not in shapes

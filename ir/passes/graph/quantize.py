@@ -1,0 +1,118 @@
+"""Weights of products in few bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import UserError
+from relax_tune.ir.core.dtype import i8
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value, nested_values, operands
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.passes.graph.cleanup import DeadCode
+from relax_tune.ir.passes.graph.constant_fold import add_constant
+from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeWeights:
+    """Weights that only products read, as their second operand of two dims, are kept as whole numbers of `bits` bits with a
+    scale: for each column, or for each column and `group` rows (of 4 bits 32, unless said). The product reads them through
+    `dequantize`, which joins its kernel.
+
+    A scale is the largest magnitude it stands for over 127, or 7; so each weight moves by at most half its scale. 4-bit numbers
+    lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that a product shares, stay.
+
+    Raises: UserError for other numbers of bits, a group below 1, or weights that are not finite."""
+
+    bits: int = 8
+    group: int | None = None
+
+    def __call__(self, module: IRModule) -> IRModule:
+        if self.bits not in (4, 8) or (self.group is not None and self.group < 1):
+            raise UserError(
+                f"QuantizeWeights: wanted 4 or 8 bits and groups of at least 1 row, found {self.bits} and {self.group}"
+            )
+        chosen = _read_by_products_only(module)
+        constants: dict[str, Array] = dict(module.constants)
+        done: dict[tuple[str, bool], tuple[Constant, Constant, Dequantize]] = {}
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            value = out.value(binding.value)
+            call = value if isinstance(binding, Binding) and isinstance(value, Call) else None
+            if call is None or not isinstance(call.op, Matmul) or not _quantized(call.args[1], chosen):
+                out.keep(binding)
+                return
+            weight = call.args[1]
+            assert isinstance(weight, Constant)
+            key = weight.name, call.op.transpose_b
+            if key not in done:
+                done[key] = self._weight(weight, call.op.transpose_b, constants)
+            number, scale, back = done[key]
+            packed: Value = number
+            if self.bits == 4:
+                axis = 1 if call.op.transpose_b else 0
+                dims = weight.info.shape or ()
+                packed = out.bind(
+                    Call(Unpack4(axis, dims[axis]), (number,)), TensorInfo(dims, i8), f"{binding.var.name}_bits"
+                )
+            opened = out.bind(Call(back, (packed, scale)), weight.info, f"{binding.var.name}_weight")
+            out.bindings.append(replace(binding, value=replace(call, args=(call.args[0], opened))))
+
+        new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
+        return module if new is module else DeadCode()(replace(new, constants=constants))
+
+    def _weight(
+        self, weight: Constant, transposed: bool, constants: dict[str, Array]
+    ) -> tuple[Constant, Constant, Dequantize]:
+        """The numbers of a weight, its scales, and what takes both back."""
+        array = constants[weight.name]
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise UserError(f"weight {weight.name!r}: wanted finite numbers to quantise, found infinity or none")
+        rows = 1 if transposed else 0
+        group = self.group or (32 if self.bits == 4 else None)
+        back = Dequantize(1 - rows) if group is None else Dequantize(rows, group)
+        wide = np.abs(array.astype(np.float32))
+        if group is None:
+            top = wide.max(axis=rows, initial=0)
+        else:
+            starts = np.arange(0, array.shape[rows], group)
+            top = np.maximum.reduceat(wide, starts, axis=rows) if len(starts) else wide
+        scale = (np.where(top == 0, 1, top) / (2 ** (self.bits - 1) - 1)).astype(array.dtype)
+        number = Quantize(back.axis, back.group, i8, self.bits).evaluate([array, scale])
+        if self.bits == 4:
+            number = Pack4(rows).evaluate([number])
+        return (
+            add_constant(constants, f"{weight.name}.int{self.bits}", np.ascontiguousarray(number)),
+            add_constant(constants, f"{weight.name}.scale", scale), back,
+        )  # fmt: skip
+
+
+def _quantized(value: Value, chosen: frozenset[str]) -> bool:
+    return isinstance(value, Constant) and value.name in chosen
+
+
+def _read_by_products_only(module: IRModule) -> frozenset[str]:
+    """Weights of two dims and floats that nothing but products reads, as second operands."""
+    found, others = set[str](), set[str]()
+    for f in module.functions.values():
+        if not isinstance(f, Function):
+            continue
+        others.update(v.name for v in (f.ret,) if isinstance(v, Constant))
+        for value in nested_values(f):
+            for position, arg in enumerate((value.cond,) if isinstance(value, If) else operands(value)):
+                if not isinstance(arg, Constant):
+                    continue
+                dtype = arg.info.dtype
+                fits = isinstance(value, Call) and isinstance(value.op, Matmul) and position == 1
+                fits = fits and len(arg.info.shape or ()) == 2 and dtype is not None and dtype.is_float
+                (found if fits else others).add(arg.name)
+    return frozenset(found - others)

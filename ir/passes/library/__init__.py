@@ -1,0 +1,1 @@
+"""Library calls as alternatives: recognition, lowering, epilogues."""

@@ -1,0 +1,434 @@
+"""The unfused form of a fused function: a library call with what must happen before and after it.
+
+Nothing is decided here; the form is an alternative that measuring compares (DESIGN 2, "library variant"). Which routines there
+are, and what they take, says the table in `alternatives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.arith.prove import Proof, prove, prove_equal
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.check.structural import workload_key
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, bf16, f16, f32, u8
+from relax_tune.ir.core.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    as_int,
+    const,
+    free_vars,
+    load,
+    mul,
+    substitute,
+    transform,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, IterVar, Store
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo
+from relax_tune.ir.deduce.relations import differences, solve
+from relax_tune.ir.op.base import product
+from relax_tune.ir.passes.fusion.plain_loops import all_loads, block_loads, plain_blocks
+from relax_tune.ir.passes.fusion.symbol_interface import close_over, map_function
+from relax_tune.ir.passes.fusion.unfuse import FunctionStep, step_of
+from relax_tune.ir.passes.library.epilogue_match import take_epilogue
+from relax_tune.ir.passes.library.library_forms import (
+    ALTERNATIVES,
+    Alternative,
+    MatrixProduct,
+    Packing,
+    Sizes,
+    Whole,
+    following_sizes,
+)
+from relax_tune.ir.rewrite.pattern_kinds import PatternKind, block_kind, operands
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryCall:
+    """`routine(buffers, scalars)`, the buffer that it writes last."""
+
+    routine: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryForm:
+    """`before` steps, then `routine(buffers, scalars)`, then `after`; once, for all of them, `packing`.
+
+    Buffers, the output last, are parameters of the fused function, `temps`, whose dims are over its symbols, or what `packing`
+    writes."""
+
+    routine: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+    packing: LibraryCall | None = None
+    temps: tuple[Buffer, ...] = ()
+    before: tuple[FunctionStep, ...] = ()
+    after: FunctionStep | None = None
+
+
+def library_forms(func: PrimFunc, alternatives: Sequence[Alternative] = ALTERNATIVES) -> tuple[LibraryForm, ...]:
+    """The forms of a tensor function around the routines that can take its work, in the order of the table."""
+    found = []
+    for alternative in alternatives:
+        takes = alternative.takes
+        form = (
+            _product_form(func, alternative, takes)
+            if isinstance(takes, MatrixProduct)
+            else _whole_form(func, alternative, takes)
+        )
+        if form is not None:
+            found.append(form)
+    return tuple(found)
+
+
+def _finished(func: PrimFunc, alternative: Alternative, form: LibraryForm, sizes: Sizes) -> LibraryForm | None:
+    """The form with what the routine is told and its workspace; None where what it needs is not proved."""
+    if alternative.needs is not None and prove(alternative.needs(sizes)) is not Proof.YES:
+        return None
+    form = replace(form, scalars=tuple(sizes[name] for name in alternative.scalars))
+    if alternative.workspace is None:
+        return form
+    space = Buffer(_free_name("workspace", func, form.temps), (simplify(alternative.workspace(sizes)),), u8)
+    buffers = (*form.buffers[:-1], space, form.buffers[-1])
+    return replace(form, buffers=buffers, temps=(*form.temps, space))
+
+
+def _free_name(name: str, func: PrimFunc, temps: Sequence[Buffer]) -> str:
+    taken = {x.name for x in (*func.buffers, *func.allocs, *temps)}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _whole_form(func: PrimFunc, alternative: Alternative, takes: Whole) -> LibraryForm | None:
+    """The call alone, when `func` is what the routine computes at the sizes of `func`."""
+    mine = takes.func
+    given = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
+    wanted = tuple(TensorInfo(b.shape, b.dtype) for b in mine.buffers)
+    if (
+        len(given) != len(wanted)
+        or func.outputs != 1
+        or mine.outputs != 1
+        or None in (plain_blocks(func), plain_blocks(mine))
+    ):
+        return None
+    meaning = solve(CallableInfo(wanted, ObjectInfo()), given)
+    pairs = zip(wanted, given, strict=True)
+    if any(True for w, g in pairs for _ in differences(w, g, None, meaning)):
+        return None
+    known = {v: e for v, e in meaning.items() if e is not None}
+    if not all(v in known for v in mine.symbols):
+        return None
+    placed = map_function(mine, lambda e: substitute(e, known), ())
+    if _key(placed) != _key(func):
+        return None
+    return _finished(
+        func, alternative, LibraryForm(alternative.routine, func.buffers, ()), {v.name: e for v, e in known.items()}
+    )
+
+
+def _key(func: PrimFunc) -> str:
+    """What functions share that compute the same way, whichever of their inputs are weights."""
+    return workload_key(replace(close_over(func).func, consts=()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Iterators of a product by role, each in loop order."""
+
+    batch: tuple[IterVar, ...]
+    rows: tuple[IterVar, ...]
+    columns: tuple[IterVar, ...]
+    inner: tuple[IterVar, ...]
+
+
+def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct) -> LibraryForm | None:
+    """Split `func` around its one matrix product; None when it holds none or more than one, or one of another kind.
+
+    An operand that is computed or whose layout no strided product can read is first written out packed; a result layout
+    that none can write is produced packed and permuted after."""
+    blocks = plain_blocks(func)
+    if blocks is None or func.outputs != 1:
+        return None
+    kinds = [block_kind(b) for b in blocks]
+    if kinds.count(PatternKind.OUT_FUSIBLE) != 1:
+        return None
+    at = kinds.index(PatternKind.OUT_FUSIBLE)
+    block, rest = blocks[at], list(blocks[at + 1 :])
+    factors = operands(block)
+    zero = block.init is not None and isinstance(block.init.value, Const) and block.init.value.value == 0
+    sums = f32 if takes.dtype.is_half else takes.dtype
+    if at != 0 or factors is None or not zero or block.body.buffer.dtype is not sums:
+        return None
+    if any(b.is_reduction for b in rest) or any(f.dtype is not sums for f in factors):
+        return None
+    if takes.dtype.is_half:
+        stored = [_widened(f, takes.dtype) for f in factors]
+        rounded = _rounded(func, block, rest, takes.dtype)
+        if stored[0] is None or stored[1] is None or (rounded is None) is not (takes.writes is f32):
+            return None
+        factors = (stored[0], stored[1])
+        if rounded is not None:
+            func, block, rest = rounded
+    elif not takes.converts and any(all(_widened(f, half) is not None for f in factors) for half in (f16, bf16)):
+        return None
+    spatial = [i for i in block.iters if i.kind == "spatial"]
+    left, right = (set(free_vars(f)) for f in factors)
+    axes = _Axes(
+        tuple(i for i in spatial if i.var in left and i.var in right),
+        tuple(i for i in spatial if i.var in left and i.var not in right),
+        tuple(i for i in spatial if i.var in right and i.var not in left),
+        tuple(i for i in block.iters if i.kind == "reduce"),
+    )
+    if bool(axes.batch) is not takes.batched or any(i.var not in left | right for i in block.iters):
+        return None
+    target = _strides(load(block.body.buffer, block.body.indices), axes)
+    if target is not None and target.unit_rows and not target.unit_columns:
+        # the transposed product is the one that writes rows
+        factors = (factors[1], factors[0])
+        axes = replace(axes, rows=axes.columns, columns=axes.rows)
+    return _Splitter(func, block, rest, axes, alternative, takes).split(factors[0], factors[1])
+
+
+def _widened(factor: Expr, dtype: DType) -> Expr | None:
+    """What is of 16 bits until a product reads it."""
+    return factor.args[0] if isinstance(factor, Op) and factor.op == "cast" and factor.args[0].dtype is dtype else None
+
+
+def _rounded(
+    func: PrimFunc, block: Block, rest: Sequence[Block], dtype: DType
+) -> tuple[PrimFunc, Block, list[Block]] | None:
+    """The function with the product's array of `dtype`, where nothing reads it but rounded to that."""
+    wide = block.body.buffer
+    narrow = Buffer(wide.name, wide.shape, dtype)
+
+    def use(e: Expr) -> Expr | None:
+        if not (isinstance(e, Op) and e.op == "cast" and e.dtype is dtype):
+            return None
+        (read,) = e.args
+        return load(narrow, read.indices) if isinstance(read, Load) and read.buffer is wide else None
+
+    after = [replace(b, body=replace(b.body, value=transform(b.body.value, use))) for b in rest]
+    if wide in func.output_buffers or any(r.buffer is wide for b in after for r in block_loads(b)):
+        return None
+    allocs = tuple(narrow if a is wide else a for a in func.allocs)
+    return replace(func, allocs=allocs), replace(block, body=replace(block.body, buffer=narrow)), after
+
+
+@dataclass(frozen=True, slots=True)
+class _Strides:
+    """Of one operand, in elements: per role the stride of the flattened role, None where the operand has none of it."""
+
+    batch: Expr | None
+    rows: Expr | None
+    columns: Expr | None
+    inner: Expr | None
+
+    @property
+    def unit_rows(self) -> bool:
+        return self.rows is None or as_int(self.rows) == 1
+
+    @property
+    def unit_columns(self) -> bool:
+        return self.columns is None or as_int(self.columns) == 1
+
+
+def _strides(read: Load, axes: _Axes) -> _Strides | None:
+    """Strides of a plain read; None when an index is no bare iterator or a role does not flatten to one stride."""
+    shape = read.buffer.shape
+    at: dict[Var, Expr] = {}
+    for p, index in enumerate(read.indices):
+        if isinstance(index, Const) and index.value == 0:
+            continue
+        if not isinstance(index, Var) or index in at:
+            return None
+        at[index] = simplify(product(shape[p + 1 :]))
+    found: list[Expr | None] = []
+    for role in (axes.batch, axes.rows, axes.columns, axes.inner):
+        have = [i for i in role if i.var in at]
+        if not have:
+            found.append(None)
+            continue
+        if len(have) != len(role):
+            return None
+        for outer, nested in zip(role, role[1:], strict=False):
+            if prove_equal(mul(at[nested.var], nested.extent), at[outer.var]) is not Proof.YES:
+                return None
+        found.append(at[role[-1].var])
+    return _Strides(*found)
+
+
+def _extent(role: Sequence[IterVar]) -> Expr:
+    return simplify(product([i.extent for i in role]))
+
+
+class _Splitter:
+    """Builds one library form."""
+
+    def __init__(
+        self,
+        func: PrimFunc,
+        block: Block,
+        rest: Sequence[Block],
+        axes: _Axes,
+        alternative: Alternative,
+        takes: MatrixProduct,
+    ) -> None:
+        self.func, self.block, self.rest, self.axes = func, block, rest, axes
+        self.alternative, self.takes = alternative, takes
+        self.temps: list[Buffer] = []
+        self.before: list[FunctionStep] = []
+        # what only rounds, and is a copy then, is part of a call that rounds
+        least = 0 if takes.writes.is_half else 1
+        self.epilogue = (
+            take_epilogue(block, rest, takes.may_follow, self._readable, least) if takes.follows or least == 0 else None
+        )
+
+    def split(self, left: Expr, right: Expr) -> LibraryForm | None:
+        axes = self.axes
+        a, sa = self._operand(left, axes.rows, axes.inner, "a_packed")
+        b, sb = self._operand(right, axes.inner, axes.columns, "b_packed")
+        c, sc, after = self._result()
+        m, n, k = map(_extent, (axes.rows, axes.columns, axes.inner))
+        # a matrix of one row may have any leading dim that is at least its width
+        trans_a, lda = _leading(sa.rows, sa.inner, m, k)
+        trans_b, ldb = _leading(sb.inner, sb.columns, k, n)
+        _, ldc = _leading(sc.rows, sc.columns, m, n)
+        sizes = {"m": m, "n": n, "k": k, "trans_a": const(trans_a), "trans_b": const(trans_b)}
+        sizes |= {"lda": lda, "ldb": ldb, "ldc": ldc}
+        if axes.batch:
+            strides = {"stride_a": sa.batch, "stride_b": sb.batch, "stride_c": sc.batch}
+            sizes |= {"batch": _extent(axes.batch), **{x: const(0) if s is None else s for x, s in strides.items()}}
+        packing = None
+        if self.takes.packing is not None:
+            packing = self._packing(self.takes.packing, b, sizes)
+            if packing is None:
+                return None
+            b = packing.buffers[-1]
+        sizes |= self._following()
+        arrays = () if self.epilogue is None else tuple(r.buffer for r in self.epilogue.arrays)
+        form = LibraryForm(
+            self.alternative.routine, (a, b, *arrays, c), (), packing, tuple(self.temps), tuple(self.before), after
+        )
+        return _finished(self.func, self.alternative, form, sizes)
+
+    def _packing(self, wanted: Packing, b: Buffer, sizes: Sizes) -> LibraryCall | None:
+        """The call that packs the second operand; None for what is no weight, or of sizes that only a run knows."""
+        told = tuple(simplify(sizes[name]) for name in wanted.scalars)
+        if b not in self.func.consts or any(as_int(s) is None for s in told):
+            return None
+        name = _free_name("b_packed", self.func, self.temps)
+        return LibraryCall(wanted.routine, (b, Buffer(name, (simplify(wanted.elements(sizes)),), b.dtype)), told)
+
+    def _readable(self, operation: str, read: Load) -> bool:
+        """Whether an operation after the product can read an array: by strides, and as its name says."""
+        found = _strides(read, self.axes)
+        if read.dtype is not self.takes.writes or found is None:
+            return False
+        if operation not in ("bias", "residual"):
+            return True
+        has = [s is not None for s in (found.batch, found.rows)]
+        of_all = [bool(self.axes.batch), bool(self.axes.rows)]
+        return (
+            found.unit_columns
+            and found.columns is not None
+            and has == (of_all if operation == "residual" else [False] * 2)
+        )
+
+    def _following(self) -> dict[str, Expr]:
+        """What the routine is told of the operations after its product."""
+        found: dict[str, Expr] = dict.fromkeys(following_sizes(self.takes), const(0))
+        if self.epilogue is None:
+            return found
+        code = sum((self.takes.follows.index(n) + 1) << (4 * i) for i, n in enumerate(self.epilogue.names))
+        found["follows"] = const(code)
+        for i, read in enumerate(self.epilogue.arrays):
+            at = _strides(read, self.axes)
+            assert at is not None
+            named = {f"stride_d{i}": at.batch, f"row_d{i}": at.rows, f"column_d{i}": at.columns}
+            found |= {name: const(0) if s is None else s for name, s in named.items()}
+        return found
+
+    def _temp(self, name: str, roles: Sequence[IterVar], dtype: DType) -> Buffer:
+        name = _free_name(name, self.func, self.temps)
+        buffer = Buffer(name, tuple(i.extent for i in roles), dtype)
+        self.temps.append(buffer)
+        return buffer
+
+    def _operand(
+        self, value: Expr, first: Sequence[IterVar], second: Sequence[IterVar], name: str
+    ) -> tuple[Buffer, _Strides]:
+        """The buffer a product reads, packed first when it has to be."""
+        if isinstance(value, Load):
+            found = _strides(value, self.axes)
+            if found is not None:
+                last_stride = found.inner if second is self.axes.inner else found.columns
+                other = found.rows if second is self.axes.inner else found.inner
+                readable = (other, last_stride) if self.takes.transposed else (last_stride,)
+                if any(s is None or as_int(s) == 1 for s in readable):
+                    return value.buffer, found
+        # keep the axis that is contiguous in the source contiguous, so that packing copies runs
+        last = value.indices[-1] if isinstance(value, Load) else None
+        turned = self.takes.transposed and any(i.var is last for i in first) and not any(i.var is last for i in second)
+        order = (*self.axes.batch, *((*second, *first) if turned else (*first, *second)))
+        packed = self._temp(name, order, self.takes.dtype)
+        indices = tuple(i.var for i in order)
+        spatial = tuple(IterVar(i.var, i.extent) for i in order)
+        pack = Block(f"pack_{name}", spatial, indices, Store(packed, indices, value))
+        inputs = tuple(dict.fromkeys(r.buffer for r in all_loads((value,))))
+        self.before.append(step_of(self.func, f"{self.func.name}_{name}", [pack], inputs, (packed,)))
+        strides = _strides(load(packed, indices), self.axes)
+        assert strides is not None
+        return packed, strides
+
+    def _result(self) -> tuple[Buffer, _Strides, FunctionStep | None]:
+        """What the product writes, and the step after it."""
+        output = self.func.output_buffers[0]
+        target = self.block.body.buffer
+        found = _strides(load(target, self.block.body.indices), self.axes)
+        fits = found is not None and found.unit_columns
+        rest = list(self.rest)
+        if self.epilogue is not None:
+            rest[0] = self.epilogue.rest
+            store = rest[0].body
+            there = _strides(load(store.buffer, store.indices), self.axes)
+            if self.epilogue.whole and store.buffer is output and there is not None and there.unit_columns:
+                return output, there, None
+        if fits and found is not None and target is output:
+            return output, found, None
+        if fits and found is not None:
+            self.temps.append(target)
+            return target, found, self._after(rest, target, output)
+        order = (*self.axes.batch, *self.axes.rows, *self.axes.columns)
+        packed = self._temp("c_packed", order, self.takes.writes)
+        spatial = tuple(i for i in self.block.iters if i.kind == "spatial")
+        copy = Block(
+            "unpack",
+            spatial,
+            tuple(i.var for i in spatial),
+            Store(target, self.block.body.indices, load(packed, tuple(i.var for i in order))),
+        )
+        strides = _strides(load(packed, tuple(i.var for i in order)), self.axes)
+        assert strides is not None
+        return packed, strides, self._after([copy, *rest], packed, output)
+
+    def _after(self, blocks: Sequence[Block], source: Buffer, output: Buffer) -> FunctionStep:
+        written = {b.body.buffer for b in blocks}
+        read = dict.fromkeys(x.buffer for b in blocks for x in block_loads(b))
+        inputs = (source, *(r for r in read if r is not source and r not in written))
+        return step_of(self.func, f"{self.func.name}_after", blocks, inputs, (output,))
+
+
+def _leading(outer: Expr | None, inner: Expr | None, height: Expr, width: Expr) -> tuple[int, Expr]:
+    """(transposed, leading dim) of a `height` x `width` matrix with these strides, one of which is 1."""
+    if inner is None or as_int(inner) == 1:
+        return 0, width if outer is None else outer
+    return 1, height if as_int(inner) is None and outer is None else inner

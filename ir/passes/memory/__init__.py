@@ -1,0 +1,1 @@
+"""The static memory plan: live ranges, alias sets, packing, in-place results."""

@@ -1,0 +1,92 @@
+"""Which memory the variables of a graph function stand for: what is made anew, and what lies in the memory of another value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from relax_tune.ir.core.graph import (
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    GVar,
+    If,
+    TupleItem,
+    TupleValue,
+    Value,
+)
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.rewrite.emitter import is_view, used_vars
+
+Tensor = tuple[GVar, int]
+"""A tensor that is made: the variable, and which field of it."""
+
+
+@dataclass(slots=True)
+class Roots:
+    """Which made tensors a variable stands for: itself, or through views, tuples and branches others.
+
+    inplace: an output that is written in place is the tensor it overwrites; without, it is a tensor of its own."""
+
+    inplace: bool = True
+    _of: dict[GVar, tuple[Tensor, ...]] = field(default_factory=dict)
+    _parts: dict[GVar, tuple[tuple[Tensor, ...], ...]] = field(default_factory=dict)
+
+    def bind(self, var: GVar, value: Value) -> None:
+        """Learn what the next variable is bound to."""
+        if self.inplace and isinstance(value, CallTIR) and value.inplace:
+            fields = [((var, i),) if at is None else self.fields(value.args[at]) for i, at in enumerate(value.inplace)]
+            self._of[var] = tuple(t for found in fields for t in found)
+            self._parts[var] = tuple(fields)
+        elif not isinstance(value, CallTIR) and not made_tensors(value, var.info):
+            self._of[var] = self.fields(value)
+            parts = self.parts(value)
+            if parts is not None:
+                self._parts[var] = parts
+
+    def parts(self, value: Value) -> tuple[tuple[Tensor, ...], ...] | None:
+        """What each field of a tuple stands for, where that is known apart."""
+        if isinstance(value, TupleValue):
+            return tuple(map(self.fields, value.fields))
+        if isinstance(value, GVar) and value not in self._of and isinstance(value.info, TupleInfo):
+            return tuple((t,) for t in self.fields(value))
+        return self._parts.get(value) if isinstance(value, GVar) else None
+
+    def fields(self, value: Value) -> tuple[Tensor, ...]:
+        """Everything that `value` may be or hold."""
+        if isinstance(value, GVar):
+            if value in self._of:
+                return self._of[value]
+            count = len(value.info.fields) if isinstance(value.info, TupleInfo) else 1
+            return tuple((value, i) for i in range(count))
+        if isinstance(value, TupleItem):
+            parts = self.parts(value.value)
+            return self.fields(value.value) if parts is None else parts[value.index]
+        if isinstance(value, TupleValue):
+            return tuple(k for f in value.fields for k in self.fields(f))
+        if isinstance(value, If):  # either side's result
+            return (*self.fields(value.then.ret), *self.fields(value.orelse.ret))
+        if isinstance(value, (Call, CallFunction, CallHost)):  # a callee may give back an argument
+            return tuple(k for v in used_vars(value) for k in self.fields(v))
+        return ()
+
+    def of_all(self, value: Value) -> set[Tensor]:
+        """Every made tensor a value reads, or may be."""
+        if isinstance(value, TupleItem):
+            return set(self.fields(value))
+        found = {k for v in used_vars(value) for k in self.fields(v)}
+        return found | set(self.fields(value)) if isinstance(value, If) else found
+
+
+def made_tensors(value: Value, info: StructInfo) -> Sequence[tuple[int, TensorInfo]]:
+    """The tensors a binding makes in new memory, by field; none for views, tuples and casts."""
+    if isinstance(value, CallTIR) and value.inplace:
+        return [(i, t) for i, (t, at) in enumerate(zip(value.out, value.inplace, strict=True)) if at is None]
+    if isinstance(value, (CallTIR, CallDPSLibrary)):
+        return list(enumerate(value.out))
+    if isinstance(value, Call) and not is_view(value):
+        fields = info.fields if isinstance(info, TupleInfo) else (info,)
+        return [(i, f) for i, f in enumerate(fields) if isinstance(f, TensorInfo)]
+    return ()

@@ -1,0 +1,263 @@
+"""Outputs that take the memory of an argument (`call_tir_inplace`): when they may, and marking the calls whose outputs can."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from relax_tune.ir.arith.prove import Proof, prove_equal
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Const, Load, loads
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    Body,
+    CallTIR,
+    Function,
+    GVar,
+    If,
+    Value,
+    all_bindings,
+    nested_values,
+)
+from relax_tune.ir.core.stmt import Block, Seq, Store, blocks, replace_buffers, seq, walk
+from relax_tune.ir.core.stmt import If as IfStmt
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.deduce.deduce import info_of
+from relax_tune.ir.op.base import env_of
+from relax_tune.ir.passes.memory.aliasing import Roots, Tensor, made_tensors
+from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
+
+# -- the loops ---------------------------------------------------------------------------------------------------------
+
+
+def obstacle(func: PrimFunc, output: Buffer, source: Buffer) -> str | None:
+    """Why `output` may not lie in the memory of the input `source`; None when it may: each element of `source` is read only by
+    the block that then writes that element of `output`, before anything else is written there.
+
+    Holds for scheduled functions too: every primitive keeps what a block does at one point of its iterators together."""
+    if output.dtype is not source.dtype or len(output.shape) != len(source.shape):
+        return f"{output!r} is not like {source!r}"
+    for s in walk(func.body):
+        where = (s.cond,) if isinstance(s, IfStmt) else (*s.indices, s.value) if isinstance(s, Store) else ()
+        if any(x.buffer in (source, output) for e in where for x in loads(e)):
+            return f"{source.name} is read outside of blocks"
+    order = blocks(func.body)
+    readers = [b for b in order if any(x.buffer is source for x in reads_of(b))]
+    if not readers:
+        return None
+    block = readers[0]
+    if len(readers) > 1:
+        return f"blocks {block.name} and {readers[1].name} both read {source.name}"
+    if block.body.buffer is not output:
+        return f"block {block.name} reads {source.name} and does not write {output.name}"
+    if next(b for b in order if b.body.buffer is output) is not block:
+        return f"{output.name} is written before block {block.name} reads {source.name}"
+    if block.is_reduction or block.init is not None:
+        return f"block {block.name} reduces: it reads {source.name} after it has begun to write {output.name}"
+    own = [i for i in block.body.indices if not isinstance(i, Const)]
+    if len(set(own)) != len(own) or set(own) != {i.var for i in block.iters}:
+        return f"block {block.name} may write an element of {output.name} more than once"
+    for x in reads_of(block):
+        if x.buffer is output or (x.buffer is source and x.indices != block.body.indices):
+            written = ", ".join(map(repr, block.body.indices))
+            return f"block {block.name} reads {x!r} where it writes {output.name}[{written}]"
+    return None
+
+
+def reads_of(block: Block) -> tuple[Load, ...]:
+    """Every distinct read of a block, wherever it stands."""
+    stores = [block.body] if block.init is None else [block.body, block.init]
+    return loads(*(e for s in stores for e in (s.value, *s.indices)), *block.bindings, block.predicate)
+
+
+def in_one_memory(func: PrimFunc, same: Mapping[Buffer, Buffer]) -> PrimFunc:
+    """`func` with inputs read from the outputs that lie in their memory, so that no two pointers of a kernel overlap. Nests that
+    then only store what is there already are gone."""
+    body = replace_buffers(func.body, same)
+    parts = body.stmts if isinstance(body, Seq) else (body,)
+    kept = [p for p in parts if not blocks(p) or not all(_stays(b) for b in blocks(p))]
+    return replace(func, params=tuple(p for p in func.params if p not in same), body=seq(*kept))
+
+
+def _stays(block: Block) -> bool:
+    value = block.body.value
+    there = isinstance(value, Load) and value.buffer is block.body.buffer and value.indices == block.body.indices
+    return there and block.init is None
+
+
+# -- the graph ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Misuse:
+    """An output in a place where it may not be: field `output` of `var`, why, and the node that shows it."""
+
+    var: GVar
+    output: int
+    why: str
+    at: object
+
+
+def misuses(f: Function, module: IRModule) -> Iterator[Misuse]:
+    """Every output that is written in place of something that is not this function's to overwrite, is read later, or that the
+    loops of the tensor function need."""
+    if not any(isinstance(v, CallTIR) and v.inplace for v in nested_values(f)):
+        return
+    yield from _Places(module).body(f)
+
+
+class _Places:
+    """A walk over a function in order: who made what, and who has overwritten it."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self.roots = Roots(inplace=False)
+        self.made: dict[Tensor, Function | Body] = {}
+        self.taken: dict[Tensor, Tensor] = {}
+
+    def body(self, body: Function | Body) -> Iterator[Misuse]:
+        for b in body.bindings:
+            if isinstance(b.value, If):
+                yield from self.body(b.value.then)
+                yield from self.body(b.value.orelse)
+            yield from self.reads(b.value, b)
+            if isinstance(b.value, CallTIR) and b.value.inplace:
+                yield from self.call(b, b.value, body)
+            self.roots.bind(b.var, b.value)
+            made = enumerate(b.value.out) if isinstance(b.value, CallTIR) else made_tensors(b.value, b.var.info)
+            self.made.update({(b.var, i): body for i, _ in made})
+        yield from self.reads(body.ret, body.ret if isinstance(body, Function) else body)
+
+    def reads(self, value: Value, at: object) -> Iterator[Misuse]:
+        for t in self.roots.of_all(value):
+            if t in self.taken:
+                var, i = self.taken[t]
+                yield Misuse(var, i, f"{t[0].name} is used here, after {var.name} was written in its memory", at)
+
+    def call(self, b: AnyBinding, call: CallTIR, body: Function | Body) -> Iterator[Misuse]:
+        for i, at in enumerate(call.inplace):
+            if at is None:
+                continue
+            arg = call.args[at]
+            name = getattr(arg, "name", repr(arg))
+            found = set(self.roots.fields(arg))
+            t = next(iter(found), None)
+            why: str | None = None
+            if not isinstance(arg, GVar) or t is None or len(found) != 1 or t not in self.made:
+                why = f"{name} is no tensor that this function computes: its memory is a parameter's, a weight's or unknown"
+            elif self.made[t] is not body:
+                why = f"{name} is made outside this side of the branch"
+            elif t in self.taken:
+                why = f"{name} was overwritten before, by {self.taken[t][0].name}"
+            else:
+                why = self.loops(call, i, t)
+                self.taken[t] = b.var, i
+            if why is not None:
+                wanted = f"wanted an argument that output {i} of {call.callee} may overwrite"
+                yield Misuse(b.var, i, f"{wanted}: {why}; call_tir gives it memory of its own", b)
+
+    def loops(self, call: CallTIR, i: int, t: Tensor) -> str | None:
+        func = self.module.prim(call.callee)
+        sources = sources_of(func, call, t, self.roots)
+        return next((w for s in sources if (w := obstacle(func, func.output_buffers[i], s)) is not None), None)
+
+
+def sources_of(func: PrimFunc, call: CallTIR, t: Tensor, roots: Roots) -> list[Buffer]:
+    """The parameters of `func` that a call gives the memory of `t`."""
+    pairs = zip(func.input_buffers, call.args, strict=True)
+    return [b for b, arg in pairs if isinstance(arg, GVar) and t in roots.fields(arg)]
+
+
+def pinned(f: Function) -> frozenset[GVar]:
+    """What must stay where it is because of outputs written in place: those calls, and what reads the memory before them."""
+    calls = {v for v in nested_values(f) if isinstance(v, CallTIR) and v.inplace}
+    if not calls:
+        return frozenset()
+    roots = Roots(inplace=False)
+    reads: list[tuple[GVar, set[Tensor]]] = []
+    overwritten: set[Tensor] = set()
+    for b in all_bindings(f):
+        var, value = b.var, b.value
+        reads.append((var, roots.of_all(value)))
+        if isinstance(value, CallTIR) and value in calls:
+            overwritten.update(t for at in value.inplace if at is not None for t in roots.fields(value.args[at]))
+        roots.bind(var, value)
+    return frozenset(var for var, read in reads if read & overwritten)
+
+
+def without_places(f: Function, dropped: Collection[tuple[GVar, int]]) -> Function:
+    """`f` with memory of its own for these outputs."""
+
+    def visit(out: Emitter, b: AnyBinding) -> None:
+        call = b.value
+        if (
+            isinstance(call, CallTIR)
+            and isinstance(b, Binding)
+            and any((b.var, i) in dropped for i in range(len(call.out)))
+        ):
+            kept = tuple(None if (b.var, i) in dropped else at for i, at in enumerate(call.inplace))
+            places = kept if any(at is not None for at in kept) else ()
+            b = replace(b, value=replace(call, inplace=places))
+        out.keep(b)
+
+    return rewrite_function(f, visit) if dropped else f
+
+
+@dataclass(frozen=True, slots=True)
+class Inplace:
+    """Outputs take the memory of an argument of the same dims that nobody reads later, where the loops of the function permit.
+
+    Not part of the standard order: it makes other kernels of the calls it marks (one pointer instead of two) than those that were
+    measured. Branches are left alone."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        env = env_of(module.bounds)
+
+        def function(f: Function) -> Function:
+            roots = Roots(inplace=False)
+            last: dict[Tensor, int] = {}
+            at_step: dict[GVar, int] = {}
+            for position, b in enumerate(all_bindings(f)):
+                at_step[b.var] = position
+                last.update(dict.fromkeys(roots.of_all(b.value), position))
+                roots.bind(b.var, b.value)
+            last.update(dict.fromkeys(roots.of_all(f.ret), len(at_step)))
+            made = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
+
+            def place(call: CallTIR, var: GVar, i: int, taken: Collection[int]) -> int | None:
+                func = module.prim(call.callee)
+                for at, arg in enumerate(call.args):
+                    found = roots.fields(arg) if isinstance(arg, GVar) else ()
+                    if at in taken or len(found) != 1 or found[0][0] not in made or last[found[0]] != at_step[var]:
+                        continue
+                    old, new = info_of(arg), call.out[i]
+                    if (
+                        not isinstance(old, TensorInfo)
+                        or old.shape is None
+                        or new.shape is None
+                        or old.dtype is not new.dtype
+                    ):
+                        continue
+                    alike = len(old.shape) == len(new.shape) and all(
+                        prove_equal(a, b, env) is Proof.YES for a, b in zip(old.shape, new.shape, strict=True)
+                    )
+                    sources = sources_of(func, call, found[0], roots)
+                    if alike and all(obstacle(func, func.output_buffers[i], s) is None for s in sources):
+                        return at
+                return None
+
+            def visit(out: Emitter, b: AnyBinding) -> None:
+                call = b.value
+                if isinstance(call, CallTIR) and isinstance(b, Binding) and not call.inplace and b.var in made:
+                    places: list[int | None] = []
+                    for i in range(len(call.out)):
+                        places.append(place(call, b.var, i, [p for p in places if p is not None]))
+                    if any(p is not None for p in places):
+                        b = replace(b, value=replace(call, inplace=tuple(places)))
+                out.keep(b)
+
+            return rewrite_function(f, visit)
+
+        return map_graphs(module, lambda f, _: function(f))

@@ -1,0 +1,1 @@
+"""The rewrite engine: patterns, matching, rules, the emitter of new bindings."""

@@ -1,0 +1,241 @@
+"""Patterns over the dataflow of graph functions: what to look for, with names for the parts and conditions on them.
+
+A pattern is a frozen value that describes a value and what it was computed from. Patterns are put together with functions
+and Python's operators:
+
+    x, w = "x", "w"                                       # a text is a capture: any value, known by that name
+    product = op(Matmul, x, w)                            # an operator by its class, with attributes: transpose_b=True
+    biased = maybe(product, lambda p: p + "bias")         # with a bias or without one
+    silu = value("h") * op(Sigmoid, "h")                  # the same name is the same value; + and * in either order
+    half = 0.5 * value("h")                               # a number in an operator, or a constant that is it everywhere
+    kernel = tir(x, kind=PatternKind.ELEMENTWISE)         # call_tir, by the loops of its function or by its name
+    small = product.once().of("n", 64, dtype=f32)         # read by one other value; dims by name, number or expression
+    even = small.where(lambda m: eq(m.dim("n") % 8, 0))   # proved, never guessed
+
+Dims and conditions are decided with yes, no or unknown. An unknown one is noted in `Match.unknown` (`relax_tune.ir.rewrite.match`); a
+rewrite (`relax_tune.ir.rewrite.rules`) then leaves the place alone, or puts an `if` around what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from relax_tune.errors import UserError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.core.graph import Operator
+from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Mul, MulScalar, Sub
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.rewrite.pattern_kinds import PatternKind
+
+if TYPE_CHECKING:
+    from relax_tune.ir.rewrite.match import Match
+
+Operand = Union["Pattern", str, int, float]
+"""Where a pattern is wanted: one, the name of a capture, or a number that a constant holds everywhere."""
+
+Dim = Union[Expr, int, str, None, EllipsisType]
+"""A dim: an expression or number it must equal, a name for it, None for any; `...` first for any number of leading dims."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a value is. Base of all patterns."""
+
+    def named(self, name: str) -> Pattern:
+        """The value is known as `name`; one that has the name already must be the same."""
+        return Named(name, self)
+
+    def once(self) -> Pattern:
+        """One binding alone reads the value, and the function does not return it."""
+        return Once(self)
+
+    def of(self, *dims: Dim, dtype: DType | None = None, ndim: int | None = None) -> Pattern:
+        """The value is a tensor of these dims (any when none are given), element type and number of dims."""
+        return Annotated(self, dims or None, dtype, ndim)
+
+    def where(self, condition: Callable[[Match], bool | Expr | Proof]) -> Pattern:
+        """`condition`, asked once this pattern matches: a bool, an answer, or an expression over the shape symbols to prove."""
+        return Where(self, condition)
+
+    def __or__(self, other: Pattern) -> Pattern:
+        """This, or where that does not match, `other`."""
+        choices = [c for p in (self, pattern(other)) for c in (p.choices if isinstance(p, Either) else (p,))]
+        return choices[0] if len(choices) == 1 else Either(tuple(choices))
+
+    def __getitem__(self, index: int) -> Pattern:
+        """One field of a tuple."""
+        if type(index) is not int or index < 0:
+            raise UserError(f"pattern: wanted the number of a tuple's field, found {index!r}; such as split[0]")
+        return Item(self, index)
+
+    def __add__(self, other: Operand) -> Pattern:
+        return _with_number(AddScalar, self, other) | op(Add, self, other)
+
+    def __radd__(self, other: Operand) -> Pattern:
+        return self + other
+
+    def __sub__(self, other: Operand) -> Pattern:
+        return _with_number(AddScalar, self, other, -1) | op(Sub, self, other)
+
+    def __mul__(self, other: Operand) -> Pattern:
+        return _with_number(MulScalar, self, other) | op(Mul, self, other)
+
+    def __rmul__(self, other: Operand) -> Pattern:
+        return self * other
+
+    def __truediv__(self, other: Operand) -> Pattern:
+        return op(Div, self, other)
+
+    def __matmul__(self, other: Operand) -> Pattern:
+        return op(Matmul, self, other, transpose_b=False)
+
+
+@dataclass(frozen=True)
+class Anything(Pattern):
+    """Any value."""
+
+
+@dataclass(frozen=True)
+class Named(Pattern):
+    name: str
+    inner: Pattern = Anything()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise UserError(f"pattern: wanted a name for a capture, such as 'x', found {self.name!r:.80}")
+
+
+@dataclass(frozen=True)
+class Operation(Pattern):
+    """An operator of a class; `args` None for any arguments. An attribute is a value or a predicate of one."""
+
+    operator: type[Operator]
+    args: tuple[Pattern, ...] | None
+    attributes: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class TensorCall(Pattern):
+    """A `call_tir` of the function `callee`, or of any of a pattern kind; `args` None for any arguments."""
+
+    callee: str | None
+    kind: PatternKind | None
+    args: tuple[Pattern, ...] | None
+
+
+@dataclass(frozen=True)
+class LibraryCall(Pattern):
+    routine: str
+    args: tuple[Pattern, ...] | None
+
+
+@dataclass(frozen=True)
+class Weight(Pattern):
+    """A constant, every element of which is `number` unless that is None."""
+
+    number: float | None
+
+
+@dataclass(frozen=True)
+class Either(Pattern):
+    choices: tuple[Pattern, ...]
+
+
+@dataclass(frozen=True)
+class Item(Pattern):
+    inner: Pattern
+    index: int
+
+
+@dataclass(frozen=True)
+class Once(Pattern):
+    inner: Pattern
+
+
+@dataclass(frozen=True)
+class Annotated(Pattern):
+    inner: Pattern
+    dims: tuple[Dim, ...] | None
+    dtype: DType | None
+    ndim: int | None
+
+    def __post_init__(self) -> None:
+        for position, d in enumerate(self.dims or ()):
+            if d is ... and position > 0:
+                raise UserError("pattern: wanted `...` as the first of the dims, found it later; move it")
+            if not (d is None or d is ... or isinstance(d, (str, Expr)) or type(d) is int):
+                raise UserError(f"pattern: wanted a dim as a number, a name, an expression or None, found {d!r:.80}")
+
+
+@dataclass(frozen=True)
+class Where(Pattern):
+    inner: Pattern
+    condition: Callable[[Match], bool | Expr | Proof]
+
+
+def pattern(x: Operand) -> Pattern:
+    """What `x` says as a pattern. Raises UserError for anything else."""
+    if isinstance(x, Pattern):
+        return x
+    if isinstance(x, str):
+        return Named(x)
+    if isinstance(x, (int, float)) and not isinstance(x, bool):
+        return Weight(x)
+    raise UserError(f"pattern: wanted a pattern, the name of a capture or a number, found {x!r:.80}")
+
+
+def value(name: str) -> Pattern:
+    """Any value, known as `name`."""
+    return Named(name)
+
+
+def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
+    """An operator of this class (or of one below it) on `args`, or on anything when none are given. attributes: values it has,
+    or predicates of them. The arguments of a commutative operator match in either order, first as they are written."""
+    if not (isinstance(operator, type) and issubclass(operator, Operator)):
+        raise UserError(f"pattern: wanted the class of an operator, such as Matmul, found {operator!r:.80}")
+    known = [f.name for f in fields(operator)]
+    for name in attributes:
+        if name not in known:
+            has = f"its attributes are {', '.join(known)}" if known else "it has none"
+            raise UserError(f"pattern: wanted an attribute of {operator.__name__}, found {name!r}; {has}")
+    return Operation(operator, _args(args), tuple(attributes.items()))
+
+
+def tir(*args: Operand, callee: str | None = None, kind: PatternKind | None = None) -> Pattern:
+    """A `call_tir` of the tensor function called `callee`, of any of this kind, or of any; on `args`, or on anything."""
+    return TensorCall(callee, kind, _args(args))
+
+
+def library(routine: str, *args: Operand) -> Pattern:
+    """A `call_dps_library` of `routine`."""
+    return LibraryCall(routine, _args(args))
+
+
+def weight(name: str | None = None, number: float | None = None) -> Pattern:
+    """A constant; `number` is what each of its elements is."""
+    return Weight(number) if name is None else Named(name, Weight(number))
+
+
+def maybe(base: Pattern, wrap: Callable[[Pattern], Pattern]) -> Pattern:
+    """`wrap(base)`, or `base` alone."""
+    return wrap(base) | base
+
+
+def _args(args: Sequence[Operand]) -> tuple[Pattern, ...] | None:
+    return tuple(pattern(a) for a in args) if args else None
+
+
+def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int = 1) -> Pattern:
+    """The operator that holds the number itself, as importers write it; nothing for an operand that is no number."""
+    if not isinstance(other, (int, float)) or isinstance(other, bool):
+        return Either(())
+    wanted = np.float32(sign * other)
+    return op(operator, p, value=lambda held: np.float32(held) == wanted)

@@ -1,0 +1,169 @@
+"""Compute patterns, read off the loops themselves (paper section 4.2): what decides which functions may fuse."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from relax_tune.ir.arith.prove import Proof, prove_equal
+from relax_tune.ir.core.expr import MATH, Const, Expr, Load, Op, Var, free_vars, postorder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block
+from relax_tune.ir.passes.fusion.plain_loops import all_loads, block_loads, plain_blocks
+
+
+class PatternKind(IntEnum):
+    """How output elements depend on input elements; a larger kind is harder to fuse."""
+
+    ELEMENTWISE = 0
+    """`y[i] = f(x[i])`"""
+    BROADCAST = 1
+    """... where some inputs lack some of the axes"""
+    INJECTIVE = 2
+    """each output element is computed from elements at any indices, gathers included"""
+    REDUCTION = 3
+    """sums and maxima over axes, and row functions made of them"""
+    OUT_FUSIBLE = 4
+    """matmul-like: both operands are reused, elementwise work may follow"""
+    CHAIN = 5
+    """several products with work on rows between them (attention); their operands may be moved, and the result"""
+    OPAQUE = 8
+    """anything else"""
+
+
+class Access(IntEnum):
+    """How a block reads a buffer, relative to where it writes."""
+
+    IDENTITY = 0
+    PERMUTATION = 1
+    BROADCAST = 2
+    OTHER = 3
+
+
+def store_axes(block: Block) -> tuple[Var, ...] | None:
+    """The store's indices when they are distinct spatial iterators, all of them, and cover the whole buffer."""
+    spatial = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
+    axes = tuple(v for v in block.body.indices if isinstance(v, Var) and v in spatial)
+    if len(axes) != len(block.body.indices) or len(set(axes)) != len(axes) or set(axes) != set(spatial):
+        return None
+    covers = all(
+        spatial[v] is d or prove_equal(spatial[v], d) is Proof.YES
+        for v, d in zip(axes, block.body.buffer.shape, strict=True)
+    )
+    return axes if covers else None
+
+
+def access_of(block: Block, read: Load) -> Access:
+    """How `read` relates to the element `block` writes."""
+    axes = store_axes(block)
+    if axes is None:
+        return Access.OTHER
+    if read.indices == axes:
+        return Access.IDENTITY
+    names = [i for i in read.indices if isinstance(i, Var) and i in axes]
+    if len(names) == len(read.indices) and set(names) == set(axes) and len(names) == len(axes):
+        return Access.PERMUTATION
+    fixed = all(isinstance(i, Const) for i in read.indices if i not in names)
+    order = [axes.index(v) for v in names]
+    return Access.BROADCAST if fixed and order == sorted(set(order)) else Access.OTHER
+
+
+def block_kind(block: Block) -> PatternKind:
+    """The pattern of one plain block."""
+    if store_axes(block) is None:
+        return PatternKind.OPAQUE
+    if block.is_reduction:
+        return _reduction_kind(block)
+    accesses = [access_of(block, r) for r in block_loads(block)]
+    if any(a in (Access.OTHER, Access.PERMUTATION) for a in accesses):
+        return PatternKind.INJECTIVE
+    if all(a is Access.IDENTITY for a in accesses):
+        return PatternKind.ELEMENTWISE
+    return PatternKind.BROADCAST
+
+
+def accumulated(block: Block) -> Expr | None:
+    """`v` of a reduction `T = T + v`, `T * v`, `max(T, v)` or `min(T, v)`; None for any other step."""
+    value, target = block.body.value, (block.body.buffer, block.body.indices)
+    if not isinstance(value, Op) or value.op not in ("add", "mul", "max", "min"):
+        return None
+    for own, other in (value.args, value.args[::-1]):
+        if isinstance(own, Load) and (own.buffer, own.indices) == target:
+            return None if any(r.buffer is own.buffer for r in all_loads((other,))) else other
+    return None
+
+
+def operands(block: Block) -> tuple[Expr, Expr] | None:
+    """The two factors of a matmul-like reduction: a sum of products in which each factor lacks a spatial axis that the other
+    has, so that both are reused."""
+    v = accumulated(block)
+    value = block.body.value
+    if v is None or not isinstance(v, Op) or v.op != "mul" or not isinstance(value, Op) or value.op != "add":
+        return None
+    spatial = {i.var for i in block.iters if i.kind == "spatial"}
+    left, right = (spatial & set(free_vars(f)) for f in v.args)
+    loads = [all_loads((f,)) for f in v.args]
+    if all(loads) and left - right and right - left:
+        return v.args[0], v.args[1]
+    return None
+
+
+def _reduction_kind(block: Block) -> PatternKind:
+    if accumulated(block) is None or block.init is None:
+        return PatternKind.OPAQUE
+    return PatternKind.REDUCTION if operands(block) is None else PatternKind.OUT_FUSIBLE
+
+
+def pattern_kind(func: PrimFunc) -> PatternKind:
+    """The pattern of a whole tensor function, from its loops alone."""
+    blocks = plain_blocks(func)
+    if blocks is None:
+        return PatternKind.OPAQUE
+    kinds = [block_kind(b) for b in blocks]
+    if PatternKind.OPAQUE in kinds:
+        return PatternKind.OPAQUE
+    products = kinds.count(PatternKind.OUT_FUSIBLE)
+    if products == 0 or len(kinds) == 1:
+        return max(kinds)
+    if products > 1 and PatternKind.REDUCTION in kinds:
+        return PatternKind.CHAIN
+    at = kinds.index(PatternKind.OUT_FUSIBLE)
+    after = zip(blocks[at + 1 :], kinds[at + 1 :], strict=True)
+    if products > 1 or PatternKind.REDUCTION in kinds or not all(_keeps_tile(b, k, blocks[at]) for b, k in after):
+        return PatternKind.OPAQUE
+    return PatternKind.OUT_FUSIBLE
+
+
+def _keeps_tile(block: Block, kind: PatternKind, product: Block) -> bool:
+    if kind <= PatternKind.BROADCAST:
+        return True
+    reads = [r for r in block_loads(block) if r.buffer is product.body.buffer]
+    return all(access_of(block, r) in (Access.IDENTITY, Access.PERMUTATION) for r in reads)
+
+
+def output_access(func: PrimFunc, position: int) -> Access:
+    """How the output depends on input `position`, when the function is one spatial block; OTHER otherwise."""
+    blocks = plain_blocks(func)
+    if blocks is None or len(blocks) != 1 or blocks[0].is_reduction:
+        return Access.OTHER
+    buffer = func.input_buffers[position]
+    return max((access_of(blocks[0], r) for r in block_loads(blocks[0]) if r.buffer is buffer), default=Access.OTHER)
+
+
+def is_movement(block: Block) -> bool:
+    """Whether a spatial block only moves values: its value is one read."""
+    return not block.is_reduction and isinstance(block.body.value, Load)
+
+
+def is_trivial(block: Block) -> bool:
+    """Whether repeating a spatial block costs nothing: it reads one element and at most casts it."""
+    value = block.body.value
+    if isinstance(value, Op) and value.op == "cast":
+        value = value.args[0]
+    return not block.is_reduction and isinstance(value, Load) and not all_loads(value.indices)
+
+
+def uses_math(func: PrimFunc) -> bool:
+    """Whether any element costs a transcendental function or a division."""
+    blocks = plain_blocks(func) or ()
+    nodes = postorder(b.body.value for b in blocks)
+    return any(isinstance(n, Op) and (n.op in MATH or n.op == "div") for n in nodes)

@@ -1,0 +1,440 @@
+"""Rewriting by patterns: a user says what to look for and what to put there, at any level and any point of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, Union
+
+from numpy.typing import NDArray
+
+from relax_tune.errors import DeduceError, RelaxTuneError, UserError, VerifyError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.check.examine import examine
+from relax_tune.ir.check.verify_graph import verify_function
+from relax_tune.ir.core.expr import Expr, ExprLike, and_, eq, expr
+from relax_tune.ir.core.function import AnyFunction, Bound, IRModule, PrimFunc
+from relax_tune.ir.core.graph import (
+    ATOMS,
+    AnyBinding,
+    Binding,
+    Body,
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallTIR,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    Operator,
+    PrimValue,
+    TupleValue,
+    Value,
+    all_blocks,
+    into_blocks,
+    operands,
+)
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.deduce import infer_value, info_of, side_env, signature
+from relax_tune.ir.deduce.relations import call_differences, differences, is_known
+from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, used_vars, with_operands
+from relax_tune.ir.rewrite.match import Match, Scope, find_matches
+from relax_tune.ir.rewrite.pattern import Operand, Pattern, pattern
+from relax_tune.ir.text.printer import excerpt
+
+Given = Union[Value, str]
+"""An argument of what is put: a value, or the name of a capture."""
+
+T = TypeVar("T")
+Level = Literal["operators", "functions", "fused"]
+LEVELS: tuple[Level, ...] = ("operators", "functions", "fused")
+
+
+class Unfit(Exception):
+    """What a rule wants to put cannot stand here."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where `pattern` matches a value, `put` says what computes it instead; None leaves it as it is.
+
+    put: builds a value with the methods of `Site`. guarded: where conditions of the pattern, or what the operators that are put
+    ask for, are unknown until run time, put an `if` on them with the old computation on its other side; otherwise such a
+    place is left alone. So is always one whose own run-time checks would be lost. level: where in the pipeline `tune` and
+    `build` apply the rule: on operators, on the tensor functions they become, or on fused ones.
+    """
+
+    pattern: Pattern
+    put: Callable[[Site], Value | None]
+    name: str = ""
+    guarded: bool = False
+    level: Level = "operators"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, Pattern) or not callable(self.put):
+            raise UserError(f"rule: wanted a pattern and a function of what it matched, found {self.pattern!r:.80}")
+        if self.level not in LEVELS:
+            raise UserError(f"rule {self.title}: wanted a level among {', '.join(LEVELS)}, found {self.level!r}")
+        if self.guarded and self.level != "operators":
+            raise UserError(
+                f"rule {self.title}: a guard is an `if`, which no level below operators has; drop one of the two"
+            )
+
+    @property
+    def title(self) -> str:
+        return self.name or getattr(self.put, "__name__", "rule")
+
+
+@dataclass
+class Site:
+    """A match that a rule fills: the captures, and what a value can be put together from.
+
+    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write what the matched value
+    is annotated as, unless `out` says something else."""
+
+    match: Match
+    info: StructInfo
+    level: Level
+    module: _Parts
+
+    def __getitem__(self, name: str) -> Value:
+        return self.match[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.match
+
+    def made(self, name: str) -> Value:
+        """As `Match.made`."""
+        return self.match.made(name)
+
+    def dim(self, name: str) -> Expr:
+        """As `Match.dim`."""
+        return self.match.dim(name)
+
+    def _args(self, args: Sequence[Given]) -> tuple[Value, ...]:
+        return tuple(self.match[a] if isinstance(a, str) else a for a in args)
+
+    def _out(self, out: TensorInfo | Sequence[TensorInfo] | None) -> tuple[TensorInfo, ...]:
+        if isinstance(out, TensorInfo):
+            return (out,)
+        fields: Sequence[StructInfo] = out or (self.info.fields if isinstance(self.info, TupleInfo) else (self.info,))
+        known = tuple(i for i in fields if is_known(i))
+        if len(known) != len(fields):
+            raise Unfit
+        return known
+
+    def call(self, operator: Operator, *args: Given) -> Call:
+        """An operator on captures or values."""
+        return Call(operator, self._args(args))
+
+    def tir(
+        self,
+        func: PrimFunc | str,
+        *args: Given,
+        scalars: Sequence[ExprLike] = (),
+        out: TensorInfo | Sequence[TensorInfo] | None = None,
+    ) -> CallTIR:
+        """`call_tir` of a tensor function, which joins the module, or of one that the module has under this name."""
+        callee = self.module.table.add(func) if isinstance(func, PrimFunc) else func
+        return CallTIR(callee, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
+
+    def library(
+        self,
+        routine: str,
+        *args: Given,
+        scalars: Sequence[ExprLike] = (),
+        out: TensorInfo | Sequence[TensorInfo] | None = None,
+    ) -> CallDPSLibrary:
+        """`call_dps_library` of a routine such as `openblas.sgemm`."""
+        return CallDPSLibrary(routine, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
+
+    def function(self, module: IRModule, *args: Given) -> CallFunction:
+        """A call of the one graph function of another module, which joins this one with all it needs; made by a
+        `GraphBuilder` of a name that is still free. At level "operators" only: calls are put in place before the others."""
+        if self.level != "operators":
+            raise UserError(
+                f"wanted a graph function at level 'operators', found level {self.level!r}; put a tensor function"
+            )
+        return CallFunction(self.module.include(module), self._args(args))
+
+
+@dataclass
+class _Parts:
+    """Functions, weights and bounds of a module in the making."""
+
+    table: FunctionTable
+    constants: dict[str, NDArray[Any]]
+    bounds: tuple[Bound, ...]
+
+    def include(self, other: IRModule) -> FunctionRef:
+        graphs = [f for f in other.functions.values() if isinstance(f, Function)]
+        if len(graphs) != 1:
+            raise UserError(f"wanted a module with one graph function, found {len(graphs)}")
+        (f,) = graphs
+        _join(self.table.functions, other.functions, "function")
+        _join(self.constants, other.constants, "weight")
+        known = {b.var for b in self.bounds}
+        self.bounds += tuple(b for b in other.bounds if b.var not in known)
+        return FunctionRef(f.name, signature(f))
+
+
+def _join(mine: dict[str, T], theirs: Mapping[str, T], what: str) -> None:
+    for name, new in theirs.items():
+        if mine.setdefault(name, new) is not new:
+            raise UserError(f"wanted the name of the {what} {name!r} to be free, found it taken; rename it")
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What replaces one value: bindings and the value they lead to. `unknown`: what that needs to hold."""
+
+    rule: Rule
+    match: Match
+    bindings: tuple[Binding, ...]
+    value: Value
+    unknown: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class RewriteByPattern:
+    """Every place where a rule's pattern matches gets what the rule puts.
+
+    Deterministic: values are looked at from the last to the first, so the outermost match wins, and of several rules the
+    first. What only replaced values read is gone and matches nothing; what others read as well stays, and may match
+    itself. A match stays within one region (a function, or a side of an `if`) and sees through no match_cast. What is put
+    is not looked at again.
+
+    Raises: VerifyError when what a rule puts does not fit, showing the place."""
+
+    rules: tuple[Rule, ...]
+
+    def __repr__(self) -> str:
+        return f"RewriteByPattern({', '.join(r.title for r in self.rules)})"
+
+    def __call__(self, module: IRModule) -> IRModule:
+        parts = _Parts(FunctionTable.of(module.functions), dict(module.constants), module.bounds)
+        changed: dict[str, Function] = {}
+        for name, f in module.functions.items():
+            if isinstance(f, Function):
+                new = _Rewriter(self.rules, module, parts, f).run()
+                if new is not f:
+                    changed[name] = new
+        if not changed:
+            return module
+        functions: dict[str, AnyFunction] = {**parts.table.functions, **changed}
+        result = IRModule(functions, parts.constants, parts.bounds)
+        for f in changed.values():
+            try:
+                verify_function(f, result)
+            except VerifyError as error:
+                raise VerifyError(f"after {self!r}: {error}") from None
+        examine(result, functions.keys() - module.functions.keys())
+        return result
+
+
+def rewrite(module: IRModule, rules: Rule | Iterable[Rule]) -> IRModule:
+    """The module with every place that a rule matches rewritten, whatever its level; the same object when none does.
+
+    Raises: as `RewriteByPattern`."""
+    return RewriteByPattern((rules,) if isinstance(rules, Rule) else tuple(rules))(module)
+
+
+def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
+    """Every match in the module's graph functions, outside branches, from the last value to the first; for trying a pattern."""
+    for f in module.functions.values():
+        if isinstance(f, Function):
+            scope = Scope.over(f.bindings, f.ret, module, env_of(module.bounds))
+            for b in reversed(f.bindings):
+                yield from find_matches(pattern(wanted), b.var, scope)
+
+
+class _Rewriter:
+    """One graph function."""
+
+    def __init__(self, rules: Sequence[Rule], module: IRModule, parts: _Parts, f: Function) -> None:
+        self.rules, self.module, self.parts, self.f = rules, module, parts, f
+        self.env: Env = env_of(module.bounds)
+        self.out = Emitter(
+            names={p.name: 1 for p in f.params} | {b.var.name: 1 for block in all_blocks(f) for b in block.bindings}
+        )
+
+    def run(self) -> Function:
+        bindings = self.region(self.f.bindings, self.f.ret)
+        ret = self.out.value(self.f.ret)
+        if bindings is None:
+            return self.f
+        return replace(self.f, blocks=into_blocks(bindings), ret=ret)
+
+    def region(self, bindings: Sequence[AnyBinding], ret: Value) -> list[AnyBinding] | None:
+        """The bindings of a function or a side of an `if`, rewritten; None when nothing is."""
+        scope = Scope.over(bindings, ret, self.module, self.env)
+        chosen: dict[GVar, _Chosen] = {}
+        claimed: set[GVar] = set()
+        live = set(used_vars(ret))
+        dropped: dict[GVar, Binding] = {}
+        for b in reversed(bindings):
+            if isinstance(b, Binding) and b.var not in live and b.var in claimed:
+                dropped[b.var] = b
+                continue
+            found = self.choose(b, scope) if isinstance(b, Binding) and b.var in live else None
+            if found is None:
+                live.update(used_vars(b.value))
+                continue
+            chosen[b.var] = found
+            claimed.update(found.match.inside)
+            live.update(v for new in (*(x.value for x in found.bindings), found.value) for v in used_vars(new))
+            if found.unknown:  # the other side of the `if` computes what it looked into
+                inside = set(found.match.inside)
+                live.update(v for i in inside for v in used_vars(scope.definitions[i]) if v not in inside)
+        mark, changed = len(self.out.bindings), bool(chosen)
+        for b in bindings:
+            if b.var in dropped:
+                continue
+            found = chosen.get(b.var)
+            if found is not None:
+                self.emit(b, found, [dropped[v] for v in dropped if v in found.match.inside])
+            else:
+                changed = self.keep(b) or changed
+        made = self.out.bindings[mark:]
+        del self.out.bindings[mark:]
+        return made if changed else None
+
+    def keep(self, b: AnyBinding) -> bool:
+        """The binding itself, over what its operands have become; whether anything inside it was rewritten."""
+        if not isinstance(b.value, If):
+            self.out.keep(b)
+            return False
+        sides: list[Body] = []
+        env = self.env
+        for taken, side in ((True, b.value.then), (False, b.value.orelse)):
+            before = dict(self.out.mapping)
+            self.env = side_env(env, b.value.cond, taken)
+            inner = self.region(side.bindings, side.ret)
+            sides.append(side if inner is None else Body(into_blocks(inner), self.out.value(side.ret)))
+            self.out.mapping, self.env = before, env
+        same = sides[0] is b.value.then and sides[1] is b.value.orelse
+        self.out.keep(b if same else replace(b, value=If(b.value.cond, sides[0], sides[1])))
+        return not same
+
+    # choosing
+
+    def choose(self, b: Binding, scope: Scope) -> _Chosen | None:
+        """What the first rule that fits puts in place of a value."""
+        if isinstance(b.value, ATOMS):
+            return None  # another name for a value
+        for rule in self.rules:
+            for match in find_matches(rule.pattern, b.var, scope):
+                if match.unknown and not rule.guarded:
+                    continue
+                found = self.fill(rule, match, b)
+                if found is not None and (rule.guarded or not found.unknown):
+                    return found
+        return None
+
+    def fill(self, rule: Rule, match: Match, b: Binding) -> _Chosen | None:
+        ctx, old = Deduction(self.env), Deduction(self.env)
+        if not match.inside:  # a pattern of any value or of a weight, which nothing computes
+            return None
+        try:
+            put = rule.put(Site(match, b.var.info, rule.level, self.parts))
+            if put is None:
+                return None
+            bindings: list[Binding] = []
+            value = self.flat(put, bindings, ctx, rule)
+            info = self.infer(value, ctx)
+            for d in differences(b.var.info, info, self.env):
+                if d.proof is Proof.NO or d.dims is None:
+                    raise DeduceError(f"it gives {info!r}: {d}")
+                ctx.require(eq(d.dims[1], d.dims[2]), "the result", *d.dims[1:])
+            for v in match.inside:
+                self.infer(match.scope.definitions[v], old)
+        except Unfit:
+            return None
+        except RelaxTuneError as error:
+            raise VerifyError(
+                f"{self.f.name}: what rule {rule.title} puts for {b.var.name} does not fit: {error}\n{excerpt(self.f, b)}"
+            ) from None
+        asked, before = (dict.fromkeys(c.cond for c in checks) for checks in (ctx.checks, old.checks))
+        if not asked.keys() >= before.keys():
+            return None  # a check of what would go would be lost
+        more = [c for c in asked if c not in before]
+        return _Chosen(rule, match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
+
+    def flat(self, value: Value, bindings: list[Binding], ctx: Deduction, rule: Rule) -> Value:
+        """`value` over atoms, with a binding for each part that is none."""
+        if not isinstance(value, (*ATOMS, Call, CallTIR, CallDPSLibrary, CallFunction, TupleValue)):
+            raise DeduceError(f"wanted a value that the site's methods make, found a {type(value).__name__}")
+        args: list[Value] = []
+        for a in operands(value):
+            inner = self.flat(a, bindings, ctx, rule)
+            if not isinstance(inner, ATOMS):
+                var = GVar(self.out.fresh(_hint(inner)), self.infer(inner, ctx))
+                bindings.append(Binding(var, inner))
+                inner = var
+            args.append(inner)
+        return with_operands(value, args)
+
+    def infer(self, value: Value, ctx: Deduction) -> StructInfo:
+        """The annotation of a value; what that leaves to run time goes into `ctx`."""
+        if isinstance(value, CallTIR):
+            callee = self.parts.table.functions.get(value.callee)
+            if not isinstance(callee, PrimFunc):
+                raise DeduceError(f"wanted a tensor function called {value.callee!r}, found none in the module")
+            infos = [*map(info_of, value.args), *value.out]
+            for buffer, found in call_differences(callee, infos, value.scalars, self.env):
+                for d in found:
+                    if d.proof is Proof.NO or d.dims is None:
+                        raise DeduceError(f"{value.callee}: parameter {buffer.name}: {d}")
+                    ctx.require(eq(d.dims[1], d.dims[2]), f"parameter {buffer.name}", *d.dims[1:])
+        return infer_value(value, ctx)
+
+    # emitting
+
+    def emit(self, b: AnyBinding, found: _Chosen, inside: Sequence[Binding]) -> None:
+        out = self.out
+        if not found.unknown:
+            for new in found.bindings:
+                out.keep(new)
+            if isinstance(found.value, ATOMS):
+                out.mapping[b.var] = out.value(found.value)
+            else:
+                out.bindings.append(Binding(b.var, out.value(found.value)))
+            return
+        cond = found.unknown[0]
+        for other in found.unknown[1:]:
+            cond = and_(cond, other)
+        then = self.side([*found.bindings], found.value, b)
+        old = [*(Binding(x.var, x.value) for x in reversed(inside))]
+        orelse = self.side(old, b.value, b)
+        out.bindings.append(Binding(b.var, If(PrimValue(cond), then, orelse)))
+
+    def side(self, bindings: Sequence[Binding], value: Value, b: AnyBinding) -> Body:
+        """A side of a guard: `bindings` under variables of its own, then `value` as annotated before."""
+        out, mark, before = self.out, len(self.out.bindings), dict(self.out.mapping)
+        for x in bindings:
+            made = out.bind(out.value(x.value), x.var.info, x.var.name)
+            out.mapping[x.var] = made
+        result = out.value(value)
+        if not isinstance(result, ATOMS):
+            result = out.bind(result, self.infer(result, Deduction(self.env)), b.var.name)
+        if any(True for _ in differences(b.var.info, info_of(result), self.env)):
+            cast = GVar(out.fresh(b.var.name), b.var.info)
+            out.bindings.append(MatchCast(cast, result, b.var.info))
+            result = cast
+        made_here = out.bindings[mark:]
+        del out.bindings[mark:]
+        out.mapping = before
+        return Body(into_blocks(made_here), result)
+
+
+def _hint(value: Value) -> str:
+    """A name for what a value computes."""
+    if isinstance(value, Call):
+        return str(getattr(value.op, "name", "v"))
+    if isinstance(value, CallTIR):
+        return value.callee
+    return value.routine.rpartition(".")[2] if isinstance(value, CallDPSLibrary) else "v"

@@ -1,0 +1,1 @@
+"""The text form: printers and parsers of both levels."""

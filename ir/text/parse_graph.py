@@ -1,0 +1,326 @@
+"""Reading graph functions: annotations, values and dataflow blocks."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping, Sequence
+from typing import get_type_hints
+
+from relax_tune.ir.core.expr import Expr, expr
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    AnyBlock,
+    Binding,
+    BindingBlock,
+    Body,
+    Call,
+    CallDPSLibrary,
+    CallFunction,
+    CallHost,
+    CallTIR,
+    Constant,
+    DataflowBlock,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    Operator,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+)
+from relax_tune.ir.core.struct_info import (
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    TupleInfo,
+)
+from relax_tune.ir.deduce.deduce import signature
+from relax_tune.ir.text.parse_tensor import Reader
+
+_INFOS = ("Tensor", "Shape", "Prim", "Tuple", "Callable", "Object")
+
+
+class GraphReader(Reader):
+    """A reader that also knows the graph level; `operators` maps names to operator classes."""
+
+    def __init__(self, text: str, operators: Mapping[str, type[Operator]]) -> None:
+        super().__init__(text)
+        self.operators = operators
+        self.signatures: dict[str, CallableInfo] = {}
+        self.hints: dict[str, Mapping[str, object]] = {}  # the types of an operator's attributes
+
+    # annotations
+
+    def annotation(self, node: ast.expr) -> StructInfo:
+        """An annotation; unknown names in its dims declare symbols."""
+        with self.declaring():
+            return self.info(node)
+
+    def info(self, node: ast.expr) -> StructInfo:
+        kind, args, options = self.call(node, _INFOS)
+        allowed = {"Tensor": ("ndim",), "Shape": ("ndim",), "Callable": ("pure",)}
+        self.only(options, allowed.get(kind, ()))
+        ndim = self.integer(options["ndim"], "a number of dims") if "ndim" in options else None
+        if ndim is not None and ndim < 0:
+            raise self.error(options["ndim"], f"wanted a number of dims >= 0, found {ndim}")
+        if kind == "Object" and not args:
+            return ObjectInfo()
+        if kind == "Tuple":
+            return TupleInfo(tuple(self.info(a) for a in args))
+        if kind == "Tensor" and len(args) == 2:
+            dtype = None if _is_none(args[1]) else self.dtype(args[1])
+            return TensorInfo(None, dtype, ndim) if _is_none(args[0]) else TensorInfo(self.dims(args[0]), dtype)
+        if kind == "Shape" and len(args) == 1:
+            return ShapeInfo(None, ndim) if _is_none(args[0]) else ShapeInfo(self.dims(args[0]))
+        if kind == "Prim" and len(args) in (1, 2):
+            return PrimInfo(self.dtype(args[0]), self.expr(args[1]) if len(args) == 2 else None)
+        if kind == "Callable" and len(args) == 2:
+            items = None if _is_none(args[0]) else self.items(args[0], "a tuple of annotations or None")
+            with self.scope():
+                params = None if items is None else tuple(self.info(i) for i in items)
+                return CallableInfo(params, self.info(args[1]), self.flag(options, "pure", True))
+        raise self.error(node, f"{kind}(...) does not take {len(args)} arguments")
+
+    def flag(self, options: Mapping[str, ast.expr], name: str, default: bool) -> bool:
+        return bool(self.constant(options[name], bool, "True or False")) if name in options else default
+
+    def tensor(self, node: ast.expr) -> TensorInfo:
+        info = self.annotation(node)
+        if not isinstance(info, TensorInfo):
+            raise self.error(node, "wanted Tensor(...)")
+        return info
+
+    # values
+
+    def value(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Name):
+            found = self.names.get(node.id)
+            if not isinstance(found, GVar):
+                raise self.error(node, f"nothing is called {node.id!r} here, wanted a value defined before")
+            return found
+        if isinstance(node, ast.Tuple):
+            return TupleValue(tuple(self.value(e) for e in node.elts))
+        if isinstance(node, ast.Subscript):
+            return TupleItem(self.value(node.value), self.integer(node.slice, "the number of a tuple's field"))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return self._operator(node, node.func)
+        kinds = (
+            "const",
+            "shape",
+            "prim",
+            "fn",
+            "call",
+            "call_host",
+            "call_tir",
+            "call_tir_inplace",
+            "call_dps_library",
+        )
+        kind, args, options = self.call(node, kinds)
+        if kind in ("shape", "prim", "fn", "call"):
+            self.only(options, ())
+        if kind == "prim" and len(args) == 1:
+            return PrimValue(self.expr(args[0]))
+        if kind == "fn" and len(args) == 1:
+            return self.reference(args[0])
+        if kind == "call" and args:
+            named = isinstance(args[0], ast.Constant)
+            target = self.reference(args[0]) if named else self.value(args[0])
+            return CallFunction(target, tuple(self.value(a) for a in args[1:]))
+        if kind in ("prim", "fn", "call"):
+            raise self.error(node, f"{kind}(...) does not take {len(args)} arguments")
+        if kind == "call_host":
+            return self.host(node, args, options)
+        if kind == "const":
+            if len(args) != 2 or options:
+                raise self.error(node, 'wanted const("name", Tensor(dims, dtype))')
+            return Constant(self.constant(args[0], str, "the weight's name in quotes"), self.tensor(args[1]))
+        if kind == "shape":
+            return ShapeValue(tuple(self.expr(a) for a in args))
+        inplace = kind == "call_tir_inplace"
+        self.only(options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
+        if len(args) != 2 or "out" not in options:
+            raise self.error(node, f'wanted {kind}("callee", (arguments,), out=Tensor(dims, dtype))')
+        callee = args[0].id if isinstance(args[0], ast.Name) else self.constant(args[0], str, "the callee's name")
+        values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
+        outs = options["out"].elts if isinstance(options["out"], ast.Tuple) else [options["out"]]
+        infos = tuple(self.tensor(o) for o in outs)
+        scalars = [self.expr(s) for s in self.items(options["scalars"], "a list")] if "scalars" in options else []
+        if not inplace:
+            make = CallTIR if kind == "call_tir" else CallDPSLibrary
+            return make(callee, values, infos, tuple(scalars))
+        wanted = "inplace=[...]: for each output the position of an argument, or None"
+        if "inplace" not in options:
+            raise self.error(node, f"wanted {wanted}")
+        places = self.items(options["inplace"], f"{wanted}, in a list")
+        numbers = tuple(
+            None if _is_none(p) else self.integer(p, "the position of an argument, or None") for p in places
+        )
+        return CallTIR(callee, values, infos, tuple(scalars), numbers)
+
+    def reference(self, node: ast.expr) -> FunctionRef:
+        """A graph function of the module, which may come later in the text."""
+        name = self.constant(node, str, "a graph function's name in quotes")
+        found = self.signatures.get(name)
+        if found is None:
+            known = ", ".join(self.signatures) or "none"
+            raise self.error(node, f"wanted a graph function of the module, found {name!r}; the text has {known}")
+        return FunctionRef(name, found)
+
+    def host(self, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> CallHost:
+        self.only(options, ("out", "pure"))
+        if len(args) != 2 or "out" not in options:
+            raise self.error(node, 'wanted call_host("routine", (arguments,), out=annotation)')
+        values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
+        routine = self.constant(args[0], str, "the routine's name in quotes")
+        return CallHost(routine, values, self.annotation(options["out"]), self.flag(options, "pure", False))
+
+    def _operator(self, node: ast.Call, func: ast.Attribute) -> Value:
+        name = ast.unparse(func)
+        if not name.startswith("op."):
+            raise self.error(node, f"wanted an operator such as op.add(x, y), found {name}")
+        operator = self.operators.get(name[3:])
+        if operator is None:
+            known = ", ".join(sorted(self.operators)) or "none, since no operators were passed to the parser"
+            raise self.error(node, f"unknown operator {name[3:]!r}; known: {known}")
+        args = tuple(self.value(a) for a in node.args)
+        attributes = {k: self.attribute(v) for k, v in self.keywords(node).items()}
+        if name not in self.hints:
+            self.hints[name] = get_type_hints(operator)
+        wanted = self.hints[name]
+        try:
+            return Call(operator(**{k: _dims(wanted.get(k), v) for k, v in attributes.items()}), args)
+        except TypeError as e:
+            raise self.error(node, f"operator {name[3:]} refuses its attributes: {e}") from None
+
+    def attribute(self, node: ast.expr) -> object:
+        """An operator's attribute: a plain value, a dtype, a tuple of attributes, or an expression; a list is a tuple of
+        expressions."""
+        sign = 1
+        inner = node
+        if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub):
+            sign, inner = -1, inner.operand
+        if isinstance(inner, ast.Constant) and type(inner.value) in (int, float):
+            return sign * inner.value  # type: ignore[operator]
+        if isinstance(inner, ast.Name) and inner.id in ("inf", "nan"):
+            return sign * (math.inf if inner.id == "inf" else math.nan)
+        if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, str))):
+            return node.value
+        if isinstance(node, ast.Tuple):
+            return tuple(self.attribute(e) for e in node.elts)
+        if isinstance(node, ast.List):
+            return tuple(self.expr(e) for e in node.elts)
+        if isinstance(node, ast.Name) and node.id not in self.names:
+            return self.dtype(node)
+        found: Expr = self.expr(node)
+        return found
+
+    # functions
+
+    def params(self, node: ast.FunctionDef) -> tuple[GVar, ...]:
+        """The parameters, which the names then mean."""
+        params: list[GVar] = []
+        for arg in node.args.args:
+            if arg.annotation is None:
+                raise self.error(arg, f"parameter {arg.arg}: wanted an annotation such as Tensor((n, 4), f32)")
+            params.append(GVar(arg.arg, self.annotation(arg.annotation)))
+            self.names[arg.arg] = params[-1]
+        return tuple(params)
+
+    def result(self, node: ast.FunctionDef) -> StructInfo:
+        if node.returns is None:
+            raise self.error(node, "wanted the result's annotation, `-> Tensor(...)`")
+        return self.annotation(node.returns)
+
+    def learn_signature(self, node: ast.FunctionDef, name: str, pure: bool) -> None:
+        """What callers of a graph function may know, before its body is read."""
+        with self.scope():
+            params = self.params(node)
+            whole = Function(name, params, (), TupleValue(()), self.result(node), pure)
+        self.signatures[name] = signature(whole)
+
+    def function(self, node: ast.FunctionDef, name: str, pure: bool = True) -> Function:
+        with self.scope():
+            params = self.params(node)
+            *body, last = node.body
+            blocks = self.blocks(body)
+            if not isinstance(last, ast.Return) or last.value is None:
+                raise self.error(last, "wanted a graph function to end in `return value`")
+            ret = self.value(last.value)
+            return Function(name, params, blocks, ret, self.result(node), pure)
+
+    def blocks(self, body: Sequence[ast.stmt]) -> tuple[AnyBlock, ...]:
+        """Dataflow blocks, and the plain bindings and branches between them."""
+        blocks: list[AnyBlock] = []
+        plain: list[AnyBinding] = []
+        rest = list(reversed(body))
+        while rest:
+            part = rest.pop()
+            if isinstance(part, ast.AnnAssign):
+                if part.value is None and rest and isinstance(rest[-1], ast.If):
+                    plain.append(self.branch(part, rest.pop()))  # type: ignore[arg-type]
+                else:
+                    plain.append(self.binding(part))
+                continue
+            if plain:
+                blocks.append(BindingBlock(tuple(plain)))
+                plain = []
+            if not isinstance(part, ast.With) or len(part.items) != 1:
+                raise self.error(part, "wanted `with dataflow():`, a binding, or the final return")
+            self.call(part.items[0].context_expr, ("dataflow",))
+            bindings = [self.binding(b) for b in part.body if not isinstance(b, ast.Pass)]
+            blocks.append(DataflowBlock(tuple(bindings)))
+        if plain:
+            blocks.append(BindingBlock(tuple(plain)))
+        return tuple(blocks)
+
+    def branch(self, declared: ast.AnnAssign, node: ast.If) -> Binding:
+        """`y: annotation`, then an `if` whose sides both end in `y = value`."""
+        name = self.one_name(declared.target, "the result of an `if`")
+        var = GVar(name, self.annotation(declared.annotation))
+        cond = self.value(node.test)
+        sides: list[Body] = []
+        for side in (node.body, node.orelse):
+            last = side[-1] if side else node
+            ends = isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Name) and last.targets[0].id == name
+            if not isinstance(last, ast.Assign) or not ends:
+                raise self.error(last, f"wanted both sides of the `if` to end in `{name} = value`")
+            with self.scope():
+                blocks = self.blocks(side[:-1])
+                sides.append(Body(blocks, self.value(last.value)))
+        self.names[name] = var
+        return Binding(var, If(cond, sides[0], sides[1]))
+
+    def binding(self, node: ast.stmt) -> AnyBinding:
+        if not isinstance(node, ast.AnnAssign) or node.value is None:
+            raise self.error(node, "wanted a binding such as y: Tensor((n,), f32) = op.exp(x)")
+        name = self.one_name(node.target, "a binding")
+        var = GVar(name, self.annotation(node.annotation))
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == "match_cast":
+            _, args, options = self.call(node.value, ("match_cast",))
+            if len(args) != 2 or options:
+                raise self.error(node.value, "wanted match_cast(value, annotation)")
+            result: AnyBinding = MatchCast(var, self.value(args[0]), self.annotation(args[1]))
+        else:
+            result = Binding(var, self.value(node.value))
+        self.names[name] = var
+        return result
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _dims(wanted: object, value: object) -> object:
+    """An attribute with its numbers as expressions where the operator holds a tuple of expressions: `(n, 6)` and `(3, 2)`."""
+    if wanted != tuple[Expr, ...] or not isinstance(value, tuple):
+        return value
+    return tuple(expr(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value)

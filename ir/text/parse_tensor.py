@@ -1,0 +1,425 @@
+"""Reading tensor functions: scalar expressions, buffers, loops and blocks from Python's own syntax tree.
+
+Nothing is executed and nothing is folded: the tree that was printed is the tree that comes back. A plain number beside an
+operand of another dtype takes that dtype, as in `x * 2` for a float `x`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar, cast, get_args
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.core.buffer import Buffer, Scope
+from relax_tune.ir.core.dtype import ALL, DType, bool_, i64
+from relax_tune.ir.core.expr import MATH, TRUE, Const, Expr, Tunable, Var, as_int, const, load, op
+from relax_tune.ir.core.function import Param, PrimFunc
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.stmt import Block, For, If, IterKind, IterVar, LoopKind, Stmt, Store, Tail, seq
+from relax_tune.ir.text.printer import show_lines
+
+Named = Var | Buffer | GVar
+T = TypeVar("T")
+
+_DTYPES = {d.short: d for d in ALL}
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "floormod",
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], tuple[str, bool]] = {
+    ast.Lt: ("lt", False), ast.LtE: ("le", False), ast.Eq: ("eq", False), ast.NotEq: ("ne", False),
+    ast.Gt: ("lt", True), ast.GtE: ("le", True),
+}  # fmt: skip
+_ARITY = {name: 2 if name in ("pow", "fmod") else 1 for name in MATH} | {"min": 2, "max": 2, "select": 3}
+
+
+class Reader:
+    """The text being read and the names in scope."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = re.split(r"\r\n|\r|\n", text)  # the line breaks that Python's parser counts, and no others
+        self.names: dict[str, Named] = {}
+        self.implicit = False
+
+    def error(self, node: ast.AST, message: str) -> ParseError:
+        line, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        before = self.lines[line - 1].encode()[:offset] if line <= len(self.lines) else b""
+        return self.error_at(line, len(before.decode(errors="replace")), message)  # `ast` counts bytes
+
+    def error_at(self, line: int, column: int, message: str) -> ParseError:
+        shown = show_lines(self.lines, max(0, line - 1), column) if any(self.lines) else "      | (empty text)"
+        return ParseError(f"line {line}, column {column + 1}: {message}\n{shown}")
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        saved = dict(self.names)
+        yield
+        self.names = saved
+
+    @contextmanager
+    def declaring(self) -> Iterator[None]:
+        """Inside, an unknown name in a dim declares a symbol."""
+        before, self.implicit = self.implicit, True
+        yield
+        self.implicit = before
+
+    # small parts
+
+    def call(self, node: ast.AST, wanted: Sequence[str]) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
+        """`name(args, key=value)` with a name from `wanted`."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in wanted:
+            raise self.error(node, f"wanted {' or '.join(f'{w}(...)' for w in wanted)}")
+        return node.func.id, list(node.args), self.keywords(node)
+
+    def keywords(self, node: ast.Call) -> dict[str, ast.expr]:
+        found: dict[str, ast.expr] = {}
+        for k in node.keywords:
+            if k.arg is None or k.arg in found:
+                raise self.error(k.value, "wanted each option once, as name=value")
+            found[k.arg] = k.value
+        return found
+
+    def only(self, given: dict[str, ast.expr], known: Sequence[str]) -> None:
+        for name in given:
+            if name not in known:
+                raise self.error(given[name], f"unknown option {name!r}; known: {', '.join(known) or 'none'}")
+
+    def constant(self, node: ast.AST, kind: type[T], what: str) -> T:
+        """A plain literal of one Python type (a bool is not an int)."""
+        value = node.value if isinstance(node, ast.Constant) else None
+        if type(value) is not kind:
+            raise self.error(node, f"wanted {what}")
+        return value
+
+    def integer(self, node: ast.AST, what: str) -> int:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -self.constant(node.operand, int, what)
+        return self.constant(node, int, what)
+
+    def choice(self, node: ast.AST, options: Sequence[str], what: str) -> str:
+        value = self.constant(node, str, f"{what}, one of {', '.join(options)}")
+        if value not in options:
+            raise self.error(node, f"wanted {what}, one of {', '.join(options)}; found {value!r}")
+        return value
+
+    def dtype(self, node: ast.AST) -> DType:
+        if isinstance(node, ast.Name) and node.id in _DTYPES:
+            return _DTYPES[node.id]
+        raise self.error(node, f"wanted an element type, one of {', '.join(_DTYPES)}")
+
+    def items(self, node: ast.AST, what: str) -> list[ast.expr]:
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return node.elts
+        raise self.error(node, f"wanted {what}")
+
+    def one_name(self, node: ast.AST, what: str) -> str:
+        if isinstance(node, ast.Name):
+            return node.id
+        raise self.error(node, f"wanted a plain name for {what}")
+
+    # scalar expressions
+
+    def expr(self, node: ast.expr) -> Expr:
+        """One expression. Chains of operators are followed by a loop, so their length is free."""
+        spine: list[ast.BinOp] = []
+        while isinstance(node, ast.BinOp):
+            spine.append(node)
+            node = node.left
+        result = self._term(node)
+        plain = _is_number(node)
+        for binary in reversed(spine):
+            name = _BINARY.get(type(binary.op))
+            if name is None:
+                raise self.error(binary.right, "wanted one of + - * / // % between scalars")
+            a, b = self._alike((result, plain), (self.expr(binary.right), _is_number(binary.right)))
+            result, plain = op(name, (a, b), a.dtype), False
+        return result
+
+    def _alike(self, *operands: tuple[Expr, bool]) -> list[Expr]:
+        """Plain numbers take the dtype of the first operand that is not one; a whole number beside a float is a float."""
+        dtype = next((e.dtype for e, plain in operands if not plain), None)
+        if dtype is None:
+            dtype = next((e.dtype for e, _ in operands if e.dtype.is_float), None)
+        found: list[Expr] = []
+        for e, plain in operands:
+            fits = dtype is not None and (dtype.is_float or (dtype.is_int and e.dtype.is_int))
+            retyped = plain and isinstance(e, Const) and fits and e.dtype is not bool_
+            found.append(const(cast(Const, e).value, dtype) if retyped else e)
+        return found
+
+    def _term(self, node: ast.expr) -> Expr:
+        if isinstance(node, ast.Constant):
+            return self._number(node, node.value)
+        if isinstance(node, ast.UnaryOp):
+            if isinstance(node.op, ast.Not):
+                return op("not", (self.expr(node.operand),), bool_)
+            if isinstance(node.op, ast.USub) and _is_number(node):
+                return self._number(node, -cast(ast.Constant, node.operand).value)  # type: ignore[operator]
+            if isinstance(node.op, ast.USub):
+                inner = self.expr(node.operand)
+                return op("mul", (inner, const(-1, inner.dtype)), inner.dtype)
+        if isinstance(node, ast.Name):
+            return self.variable(node)
+        if isinstance(node, ast.BoolOp):
+            name = "and" if isinstance(node.op, ast.And) else "or"
+            result = self.expr(node.values[0])
+            for value in node.values[1:]:
+                result = op(name, (result, self.expr(value)), bool_)
+            return result
+        if isinstance(node, ast.Compare):
+            return self._comparison(node)
+        if isinstance(node, ast.Subscript):
+            return load(self.buffer(node.value), self.indices(node.slice, self.buffer(node.value)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return self._function(node, node.func.id)
+        raise self.error(node, "wanted a scalar expression")
+
+    def _number(self, node: ast.AST, value: object) -> Expr:
+        if isinstance(value, bool):
+            return const(value)
+        if isinstance(value, int) and -(2**63) <= value < 2**63:
+            return const(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return const(value)
+        raise self.error(
+            node, "wanted a 64-bit integer, a finite float, True or False; infinities are const('inf', f32)"
+        )
+
+    def variable(self, node: ast.Name) -> Expr:
+        found = self.names.get(node.id)
+        if isinstance(found, Var):
+            return found
+        if found is None and self.implicit and node.id not in _DTYPES:
+            symbol = self.names[node.id] = Var(node.id)
+            return symbol
+        if found is None:
+            raise self.error(
+                node, f"nothing is called {node.id!r} here; symbols come from parameter shapes or symbol(...)"
+            )
+        raise self.error(node, f"wanted a scalar, found the {type(found).__name__.lower()} {node.id}")
+
+    def _comparison(self, node: ast.Compare) -> Expr:
+        if len(node.ops) != 1 or type(node.ops[0]) not in _COMPARE:
+            raise self.error(
+                node, "wanted one comparison of two scalars (<, <=, >, >=, ==, !=); join several with `and`"
+            )
+        name, swapped = _COMPARE[type(node.ops[0])]
+        left, right = node.left, node.comparators[0]
+        a, b = self._alike((self.expr(left), _is_number(left)), (self.expr(right), _is_number(right)))
+        return op(name, (b, a) if swapped else (a, b), bool_)
+
+    def _function(self, node: ast.Call, name: str) -> Expr:
+        if node.keywords:
+            raise self.error(node, f"{name}(...) takes no options")
+        args = node.args
+        if name in ("cast", "const") and len(args) == 2:
+            dtype = self.dtype(args[1])
+            return op("cast", (self.expr(args[0]),), dtype) if name == "cast" else self.typed_literal(args[0], dtype)
+        if name not in _ARITY:
+            known = ", ".join(sorted([*_ARITY, "cast", "const"]))
+            raise self.error(node, f"unknown function {name!r} with {len(args)} arguments; known: {known}")
+        if len(args) != _ARITY[name]:
+            raise self.error(node, f"{name} takes {_ARITY[name]} arguments, found {len(args)}")
+        pairs = [(self.expr(a), _is_number(a)) for a in args]
+        if name == "select":
+            a, b = self._alike(*pairs[1:])
+            return op(name, (pairs[0][0], a, b), a.dtype)
+        operands = self._alike(*pairs)
+        return op(name, tuple(operands), operands[0].dtype)
+
+    def typed_literal(self, node: ast.expr, dtype: DType) -> Expr:
+        """`const(value, dtype)`; infinities and nan are strings."""
+        if isinstance(node, ast.Constant) and node.value in ("inf", "-inf", "nan") and dtype.is_float:
+            return const(float(node.value), dtype)
+        found = self._term(node) if _is_number(node) or isinstance(node, ast.Constant) else None
+        if not isinstance(found, Const) or (isinstance(found.value, float) and not dtype.is_float):
+            raise self.error(node, f"wanted a literal of type {dtype}")
+        return const(found.value, dtype)
+
+    # buffers
+
+    def buffer(self, node: ast.expr) -> Buffer:
+        found = self.names.get(self.one_name(node, "a buffer"))
+        if isinstance(found, Buffer):
+            return found
+        raise self.error(node, f"nothing is called {ast.unparse(node)!r} here, wanted a buffer")
+
+    def indices(self, node: ast.expr, buffer: Buffer) -> tuple[Expr, ...]:
+        parts = node.elts if isinstance(node, ast.Tuple) else [node]
+        if len(parts) != len(buffer.shape):
+            raise self.error(node, f"buffer {buffer.name} has {len(buffer.shape)} dims, found {len(parts)} indices")
+        return tuple(self.expr(p) for p in parts)
+
+    def dims(self, node: ast.expr) -> tuple[Expr, ...]:
+        return tuple(self.expr(d) for d in self.items(node, "a tuple of dims"))
+
+    def new_buffer(self, name: str, node: ast.expr, kinds: Sequence[str]) -> tuple[str, Buffer]:
+        """`Buffer((n, 4), f32, scope="global")` and its like; gives which kind it was."""
+        kind, args, options = self.call(node, kinds)
+        if len(args) != 2:
+            raise self.error(node, f"wanted {kind}(dims, dtype), found {len(args)} arguments")
+        self.only(options, ("scope", "row", "swizzle"))
+        scope = self.choice(options["scope"], get_args(Scope), "a scope") if "scope" in options else "global"
+        row = self.row(options["row"]) if "row" in options else None
+        turned = self.integer(options["swizzle"], "elements of a vector") if "swizzle" in options else 0
+        return kind, Buffer(name, self.dims(args[0]), self.dtype(args[1]), cast(Scope, scope), row, turned)
+
+    def row(self, node: ast.expr) -> tuple[Expr, int]:
+        """`(factor, offset)`"""
+        parts = self.dims(node)
+        offset = as_int(parts[1]) if len(parts) == 2 else None
+        if offset is None:
+            raise self.error(node, "wanted a row as (factor, offset) with a number as offset, such as (32, 1)")
+        return parts[0], offset
+
+    # functions and statements
+
+    def prim_func(self, node: ast.FunctionDef, name: str, outputs: int) -> PrimFunc:
+        with self.scope():
+            annotated = [(a, a.annotation) for a in node.args.args]
+            for arg, annotation in annotated:
+                if isinstance(annotation, ast.Name):
+                    known = self.names.get(arg.arg)
+                    dtype = self.dtype(annotation)
+                    self.names[arg.arg] = known if isinstance(known, Var) else Var(arg.arg, dtype)
+            params: list[Param] = []
+            consts: list[Buffer] = []
+            for arg, annotation in annotated:
+                if annotation is None:
+                    raise self.error(
+                        arg, f"parameter {arg.arg}: wanted an annotation such as Buffer((n, 4), f32) or i64"
+                    )
+                if isinstance(annotation, ast.Name):
+                    params.append(cast(Var, self.names[arg.arg]))
+                    continue
+                with self.declaring():
+                    kind, buffer = self.new_buffer(arg.arg, annotation, ("Buffer", "Const"))
+                self.names[arg.arg] = buffer
+                params.append(buffer)
+                if kind == "Const":
+                    consts.append(buffer)
+            if not 0 <= outputs <= sum(isinstance(p, Buffer) for p in params):
+                raise self.error(node, f"outputs={outputs}, but there are {len(params)} parameters")
+            allocs: list[Buffer] = []
+            body = list(node.body)
+            while body and isinstance(body[0], ast.Assign) and isinstance(body[0].targets[0], ast.Name):
+                target = self.one_name(body[0].targets[0], "a buffer")
+                allocs.append(self.new_buffer(target, body[0].value, ("alloc",))[1])
+                self.names[target] = allocs[-1]
+                body.pop(0)
+            return PrimFunc(name, tuple(params), outputs, self.body(body), tuple(allocs), tuple(consts))
+
+    def body(self, nodes: Sequence[ast.stmt]) -> Stmt:
+        return seq(*(self.stmt(n) for n in nodes if not isinstance(n, ast.Pass)))
+
+    def stmt(self, node: ast.stmt) -> Stmt:
+        if isinstance(node, ast.For) and not node.orelse:
+            return self._for(node)
+        if isinstance(node, ast.If):
+            orelse = self.body(node.orelse) if node.orelse else None
+            return If(self.expr(node.test), self.body(node.body), orelse)
+        if isinstance(node, ast.With) and len(node.items) == 1:
+            return self._block(node, node.items[0].context_expr)
+        if isinstance(node, ast.Assign):
+            return self.store(node)
+        raise self.error(node, "wanted a loop, a block, an if or a store")
+
+    def store(self, node: ast.stmt) -> Store:
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
+            raise self.error(node, "wanted a store such as C[i, j] = value; alloc(...) goes to the top of the function")
+        target = node.targets[0]
+        buffer = self.buffer(target.value)
+        value = self.expr(node.value)
+        if _is_number(node.value) and isinstance(value, Const):
+            value = self._alike((op("cast", (value,), buffer.dtype), False), (value, True))[1]
+        return Store(buffer, self.indices(target.slice, buffer), value)
+
+    def _for(self, node: ast.For) -> Stmt:
+        name = self.one_name(node.target, "a loop variable")
+        kind, args, options = self.call(node.iter, get_args(LoopKind))
+        self.only(options, ("axis", "tail", "dtype", "intrinsic", "stream", "ahead", "asynchronous"))
+        if len(args) != 1:
+            raise self.error(node.iter, f"wanted {kind}(extent), found {len(args)} arguments")
+        extent = self.expr(args[0])
+        axis = self.integer(options["axis"], "an axis number") if "axis" in options else 0
+        tail = self.choice(options["tail"], get_args(Tail), "a tail mode") if "tail" in options else "predicate"
+        mark = self.constant(options["intrinsic"], str, "the name of an intrinsic") if "intrinsic" in options else ""
+        stream, late = (
+            n in options and self.constant(options[n], bool, "True or False") for n in ("stream", "asynchronous")
+        )
+        ahead = self.integer(options["ahead"], "a number of iterations") if "ahead" in options else 0
+        var = Var(name, self.dtype(options["dtype"]) if "dtype" in options else i64)
+        with self.scope():
+            self.names[name] = var
+            body = self.body(node.body)
+            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), mark, stream, ahead, late)
+
+    def _block(self, node: ast.With, header: ast.expr) -> Block:
+        _, args, options = self.call(header, ("block",))
+        self.only(options, ("where", "role"))
+        if len(args) != 1:
+            raise self.error(header, 'wanted block("name")')
+        name = self.constant(args[0], str, "the block's name in quotes")
+        predicate = self.expr(options["where"]) if "where" in options else TRUE
+        prepare = "role" in options and self.choice(options["role"], ("compute", "prepare"), "a role") == "prepare"
+        body = list(node.body)
+        iters: list[IterVar] = []
+        bindings: list[Expr] = []
+        while body and isinstance(body[0], ast.Assign) and isinstance(body[0].targets[0], ast.Name):
+            line = body.pop(0)
+            assert isinstance(line, ast.Assign)
+            kind, parts, more = self.call(line.value, get_args(IterKind))
+            self.only(more, ("dtype",))
+            if len(parts) != 2:
+                raise self.error(line.value, f"wanted {kind}(extent, value)")
+            dtype = self.dtype(more["dtype"]) if "dtype" in more else i64
+            var = Var(self.one_name(line.targets[0], "a block iterator"), dtype)
+            iters.append(IterVar(var, self.expr(parts[0]), cast(IterKind, kind)))
+            bindings.append(self.expr(parts[1]))
+        with self.scope():
+            self.names.update((i.var.name, i.var) for i in iters)
+            init: Store | None = None
+            if body and isinstance(body[0], ast.With):
+                first = body.pop(0)
+                assert isinstance(first, ast.With)
+                self.call(first.items[0].context_expr, ("init",))
+                if len(first.body) != 1:
+                    raise self.error(first, "wanted one store inside init()")
+                init = self.store(first.body[0])
+            if len(body) != 1:
+                raise self.error(node, f"wanted one store in block {name!r}, found {len(body)} statements")
+            update = self.store(body[0])
+        return Block(name, tuple(iters), tuple(bindings), update, init, predicate, "prepare" if prepare else "compute")
+
+    # declarations outside functions
+
+    def declaration(self, node: ast.Assign) -> tuple[int, int | None] | None:
+        """`n = symbol("n", lower=1)`, `T = tunable([1, 2])` or `B = alloc(...)`; gives a symbol's bounds if it has any."""
+        name = self.one_name(node.targets[0], "a symbol, tunable or buffer")
+        kind, args, options = self.call(node.value, ("symbol", "tunable", "alloc"))
+        if kind == "alloc":
+            self.names[name] = self.new_buffer(name, node.value, ("alloc",))[1]
+            return None
+        if len(args) != 1:
+            raise self.error(node.value, f"wanted one argument for {kind}")
+        if kind == "tunable":
+            domain = [self.integer(i, "a positive integer") for i in self.items(args[0], "a list of positive integers")]
+            self.names[name] = Tunable(name, domain)
+            return None
+        self.only(options, ("lower", "upper", "dtype"))
+        dtype = self.dtype(options["dtype"]) if "dtype" in options else i64
+        self.names[name] = Var(self.constant(args[0], str, "the symbol's name in quotes"), dtype)
+        if "lower" not in options and "upper" not in options:
+            return None
+        lower = self.integer(options["lower"], "an integer bound") if "lower" in options else 0
+        return lower, self.integer(options["upper"], "an integer bound") if "upper" in options else None
+
+
+def _is_number(node: ast.expr) -> bool:
+    """A plain number: `3`, `0.5`, `-1` (not True)."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)

@@ -1,0 +1,174 @@
+"""Reading the text form back: `parse_text(print_text(x))` is structurally equal to `x`.
+
+The text is untrusted: it is taken apart with Python's `ast` and never executed, and every refusal is a ParseError with line,
+column and the line in question.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.core.expr import Var
+from relax_tune.ir.core.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.graph import Function, Operator
+from relax_tune.ir.core.struct_info import CallableInfo
+from relax_tune.ir.text.parse_graph import GraphReader
+from relax_tune.ir.text.printer import FORMAT_VERSION
+
+# Text longer than this is refused before Python's parser, which is not made for hostile input, sees it.
+MAX_CHARACTERS = 64 << 20
+
+
+def parse_text(
+    text: str,
+    operators: Mapping[str, type[Operator]] | None = None,
+    constants: Mapping[str, NDArray[Any]] | None = None,
+) -> PrimFunc | Function | ExternFunc | IRModule:
+    """What `text` says: a module when it begins with `module(...)`, otherwise the one function in it.
+
+    operators: graph operators by the name they print with. constants: the weights of a module, which text does not hold.
+
+    Raises:
+        ParseError: naming line and column, with a caret.
+    """
+    reader = GraphReader(text, operators or {})
+    if len(text) > MAX_CHARACTERS:
+        raise ParseError(f"wanted at most {MAX_CHARACTERS} characters of program text, found {len(text)}")
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as e:
+        raise reader.error_at(e.lineno or 1, max(0, (e.offset or 1) - 1), f"not Python syntax: {e.msg}") from None
+    except (RecursionError, MemoryError, ValueError) as e:
+        raise reader.error_at(1, 0, f"Python's parser gives up: {e}") from None
+    try:
+        return _module(reader, tree, constants or {})
+    except RecursionError:
+        raise reader.error_at(1, 0, "wanted fewer levels of nesting") from None
+
+
+def parse_prim_func(text: str) -> PrimFunc:
+    """The one tensor function in `text`. Raises ParseError."""
+    found = parse_text(text)
+    if not isinstance(found, PrimFunc):
+        raise ParseError(f"wanted the text of one tensor function, found a {type(found).__name__}")
+    return found
+
+
+def parse_module(
+    text: str,
+    operators: Mapping[str, type[Operator]] | None = None,
+    constants: Mapping[str, NDArray[Any]] | None = None,
+) -> IRModule:
+    """The module in `text`; a single function becomes a module that holds it. Raises ParseError."""
+    found = parse_text(text, operators, constants)
+    return found if isinstance(found, IRModule) else IRModule({found.name: found}, constants or {})
+
+
+def _module(
+    reader: GraphReader, tree: ast.Module, constants: Mapping[str, NDArray[Any]]
+) -> PrimFunc | Function | ExternFunc | IRModule:
+    functions: dict[str, AnyFunction] = {}
+    bounds: list[Bound] = []
+    is_module = False
+    pending = any(isinstance(n, ast.FunctionDef) for n in tree.body)
+    for node in tree.body:
+        called = node.value if isinstance(node, ast.Expr) else None
+        found: AnyFunction
+        try:
+            if isinstance(node, ast.Assign):
+                limits = reader.declaration(node)
+                var = reader.names[reader.one_name(node.targets[0], "a symbol")]
+                if limits is not None and isinstance(var, Var):
+                    bounds.append(Bound(var, *limits))
+                continue
+            if isinstance(node, ast.FunctionDef):
+                if pending:  # the symbols in the header are known now
+                    _learn_signatures(reader, tree)
+                    pending = False
+                key, found = _function(reader, node)
+            elif called is not None:
+                kind, args, options = reader.call(called, ("module", "extern"))
+                if kind == "module":
+                    _check_version(reader, called, args, options)
+                    is_module = True
+                    continue
+                key, found = _extern(reader, called, args, options)
+            else:
+                raise reader.error(node, "wanted a function, symbol(...), tunable(...), extern(...) or module(...)")
+        except ValueError as e:
+            raise reader.error(node, str(e)) from None
+        if key in functions:
+            raise reader.error(node, f"wanted one function called {key!r}, found a second")
+        functions[key] = found
+    if is_module or bounds:
+        return IRModule(functions, constants, tuple(bounds))
+    if len(functions) != 1:
+        raise reader.error_at(1, 0, f"wanted one function, or module(...) before several; found {len(functions)}")
+    return next(iter(functions.values()))
+
+
+def _check_version(reader: GraphReader, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> None:
+    reader.only(options, ("version",))
+    version = reader.integer(options["version"], "a version number") if "version" in options else FORMAT_VERSION
+    if version != FORMAT_VERSION or args:
+        raise reader.error(
+            node, f"wanted text of version {FORMAT_VERSION}, found {version}; use the release that wrote it"
+        )
+
+
+def _extern(
+    reader: GraphReader, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]
+) -> tuple[str, ExternFunc]:
+    reader.only(options, ("key",))
+    if len(args) not in (1, 2):
+        raise reader.error(node, 'wanted extern("routine", Callable(...))')
+    name = reader.constant(args[0], str, "the routine's name in quotes")
+    with reader.scope():
+        signature = reader.annotation(args[1]) if len(args) == 2 else None
+    if signature is not None and not isinstance(signature, CallableInfo):
+        raise reader.error(args[1], "wanted Callable(...)")
+    key = reader.constant(options["key"], str, "a name in quotes") if "key" in options else name
+    return key, ExternFunc(name, signature)
+
+
+def _learn_signatures(reader: GraphReader, tree: ast.Module) -> None:
+    """Calls of graph functions may come before the function."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            kind, name, options = _heading(reader, node)
+            if kind == "function":
+                reader.learn_signature(node, name, reader.flag(options, "pure", True))
+
+
+def _heading(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, str, dict[str, ast.expr]]:
+    """The kind of function, its name, and the options of its decorator."""
+    a = node.args
+    if a.posonlyargs or a.kwonlyargs or a.vararg or a.kwarg or a.defaults:
+        raise reader.error(node, "wanted plain annotated parameters")
+    twice = [x.arg for i, x in enumerate(a.args) if x.arg in {y.arg for y in a.args[:i]}]
+    if twice or len(node.decorator_list) != 1:
+        raise reader.error(
+            node, "wanted @prim_func(outputs=...) or @function on the line before, and no other decorator"
+        )
+    decorator = node.decorator_list[0]
+    if isinstance(decorator, ast.Name) and decorator.id == "function":
+        return "function", node.name, {}
+    kind, args, options = reader.call(decorator, ("prim_func", "function"))
+    reader.only(options, ("outputs", "name") if kind == "prim_func" else ("pure", "name"))
+    if args:
+        raise reader.error(decorator, f"{kind} takes options only")
+    name = reader.constant(options["name"], str, "a name in quotes") if "name" in options else node.name
+    return kind, name, options
+
+
+def _function(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, PrimFunc | Function]:
+    kind, name, options = _heading(reader, node)
+    if kind == "function":
+        return name, reader.function(node, name, reader.flag(options, "pure", True))
+    outputs = reader.integer(options["outputs"], "how many of the buffers are outputs") if "outputs" in options else 1
+    return name, reader.prim_func(node, name, outputs)

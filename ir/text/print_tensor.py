@@ -1,0 +1,265 @@
+"""Printing tensor functions, statements and scalar expressions; names of everything."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Union
+
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import ALL, DType, bool_, f32, i64
+from relax_tune.ir.core.expr import INFIX, PRECEDENCE, TRUE, Const, Expr, Load, Op, Tunable, Var, postorder
+from relax_tune.ir.core.function import Bound, PrimFunc
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store
+
+_Identity = Union[Var, Buffer, GVar]
+
+FORMAT_VERSION = 1
+
+LOOP_KINDS = ("serial", "parallel", "vectorized", "unrolled", "group", "item")
+RESERVED = frozenset(
+    {*LOOP_KINDS, *(d.short for d in ALL), *keyword.kwlist, *keyword.softkwlist}
+    | {"alloc", "tunable", "symbol", "module", "extern", "block", "init", "spatial", "reduce", "const", "shape", "op"}
+    | {"Buffer", "Const", "Tensor", "Shape", "Prim", "Tuple", "Callable", "Object", "prim_func", "function", "dataflow"}
+    | {"call_tir", "call_dps_library", "call", "call_host", "fn", "prim", "match_cast", "inf", "nan"}
+)
+
+
+class TensorPrinter:
+    """One printing of one thing. `line_of` maps `id(node)` to the line (from 0, after the header) where it starts."""
+
+    def __init__(self, normalise: bool) -> None:
+        self.normalise = normalise
+        self.header: list[str] = []
+        self.lines: list[str] = []
+        self.line_of: dict[int, int] = {}
+        self.depth = 0
+        self.names: dict[_Identity, str] = {}
+        self.taken: set[str] = set(RESERVED)
+        self.counts: dict[str, int] = {}
+        self.implicit = False
+        self.in_module = False
+
+    def emit(self, text: str, node: object = None) -> None:
+        if node is not None:
+            self.line_of.setdefault(id(node), len(self.lines))
+        self.lines.append("    " * self.depth + text if text else "")
+
+    # names
+
+    def unique(self, hint: str, prefix: str) -> str:
+        if self.normalise:
+            self.counts[prefix] = self.counts.get(prefix, -1) + 1
+            return f"{prefix}{self.counts[prefix]}"
+        base = re.sub(r"\W", "_", hint, flags=re.ASCII) or prefix
+        return unused(f"_{base}" if base[0].isdigit() else base, self.taken)
+
+    def declare(self, x: _Identity, prefix: str) -> str:
+        name = self.unique(x.name, prefix)
+        self.taken.add(name)
+        self.names[x] = name
+        return name
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Names declared inside are free again afterwards, except those that went into the header."""
+        names, taken, headers = dict(self.names), set(self.taken), len(self.header)
+        yield
+        new = {x: n for x, n in self.names.items() if x not in names and n in self._header_names(headers)}
+        self.names = {**names, **new}
+        self.taken = taken | set(new.values())
+
+    def _header_names(self, since: int) -> set[str]:
+        return {line.split(" = ", 1)[0] for line in self.header[since:]}
+
+    def name(self, x: _Identity) -> str:
+        """The name of `x`; what nothing in the text binds is declared in the header (or by its first annotation)."""
+        if x in self.names:
+            return self.names[x]
+        if isinstance(x, Tunable):
+            name = self.declare(x, "t")
+            self.header.append(f"{name} = tunable([{', '.join(map(str, x.domain))}])")
+        elif isinstance(x, Var):
+            name = self.declare(x, "s")
+            if not self.implicit or x.dtype is not i64:
+                self.header.append(self.symbol(name, x.dtype))
+        elif isinstance(x, Buffer):
+            name = self.declare(x, "b")
+            self.header.append(f"{name} = {self.buffer_call('alloc', x)}")
+        else:
+            name = self.declare(x, "g")
+        return name
+
+    def symbol(self, name: str, dtype: DType, bound: Bound | None = None) -> str:
+        parts = [quote(name)]
+        if bound is not None:
+            parts += [f"lower={bound.lower}", *([] if bound.upper is None else [f"upper={bound.upper}"])]
+        if dtype is not i64:
+            parts.append(f"dtype={dtype}")
+        return f"{name} = symbol({', '.join(parts)})"
+
+    def _def(self, decorator: str, options: list[str], key: str, params: list[str], ret: str) -> None:
+        plain = "main" if self.normalise and not self.in_module else re.sub(r"\W", "_", key, flags=re.ASCII)
+        if not plain.isidentifier() or keyword.iskeyword(plain):
+            plain = f"_{plain}"
+        if plain != key and (self.in_module or not self.normalise):
+            options = [*options, f"name={quote(key)}"]
+        arguments = f"({', '.join(options)})" if options else ""
+        self.emit(f"@{decorator}{arguments}")
+        self.emit(f"def {plain}({', '.join(params)}){ret}:")
+
+    # tensor functions
+
+    def prim(self, f: PrimFunc, key: str) -> None:
+        with self.scope():
+            self.implicit = True
+            params: list[str] = []
+            for p in f.params:
+                if isinstance(p, Buffer):
+                    name = self.declare(p, "b")
+                    params.append(f"{name}: {self.buffer_call('Const' if p in f.consts else 'Buffer', p)}")
+                else:
+                    name = self.names[p] if p in self.names else self.declare(p, "s")
+                    params.append(f"{name}: {p.dtype}")
+                self.line_of[id(p)] = len(self.lines) + 1
+            self.implicit = False
+            self._def("prim_func", [f"outputs={f.outputs}"], key, params, "")
+            self.depth += 1
+            for b in f.allocs:
+                shape = self.buffer_call("alloc", b)
+                self.emit(f"{self.declare(b, 'b')} = {shape}", b)
+            self.stmt(f.body)
+            self.depth -= 1
+
+    def buffer_call(self, kind: str, b: Buffer) -> str:
+        scope = f", scope={quote(b.scope)}" if kind == "alloc" or b.scope != "global" else ""
+        row = "" if b.row is None else f", row=({self.expr(b.row[0])}, {b.row[1]})"
+        turned = f", swizzle={b.swizzle}" if b.swizzle else ""
+        return f"{kind}({self.dims(b.shape)}, {b.dtype}{scope}{row}{turned})"
+
+    def dims(self, dims: Sequence[Expr]) -> str:
+        return f"({', '.join(map(self.expr, dims))}{',' if len(dims) == 1 else ''})"
+
+    def stmt(self, s: Stmt) -> None:
+        if isinstance(s, For):
+            extent = self.expr(s.extent)
+            with self.scope():
+                name = self.declare(s.var, "l")
+                axis = f", axis={s.axis}" if s.axis or s.kind in ("group", "item") else ""
+                tail = f", tail={quote(s.tail)}" if s.tail != "predicate" else ""
+                kind = "" if s.var.dtype is i64 else f", dtype={s.var.dtype}"
+                mark = f", intrinsic={quote(s.intrinsic)}" if s.intrinsic else ""
+                mark += ", stream=True" if s.stream else ""
+                mark += f", ahead={s.ahead}" if s.ahead else ""
+                mark += ", asynchronous=True" if s.asynchronous else ""
+                self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}{mark}):", s)
+                self.nested(s.body)
+        elif isinstance(s, Seq):
+            parts = flattened(s)
+            for child in parts:
+                self.stmt(child)
+            if not parts:
+                self.emit("pass", s)
+        elif isinstance(s, If):
+            self.emit(f"if {self.expr(s.cond)}:", s)
+            self.nested(s.then)
+            if s.orelse is not None:
+                self.emit("else:")
+                self.nested(s.orelse)
+        elif isinstance(s, Store):
+            self.emit(f"{self.element(s.buffer, s.indices)} = {self.expr(s.value)}", s)
+        else:
+            self.block(s)
+
+    def nested(self, s: Stmt) -> None:
+        self.depth += 1
+        self.stmt(s)
+        self.depth -= 1
+
+    def block(self, b: Block) -> None:
+        name = self.unique(b.name, "B") if self.normalise else b.name
+        where = "" if b.predicate is TRUE else f", where={self.expr(b.predicate)}"
+        role = "" if b.role == "compute" else f", role={quote(b.role)}"
+        self.emit(f"with block({quote(name)}{where}{role}):", b)
+        self.depth += 1
+        # a missing binding shows as `...`, so that the verifier can point at it
+        values = [*map(self.expr, b.bindings), *["..."] * (len(b.iters) - len(b.bindings))]
+        bound = [(i.kind, self.expr(i.extent), value) for i, value in zip(b.iters, values)]
+        with self.scope():
+            parts: list[str] = []
+            for it, (kind, extent, value) in zip(b.iters, bound, strict=True):
+                dtype = "" if it.var.dtype is i64 else f", dtype={it.var.dtype}"
+                parts.append(f"{self.declare(it.var, 'v')} = {kind}({extent}, {value}{dtype})")
+            if parts:
+                self.emit("; ".join(parts))
+            if b.init is not None:
+                self.emit("with init():", b.init)
+                self.nested(b.init)
+            self.stmt(b.body)
+        self.depth -= 1
+
+    # scalar expressions
+
+    def element(self, b: Buffer, indices: Sequence[Expr]) -> str:
+        return f"{self.name(b)}[{', '.join(map(self.expr, indices)) or '()'}]"
+
+    def expr(self, e: Expr) -> str:
+        done: dict[Expr, tuple[str, int]] = {}
+        for n in postorder((e,)):
+            done[n] = self._node(n, done)
+        return done[e][0]
+
+    def _node(self, n: Expr, done: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
+        """The text of a node and how tightly it binds (9: an atom)."""
+        if isinstance(n, Const):
+            return literal(n)
+        if isinstance(n, Var):
+            return self.name(n), 9
+        if isinstance(n, Load):
+            return f"{self.name(n.buffer)}[{', '.join(done[i][0] for i in n.indices) or '()'}]", 9
+        assert isinstance(n, Op)
+        if n.op in INFIX:
+            level = PRECEDENCE[n.op]
+            (left, tight), (right, tight_right) = (done[a] for a in n.args)
+            lhs = left if tight >= level + (level == 4) else f"({left})"
+            rhs = right if tight_right > level else f"({right})"
+            return f"{lhs} {INFIX[n.op]} {rhs}", level
+        if n.op == "not":
+            text, tight = done[n.args[0]]
+            return f"not {text if tight > 3 else f'({text})'}", 3
+        args = ", ".join(done[a][0] for a in n.args)
+        return (f"cast({args}, {n.dtype})" if n.op == "cast" else f"{n.op}({args})"), 9
+
+
+def flattened(s: Seq) -> tuple[Stmt, ...]:
+    """The statements of `s` and of the sequences in it, in order; how they nest means nothing."""
+    parts: list[Stmt] = []
+    stack: list[Stmt] = [s]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, Seq):
+            stack.extend(reversed(top.stmts))
+        else:
+            parts.append(top)
+    return tuple(parts)
+
+
+def quote(text: str) -> str:
+    """A string literal in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def literal(n: Const) -> tuple[str, int]:
+    """A literal's text and how tightly it binds; the plain forms are int64, float32 and bool."""
+    if not math.isfinite(n.value):
+        return f'const("{n.value}", {n.dtype})', 9
+    if n.dtype in (i64, bool_, f32):
+        text = repr(n.value)
+        return text, 8 if text.startswith("-") else 9
+    return f"const({n.value!r}, {n.dtype})", 9

@@ -1,0 +1,103 @@
+"""The text form of programs: Python syntax, deterministic, and read back by `relax_tune.ir.text.parser`.
+
+Names are hints, so the printer makes them identifiers that are unique in their scope (`i`, `i_1`, ...). With `normalise`
+every identity is renamed by order of appearance instead and names of blocks and of the function are dropped: that text is
+what a workload is known by. A change of this form must raise `FORMAT_VERSION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.graph import Function
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store
+from relax_tune.ir.core.struct_info import StructInfo
+from relax_tune.ir.text.print_graph import GraphPrinter
+from relax_tune.ir.text.print_tensor import FORMAT_VERSION, flattened, quote
+
+__all__ = ["FORMAT_VERSION", "Excerpts", "Printer", "excerpt", "flattened", "print_text", "show_lines"]
+
+Printable = Union[IRModule, PrimFunc, Function, ExternFunc, Stmt, Expr, StructInfo]
+
+
+def print_text(x: Printable, *, normalise: bool = False) -> str:
+    """`x` as text that ends without a newline. `normalise`: rename every identity by order of appearance."""
+    return Printer(normalise).run(x)
+
+
+def excerpt(x: Printable, node: object, context: int = 1) -> str:
+    """The printed lines around `node` (a statement, binding, buffer or parameter of `x`) with a caret under its line; the
+    first line when `node` is not part of `x`."""
+    return Excerpts(x).around(node, context)
+
+
+class Excerpts:
+    """The text of `x`, printed once, for several excerpts."""
+
+    def __init__(self, x: Printable) -> None:
+        self._printer = Printer(False)
+        self._lines = self._printer.run(x).splitlines()
+
+    def around(self, node: object, context: int = 1) -> str:
+        """As `excerpt`."""
+        header = len(self._printer.header)
+        return show_lines(self._lines, self._printer.line_of.get(id(node), -header) + header, context=context)
+
+
+def show_lines(lines: Sequence[str], at: int, column: int | None = None, context: int = 1) -> str:
+    """Lines `at - context ..= at` (from 0) numbered from 1, a caret under `column` or under the whole text of line `at`."""
+    shown = [f"{i + 1:5} | {lines[i]}" for i in range(max(0, at - context), min(at + 1, len(lines)))]
+    text = lines[at] if at < len(lines) else ""
+    start = len(text) - len(text.lstrip()) if column is None else column
+    carets = "^" * max(1, len(text.rstrip()) - start) if column is None else "^"
+    return "\n".join([*shown, f"      | {' ' * start}{carets}"])
+
+
+class Printer(GraphPrinter):
+    """A printer of everything."""
+
+    def run(self, x: Printable) -> str:
+        if isinstance(x, IRModule):
+            self.module(x)
+        elif isinstance(x, PrimFunc):
+            self.prim(x, x.name)
+        elif isinstance(x, Function):
+            self.function(x, x.name)
+        elif isinstance(x, ExternFunc):
+            self.extern(x, x.name)
+        elif isinstance(x, Expr):
+            self.emit(self.expr(x))
+        elif isinstance(x, (For, Seq, If, Store, Block)):
+            self.stmt(x)
+        else:
+            self.emit(self.info(x))
+        if self.header and self.lines[:1] != [""]:
+            self.header.append("")
+        return "\n".join(self.header + self.lines)
+
+    # modules
+
+    def module(self, m: IRModule) -> None:
+        self.in_module = True
+        self.header.append(f"module(version={FORMAT_VERSION})")
+        for bound in m.bounds:
+            known = bound.var in self.names
+            name = self.names[bound.var] if known else self.declare(bound.var, "s")
+            self.header.append(self.symbol(name, bound.var.dtype, bound))
+        for key, f in m.functions.items():
+            self.emit("")
+            with self.scope():
+                if isinstance(f, PrimFunc):
+                    self.prim(f, key)
+                elif isinstance(f, Function):
+                    self.function(f, key)
+                else:
+                    self.extern(f, key)
+
+    def extern(self, f: ExternFunc, key: str) -> None:
+        signature = "" if f.signature is None else f", {self.annotation(f.signature)}"
+        alias = "" if key == f.name else f", key={quote(key)}"
+        self.emit(f"extern({quote(f.name)}{signature}{alias})", f)

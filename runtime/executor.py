@@ -1,0 +1,478 @@
+"""Executing a `Program` on a device: binding symbols once per shape, then launching.
+
+An `Executor` compiles everything up front, uploads constants and runs `prepare` once. `bind` turns symbol values into a
+`Bound`: one evaluation of the scalar list gives sizes, grids, checks and the variant of every call, and each step
+becomes a closure. Bindings are kept (least recently used go first), so a shape that comes again only launches.
+
+Memory is a pool that only grows, shared by all bindings: one slab per storage, input and output. When a slab has to
+grow, closures of other bindings point at the old one; they are made again when they are next used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ArtifactError, BuildError, MeasureError, UserError
+from relax_tune.runtime.arguments import check_arguments, check_values
+from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.device.memory import aligned_array
+from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.library.registry import how_to_install, open_libraries
+from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
+from relax_tune.runtime.scalars import WIDTH, Op, compile_scalars, constant_values
+from relax_tune.runtime.shapes import Recorder
+from relax_tune.runtime.weights import Weights
+
+MAX_BINDINGS = 64
+
+
+class Bound:
+    """A program with its symbols bound. `choices`: (call name, variant label) in call order; `values`: every slot."""
+
+    def __init__(self, executor: Executor, symbols: tuple[int, ...], values: list[int]) -> None:
+        self._executor = executor
+        self.symbols, self.values = symbols, values
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        program = executor.program
+        for spec in program.buffers:
+            shape = tuple(values[slot] for slot in spec.shape)
+            if any(dim < 0 for dim in shape):
+                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
+            self.shapes[spec.name] = shape
+        self._steps: list[Step] = []
+        labels: list[tuple[str, str]] = []
+        for call in program.calls:
+            choice = values[call.choice]
+            if not 0 <= choice < len(call.variants):
+                raise ArtifactError(
+                    f"{program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
+                )
+            variant = call.variants[choice]
+            labels.append((call.name, variant.label))
+            self._steps += variant.steps
+        self.choices = tuple(labels)
+        self._launches: list[Launch] = []
+        self._recorded: Launch | None = None
+        self._series: dict[int, Launch | None] = {}
+        self._runs = 0
+        self._generation = -1
+
+    def prepare(self) -> None:
+        """Make memory large enough and the closures current. `launch` does this itself; calling it early keeps the
+        cost out of a timing."""
+        self._executor._grow(self)
+        if self._generation != self._executor._generation:
+            self._launches = [self._executor._launch_of(step, self.values) for step in self._steps]
+            self._recorded, self._series, self._runs = None, {}, 0
+            self._generation = self._executor._generation
+
+    def launch(self) -> None:
+        """Enqueue every step, in order. The device's `synchronize` waits for them. What comes a second time is recorded, where the
+        device can."""
+        if self._generation != self._executor._generation:
+            self.prepare()
+        if self._recorded is not None:
+            self._recorded()
+            return
+        for launch in self._launches:
+            launch()
+        if self._runs < 2:
+            self._runs += 1
+            if self._runs == 2:
+                self._recorded = self._executor.device.record(self._launches)
+
+    @property
+    def launches(self) -> Sequence[Launch]:
+        """What enqueues its steps, one after the other; valid until the next `prepare`, and not recorded."""
+        return self._launches
+
+    def series(self, times: int) -> Launch | None:
+        """What enqueues every step, all of them `times` over, as one recording: what it takes is what the kernels take. None where the
+        device cannot. It has been launched before; valid until the next `prepare`."""
+        if times not in self._series:
+            self._series[times] = self._executor.device.record(self._launches * times)
+        return self._series[times]
+
+
+class Executor:
+    """Runs one program on one device. Not thread-safe. The device stays its caller's; `close` gives the memory back.
+
+    constants: an array for every buffer of role `const`, of its dtype and shape; or the `Weights` of several programs, which
+    stay their caller's.
+    libraries: what library steps may use; None opens those installed, when the program needs any.
+    shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
+    record: an attribute; what is called with the symbol values of every `run`, None at first.
+
+    Raises: ArtifactError for a program that cannot run (foreign kernels, prepare steps that depend on symbols, missing
+    constants); BuildError when compiling fails or a library is missing.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        device: Device,
+        constants: Mapping[str, NDArray[Any]] | Weights,
+        libraries: Mapping[str, Library] | None = None,
+        shared: Mapping[str, Any] | None = None,
+    ) -> None:
+        verify_program(program)
+        self.program, self.device = program, device
+        self._evaluate = compile_scalars(program.scalars, len(program.symbols))
+        self._binders = _find_binders(program)
+        self._libraries = _needed_libraries(program, libraries)
+        self._bindings: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
+        self._generation = 0
+        self._storages: list[Any] = [None] * len(program.storages)
+        self._own: dict[int, Any] = {}
+        names = {spec.name: index for index, spec in enumerate(program.buffers)}
+        unknown = sorted(set(shared or {}) - set(names))
+        if unknown:
+            raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
+        self._closed = False
+        self.record: Recorder | None = None
+        self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
+        if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
+            raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
+        self._placeable = _of_their_own(program) - self._shared.keys()
+        self._kernels = device.compile(program.kernels) if program.kernels else {}
+        self._owns_weights = not isinstance(constants, Weights)
+        self._weights = constants if isinstance(constants, Weights) else Weights(device, constants)
+        self._fixed: dict[int, Any] = {}
+        try:
+            self._load_constants()
+        except BaseException:
+            if self._owns_weights:
+                self._weights.close()
+            raise
+
+    def _load_constants(self) -> None:
+        """Place constants, then write what `prepare` packs; what another program of the same weights packed is taken as it is."""
+        program = self.program
+        values = constant_values(program.scalars, len(program.symbols))
+        sizes: dict[int, int] = {}
+        for index, spec in enumerate(program.buffers):
+            if spec.role not in ("const", "packed"):
+                continue
+            shape = _fixed(program, values, spec.shape, f"buffer {spec.name}")
+            if any(dim < 0 for dim in shape):
+                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
+            dtype = np.dtype(spec.dtype)
+            sizes[index] = math.prod(shape) * dtype.itemsize
+            if index in self._shared:
+                self._check_size(index, sizes[index])
+            elif spec.role == "const":
+                try:
+                    self._fixed[index] = self._weights.constant(spec.name, dtype, shape)
+                except ArtifactError as error:
+                    raise ArtifactError(f"{program.name}: {error}") from None
+        identity: dict[int, Hashable] = {
+            i: (i, id(self._shared[i])) if i in self._shared else program.buffers[i].name for i in sizes
+        }
+        for position, step in enumerate(program.prepare):
+            where = f"prepare step {position} ({step.target})"
+            numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
+            made = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in self._fixed]
+            sources = tuple(None if i in made else identity[i] for i in step.buffers)
+            fresh = not made
+            for i in made:
+                identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))
+                self._fixed[i], new = self._weights.packed(identity[i], sizes[i])
+                fresh = fresh or new
+            if fresh:
+                self._launch_of(step, [0 if value is None else value for value in values])()
+        for i in sizes:
+            if i not in self._fixed and i not in self._shared:  # packed, and never written
+                self._fixed[i], _ = self._weights.packed(("unwritten", program.name, i), sizes[i])
+        self.device.synchronize()
+
+    def bind(self, symbols: Mapping[str, int]) -> Bound:
+        """The binding for these symbol values, made or remembered.
+
+        Raises: UserError for missing or unknown symbols, values outside declared bounds and failing run-time checks;
+        MeasureError when memory runs out.
+        """
+        program = self.program
+        names = [symbol.name for symbol in program.symbols]
+        if set(symbols) != set(names):
+            raise UserError(f"{program.name}: wanted values for the symbols {names}, found {sorted(symbols)}")
+        key = tuple(int(symbols[name]) for name in names)
+        return self._bind(key, self._values(key, {}))
+
+    def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
+        """Every slot for these symbol values, remembered or after checking the declared bounds."""
+        bound = self._bindings.get(key)
+        if bound is not None:
+            return bound.values
+        program = self.program
+        for index, (symbol, value) in enumerate(zip(program.symbols, key)):
+            source = f" (from {origin[index]})" if index in origin else ""
+            if value < symbol.lower:
+                raise UserError(
+                    f"{program.name}: wanted {symbol.name} >= {symbol.lower}, found {value}{source}; pad the input, or "
+                    f"build for smaller ones (--bound {symbol.name}=LOW:HIGH)"
+                )
+            if symbol.upper is not None and value > symbol.upper:
+                raise UserError(
+                    f"{program.name}: wanted {symbol.name} <= {symbol.upper}, found {value}{source}; give a smaller "
+                    f"input, or build for larger ones (--bound {symbol.name}=LOW:HIGH)"
+                )
+        try:
+            return self._evaluate(key)
+        except UserError as error:
+            raise UserError(f"{program.name}: {dict(zip((s.name for s in program.symbols), key))}: {error}") from None
+
+    def _bind(self, key: tuple[int, ...], values: list[int]) -> Bound:
+        if self._closed:
+            raise UserError(f"{self.program.name}: wanted an open model, found one that was closed; open it again")
+        bound = self._bindings.get(key)
+        if bound is not None:
+            self._bindings.move_to_end(key)
+            return bound
+        program = self.program
+        for check in program.checks:
+            if not values[check.slot]:
+                message = format_message(check.message, [values[slot] for slot in check.values])
+                raise UserError(f"{program.name}: {message}")
+        bound = Bound(self, key, values)
+        try:
+            bound.prepare()
+        except MeasureError as error:
+            shape = ", ".join(f"{symbol.name} = {value}" for symbol, value in zip(program.symbols, key))
+            raise MeasureError(
+                f"{program.name}{f' at {shape}' if shape else ''}: {error}; use a smaller input"
+            ) from None
+        self._bindings[key] = bound
+        if len(self._bindings) > MAX_BINDINGS:
+            self._bindings.popitem(last=False)
+        return bound
+
+    def buffer(self, name: str) -> Any:
+        """The device buffer behind a named buffer now; it may change when a larger shape is bound.
+
+        Raises: UserError when there is no such buffer, or no memory for it yet.
+        """
+        for index, spec in enumerate(self.program.buffers):
+            if spec.name == name:
+                found = self._device_buffer(index)
+                if found is None:
+                    raise UserError(f"{self.program.name}: buffer {name} has no memory before the first bind")
+                return found
+        raise UserError(f"{self.program.name}: wanted a buffer of the program, found {name!r}")
+
+    def run(
+        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None, in_place: bool = False
+    ) -> list[NDArray[Any]]:
+        """Call the program: inputs by name or in order, outputs in order, as fresh arrays.
+
+        symbols: the value of each, for a program whose inputs do not determine all; their dims must agree with it. in_place:
+        where the device can, read the inputs and write the results where they are in the host's memory, without copies; the
+        executor's own buffers then hold neither, so that launching a binding again would compute something else.
+
+        Raises: UserError naming the function, the parameter, what was wanted and what was found.
+        """
+        arrays = check_arguments(self.program, inputs)
+        key, values = self._match(arrays, symbols)
+        check_values(self.program, arrays)
+        bound = self._bind(key, values)
+        if self.record is not None:
+            self.record(key)
+        if bound._generation != self._generation:
+            bound.prepare()
+        program, device = self.program, self.device
+        placed: dict[int, NDArray[Any]] = {}
+        try:
+            for index, given in zip(program.inputs, arrays):
+                array = np.ascontiguousarray(given)
+                if not (in_place and self._place(index, array, placed)):
+                    device.upload(self._device_buffer(index), array)
+            for index in program.outputs if in_place else ():
+                spec = program.buffers[index]
+                self._place(index, aligned_array(np.dtype(spec.dtype), bound.shapes[spec.name]), placed)
+            bound.launch()
+        finally:
+            for index in placed:
+                device.place(self._own[index], None)
+        results = []
+        for index in program.outputs:
+            spec = program.buffers[index]
+            dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
+            results.append(
+                placed[index] if index in placed else device.download(self._device_buffer(index), dtype, shape)
+            )
+        return results
+
+    def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
+        """Have launches use the array for an input or output whose memory is its own alone; whether they do."""
+        alone = index in self._placeable and array.nbytes > 0 and array.flags.aligned
+        if not alone or not self.device.place(self._own[index], array):
+            return False
+        placed[index] = array
+        return True
+
+    def close(self) -> None:
+        """Give back all memory this executor allocated. Once is enough; running it afterwards is refused."""
+        if self._closed:
+            return
+        self._closed = True
+        self.device.synchronize()
+        for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
+            self.device.free(buffer)
+        self._own.clear()
+        self._fixed.clear()
+        if self._owns_weights:
+            self._weights.close()
+        self._storages = [None] * len(self.program.storages)
+        self._bindings.clear()
+        self._generation += 1
+
+    def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
+        """Symbol values as given or from the dims of the inputs; every other dim is checked against its expression."""
+        program = self.program
+        symbols = [0] * len(program.symbols)
+        origin: dict[int, str] = {}
+        if given is not None:
+            symbols = list(given)
+            origin = {index: "its caller" for index in range(len(symbols))}
+        elif len(self._binders) < len(symbols):
+            check_binders(program)
+        for index, (position, dim) in self._binders.items() if given is None else ():
+            symbols[index] = arrays[position].shape[dim]
+            origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
+        key = tuple(symbols)
+        values = self._values(key, origin)
+        for index, array in zip(program.inputs, arrays):
+            spec = program.buffers[index]
+            for dim, slot in enumerate(spec.shape):
+                if array.shape[dim] != values[slot]:
+                    known = [f"{s.name} = {symbols[i]} from {origin[i]}" for i, s in enumerate(program.symbols)]
+                    raise UserError(
+                        f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
+                        f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
+                    )
+        return key, values
+
+    def _device_buffer(self, index: int) -> Any:
+        if index in self._shared:
+            return self._shared[index]
+        if index in self._fixed:
+            return self._fixed[index]
+        spec = self.program.buffers[index]
+        if spec.base is not None:
+            return self._device_buffer(spec.base)
+        storage = spec.storage
+        return self._own.get(index) if storage is None else self._storages[storage]
+
+    def _check_size(self, index: int, nbytes: int) -> None:
+        size = getattr(self._shared[index], "nbytes", None)
+        if size is not None and size < nbytes:
+            name = self.program.buffers[index].name
+            raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
+
+    def _grow(self, bound: Bound) -> None:
+        """Make every slab as large as this binding needs."""
+        program, values = self.program, bound.values
+        for number, slot in enumerate(program.storages):
+            self._storages[number] = self._slab(self._storages[number], values[slot])
+        for index, spec in enumerate(program.buffers):
+            nbytes = math.prod(bound.shapes[spec.name]) * np.dtype(spec.dtype).itemsize
+            if spec.storage is not None:
+                if nbytes > values[program.storages[spec.storage]]:
+                    raise ArtifactError(
+                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, "
+                        f"its storage has {values[program.storages[spec.storage]]}"
+                    )
+            elif spec.base is not None:
+                base = program.buffers[spec.base]
+                held = math.prod(bound.shapes[base.name]) * np.dtype(base.dtype).itemsize
+                if nbytes > held:
+                    raise ArtifactError(
+                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, {base.name} that it views has {held}"
+                    )
+            elif index in self._shared:
+                self._check_size(index, nbytes)
+            elif spec.role in ("input", "output"):
+                self._own[index] = self._slab(self._own.get(index), nbytes)
+
+    def _slab(self, slab: Any, nbytes: int) -> Any:
+        if slab is not None and slab.nbytes >= nbytes:
+            return slab
+        if slab is not None:
+            nbytes = max(nbytes, slab.nbytes + slab.nbytes // 2)
+            self.device.synchronize()
+        larger = self.device.alloc(nbytes)
+        if slab is not None:
+            self.device.free(slab)
+            self._generation += 1
+        return larger
+
+    def _launch_of(self, step: Step, values: Sequence[int]) -> Launch:
+        buffers = [self._device_buffer(index) for index in step.buffers]
+        numbers = [values[slot] for slot in step.scalars]
+        if step.kind == "library":
+            return self._libraries[step.target.split(".")[0]].bind(step.target, self.device, buffers, numbers)
+        grid = [values[slot] for slot in step.grid]
+        return self.device.bind(self._kernels[step.target], buffers, numbers, grid, step.local)
+
+
+def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
+    """Values of slots that must not depend on symbols."""
+    found = [values[slot] for slot in slots]
+    if any(value is None for value in found):
+        raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
+    return tuple(value for value in found if value is not None)
+
+
+def _of_their_own(program: Program) -> frozenset[int]:
+    """Inputs and outputs that share memory with no other."""
+    given = [*program.inputs, *program.outputs]
+    roots = []
+    for index in given:
+        while (base := program.buffers[index].base) is not None:
+            index = base
+        roots.append(index)
+    own = [i for i in given if program.buffers[i].role in ("input", "output") and program.buffers[i].storage is None]
+    return frozenset(i for i in own if roots.count(i) == 1)
+
+
+def _find_binders(program: Program) -> dict[int, tuple[int, int]]:
+    """For each symbol, the (input position, dim) whose slot is that symbol itself; the first one binds it."""
+    found: dict[int, tuple[int, int]] = {}
+    for position, index in enumerate(program.inputs):
+        spec: BufferSpec = program.buffers[index]
+        for dim, slot in enumerate(spec.shape):
+            if program.scalars[slot * WIDTH] == Op.SYMBOL:
+                found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
+    return found
+
+
+def check_binders(program: Program) -> None:
+    """Whether the inputs' dims give a value to every symbol, so that `Executor.run` can. Raises ArtifactError naming those
+    without one; `Executor.bind` takes values for any."""
+    found = _find_binders(program)
+    missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
+    if missing:
+        raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")
+
+
+def _needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:
+    steps = [*program.prepare, *(s for call in program.calls for variant in call.variants for s in variant.steps)]
+    routines = sorted({step.target for step in steps if step.kind == "library"})
+    if not routines:
+        return {}
+    libraries = open_libraries() if given is None else given
+    for routine in routines:
+        name = routine.split(".")[0]
+        if name not in libraries:
+            raise BuildError(
+                f"{program.name}: wanted the library {name}, found {sorted(libraries) or 'none'}; "
+                f"{how_to_install(name)}"
+            )
+        if routine not in libraries[name].routines:
+            raise ArtifactError(f"{program.name}: wanted a routine of {name}, found {routine}")
+    return libraries

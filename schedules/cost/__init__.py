@@ -1,0 +1,1 @@
+"""Closed-form cost features and constraints of sketches, compiled to NumPy."""

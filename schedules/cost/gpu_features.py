@@ -1,0 +1,264 @@
+"""What a GPU makes of a schedule, in closed form over (shapes, tunables): how many groups run at once, what the items of a warp touch
+together in memory, and where they get in each other's way in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
+    Expr,
+    Op,
+    Var,
+    add,
+    and_,
+    as_int,
+    ceildiv,
+    const,
+    eq,
+    floordiv,
+    floormod,
+    free_vars,
+    le,
+    loads,
+    maximum,
+    minimum,
+    mul,
+    ne,
+    postorder,
+    select,
+    substitute,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, Stmt, blocks
+from relax_tune.ir.hardware.intrinsics import INTRINSICS
+from relax_tune.ir.hardware.mma import ROW
+from relax_tune.ir.hardware.swizzle import ACCESS_BYTES, LINE_BYTES, swizzled
+from relax_tune.schedules.cost.occupancy import (
+    group_items,
+    groups_at_once,
+    kernels,
+    registers,
+    shared_bytes,
+    stored_shape,
+)
+from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
+from relax_tune.schedules.target import Machine
+
+# Memory is fetched in sectors of so many bytes; shared memory has so many banks of four bytes.
+SECTOR = 32
+BANKS = 32
+# Elements between neighbours whose distance nobody knows.
+FAR = 64
+ONE: Expr = const(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An access as the items of a warp make it.
+
+    path: the loops around; stride: elements between neighbouring items of the first axis, 0 where they touch the same; width:
+    elements side by side that each touches; together: where there is more to it than a stride, the places of what is served at once,
+    as many vectors as all banks have, counted in vectors."""
+
+    buffer: Buffer
+    where: tuple[Expr, ...]
+    path: tuple[For, ...]
+    stride: Expr
+    width: Expr
+    together: tuple[Expr, ...] = ()
+
+    @property
+    def times(self) -> Expr:
+        """How often a group does it, by all of its items."""
+        return _product([p.extent for p in self.path if p.kind not in ("group", "vectorized")])
+
+
+def touches(func: PrimFunc, kernel: Stmt, shared: bool) -> Iterator[Touch]:
+    """The accesses of a kernel to global memory, or to what its groups share."""
+    for b in blocks(kernel):
+        path = enclosing(func, b)
+        spots = [(b.body.buffer, b.body.indices), *((x.buffer, x.indices) for x in block_loads(b))]
+        for buffer, where in dict.fromkeys(spots):
+            if buffer.scope == ("shared" if shared else "global"):
+                yield _touch(func, kernel, b, path, buffer, where)
+
+
+def _touch(
+    func: PrimFunc, kernel: Stmt, block: Block, path: tuple[For, ...], buffer: Buffer, where: tuple[Expr, ...]
+) -> Touch:
+    env = loop_env(path)
+    placed = tuple(simplify(block_value(block, e), env) for e in where)
+    shape = stored_shape(func, kernel, buffer) if buffer.scope == "shared" else buffer.shape
+    item = next((p for p in path if p.kind == "item" and p.axis == 0), None)
+    lane = next((p for p in path if p.kind == "vectorized"), None)
+    beside = ONE if lane is None else _step(placed, shape, lane)
+    width = ONE if lane is None else select(eq(beside, 1), lane.extent, ONE)
+    together = _together(buffer, placed, shape, path, width) if buffer.scope == "shared" else ()
+    return Touch(buffer, placed, path, const(0) if item is None else _step(placed, shape, item), width, together)
+
+
+def _together(
+    buffer: Buffer, where: Sequence[Expr], shape: Sequence[Expr], path: Sequence[For], width: Expr
+) -> tuple[Expr, ...]:
+    """Rows of a matrix that a warp fetches, the vectors that its first items have of swizzled rows, or the words that all of them have
+    where these are digits of the item's number."""
+    marked = next((INTRINSICS[p.intrinsic] for p in path if p.intrinsic), None)
+    by_warp = marked is not None and marked.of_warp
+    items = sorted((p for p in path if p.kind == "item"), key=lambda p: p.axis)
+    size = ROW if by_warp else buffer.swizzle or 1
+    if not by_warp and (as_int(width) != size or not (buffer.swizzle or _in_digits(where, items))):
+        return ()
+    if size * buffer.dtype.bytes not in ACCESS_BYTES:
+        return ()
+    count = LINE_BYTES // (size * buffer.dtype.bytes)
+    if by_warp:
+        found: list[tuple[Expr, Expr]] = [(const(r), const(0)) for r in range(count)]
+    else:
+        row: Expr = const(0)
+        for e, d in zip(where[:-1], shape[:-1]):
+            row = row * d + e
+        start: dict[Var, Expr] = {p.var: const(0) for p in path}
+        found = []
+        for t in range(count):
+            left: Expr = const(t)
+            for p in items:
+                start[p.var], left = floormod(left, p.extent), floordiv(left, p.extent)
+            found.append((substitute(row, start), substitute(where[-1], start) // size))
+    vectors = shape[-1] // size
+    return tuple(simplify(r * vectors + (swizzled(r, c, vectors, count) if buffer.swizzle else c)) for r, c in found)
+
+
+def _in_digits(where: Sequence[Expr], items: Sequence[For]) -> bool:
+    """Whether an index has a remainder of what moves with the items."""
+    moving = {p.var for p in items}
+    return any(isinstance(n, Op) and n.op == "floormod" and moving & set(free_vars(n)) for n in postorder(where))
+
+
+def _step(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Expr:
+    """Elements between what two iterations touch."""
+    flat: Expr = const(0)
+    total: Expr = const(0)
+    scale: Expr = ONE
+    for e, dim in zip(reversed(where), reversed(shape)):
+        flat = flat + mul(scale, e)
+        total = total + mul(scale, _moved(e, loop.var))
+        scale = mul(scale, dim)
+    parts = linear(simplify(flat), (loop.var,))
+    return simplify(total if parts is None else parts[0].get(loop.var, const(0)))
+
+
+def _moved(e: Expr, var: Var) -> Expr:
+    """How far an index goes as a variable does one step: digits of numbers go on with their numbers, all but the last stand still."""
+    parts = None if loads(e) else linear(e, (var,))
+    if parts is not None:
+        return parts[0].get(var, const(0))
+    if isinstance(e, Op) and e.op in ("add", "sub"):
+        return add(*(_moved(x, var) for x in e.args)) if e.op == "add" else _moved(e.args[0], var)
+    if isinstance(e, Op) and e.op == "mul" and var not in free_vars(e.args[1]):
+        return mul(_moved(e.args[0], var), e.args[1])
+    if isinstance(e, Op) and e.op in ("floormod", "min", "max"):
+        return _moved(e.args[0], var)
+    if isinstance(e, Op) and e.op == "floordiv":
+        return const(0)
+    return const(FAR)
+
+
+def sector_bytes(x: Touch) -> Expr:
+    """Bytes of the sectors that one item of a warp accounts for: those it uses, up to those of sectors of its own."""
+    size = x.buffer.dtype.bytes
+    used = mul(x.width, size)
+    own = mul(ceildiv(used, SECTOR), SECTOR)
+    return select(eq(x.stride, 0), const(0), maximum(used, minimum(mul(x.stride, size), own)))
+
+
+def conflicts(x: Touch) -> Expr:
+    """How many times as long a warp takes because its items want the same banks: the greatest common divisor of their distance and
+    the number of banks, both in accesses. Wide accesses are served to as many items at a time as there are banks for. Places that are
+    known are counted."""
+    if len(x.together) == BANKS:  # words of a whole warp: those that meet the first one
+        first, *others = x.together
+        return _sum(
+            [ONE, *(select(and_(ne(a, first), eq(floormod(a - first, BANKS), 0)), ONE, const(0)) for a in others)]
+        )
+    if x.together:
+        count = len(x.together)
+        alone = [and_(*(ne(a, b) for b in x.together[:at])) for at, a in enumerate(x.together)]
+        same = [
+            _sum([select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0)) for f, b in zip(alone, x.together)])
+            for a in x.together
+        ]
+        return reduce(maximum, same)
+    wide = ceildiv(mul(x.width, x.buffer.dtype.bytes), 4)
+    apart = ceildiv(ceildiv(mul(x.stride, x.buffer.dtype.bytes), 4), wide)
+    total: Expr = ONE
+    step = 2
+    while step <= BANKS:
+        total = total + select(
+            and_(eq(floormod(apart, step), 0), le(mul(wide, step), BANKS)), const(step // 2), const(0)
+        )
+        step *= 2
+    return select(eq(x.stride, 0), ONE, total)
+
+
+def group_bytes(found: Sequence[Touch]) -> Expr:
+    """Bytes of global memory that a group touches, each once for every place of the program that touches it."""
+    return _sum([_footprint(x) for x in found])
+
+
+def _footprint(x: Touch) -> Expr:
+    total: Expr = const(x.buffer.dtype.bytes)
+    inner = {p.var: p.extent for p in x.path if p.kind != "group"}
+    for e, dim in zip(x.where, x.buffer.shape):
+        own = {v: inner[v] for v in free_vars(e) if v in inner}
+        if own:
+            total = mul(total, dim if linear(e, tuple(own)) is None else minimum(extent_of(e, own), dim))
+    return total
+
+
+def gpu_features(func: PrimFunc, main: Block, machine: Machine) -> list[tuple[str, Expr, Expr, bool]]:
+    """(name, numerator, denominator, whether as a logarithm) of what only GPUs have, of the kernel that `main` is in."""
+    kernel = next(k for k in kernels(func) if main in blocks(k))
+    items, at_once = group_items(func, kernel), groups_at_once(func, kernel, machine)
+    groups = _product([p.extent for p in enclosing(func, main) if p.kind == "group"])
+    room = mul(at_once, machine.workers)
+    waves = ceildiv(groups, maximum(room, 1))
+    far, near = list(touches(func, kernel, False)), list(touches(func, kernel, True))
+    used = _sum([mul(x.times, mul(x.width, x.buffer.dtype.bytes)) for x in far])
+    moved = _sum([mul(x.times, sector_bytes(x)) for x in far])
+    return [
+        ("gpu_items", items, ONE, True),
+        ("gpu_groups", groups, ONE, True),
+        ("gpu_shared", shared_bytes(func, kernel, machine), ONE, True),
+        ("gpu_registers", registers(func, kernel), ONE, True),
+        ("gpu_at_once", at_once, ONE, True),
+        ("gpu_occupancy", mul(at_once, items), const(machine.core_threads), False),
+        ("gpu_waves", waves, ONE, True),
+        ("gpu_wave_use", groups, mul(waves, room), False),
+        ("gpu_used_of_moved", used, maximum(moved, 1), False),
+        ("gpu_moved", moved, ONE, True),
+        (
+            "gpu_conflicts",
+            _sum([mul(x.times, conflicts(x)) for x in near]),
+            maximum(_sum([x.times for x in near]), 1),
+            True,
+        ),
+        ("gpu_group_bytes", group_bytes(far), ONE, True),
+        ("gpu_traffic", mul(groups, group_bytes(far)), ONE, True),
+        ("gpu_kernels", const(len(kernels(func))), ONE, False),
+    ]
+
+
+def _product(parts: Sequence[Expr]) -> Expr:
+    return reduce(mul, parts, ONE)
+
+
+def _sum(parts: Sequence[Expr]) -> Expr:
+    total: Expr = const(0)
+    for p in parts:
+        total = total + p
+    return total

@@ -1,0 +1,269 @@
+"""What a group of work-items takes of a GPU's multiprocessor, in closed form over tunables: items, shared memory, registers, and how
+many groups find room at once. The sizes are those that lowering gives buffers (`relax_tune.ir.codegen.lower.shrink_buffers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer, Scope
+from relax_tune.ir.core.expr import (
+    Const,
+    Expr,
+    Op,
+    Tunable,
+    Var,
+    add,
+    as_int,
+    ceildiv,
+    const,
+    floordiv,
+    free_vars,
+    le,
+    maximum,
+    minimum,
+    mul,
+    substitute,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import AXES, Block, For, Seq, Stmt, blocks
+from relax_tune.schedules.cost.mean_extents import evened
+from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
+from relax_tune.schedules.target import Machine
+
+# The number of an item along each axis, whichever loop it comes from.
+ITEMS = tuple(Var(f"item_{axis}") for axis in range(AXES["item"]))
+# Registers that addresses, loop counters and the compiler's own take beside the buffers.
+SPARE = 32
+# As many of them at least, and of operands; from experiments/ptxas_report.py.
+LEAST_SPARE, FETCHED = 24, 8
+# The hardware hands out registers to warps in multiples of so many for each item.
+GRAIN = 8
+
+
+def kernels(func: PrimFunc) -> tuple[Stmt, ...]:
+    """The statements that are launched one after the other."""
+    return func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+
+
+def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
+    """The items of a group: of each axis as many as its longest loop has."""
+    axes: dict[int, list[Expr]] = {}
+    for b in blocks(kernel):
+        for p in enclosing(func, b):
+            if p.kind == "item":
+                axes.setdefault(p.axis, []).append(p.extent)
+    total: Expr = const(1)
+    for found in axes.values():
+        total = mul(total, reduce(maximum, dict.fromkeys(found)))
+    return simplify(total)
+
+
+def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
+    """Bytes of the buffers in `shared` memory of a group, of its warps, or `local` to one item."""
+    total: Expr = const(0)
+    for buffer in func.allocs:
+        if buffer.scope == scope:
+            shape = stored_shape(func, kernel, buffer)
+            if shape:
+                total = total + mul(const(buffer.dtype.bytes), reduce(mul, shape))
+    return simplify(total)
+
+
+def shared_bytes(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
+    """Bytes of shared memory that a group takes."""
+    own = stored_bytes(func, kernel, "shared")
+    return own if machine.exchanges else simplify(own + stored_bytes(func, kernel, "warp"))
+
+
+def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ...]:
+    """What is left of a buffer that is not global once it holds only what is touched between its first store and last load; nothing
+    where the kernel does not use it."""
+    found = _accesses(func, kernel, buffer)
+    if not found:
+        return ()
+    depth = _home(func, buffer, found)
+    shape = [_covered(buffer, d, found, depth) for d in range(len(buffer.shape))]
+    if buffer.row is not None and len(shape) > 1:
+        factor, offset = buffer.row
+        shape[-1] = mul(ceildiv(shape[-1], factor), factor) + offset
+    return tuple(map(simplify, shape)) or (const(1),)
+
+
+_Access = tuple[tuple[Expr, ...], tuple[For, ...], bool]
+
+
+def _accesses(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> list[_Access]:
+    """(indices over loop variables, the loops around, written) of every access."""
+    found: list[_Access] = []
+    for b in blocks(kernel):
+        path = enclosing(func, b)
+        for where, written in [(b.body.indices, True)] * (b.body.buffer is buffer) + [
+            (x.indices, False) for x in block_loads(b) if x.buffer is buffer
+        ]:
+            found.append((tuple(simplify(block_value(b, e), loop_env(path)) for e in where), path, written))
+    return found
+
+
+def _home(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
+    """How many of the loops around all accesses are outside of the buffer's declaration."""
+    paths = [path for _, path, _ in found]
+    depth = 0
+    while all(len(p) > depth for p in paths) and all(p[depth] is paths[0][depth] for p in paths):
+        depth += 1
+    above = paths[0][:depth]
+    own = ("group",) if buffer.scope != "local" else ("group", "item")
+    first = max((d + 1 for d, p in enumerate(above) if p.kind in own), default=0)
+    stores = [where for where, _, written in found if written]
+    for d in range(first, depth):
+        if above[d].kind == "item" or not all(any(above[d].var in free_vars(e) for e in where) for where in stores):
+            return d
+    return depth
+
+
+def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Expr:
+    """Elements of a dimension that are touched while the loops inside the declaration run, where what fetches them, element by
+    element, and what reads them say the same."""
+    spans: list[tuple[bool, Expr, Expr]] = []
+    size = buffer.shape[d]
+    for where, path, _ in found:
+        e, moving = where[d], {p.var for p in path[depth:] if p.kind == "serial"}
+        if isinstance(e, Op) and e.op == "floormod" and e.args[1] is size and moving & set(free_vars(e)):
+            return size  # a ring, all of which is used in turn
+    for where, path, _ in found:
+        inner = {p.var: p.extent for p in path[depth:] if buffer.scope != "local" or p.kind != "item"}
+        reach = _reach(where[d], inner)
+        if reach is not None:
+            plain = linear(where[d], tuple(inner)) is not None
+            spans.append((plain, _by_axis(reach[0], path), reach[1]))
+    kept = [x for x in spans if x[0]] or spans
+    if not kept or any(simplify(start - kept[0][1]) is not const(0) for _, start, _ in kept):
+        return buffer.shape[d]
+    covered = reduce(maximum, dict.fromkeys(simplify(extent) for _, _, extent in kept))
+    return covered if as_int(buffer.shape[d]) is None else minimum(covered, buffer.shape[d])
+
+
+def _reach(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None:
+    """Where an index starts, and how many elements it runs through while the inner loops do; None where that is not known."""
+    own = {v: inner[v] for v in free_vars(e) if v in inner}
+    if not own:
+        return e, const(1)
+    try:
+        parts = linear(e, tuple(own))
+        if parts is not None:
+            return parts[1], extent_of(e, own)
+    except ScheduleError:
+        return None
+    if not isinstance(e, Op) or e.op not in ("add", "mul", "floordiv", "floormod"):
+        return None
+    a, b = (_reach(x, inner) for x in e.args)
+    if a is None or b is None:
+        return None
+    if e.op == "add":
+        return a[0] + b[0], a[1] + b[1] - 1
+    if b[1] is not const(1):
+        return None
+    if e.op == "mul":
+        return mul(a[0], b[0]), mul(a[1] - 1, b[0]) + 1
+    if simplify(a[0]) is not const(0):
+        return None
+    return const(0), ceildiv(a[1], b[0]) if e.op == "floordiv" else minimum(a[1], b[0])
+
+
+def _by_axis(e: Expr, path: Sequence[For]) -> Expr:
+    """The expression with one variable for all loops over the items of an axis."""
+    return simplify(substitute(e, {p.var: ITEMS[p.axis] for p in path if p.kind == "item"}))
+
+
+def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
+    """An estimate of the registers of an item: the most that any statement finds in use, which is the local buffers between whose
+    first and last use it stands, and what it works on itself; and some to spare. What a statement uses last makes room for what it makes.
+    least: how many the compiler can do with where it must, by fetching operands one after the other."""
+    order, items = blocks(kernel), maximum(group_items(func, kernel), 1)
+    spans: list[tuple[int, int, Expr]] = []
+    for buffer in func.allocs:
+        used = [b for b in order if b.body.buffer is buffer or buffer in {x.buffer for x in block_loads(b)}]
+        if buffer.scope not in ("local", "warp") or not used:
+            continue
+        size = mul(const(buffer.dtype.bytes), reduce(mul, stored_shape(func, kernel, buffer) or (const(1),)))
+        each = mul(items, 4) if buffer.scope == "warp" else const(4)
+        # numbers are put in where they are first needed
+        made = [b for b in used if not isinstance(b.body.value, Const)] or used
+        live = [order.index(b) for b in _while_used(func, made)]
+        spans.append((min(live), max(live), ceildiv(size, each)))
+    found: dict[Expr, None] = {}
+    for k, b in enumerate(order):
+        ends: Expr = const(0)
+        begins: Expr = const(0)
+        held = minimum(_operands(func, b), FETCHED) if least else _operands(func, b)
+        for first, last, size in spans:
+            if first == k < last:
+                begins = begins + size
+            elif first < k == last:
+                ends = ends + size
+            elif first <= k <= last:
+                held = held + size
+        found[simplify(held + maximum(ends, begins))] = None
+    return simplify(reduce(maximum, found) + (LEAST_SPARE if least else SPARE))
+
+
+def _while_used(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
+    """The blocks that use a buffer, and those of loops around some of them but not all: such a loop comes back to its use."""
+    paths = [enclosing(func, b) for b in used]
+    for b, path in zip(used, paths):
+        own = (p for p in path if p.kind not in ("item", "vectorized") and not all(p in other for other in paths))
+        around = next(own, None)
+        yield from (b,) if around is None else blocks(around)
+
+
+def _operands(func: PrimFunc, block: Block) -> Expr:
+    """Registers for what a statement reads that is not local: of each operand what moves with its own written-out loops over elements;
+    steps of a reduction follow each other."""
+    total: Expr = const(0)
+    steps = {v for i, e in zip(block.iters, block.bindings) if i.kind == "reduce" for v in free_vars(e)}
+    path = [p for p in enclosing(func, block) if p.kind in ("vectorized", "unrolled") and blocks(p) == (block,)]
+    for x in block_loads(block):
+        if x.buffer.scope == "local":
+            continue
+        used = set(free_vars(*(block_value(block, e) for e in x.indices))) - steps
+        size: Expr = const(1)
+        for p in path:
+            size = mul(size, p.extent) if p.var in used else size
+        total = total + size
+    return simplify(total)
+
+
+def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
+    """What the tunables of a GPU schedule must satisfy for its kernels to be launched at all."""
+    facts: list[Expr] = []
+    func = evened(func)
+    for kernel in kernels(func):
+        items, shared = group_items(func, kernel), shared_bytes(func, kernel, machine)
+        held = minimum(const(machine.registers), floordiv(const(machine.core_registers), maximum(items, 1)))
+        facts += [
+            le(items, machine.group_size),
+            le(shared, machine.local_bytes),
+            le(registers(func, kernel, True), held),
+        ]
+    return tuple(f for f in map(simplify, facts) if all(isinstance(v, Tunable) for v in free_vars(f)))
+
+
+def groups_at_once(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
+    """Groups that a multiprocessor holds: by items, shared memory and registers."""
+    warps = ceildiv(group_items(func, kernel), machine.warp)
+    shared = shared_bytes(func, kernel, machine)
+    each = mul(ceildiv(registers(func, kernel), GRAIN), GRAIN * machine.warp)
+    return simplify(
+        reduce(
+            minimum,
+            (
+                const(machine.core_groups),
+                floordiv(const(machine.core_threads // machine.warp), warps),
+                floordiv(const(machine.core_bytes), maximum(add(shared, const(machine.reserved_bytes)), 1)),
+                floordiv(const(machine.core_registers), mul(warps, each)),
+            ),
+        )
+    )

@@ -1,0 +1,61 @@
+"""Closed-form expressions compiled once into a NumPy function over columns of tunables and shapes.
+
+Arithmetic is in float64, exact for integers below 2**50; that holds for every size a device can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars, postorder
+
+Array = NDArray[np.float64]
+Compiled = Callable[[Mapping[str, Array]], list[Array]]
+
+_TEMPLATES: Mapping[str, str] = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
+    "floordiv": "floor({0} / {1})", "floormod": "{0} - floor({0} / {1}) * {1}",
+    "min": "minimum({0}, {1})", "max": "maximum({0}, {1})",
+    "lt": "{0} < {1}", "le": "{0} <= {1}", "eq": "{0} == {1}", "ne": "{0} != {1}",
+    "and": "logical_and({0}, {1})", "or": "logical_or({0}, {1})", "not": "logical_not({0})",
+    "select": "where({0}, {1}, {2})", "cast": "{0}",
+}  # fmt: skip
+_NAMES = ("floor", "minimum", "maximum", "logical_and", "logical_or", "logical_not", "where")
+
+
+def compile_numpy(exprs: Sequence[Expr]) -> tuple[Compiled, tuple[Var, ...]]:
+    """A function from `{variable name: float64 array}` to one array per expression, and the variables it wants.
+
+    Shared subexpressions are computed once. Arrays broadcast: give tunables as (R, 1) and shapes as (1, S).
+    """
+    variables = free_vars(*exprs)
+    names: dict[Expr, str] = {}
+    lines = ["def compiled(columns):"]
+    for a, v in enumerate(variables):
+        names[v] = f"v{a}"
+        lines.append(f"    v{a} = columns[{v.name!r}]")
+    for number, node in enumerate(postorder(exprs)):
+        if isinstance(node, Var):
+            continue
+        if isinstance(node, Const):
+            names[node] = repr(float(node.value))
+            continue
+        if isinstance(node, Load) or not isinstance(node, Op) or node.op not in _TEMPLATES:
+            raise ValueError(f"wanted an expression over shapes and tunables, found {node!r}")
+        names[node] = f"t{number}"
+        lines.append(f"    t{number} = " + _TEMPLATES[node.op].format(*(names[x] for x in node.args)))
+    lines.append("    return [" + ", ".join(names[e] for e in exprs) + "]")
+    scope: dict[str, object] = {n: getattr(np, n) for n in _NAMES}
+    # the text is generated above from our own node types and literals only
+    exec(compile("\n".join(lines), "<expressions>", "exec"), scope)
+    inner = scope["compiled"]
+    assert callable(inner)
+
+    def run(columns: Mapping[str, Array]) -> list[Array]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return [np.asarray(x, dtype=np.float64) for x in inner(columns)]
+
+    return run, variables

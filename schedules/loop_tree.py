@@ -1,0 +1,303 @@
+"""Finding and replacing loops and blocks in a tensor function; the vocabulary every primitive is written in.
+
+Loops and blocks are named by their (unique) names, so that a trace can be replayed on another copy of the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Op, Var, conjuncts, free_vars, loads, op, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import (
+    Block,
+    For,
+    IterVar,
+    Seq,
+    Stmt,
+    Store,
+    blocks,
+    children,
+    loops,
+    replace_buffers,
+    rewrite,
+    seq,
+)
+
+EMPTY = Seq(())
+
+
+def find_loop(func: PrimFunc, name: str) -> For:
+    """The loop whose variable is called `name`. Raises ScheduleError listing the loops there are."""
+    for loop in loops(func.body):
+        if loop.var.name == name:
+            return loop
+    known = ", ".join(loop.var.name for loop in loops(func.body))
+    raise ScheduleError(f"{func.name}: wanted a loop called {name!r}; the function has {known or 'none'}")
+
+
+def find_block(func: PrimFunc, name: str) -> Block:
+    """The block called `name`. Raises ScheduleError listing the blocks there are."""
+    for block in blocks(func.body):
+        if block.name == name:
+            return block
+    known = ", ".join(b.name for b in blocks(func.body))
+    raise ScheduleError(f"{func.name}: wanted a block called {name!r}; the function has {known or 'none'}")
+
+
+def find_alloc(func: PrimFunc, name: str) -> Buffer:
+    """The intermediate buffer called `name`."""
+    for buffer in func.allocs:
+        if buffer.name == name:
+            return buffer
+    known = ", ".join(b.name for b in func.allocs)
+    raise ScheduleError(f"{func.name}: wanted an intermediate buffer called {name!r}; there are {known or 'none'}")
+
+
+def swap_alloc(func: PrimFunc, old: Buffer, new: Buffer) -> PrimFunc:
+    """`new` in place of the intermediate `old`, at the same indices."""
+    return replace(
+        func,
+        body=replace_buffers(func.body, {old: new}),
+        allocs=tuple(new if a is old else a for a in func.allocs),
+    )
+
+
+def enclosing(func: PrimFunc, target: Stmt) -> tuple[For, ...]:
+    """The loops around `target` (an object of this function), outermost first, without `target` itself."""
+    stack: list[tuple[Stmt, tuple[For, ...]]] = [(func.body, ())]
+    while stack:
+        node, path = stack.pop()
+        if node is target:
+            return path
+        inner = (*path, node) if isinstance(node, For) else path
+        stack.extend((c, inner) for c in children(node))
+    raise ScheduleError(f"{func.name}: the statement is not part of this function")
+
+
+def replace_node(body: Stmt, old: Stmt, new: Stmt) -> Stmt:
+    """`body` with one node (by identity) replaced; loops left without a body disappear."""
+
+    def down(node: Stmt) -> Stmt:
+        if node is old:
+            return new
+        if isinstance(node, For):
+            inner = down(node.body)
+            if inner is node.body:
+                return node
+            return EMPTY if isinstance(inner, Seq) and not inner.stmts else replace(node, body=inner)
+        if isinstance(node, Seq):
+            parts = [down(c) for c in node.stmts]
+            return node if all(a is b for a, b in zip(parts, node.stmts)) else seq(*parts)
+        return node
+
+    return down(body)
+
+
+def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
+    return func if body is func.body else replace(func, body=body)
+
+
+def used_names(func: PrimFunc) -> set[str]:
+    """Names of loops, blocks and buffers."""
+    names = {loop.var.name for loop in loops(func.body)} | {b.name for b in blocks(func.body)}
+    return names | {b.name for b in (*func.buffers, *func.allocs)}
+
+
+def fresh(func: PrimFunc, wanted: str, taken: Iterable[str] = ()) -> str:
+    """`wanted`, or the first `wanted_N` that is free."""
+    names = used_names(func) | set(taken)
+    candidate, i = wanted, 0
+    while candidate in names:
+        i += 1
+        candidate = f"{wanted}_{i}"
+    return candidate
+
+
+def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
+    """Bounds of the loops' variables."""
+    out = env or Env()
+    around: set[Var] = set()
+    for loop in path:
+        out = out.with_loop(loop.var, _bound(loop.extent, around))
+        around.add(loop.var)
+    return out
+
+
+def _bound(extent: Expr, around: Collection[Var]) -> Expr:
+    """What an extent that depends on loops around is at most: of `min(a, b) - c` the part that depends on fewer of them, since every
+    proof would look at all cases."""
+    more = isinstance(extent, Op) and extent.op in ("add", "sub") and extent.args
+    whole = more[0] if more else extent
+    if not isinstance(whole, Op) or whole.op != "min" or not any(v in around for v in free_vars(whole)):
+        return extent
+    part = min(whole.args, key=lambda e: sum(v in around for v in free_vars(e)))
+    return op(extent.op, (part, more[1]), extent.dtype) if more and isinstance(extent, Op) else part
+
+
+def copied(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
+    """`s`, a part of `func`, with loops, blocks and iterators of its own, called after the old ones with `suffix`."""
+    taken: list[str] = []
+
+    def renamed(name: str) -> str:
+        taken.append(fresh(func, f"{name}{suffix}", taken))
+        return taken[-1]
+
+    def visit(n: Stmt) -> Stmt | None:
+        if isinstance(n, For):
+            var = Var(renamed(n.var.name))
+            return replace(n, var=var, body=rebind(n.body, {n.var: var}))
+        if isinstance(n, Block):
+            iters = {i.var: Var(i.var.name) for i in n.iters}
+            own: dict[Var, Expr] = dict(iters)
+            return replace(
+                n,
+                name=renamed(n.name),
+                iters=tuple(replace(i, var=iters[i.var]) for i in n.iters),
+                body=_with_iters(n.body, own),
+                init=None if n.init is None else _with_iters(n.init, own),
+            )
+        return None
+
+    return rewrite(s, visit)
+
+
+def _with_iters(s: Store, own: Mapping[Var, Expr]) -> Store:
+    return Store(s.buffer, tuple(substitute(e, own) for e in s.indices), substitute(s.value, own))
+
+
+def over_other_iters(block: Block, iters: Iterable[tuple[IterVar, Expr]], values: Mapping[Var, Expr]) -> Block:
+    """The block over `iters` with their bindings, its old iterators being `values` over the new ones."""
+    pairs = list(iters)
+    return replace(
+        block,
+        iters=tuple(i for i, _ in pairs),
+        bindings=tuple(b for _, b in pairs),
+        body=_with_iters(block.body, values),
+        init=None if block.init is None else _with_iters(block.init, values),
+    )
+
+
+def block_value(block: Block, e: Expr) -> Expr:
+    """`e` over block iterators as an expression over loop variables."""
+    return substitute(e, {i.var: b for i, b in zip(block.iters, block.bindings, strict=True)})
+
+
+def block_loads(block: Block) -> tuple[Load, ...]:
+    """Reads of a block, its own accumulator excluded, in order of appearance."""
+    found = loads(block.body.value, *block.body.indices)
+    if block.init is None:
+        return found
+    return tuple(x for x in found if x.buffer is not block.body.buffer)
+
+
+def readers(func: PrimFunc, buffer: Buffer) -> tuple[Block, ...]:
+    return tuple(b for b in blocks(func.body) if any(x.buffer is buffer for x in block_loads(b)))
+
+
+def writer(func: PrimFunc, buffer: Buffer) -> Block | None:
+    """The one block that writes `buffer`, None for inputs."""
+    return next((b for b in blocks(func.body) if b.body.buffer is buffer), None)
+
+
+def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False, any_order: bool = False) -> tuple[For, ...]:
+    """The block's own nest when every iterator is bound to its own loop and the nest holds nothing else; else ScheduleError.
+
+    conditional: the caller knows what to do with a condition of the block; any_order: and with iterators in another order than their
+    loops."""
+    path = enclosing(func, block)
+    bound, loops = tuple(block.bindings), tuple(loop.var for loop in path)
+    if bound != loops and not (any_order and len(bound) == len(loops) and set(bound) == set(loops)):
+        shown = ", ".join(f"{i.var.name}={b!r}" for i, b in zip(block.iters, block.bindings))
+        raise ScheduleError(
+            f"{func.name}: block {block.name!r} must still have one loop per iterator; found {shown} "
+            f"under loops {', '.join(loop.var.name for loop in path)}. Move the block before splitting its loops."
+        )
+    if block.predicate is not TRUE and not conditional:
+        raise ScheduleError(
+            f"{func.name}: block {block.name!r} must run everywhere, found it where {block.predicate!r}"
+        )
+    for loop in path:
+        if isinstance(loop.body, Seq):
+            raise ScheduleError(f"{func.name}: the nest of block {block.name!r} holds other statements too")
+    return path
+
+
+def map_blocks(s: Stmt, fn: Callable[[Block], Block]) -> Stmt:
+    return rewrite(s, lambda n: fn(n) if isinstance(n, Block) else None)
+
+
+def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
+    """Replace loop variables in extents, and in bindings and predicates of the blocks, under `s`."""
+
+    def fix(n: Stmt) -> Stmt | None:
+        if isinstance(n, For):
+            extent = substitute(n.extent, mapping)
+            return n if extent is n.extent else replace(n, extent=extent)
+        if isinstance(n, Block):
+            bindings = tuple(in_turn(substitute(e, mapping)) for e in n.bindings)
+            return replace(n, bindings=bindings, predicate=substitute(n.predicate, mapping))
+        return None
+
+    return rewrite(s, fix)
+
+
+def in_turn(e: Expr) -> Expr:
+    """`a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
+    while isinstance(e, Op) and e.op == "add" and isinstance(e.args[1], Op) and e.args[1].op == "add":
+        left, (first, last) = e.args[0], e.args[1].args
+        e = op("add", (in_turn(op("add", (left, first), e.dtype)), last), e.dtype)
+    return e
+
+
+def bracketed(e: Expr, guard: Expr) -> Expr:
+    """`e` with the sums that `guard` bounds as one term each, where `rebind` has taken their brackets away."""
+    bounded = [f.args[0] for f in conjuncts(guard) if isinstance(f, Op) and f.op == "lt"]
+    terms = _terms(e)
+    runs = [(_terms(whole), whole) for whole in bounded]
+    for place, (run, whole) in sorted(enumerate(runs), key=lambda item: len(item[1][0])):
+        if len(run) > 1:
+            terms = _as_one(terms, run, whole)
+            runs = [(_as_one(r, run, whole), w) if a != place else (r, w) for a, (r, w) in enumerate(runs)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = op("add", (total, term), e.dtype)
+    return total
+
+
+def _terms(e: Expr) -> list[Expr]:
+    """What a sum adds up, in order."""
+    if isinstance(e, Op) and e.op == "add":
+        return [*_terms(e.args[0]), *_terms(e.args[1])]
+    return [e]
+
+
+def _as_one(terms: list[Expr], run: list[Expr], whole: Expr) -> list[Expr]:
+    """The terms with the first run of `run` among them replaced by `whole`."""
+    for at in range(len(terms) - len(run) + 1):
+        if terms[at : at + len(run)] == run:
+            return [*terms[:at], whole, *terms[at + len(run) :]]
+    return terms
+
+
+def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:
+    """The extents of the loops hold none of their variables; else ScheduleError."""
+    loops_ = tuple(nest)
+    own = {loop.var for loop in loops_}
+    for loop in loops_:
+        if own & set(free_vars(loop.extent)):
+            raise ScheduleError(
+                f"{func.name}: {step} wants extents that are independent of each other, found {loop.extent!r} "
+                f"for {loop.var.name!r}"
+            )
+
+
+def require_role(func: PrimFunc, step: str, *found: Block) -> None:
+    """Blocks that run once, before any call, are not mixed with others; else ScheduleError."""
+    for block in found:
+        if block.role != "compute":
+            raise ScheduleError(f"{func.name}: {step} wants blocks of every call, {block.name!r} runs once before them")

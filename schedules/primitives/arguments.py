@@ -1,0 +1,50 @@
+"""What every primitive asks of the factors it is given."""
+
+from __future__ import annotations
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.expr import Expr, ExprLike, Op, Tunable, as_int, expr, free_vars, le, postorder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block
+from relax_tune.schedules.symbols import LIMIT
+
+
+def scalar(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
+    """`value` as an expression over shape symbols and tunables that divides by nothing that may be zero. Blocks that are
+    `touched` and run once, before any call, have no shape symbols."""
+    e = expr(value)
+    number = as_int(e)
+    if number is not None:
+        if abs(number) >= LIMIT:
+            raise ScheduleError(f"{func.name}: {step} wants factors below {LIMIT}, found {number}")
+        return e
+    known = set(func.symbols)
+    symbols = [v for v in free_vars(e) if not isinstance(v, Tunable)]
+    for v in symbols:
+        if v not in known:
+            raise ScheduleError(
+                f"{func.name}: {step} wants factors of shape symbols and tunables, found {v.name!r} in {e!r}"
+            )
+    for n in postorder((e,)):
+        if isinstance(n, Op) and n.op in ("floordiv", "floormod") and prove(le(1, n.args[1])) is not Proof.YES:
+            raise ScheduleError(
+                f"{func.name}: {step} cannot prove that {n.args[1]!r} is positive, which {e!r} divides by"
+            )
+    once = [b.name for b in touched if b.role != "compute"]
+    if symbols and once:
+        raise ScheduleError(
+            f"{func.name}: {step} wants factors without shape symbols for {once[0]!r}, which runs once before any call; found {e!r}"
+        )
+    return e
+
+
+def positive(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
+    """A `scalar` that is provably positive whatever the shapes and tunables are."""
+    e = scalar(func, step, value, *touched)
+    if prove(le(1, e)) is not Proof.YES:
+        raise ScheduleError(
+            f"{func.name}: {step} wants a positive factor, found {e!r}"
+            + ("" if as_int(e) is not None else ", which may be zero; max(..., 1) is positive")
+        )
+    return e

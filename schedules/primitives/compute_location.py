@@ -1,0 +1,310 @@
+"""Primitives that move blocks: compute_at, reverse_compute_at."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.linear import extent_of, is_dense, linear
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
+    Expr,
+    Tunable,
+    Var,
+    and_,
+    conjuncts,
+    const,
+    free_vars,
+    le,
+    loads,
+    lt,
+    maximum,
+    substitute,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, Stmt, blocks, seq
+from relax_tune.schedules.independence import overwritten_later, updates_in_place, writers
+from relax_tune.schedules.loop_tree import (
+    EMPTY,
+    block_loads,
+    block_value,
+    enclosing,
+    find_block,
+    find_loop,
+    fresh,
+    loop_env,
+    readers,
+    replace_node,
+    require_role,
+    trivial_loops,
+    with_body,
+    writer,
+)
+
+# What is needed (or made) of a dimension: where it starts and its extent; None: the loops around choose one element.
+Span = tuple[Expr, Expr | None]
+
+
+def covered(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[Span]:
+    """Per dimension what `indices` cover while the loops inside `loop` run: at least that for indices that are not affine.
+
+    The answer's form depends on which loops an index mentions, never on the value of a tunable, so that a trace with numbers
+    makes the same loops.
+    """
+    at = path.index(loop) + 1
+    outer, inner = {p.var for p in path[:at]}, {p.var: p.extent for p in path[at:]}
+    box: list[Span] = []
+    for e, dim in zip(indices, buffer.shape):
+        relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
+        parts = linear(e, tuple(relaxed), env)
+        if parts is None and not loads(e):  # digits of sums: what the loops inside leave alone
+            e = simplify(e, loop_env(path, env))
+            relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
+            parts = linear(e, tuple(relaxed), env)
+        used = set(free_vars(e))
+        if loads(e) or parts is None or (relaxed and not used & outer):
+            box.append((const(0), dim))
+            continue
+        if not relaxed:
+            box.append((simplify(e, env), None))
+            continue
+        start = parts[1]
+        for v, step in parts[0].items():
+            # a falling index starts where its variable ends
+            if prove(le(0, step), env) is not Proof.YES:
+                if prove(le(step, 0), env) is not Proof.YES:
+                    raise ScheduleError(
+                        f"region inference: the sign of {step!r}, the stride of {v.name} in {e!r}, is not known"
+                    )
+                start = start + step * (relaxed[v] - 1)
+        box.append((simplify(start, env), extent_of(e, relaxed, env)))
+    return box
+
+
+def _union(boxes: Sequence[Sequence[Span]], buffer: Buffer) -> list[Span]:
+    result: list[Span] = []
+    for d, dim in enumerate(buffer.shape):
+        options = dict.fromkeys(b[d] for b in boxes)
+        starts = {start for start, _ in options}
+        if len(options) == 1:
+            result.append(next(iter(options)))
+        elif len(starts) == 1:
+            extents = [const(1) if extent is None else extent for _, extent in options]
+            result.append((starts.pop(), simplify(reduce(maximum, extents))))
+        else:
+            result.append((const(0), dim))
+    return result
+
+
+def spatial_of(block: Block) -> list[Var]:
+    """The iterators that address the output, in order; they must be plain and distinct."""
+    found: list[Var] = []
+    for e in block.body.indices:
+        if not isinstance(e, Var) or e in found or e not in {i.var for i in block.iters if i.kind == "spatial"}:
+            raise ScheduleError(
+                f"block {block.name!r}: wanted distinct spatial iterators as store indices, found {e!r}"
+            )
+        found.append(e)
+    return found
+
+
+def _outer_guards(others: Sequence[Block], path: Sequence[For]) -> list[Expr]:
+    """The conditions on the loops of `path` alone under which any of the other blocks runs."""
+    known = {p.var for p in path}
+    sets = [[c for c in conjuncts(b.predicate) if set(free_vars(c)) <= known | _not_loops(c, path)] for b in others]
+    return [c for c in sets[0] if all(c in rest for rest in sets[1:])] if sets else []
+
+
+def _not_loops(e: Expr, path: Sequence[For]) -> set[Var]:
+    """Variables of `e` that no loop of `path` binds but its extents mention: shape symbols and tunables."""
+    mentioned = {v for p in path for v in free_vars(p.extent)} | {v for v in free_vars(e) if isinstance(v, Tunable)}
+    return mentioned - {p.var for p in path}
+
+
+def _place(
+    func: PrimFunc,
+    block: Block,
+    where: Mapping[Var, Span],
+    inherited: Sequence[Expr],
+    env: Env,
+    trusted: Collection[Var],
+) -> Stmt:
+    """The block with a fresh nest that covers `where` of its spatial iterators (and all of its reductions).
+
+    An iterator without an extent is chosen by the loops around alone; where it is `trusted`, it is in range whenever the
+    `inherited` conditions hold.
+    """
+    names: list[str] = []
+    made: list[tuple[Var, Expr]] = []
+    bindings: list[Expr] = []
+    guards: list[Expr] = []
+    inner_env = env
+    for it in block.iters:
+        start, extent = where.get(it.var, (const(0), it.extent))
+        if extent is None:
+            bindings.append(start)
+            if it.var not in trusted:
+                guards += [le(0, start), lt(start, it.extent)]
+            continue
+        name = fresh(func, f"{block.name}_{it.var.name.removeprefix('v')}", names)
+        names.append(name)
+        var = Var(name)
+        made.append((var, extent))
+        inner_env = inner_env.with_loop(var, extent)
+        bindings.append(start + var)
+        guards += [le(0, start + var), lt(start + var, it.extent)]
+    for fact in inherited:
+        inner_env = inner_env.with_fact(fact)
+    needed = [*inherited, *(g for g in guards if prove(g, inner_env) is not Proof.YES)]
+    moved = {v: b for v, b in zip(block.bindings, bindings) if isinstance(v, Var)}
+    needed += [c for c in conjuncts(substitute(block.predicate, moved)) if prove(c, inner_env) is not Proof.YES]
+    body: Stmt = replace(block, bindings=tuple(bindings), predicate=and_(*needed))
+    for var, extent in reversed(made):
+        body = For(var, extent, body)
+    return body
+
+
+def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
+    """Move a producer to the start of a consumer's loop, computing there just the region that iteration needs.
+
+    Before: `for p: B[p] = f(p)` then `for i: for j: C[i, j] = g(B[i])`
+    After: `for i: B[i] = f(i); for j: C[i, j] = g(B[i])`
+    Checks: every reader of the block's output is inside `loop`; the block still has its own trivial nest and no predicate;
+    its output is an intermediate that it alone writes, from its own initial value if it is a reduction; what it reads is
+    not written again later; it is no block that runs once. A reduction may have a condition that holds at its first point.
+    """
+    node, target = find_block(func, block), find_loop(func, loop)
+    buffer = node.body.buffer
+    if buffer not in func.allocs:
+        raise ScheduleError(f"{func.name}: compute_at moves producers of intermediates; {buffer.name!r} is an output")
+    old = trivial_loops(func, node, conditional=_starts_everywhere(node))
+    require_role(func, "compute_at", node, *blocks(target.body))
+    require_repeatable(func, "compute_at", node)
+    inside = set(blocks(target.body))
+    consumers = readers(func, buffer)
+    outside = [b.name for b in consumers if b not in inside and b is not node]
+    if node in inside or outside or not consumers:
+        raise ScheduleError(
+            f"{func.name}: compute_at({block!r}, {loop!r}) wants every reader of {buffer.name!r} inside the loop; "
+            f"outside it: {', '.join(outside) or 'the block itself' if node in inside else ', '.join(outside) or 'no reader'}"
+        )
+    path = (*enclosing(func, target), target)
+    env = loop_env(path)
+    boxes = []
+    for reader in consumers:
+        full_path = enclosing(func, reader)
+        for access in block_loads(reader):
+            if access.buffer is buffer:
+                where = tuple(block_value(reader, i) for i in access.indices)
+                boxes.append(covered(where, full_path, target, buffer, env))
+    box = _union(boxes, buffer)
+    inherited = _outer_guards(consumers, path)
+    alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
+    own = spatial_of(node)
+    nest = _place(func, node, dict(zip(own, box)), inherited, env, own if alike else ())
+    moved = replace(target, body=seq(nest, target.body))
+    body = replace_node(func.body, target, moved)
+    return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
+
+
+def _starts_everywhere(node: Block) -> bool:
+    """Whether the condition of a reduction keeps no element from its first point, where it gets its initial value."""
+    if node.init is None:
+        return False
+    first = {b: const(0) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" and isinstance(b, Var)}
+    env = Env()
+    for i, b in zip(node.iters, node.bindings):
+        if i.kind == "spatial" and isinstance(b, Var):
+            env = env.with_loop(b, i.extent)
+    return prove(substitute(node.predicate, first), env) is Proof.YES
+
+
+def require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
+    """The block may run later, and more than once for the same element."""
+    if updates_in_place(node) or len(writers(func, node.body.buffer)) != 1:
+        raise ScheduleError(
+            f"{func.name}: {step} wants a block that alone makes {node.body.buffer.name!r}; {node.name!r} updates what "
+            "another block wrote"
+        )
+    lost = overwritten_later(func, node)
+    if lost is not None:
+        raise ScheduleError(
+            f"{func.name}: {step} would let {node.name!r} read {lost.name!r} after it was written again"
+        )
+
+
+def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
+    """Move a consumer to the end of its producer's loop, consuming there what that iteration produced.
+
+    Before: `for i: for j: B[i, j] = f(i, j)` then `for p, q: C[p, q] = g(B[p, q])`
+    After: `for i: (for j: B[i, j] = f(i, j)); (for q: C[i, q] = g(B[i, q]))`
+    Checks: the consumer is spatial with its own trivial nest and no predicate, reads the producer's output at its own
+    iterators and does not update in place; the regions of different iterations tile the output without overlap; the region
+    is complete (no reduction outside `loop`) and a box; nothing from `loop` on makes what else the consumer reads, or
+    touches what it writes; neither runs once.
+    """
+    node, target = find_block(func, block), find_loop(func, loop)
+    old = trivial_loops(func, node)
+    if node.is_reduction:
+        raise ScheduleError(f"{func.name}: reverse_compute_at wants a spatial block, {block!r} is a reduction")
+    if updates_in_place(node):
+        raise ScheduleError(f"{func.name}: {block!r} updates {node.body.buffer.name!r} in place and cannot move")
+    inside = blocks(target.body)
+    sources = [(p, x) for x in block_loads(node) if (p := writer(func, x.buffer)) in inside and p is not None]
+    if not sources:
+        raise ScheduleError(f"{func.name}: {block!r} reads nothing that is produced inside {loop!r}")
+    path = (*enclosing(func, target), target)
+    env = loop_env(path)
+    producer, access = sources[0]
+    if any(p is not producer or x.indices != access.indices for p, x in sources):
+        raise ScheduleError(f"{func.name}: {block!r} reads several regions produced inside {loop!r}; one is supported")
+    for it, bound in zip(producer.iters, producer.bindings):
+        if it.kind == "reduce" and any(v in {p.var for p in path} for v in free_vars(bound)):
+            raise ScheduleError(
+                f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
+            )
+    require_role(func, "reverse_compute_at", node, *inside)
+    require_free_way(func, node, producer, target, path[0])
+    full_path = enclosing(func, producer)
+    written = tuple(block_value(producer, i) for i in producer.body.indices)
+    for e in written:
+        within = {p.var: p.extent for p in full_path[len(path) :] if p.var in free_vars(e)}
+        if not is_dense(e, within, env):
+            raise ScheduleError(f"{func.name}: what one iteration of {loop!r} makes of {e!r} is no interval")
+        ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
+        if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
+            raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
+    box = covered(written, full_path, target, producer.body.buffer, env)
+    own: dict[Var, Span] = {}
+    for e, span in zip(access.indices, box):
+        if not isinstance(e, Var) or e in own:
+            raise ScheduleError(
+                f"{func.name}: {block!r} must read {access.buffer.name!r} at distinct iterators, found {e!r}"
+            )
+        own[e] = span
+    extents = {i.var: i.extent for i in node.iters}
+    made = dict(zip(access.indices, producer.body.buffer.shape))
+    trusted = [v for v in extents if v not in made or prove(le(made[v], extents[v]), env) is Proof.YES]
+    nest = _place(func, node, own, _outer_guards((producer,), path), env, trusted)
+    moved = replace(target, body=seq(target.body, nest))
+    body = replace_node(func.body, target, moved)
+    return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
+
+
+def require_free_way(func: PrimFunc, node: Block, producer: Block, place: Stmt, around: Stmt) -> None:
+    """No block from `place` on, or in the loops `around` it, makes what `node` reads or touches what it writes."""
+    order = blocks(func.body)
+    passed = set(order[order.index(blocks(place)[0]) : order.index(node)]) | set(blocks(around))
+    reads = {x.buffer for x in block_loads(node)}
+    for other in order:
+        if other in passed and other is not producer:
+            touched = {other.body.buffer, *(x.buffer for x in block_loads(other))}
+            if other.body.buffer in reads or node.body.buffer in touched:
+                raise ScheduleError(
+                    f"{func.name}: {node.name!r} cannot move before {other.name!r}, which it depends on"
+                )

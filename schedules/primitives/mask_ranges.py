@@ -1,0 +1,168 @@
+"""Where a mask hides all scores: which steps along the keys some row can see at all, read off the condition of the mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env, opposite
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    add,
+    conjuncts,
+    const,
+    eq,
+    floordiv,
+    free_vars,
+    le,
+    maximum,
+    minimum,
+    mul,
+    op,
+    sub,
+    substitute,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import For
+from relax_tune.schedules.independence import writers
+from relax_tune.schedules.primitives.reductions import combiner
+
+# Blocks and conditions from a score to where it is masked.
+MOST_STEPS = 16
+
+
+def seen_steps(
+    func: PrimFunc, score: Expr, loop: For, ranges: Mapping[Var, Expr], env: Env, from_first: bool = True
+) -> tuple[Expr, Expr]:
+    """(first, count) of the iterations of `loop` in which `score` may be above minus infinity for some value of the variables of
+    `ranges`, which run from 0 to below these numbers; a count below 0 is none. env: what is known where the loop stands, and not in its
+    iterations, of which there may be none. from_first: otherwise they begin with the loop.
+
+    Each part of the mask's condition alone bounds the steps, by the largest it leaves room for over all rows; what is outside is
+    hidden for certain. Raises ScheduleError where no condition says anything.
+    """
+    inner = dict(ranges)
+    first: Expr = const(0)
+    end = loop.extent
+    for part in _conditions(func, score, inner):
+        room = _room(part)
+        most = None if room is None else extreme(room, inner, True, env)
+        parts = None if most is None else linear(most, (loop.var,), env)
+        if parts is None or loop.var not in parts[0]:
+            continue
+        slope, rest = parts[0][loop.var], parts[1]
+        if prove(le(1, slope), env) is Proof.YES:  # slope * step + rest >= 0
+            if not from_first:
+                continue
+            least = sub(sub(slope, 1), rest)
+            # max(least, 0) without a number outside of the choice: quotients of x - 8 and of x + 24 have other forms
+            first = maximum(first, floordiv(sub(least, minimum(least, 0)), slope))
+        elif prove(le(slope, -1), env) is Proof.YES:
+            fall = simplify(mul(slope, -1), env)
+            last = _rendered(floordiv(maximum(add(rest, fall), 0), fall), env)
+            end = end if prove(le(end, last), env) is Proof.YES else minimum(end, last)
+    first = _rendered(first, env)
+    if end is loop.extent and prove(eq(first, 0), env) is Proof.YES:
+        raise ScheduleError(
+            f"{func.name}: wanted scores under a condition on rows and keys by comparisons that are linear in {loop.var.name!r}, found "
+            f"{score!r}, of which every step may be seen"
+        )
+    return first, simplify(sub(end, first), env)
+
+
+def _rendered(e: Expr, env: Env) -> Expr:
+    """The form that an expression has as a part of others: regions compare by form."""
+    parts = linear(e, (), env)
+    return simplify(e, env) if parts is None else parts[1]
+
+
+def _conditions(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> list[Expr]:
+    """Conditions that all hold where a score is above minus infinity. What maxima run over joins the ranges."""
+    found: list[Expr] = []
+    for _ in range(MOST_STEPS):
+        if isinstance(score, Op) and score.op == "select" and _is_hidden(score.args[2]):
+            found += conjuncts(score.args[0])
+            score = score.args[1]
+            continue
+        made = _made(func, score, ranges)
+        if made is None:
+            break
+        score = made
+    return found
+
+
+def _made(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | None:
+    """What an element of an intermediate is, or what it is the maximum of; None where it is something else."""
+    if not isinstance(score, Load) or score.buffer not in func.allocs:
+        return None
+    blocks = writers(func, score.buffer)
+    starts = [b for b in blocks if not b.is_reduction and b.init is None and _is_hidden(b.body.value)]
+    makers = [b for b in blocks if b not in starts]
+    if len(makers) != 1 or (starts and not makers[0].is_reduction):
+        return None
+    (node,) = makers
+    at = node.body.indices
+    if any(not isinstance(e, Var) for e in at) or len(set(at)) != len(at):
+        return None
+    steps = {i.var: Var(i.var.name) for i in node.iters if i.kind == "reduce"}
+    term = node.body.value
+    if steps:
+        operation, term = combiner(node)
+        if operation != "max" or not (starts if node.init is None else _is_hidden(node.init.value)):
+            return None
+    ranges.update({steps[i.var]: i.extent for i in node.iters if i.var in steps})
+    own = {v: e for v, e in zip(at, score.indices, strict=True) if isinstance(v, Var)}
+    return substitute(term, own | steps)
+
+
+def _is_hidden(e: Expr) -> bool:
+    return isinstance(e, Const) and e.dtype.is_float and e.value == -math.inf
+
+
+def _room(part: Expr) -> Expr | None:
+    """What is at least 0 where a comparison of integers holds."""
+    other = opposite(part.args[0]) if isinstance(part, Op) and part.op == "not" else None
+    part = part if other is None else other
+    if not isinstance(part, Op) or part.op not in ("le", "lt") or not part.args[0].dtype.is_int:
+        return None
+    a, b = part.args
+    return sub(b, a) if part.op == "le" else sub(sub(b, a), 1)
+
+
+def extreme(e: Expr, ranges: Mapping[Var, Expr], largest: bool, env: Env) -> Expr | None:
+    """The largest (or least) value of an expression over all values of the variables of `ranges`, or more (less) than that; None
+    where it is not known to rise or fall with them."""
+    if not any(v in ranges for v in free_vars(e)):
+        return e
+    if isinstance(e, Var):
+        return sub(ranges[e], 1) if largest else const(0)
+    parts = linear(e, [v for v in free_vars(e) if v in ranges], env)
+    if parts is not None:
+        total = parts[1]
+        for v, slope in parts[0].items():
+            rises = prove(le(0, slope), env) is Proof.YES
+            if not rises and prove(le(slope, 0), env) is not Proof.YES:
+                return None
+            if rises == largest:
+                total = add(total, mul(slope, sub(ranges[v], 1)))
+        return total
+    if not isinstance(e, Op) or len(e.args) != 2:
+        return None
+    a, b = e.args
+    if e.op == "sub":
+        ends = extreme(a, ranges, largest, env), extreme(b, ranges, not largest, env)
+    elif e.op in ("add", "min", "max"):
+        ends = extreme(a, ranges, largest, env), extreme(b, ranges, largest, env)
+    elif e.op == "floordiv" and isinstance(b, Const) and b.value > 0:
+        ends = extreme(a, ranges, largest, env), b
+    else:
+        return None
+    return None if ends[0] is None or ends[1] is None else op(e.op, (ends[0], ends[1]), e.dtype)

@@ -1,0 +1,76 @@
+"""A primitive for softmaxes over as many keys as there may be: pad_keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, ExprLike, Load, ceildiv, const, free_vars, load, lt, mul, select, transform
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import IterVar, Stmt, seq
+from relax_tune.schedules.independence import writers
+from relax_tune.schedules.loop_tree import find_block, fresh, replace_node, require_role, trivial_loops
+from relax_tune.schedules.primitives.arguments import positive
+from relax_tune.schedules.primitives.online_softmax import hidden, softmax_of
+from relax_tune.schedules.primitives.padding import Padded, fill_nest, held_of, pad_spatial
+
+
+def pad_keys(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
+    """Compute a softmax, and what its scores are made of, over whole blocks of keys: behind the last one all are hidden.
+
+    Before: `S[i, k] = f(B[i, k])`, `M[i] = max(M[i], S[i, k])`, `W[i, k] = exp(S[i, k] - M[i])`, `A[i] = A[i] + W[i, k] * x[k]`
+    After, with factor 16: `S[i, p] = f(B[i, p]) if p < m else -inf` for p below `ceil(m / 16) * 16`, as are `M` and `W` made, which is 0
+    where the score is minus infinity, and `x_pad[p] = x[p] if p < m else 0`, `A[i] = A[i] + W[i, p] * x_pad[p]`
+    Checks: maximum, weights and sums as for `split_k_update`; the scores are an intermediate, which the maximum reads key by key, and
+    may be made along more keys as by `pad_spatial`; the sums read what they weigh by iterators of their own; the factor is
+    positive. A row whose scores are all minus infinity sums up to 0.
+    """
+    f = positive(func, f"pad_keys({block!r})", factor)
+    found = softmax_of(func, block)
+    score, extent = found.score, found.step.extent
+    at = [d for d, e in enumerate(score.indices) if e is found.step.var] if isinstance(score, Load) else []
+    made_by = writers(func, score.buffer) if isinstance(score, Load) else []
+    if len(at) != 1 or len(made_by) != 1 or not isinstance(score, Load) or score.buffer not in func.allocs:
+        raise ScheduleError(f"{func.name}: pad_keys wants {block!r} to read scores of an intermediate, found {score!r}")
+    require_role(func, "pad_keys", found.top, *(s.block for s in found.sums))
+    guarded = replace(found.weights, body=replace(found.weights.body, value=found.weight()))
+    func = replace(func, body=replace_node(func.body, found.weights, guarded))
+    func = pad_spatial(func, made_by[0].name, at[0], f)
+    maker = find_block(func, made_by[0].name)
+    seen = select(lt(maker.body.indices[at[0]], extent), maker.body.value, hidden(score.dtype))
+    func = replace(func, body=replace_node(func.body, maker, replace(maker, body=replace(maker.body, value=seen))))
+    wider = simplify(mul(ceildiv(extent, f), f))
+    func = _over(func, block, found.step, wider)
+    for s in found.sums:
+        func = _over(func, s.block.name, s.step, wider, found.weights.body.buffer.name)
+    return func
+
+
+def _over(func: PrimFunc, block: str, step: IterVar, wider: Expr, weights: str = "") -> PrimFunc:
+    """A reduction over more keys. Where it weighs something, that is a copy with zeros behind the last key."""
+    node = find_block(func, block)
+    path = trivial_loops(func, node)
+    iters = tuple(replace(i, extent=wider) if i.var is step.var else i for i in node.iters)
+    room = {i.var: i.extent for i in iters}
+    made, names = dict[tuple[object, ...], Padded](), list[str]()
+
+    def padded(x: Expr) -> Expr | None:
+        if not isinstance(x, Load) or x.buffer.name == weights or step.var not in free_vars(x):
+            return None
+        held = held_of(func, node, x, {step.var: wider})
+        shape = tuple(room.get(i, d) if i is step.var else d for i, d in zip(x.indices, x.buffer.shape))
+        key = x.buffer, held
+        if key not in made:
+            names.append(fresh(func, f"{x.buffer.name}_pad", names))
+            made[key] = Padded(x.buffer, Buffer(names[-1], shape, x.dtype), held)
+        return load(made[key].copy, x.indices)
+
+    value = transform(node.body.value, padded) if weights else node.body.value
+    changed: Stmt = replace(node, iters=iters, body=replace(node.body, value=value))
+    for p, i in reversed(list(zip(path, iters))):
+        changed = replace(p, extent=i.extent, body=changed)
+    before = [fill_nest(func, o, const(0.0, o.copy.dtype), names) for o in made.values()]
+    body = replace_node(func.body, path[0], seq(*before, changed))
+    return replace(func, body=body, allocs=(*func.allocs, *(o.copy for o in made.values())))

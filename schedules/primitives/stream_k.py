@@ -1,0 +1,511 @@
+"""The primitive that shares out the steps of all tiles of a reduction evenly: share_evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.prove import Proof, prove, prove_equal
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import (
+    TRUE,
+    Expr,
+    ExprLike,
+    Load,
+    Tunable,
+    Var,
+    and_,
+    as_int,
+    ceildiv,
+    conjuncts,
+    const,
+    floordiv,
+    floormod,
+    free_vars,
+    le,
+    load,
+    loads,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    op,
+    or_,
+    replaced,
+    select,
+    substitute,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, Store, blocks, seq
+from relax_tune.schedules.independence import updates_in_place, writers
+from relax_tune.schedules.loop_tree import (
+    block_loads,
+    block_value,
+    enclosing,
+    find_block,
+    find_loop,
+    fresh,
+    loop_env,
+    map_blocks,
+    readers,
+    rebind,
+    replace_node,
+    require_role,
+)
+from relax_tune.schedules.primitives.arguments import positive
+from relax_tune.schedules.primitives.loops import require_serial
+from relax_tune.schedules.primitives.pipeline import Span, require_inside, spans_of
+from relax_tune.schedules.primitives.reductions import combiner, decompose_reduction, starts_neutral
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """The steps of all tiles in one row, cut into a stretch for each worker; they differ by one step at most."""
+
+    tiles: Expr
+    steps: Expr
+    workers: Expr
+
+    @property
+    def total(self) -> Expr:
+        return mul(self.tiles, self.steps)
+
+    @property
+    def pieces(self) -> Expr:
+        """How many tiles a stretch touches at most."""
+        return ceildiv(self.tiles, self.workers) + 1
+
+    def start(self, worker: Expr) -> Expr:
+        """The first step of a worker."""
+        return floordiv(mul(worker, self.total), self.workers)
+
+    def tile(self, worker: Expr, piece: Expr) -> Expr:
+        """The tile that a piece of a worker's stretch is of: the first is `start // steps`, which is this."""
+        return piece + floordiv(mul(worker, self.tiles), self.workers)
+
+    def first(self, worker: Expr, piece: Expr) -> Expr:
+        """The first step of that tile which is the worker's."""
+        return select(lt(piece, 1), floormod(self.start(worker), maximum(self.steps, 1)), 0)
+
+    def count(self, worker: Expr, piece: Expr) -> Expr:
+        """How many steps of that tile are the worker's; nothing or less where there are none."""
+        end = self.start(worker + 1) - mul(self.tile(worker, piece), self.steps)
+        # that these are no more than a tile has is said apart: it is all that most proofs need
+        return minimum(minimum(end, self.steps) - self.first(worker, piece), self.steps)
+
+    def workers_before(self, steps: Expr) -> Expr:
+        """How many workers begin before so many steps from the start; elements without steps come by, too."""
+        return ceildiv(mul(steps, self.workers), maximum(self.total, 1))
+
+
+def share_evenly(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, workers: ExprLike) -> PrimFunc:
+    """Let workers share evenly the steps that all tiles of a reduction take together, and combine what they have of each tile.
+
+    block: the reduction, whose sums another block stores after the steps of a tile.
+
+    Before: `for t in range(T): (for k in range(K): for e in range(E): S[t * E + e] += f(t * E + e, k)) (from a neutral value);
+    (for e in range(E): C[t * E + e] = S[t * E + e])`
+    After, where worker w of W has the steps from w * T * K // W on, which begin in tile t(w) = w * T // W:
+    `for w in range(W): for p in range(ceil(T / W) + 1): (for e: S[e] = 0); (for k in range(count): for e:
+    S[e] += f((t(w) + p) * E + e, first + k)); (for e: if count: R[w, p, e] = S[e])`, with as many steps of that tile as are
+    the worker's, and then `for i: (C[i] = 0); for r in range(count): C[i] += R[w, i // E - t(w), i % E]` over the workers w of tile i // E
+    Checks: the workers are a positive number; tiles are the outermost loops of a perfect nest of serial loops that holds the loop
+    over steps, which is serial, and then one block that copies the sums to an intermediate, under no condition but its bounds; the
+    block has no condition and its initial value, which may be combined more than once, and nothing else touches its sums; each
+    tile loop chooses a part of one dimension of the copies, side by side and of equal sizes; what else the steps make is for their
+    own iteration.
+    """
+    node, target = find_block(func, block), find_loop(func, steps)
+    wanted = positive(func, f"share_evenly({block!r})", workers, node)
+    operation, term = combiner(node)
+    alone = all(x.buffer is not node.body.buffer for x in loads(term))
+    if not starts_neutral(node) or not alone or node.predicate is not TRUE:
+        raise ScheduleError(
+            f"{func.name}: share_evenly wants {block!r} to combine what it reads elsewhere, under no condition and from an initial value "
+            f"that may be combined more than once"
+        )
+    outer = tuple(find_loop(func, t) for t in tiles)
+    copy = _copy_of(func, node, outer, target)
+    for p in (*outer, target):
+        require_serial(func, p, "share_evenly")
+    require_role(func, "share_evenly", *blocks(outer[0]))
+    cuts = _cuts(func, copy, outer)
+    _require_apart(func, node, copy, outer[-1], target, cuts)
+    made = decompose_reduction(func, block, steps)
+    share = _Stretches(reduce(mul, (p.extent for p in outer)), target.extent, wanted)
+    assert node.init is not None
+    return _Rewrite(made, copy, tuple(find_loop(made, t) for t in tiles), find_loop(made, steps), cuts, share).run(
+        operation, node.init.value
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a dimension is cut: the loop that chooses its tile (None: each tile has all of it), and how many elements that has."""
+
+    loop: Var | None
+    size: Expr
+
+
+def _copy_of(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> Block:
+    """The block that stores the sums, in the nest that the primitive wants."""
+    path = enclosing(func, node)
+    nest = (*outer, target)
+    whole = bool(outer) and path[: len(nest)] == nest and all(a.body is b for a, b in zip(outer, outer[1:]))
+    parts = outer[-1].body.stmts if whole and isinstance(outer[-1].body, Seq) else ()
+    after = blocks(parts[1]) if len(parts) == 2 and parts[0] is target else ()
+    sums = node.body.buffer
+    if len(after) == 1 and not after[0].is_reduction and isinstance(after[0].body.value, Load):
+        (copy,) = after
+        made = copy.body.buffer
+        places = copy.body.indices, _source(copy).indices
+        plain = all(set(where) == {i.var for i in copy.iters} and len(where) == len(copy.iters) for where in places)
+        lone = (
+            made in func.allocs
+            and writers(func, made) == (copy,)
+            and _source(copy).buffer is sums
+            and sums in func.allocs
+        )
+        if plain and lone and writers(func, sums) == (node,) and readers(func, sums) == (copy,):
+            return copy
+    raise ScheduleError(
+        f"{func.name}: share_evenly wants {', '.join(p.var.name for p in outer) or 'loops over tiles'} around {target.var.name!r}, which "
+        f"holds {node.name!r}, and then one block that copies its sums to an intermediate, and nothing else"
+    )
+
+
+def _require_apart(func: PrimFunc, node: Block, copy: Block, outer: For, target: For, cuts: Mapping[Var, _Cut]) -> None:
+    """The sums of a tile are made and stored by one iteration of the innermost loop over tiles; what other blocks among its steps make is
+    read in the step that makes it, and nowhere else."""
+    env = loop_env((*enclosing(func, outer), outer))
+    for e, span in zip(_source(copy).indices, _require_same(func, node, copy, outer), strict=True):
+        cut = cuts[e] if isinstance(e, Var) else None
+        inside = cut is not None and (
+            cut.loop is None or prove_equal(span.start, mul(cut.loop, cut.size), env) is Proof.YES
+        )
+        if (
+            cut is None
+            or not inside
+            or (cut.loop is not None and prove(le(span.extent, cut.size), env) is not Proof.YES)
+        ):
+            raise ScheduleError(
+                f"{func.name}: share_evenly wants {node.name!r} to sum up what {copy.name!r} stores of a tile, found {span.start!r}"
+            )
+    order = blocks(target)
+    for b in order:
+        if b is node:
+            continue
+        made = b.body.buffer
+        if made not in func.allocs or writers(func, made) != (b,) or updates_in_place(b):
+            raise ScheduleError(f"{func.name}: share_evenly wants {b.name!r} to make an intermediate by itself")
+        for reader in readers(func, made):
+            if reader not in order or order.index(reader) <= order.index(b):
+                raise ScheduleError(
+                    f"{func.name}: share_evenly wants readers of {made.name!r} after {b.name!r} in {target.var.name!r}, found "
+                    f"{reader.name!r}"
+                )
+            _require_same(func, b, reader, target)
+
+
+def _require_same(func: PrimFunc, node: Block, reader: Block, loop: For) -> list[Span]:
+    """What a reader reads in an iteration of a loop is what the block writes in that: where."""
+    path = enclosing(func, node)
+    at = path.index(loop) + 1
+    env = loop_env(path[:at])
+    spans = spans_of(func, node, path, at, env)
+    require_inside(func, node, reader, loop, spans, env)
+    return spans
+
+
+def _source(copy: Block) -> Load:
+    """The sums that are stored."""
+    value = copy.body.value
+    assert isinstance(value, Load)
+    return value
+
+
+def _cuts(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _Cut]:
+    """How the tiles cut the elements that are stored, by iterators."""
+    inner = {p.var: p.extent for p in enclosing(func, copy)[len(outer) :]}
+    chosen = {p.var: p for p in outer}
+    found: dict[Var, _Cut] = {}
+    bounds: list[Expr] = []
+    for it, bound in zip(copy.iters, copy.bindings):
+        bounds += [le(0, bound), lt(bound, it.extent)]
+        parts = linear(bound, (*chosen, *inner))
+        own = [] if parts is None else [chosen[v] for v in parts[0] if v in chosen]
+        if parts is None or len(own) > 1 or any(p.var is c.loop for p in own for c in found.values()):
+            raise ScheduleError(
+                f"{func.name}: share_evenly wants tiles along single dimensions of {copy.name!r}, found {it.var.name} = {bound!r}"
+            )
+        rest = simplify(substitute(bound, {p.var: const(0) for p in own}))
+        size = extent_of(rest, {v: x for v, x in inner.items() if v in free_vars(rest)}) if own else it.extent
+        even = not own or prove_equal(parts[0][own[0].var], size) is Proof.YES
+        if (
+            not even
+            or prove_equal(parts[1], 0) is not Proof.YES
+            or (own and not _covers(mul(own[0].extent, size), it.extent))
+        ):
+            raise ScheduleError(
+                f"{func.name}: share_evenly wants tiles of {it.var.name!r} side by side over {it.extent!r}, found {bound!r}"
+            )
+        found[it.var] = _Cut(own[0].var if own else None, size)
+    used = {c.loop for c in found.values()}
+    idle = [p.var.name for p in outer if p.var not in used and prove(le(p.extent, 1)) is not Proof.YES]
+    strange = [c for c in conjuncts(copy.predicate) if c not in bounds]
+    if idle or strange:
+        raise ScheduleError(
+            f"{func.name}: share_evenly wants tiles of {copy.name!r} under no condition but its bounds, found "
+            f"{strange[0] if strange else f'{idle[0]!r}, which chooses none'!r}"
+        )
+    return found
+
+
+def _covers(tiles: Expr, extent: Expr) -> bool:
+    """Whether tiles are all of an extent; what only tunables say is a constraint of whoever split it so, without a condition."""
+    found = prove(le(extent, tiles))
+    return found is Proof.YES or (
+        found is Proof.UNKNOWN and all(isinstance(v, Tunable) for v in free_vars(tiles, extent))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A buffer that holds what there is of a tile; where pieces follow each other in it: along a dimension, by so many elements."""
+
+    buffer: Buffer
+    dim: int | None
+    size: Expr
+
+    def at(self, where: Sequence[Expr], piece: Expr) -> tuple[Expr, ...]:
+        """The place of an element of the tile."""
+        return tuple(e if d != self.dim else mul(piece, self.size) + e for d, e in enumerate(where))
+
+
+def _alike(a: Mapping[Var, Expr], b: Mapping[Var, Expr] | None) -> bool:
+    """Whether two expressions move alike with loops."""
+    return b is not None and a.keys() == b.keys() and all(prove_equal(a[v], b[v]) is Proof.YES for v in a)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """The function with initial values apart; copy: the block that stores sums; outer, target: the loops over tiles and their steps."""
+
+    func: PrimFunc
+    copy: Block
+    outer: Sequence[For]
+    target: For
+    cuts: Mapping[Var, _Cut]
+    share: _Stretches
+
+    def run(self, operation: str, first: Expr) -> PrimFunc:
+        func, share, names = self.func, self.share, list[str]()
+
+        def name(wanted: str) -> str:
+            names.append(fresh(func, wanted, names))
+            return names[-1]
+
+        worker, piece, step = (Var(name(f"{self.target.var.name}_{x}")) for x in ("worker", "piece", "step"))
+        count = share.count(worker, piece)
+        places = self._digits(share.tile(worker, piece))
+        begin = {**places, self.target.var: share.first(worker, piece)}
+        old, source = self.copy.body.buffer, _source(self.copy)
+        small = replace(source.buffer, name=name(f"{source.buffer.name}_tile"), shape=self._shape(source))
+        sizes = dict(zip(source.indices, small.shape, strict=True))
+        shape = (share.workers, share.pieces, *(sizes[e] for e in self.copy.body.indices))
+        parts = Buffer(name(f"{old.name}_parts"), shape, old.dtype)
+
+        made_here = {b.body.buffer: b for b in blocks(self.target) if b.body.buffer is not source.buffer}
+        kept = {source.buffer: _Kept(small, None, const(0))}
+        kept |= {buffer: found for buffer, b in made_here.items() if (found := self._apart(b)) is not None}
+
+        def moved(b: Block) -> Block:
+            if b is self.copy:
+                return self._store(b, small, parts, (worker, piece), count)
+            return self._in_tile(b, kept, begin, piece, step)
+
+        whole = self.outer[-1].body
+        assert isinstance(whole, Seq)
+        own = {**places, self.target.var: begin[self.target.var] + step}
+        stmts: list[Stmt] = []
+        for s in whole.stmts:
+            made = rebind(map_blocks(s, moved), own)
+            stmts.append(replace(made, var=step, extent=count) if s is self.target and isinstance(made, For) else made)
+        nest = For(worker, share.workers, For(piece, share.pieces, seq(*stmts)))
+        body = replace_node(func.body, self.outer[0], seq(nest, self._combined(name, parts, operation, first)))
+        allocs = tuple(kept[a].buffer if a in kept else a for a in func.allocs)
+        return replace(func, body=body, allocs=(*allocs, parts))
+
+    def _shape(self, access: Load) -> tuple[Expr, ...]:
+        """What a tile has of a buffer."""
+        cuts = [self._cut(e) for e in access.indices]
+        return tuple(d if c.loop is None else c.size for c, d in zip(cuts, access.buffer.shape, strict=True))
+
+    def _cut(self, e: Expr) -> _Cut:
+        assert isinstance(e, Var)
+        return self.cuts[e]
+
+    def _digits(self, tile: Expr) -> dict[Var, Expr]:
+        """The tile loops' variables for the tile of a number, all within their extents."""
+        found: dict[Var, Expr] = {}
+        for p in reversed(self.outer):
+            found[p.var] = floormod(tile, p.extent)
+            tile = floordiv(tile, p.extent)
+        return found
+
+    def _chosen(self, e: Expr) -> Mapping[Var, Expr] | None:
+        """How an expression over loops moves with those over tiles and steps; None where that is no sum of multiples. A loop of one
+        iteration moves nothing, whether the expression has it or not."""
+        parts = linear(e, [p.var for p in (*self.outer, self.target) if p.var in free_vars(e)])
+        single = {p.var for p in (*self.outer, self.target) if as_int(p.extent) == 1}
+        return None if parts is None else {v: times for v, times in parts[0].items() if v not in single}
+
+    def _apart(self, b: Block) -> _Kept | None:
+        """A buffer for what the block makes of single tiles and stretches, piece after piece along a dimension that steps do not cut; None
+        where not all that read it move like the block."""
+        made = b.body.buffer
+        spots = [(r, x.indices) for r in readers(self.func, made) for x in block_loads(r) if x.buffer is made]
+        cut: tuple[int, Expr] | None = None
+        for d, e in enumerate(b.body.indices):
+            bound = block_value(b, e) if isinstance(e, Var) else None
+            own = None if bound is None else self._chosen(bound)
+            found = [self._chosen(block_value(r, where[d])) for r, where in spots]
+            if bound is None or own is None or not all(_alike(own, other) for other in found):
+                return None
+            size = self._size(b, bound)
+            beside = size is not None and all(prove(le(size, times)) is Proof.YES for times in own.values())
+            if cut is None and size is not None and beside and self.target.var not in free_vars(bound):
+                cut = d, size
+        if cut is None or any(linear(e, [i.var for i in r.iters]) is None for r, where in spots for e in where):
+            return None
+        d, each = cut
+        shape = (*made.shape[:d], mul(self.share.pieces, each), *made.shape[d + 1 :])
+        return _Kept(replace(made, shape=shape), d, each)
+
+    def _size(self, b: Block, bound: Expr) -> Expr | None:
+        """How much of a dimension one step of a tile has, from where loops over these say on; None where it begins elsewhere."""
+        rest = simplify(substitute(bound, {p.var: const(0) for p in (*self.outer, self.target)}))
+        inner = {p.var: p.extent for p in enclosing(self.func, b) if p.var in free_vars(rest)}
+        parts = linear(rest, tuple(inner))
+        return extent_of(rest, inner) if parts is not None and prove_equal(parts[1], 0) is Proof.YES else None
+
+    def _in_tile(
+        self, b: Block, kept: Mapping[Buffer, _Kept], begin: Mapping[Var, Expr], piece: Var, step: Var
+    ) -> Block:
+        """A block of a tile, with iterators that begin where that and its steps do; others say where that is. kept: buffers that hold
+        only what there is of these."""
+        lead: dict[Var, IterVar] = {}
+        values: dict[Var, Expr] = {}
+        iters, bindings = list[IterVar](), list[Expr]()
+        extents = {p.var: p.extent for p in (*self.outer, self.target)}
+        here: dict[Var, Expr] = {**{v: const(0) for v in begin}, self.target.var: step}
+        to = kept.get(b.body.buffer)
+        sizes = {} if to is None or to.dim is not None else dict(zip(b.body.indices, to.buffer.shape, strict=True))
+        for i, bound in zip(b.iters, b.bindings, strict=True):
+            chosen = self._chosen(bound)
+            if chosen is None:
+                raise ScheduleError(
+                    f"{self.func.name}: share_evenly wants sums of multiples of loops in {b.name!r}, found {bound!r}"
+                )
+            iters.append(replace(i, extent=sizes.get(i.var, i.extent)))
+            bindings.append(simplify(substitute(bound, here)))
+            for v, times in chosen.items():
+                lead.setdefault(v, IterVar(Var(f"v{v.name}"), extents[v]))
+                values[i.var] = mul(lead[v].var, times) + values.get(i.var, i.var)
+
+        turn = IterVar(Var(f"v{piece.name}"), self.share.pieces)
+
+        def placed(e: Expr) -> Expr | None:
+            if isinstance(e, Load) and e.buffer in kept:
+                return load(kept[e.buffer].buffer, kept[e.buffer].at(e.indices, turn.var))
+            return values.get(e) if isinstance(e, Var) else None
+
+        value = replaced(b.body.value, placed)
+        where = tuple(replaced(e, placed) for e in b.body.indices) if to is None else to.at(b.body.indices, turn.var)
+        used = set(free_vars(value, *where))
+        places = [(i, e) for i, e in [*((i, begin[v]) for v, i in lead.items()), (turn, piece)] if i.var in used]
+        return replace(
+            b,
+            iters=(*iters, *(i for i, _ in places)),
+            bindings=(*bindings, *(e for _, e in places)),
+            body=Store(b.body.buffer if to is None else to.buffer, where, value),
+            predicate=and_(*(c for c in conjuncts(b.predicate) if not self._is_promised(b, c))),
+        )
+
+    def _is_promised(self, b: Block, condition: Expr) -> bool:
+        """Whether a bound of a block is one of the reduction's, which has no condition."""
+        node = next(x for x in blocks(self.target) if x.body.buffer is _source(self.copy).buffer)
+        for i, bound in zip(b.iters, b.bindings):
+            if condition is lt(bound, i.extent):
+                mine = self._side_by_side(b, bound)
+                others = [(j.extent, self._side_by_side(node, e)) for j, e in zip(node.iters, node.bindings)]
+                return mine is not None and any(
+                    theirs is not None
+                    and theirs[0] is mine[0]
+                    and prove_equal(theirs[1], mine[1]) is Proof.YES
+                    and prove_equal(extent, i.extent) is Proof.YES
+                    for extent, theirs in others
+                )
+        return False
+
+    def _side_by_side(self, b: Block, bound: Expr) -> tuple[Var, Expr] | None:
+        """The loop that chooses a part of a binding, and the size of the parts, where they are side by side."""
+        chosen = self._chosen(bound)
+        if chosen is None or len(chosen) != 1:
+            return None
+        ((v, times),) = chosen.items()
+        size = self._size(b, bound)
+        return (v, times) if size is not None and prove_equal(size, times) is Proof.YES else None
+
+    def _store(self, copy: Block, small: Buffer, parts: Buffer, loops: tuple[Var, Var], count: Expr) -> Block:
+        """The sums of a piece for others to see: where there are steps, or of the first piece of a worker that has none."""
+        lead = tuple(IterVar(Var(f"v{v.name}"), x) for v, x in zip(loops, parts.shape))
+        first: dict[Var, Expr] = {p.var: const(0) for p in self.outer}
+        sizes = dict(zip(_source(copy).indices, small.shape, strict=True))
+        return replace(
+            copy,
+            iters=(*lead, *(replace(i, extent=sizes[i.var]) for i in copy.iters)),
+            bindings=(*loops, *(simplify(substitute(b, first)) for b in copy.bindings)),
+            body=Store(parts, (*(i.var for i in lead), *copy.body.indices), load(small, _source(copy).indices)),
+            predicate=or_(lt(loops[1], 1), lt(0, count)),
+        )
+
+    def _combined(self, name: Callable[[str], str], parts: Buffer, operation: str, first: Expr) -> Stmt:
+        """The elements, of what the workers that have steps of their tile left."""
+        copy, share = self.copy, self.share
+        old, block = copy.body.buffer, name(f"{copy.name}_sum")
+        extents = {i.var: i.extent for i in copy.iters}
+        at = [e for e in copy.body.indices if isinstance(e, Var)]
+        loops = [Var(name(f"{block}_{letter}")) for letter in "ijlpqst"[: len(at)]]
+        own = [Var(v.name) for v in at]
+        vr, r = Var("vr"), Var(name(f"{block}_r"))
+
+        def tile(elements: Sequence[Var]) -> Expr:
+            digits = {self.cuts[v].loop: floordiv(e, self.cuts[v].size) for v, e in zip(at, elements, strict=True)}
+            number: Expr = const(0)
+            for p in self.outer:
+                number = mul(number, p.extent) + digits.get(p.var, const(0))
+            return number
+
+        worker = share.workers_before(mul(tile(own), share.steps) + 1) - 1 + vr
+        piece = tile(own) - share.tile(worker, const(0))
+        inside = [v if self.cuts[u].loop is None else floormod(v, self.cuts[u].size) for u, v in zip(at, own)]
+        value = op(operation, (load(old, own), load(parts, (worker, piece, *inside))), old.dtype)
+        # none where there are no steps, so that what is stored then is the initial value
+        most = minimum(share.workers, mul(share.total, share.workers))
+        made: Stmt = Block(
+            block,
+            (*(IterVar(v, extents[u]) for u, v in zip(at, own)), IterVar(vr, most, "reduce")),
+            (*loops, r),
+            Store(old, tuple(own), value),
+            Store(old, tuple(own), first),
+        )
+        before, end = mul(tile(loops), share.steps) + 1, mul(tile(loops) + 1, share.steps)
+        made = For(r, share.workers_before(end) - share.workers_before(before) + 1, made)
+        for u, v in reversed(list(zip(at, loops))):
+            made = For(v, extents[u], made)
+        return made

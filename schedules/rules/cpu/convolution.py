@@ -1,0 +1,326 @@
+"""Convolutions: sums of products over windows of an input, with whatever is fused around them.
+
+A tile of the output accumulates in registers over the whole reduction, as in a product of matrices. Forms differ in what lies
+along the vectors, and in how the input is laid out so that the inner loop loads neighbours:
+
+- `rows`: vectors along whole rows of the padded input, through what lies between the rows of the output. The input is read where
+  it is; what lies between the rows is computed for nothing, and left out when the tile is written.
+- `direct`: vectors along the last place. Where windows step, the input's elements are first put apart by their remainder, so
+  that neighbours of the output are neighbours of the input.
+- `flat`: vectors along all places of a channel as one dimension, which wastes nothing however short rows are. The input is
+  copied for each tap along the last dim; the taps of the other dims then are offsets.
+- `channels`: vectors along the channels of the output, in which places of a row are the rows of a tile. Nothing is copied, and
+  short rows waste nothing; what is written lies apart where channels are not the output's last dim.
+
+Weights are packed in the order that the inner loop reads them, once where they are constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Literal
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, ceildiv, le, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.schedules.analysis import final_block, reductions
+from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
+from relax_tune.schedules.rules.shared.conv_analysis import (
+    Roles,
+    copy_taps,
+    followers,
+    inline_around_windows,
+    join_dims,
+    nest_of,
+    pack_weights,
+    roles_of,
+    share_copy,
+    split_steps,
+    writer_of,
+)
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+Form = Literal["rows", "direct", "flat", "channels"]
+Order = Literal["panels", "blocks"]
+TALLEST = 14  # channels of a tile
+UNROLLED = 4  # taps that are written out
+WHOLE_ROWS = 4  # vectors of a row that is written out
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The structural decisions of one sketch. order: what is shared out, places or channels."""
+
+    form: Form
+    order: Order
+
+    @property
+    def name(self) -> str:
+        return f"convolution.{self.form}.{self.order}"
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a convolution; nothing when the function is none."""
+    found = reductions(func)
+    if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
+        return
+    forms: tuple[Form, ...] = ("rows", "direct", "flat", "channels")
+    orders: tuple[Order, ...] = ("panels", "blocks")
+    choices = (Choice(form, order) for form in forms for order in orders)
+    yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
+
+
+def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
+    """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
+    s = Schedule(func)
+    main = reductions(func)[0].name
+    made = inline_around_windows(s, main)
+    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="global")
+    roles = roles_of(find_block(s.func, main))
+    if roles is None:
+        raise ScheduleError(f"{func.name}: with what it reads put in place, it is no convolution")
+    forms = {"rows": _rows, "direct": _direct, "flat": _flat, "channels": _channels}
+    forms[choice.form](s, machine, choice, main, roles)
+    if made is not None:
+        share_copy(s, machine, s.loops_of(made))
+    return s
+
+
+def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Blocks of rows for a few channels: with what lies between the rows in scratch memory, of which the last block takes rows."""
+    if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
+        raise ScheduleError(f"{s.func.name}: windows step by more than one, or there are no rows")
+    after = followers(s, main)
+    *_, line, column = [w.place for w in roles.windows]
+    tile = _Tile.of(s, machine, main, roles)
+    scratch = find_block(s.func, main).body.buffer.name
+    nest = nest_of(s, main)
+    length = as_int(s.extent(nest[column]))
+    s.apply("join_rows", block=main, names=[nest[line], nest[column]], buffer=roles.source.buffer.name)
+    pack_weights(s, main, roles, tile.height, roles.steps)
+    s.apply("cache_write", block=main, scope="local")
+    if length is not None:
+        s.apply("set_scope", buffer=scratch, scope="local")
+    lines = s.tunable("LB", _blocks_of(as_int(s.extent(after[line]))))
+    pitch = as_int(roles.source.buffer.shape[-1])
+    if length is not None and pitch is not None:
+        s.require(le(mul(tile.height, lines) * (4 * pitch), machine.l2_bytes // 2))
+    l_0, l_1 = s.split(after[line], [None, lines])
+    j_0, j_1 = tile.split_channel(s, after[roles.channel])
+    batch = [n for v, n in after.items() if v not in (roles.channel, line, column)]
+    outer = _outer(choice, batch, l_0, j_0)
+    s.reorder([*outer, j_1, l_1, after[column]])
+    take = writer_of(s, scratch)
+    *_, t_j, t_q = s.compute_at(take, outer[-1])
+    # before tiles reach beyond a block: that its rows are its own can be proved now
+    _share(s, machine, choice, batch, l_0, j_0, tile.exact)
+    q_0, q_1 = s.split(t_q, [None, tile.width])
+    s.set_tail(q_0, "peel")
+    s.reorder([q_0, t_j, q_1])
+    s.compute_at(main, q_0)
+    own = nest_of(s, main, q_0)
+    *_, m_j, m_q = [n for v, n in own.items() if v not in roles.steps]
+    _accumulate(s, main, [own[v] for v in roles.steps], m_j, m_q)
+    s.set_kind(t_j, "unrolled")
+    s.set_kind(q_1, "vectorized")
+    _along(s, after[column], machine)
+
+
+def _blocks_of(rows: int | None) -> Sequence[int]:
+    """How many rows a block may have: all of them, or a few even parts."""
+    return (
+        (2, 4, 8, 16, 32, 64)
+        if rows is None
+        else sorted({ceil(rows / k) for k in (1, 2, 3, 4, 6, 8, 12, 16)} - {0}) or (1,)
+    )
+
+
+def _flat(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Tiles of channels by places, whatever row these are in."""
+    if len(roles.windows) < 2:
+        raise ScheduleError(f"{s.func.name}: places are one dim already")
+    tile = _Tile.of(s, machine, main, roles)
+    out, epilogue = find_block(s.func, main).body.buffer, final_block(s.func).name
+    copy_taps(s, machine, main, roles)
+    last = [w.tap for w in roles.windows[1:]]
+    steps = [*roles.depth, *last, roles.windows[0].tap]
+    pack_weights(s, main, roles, tile.height, steps)
+    nest, after = nest_of(s, main), followers(s, main)
+    places = [w.place for w in roles.windows]
+    s.apply("join_iters", block=main, names=[nest[v] for v in places])
+    s.apply("join_iters", block=epilogue, names=[after[v] for v in places])
+    join_dims(s, out, len(out.shape) - len(places), len(places))
+    s.apply("set_scope", buffer=out.name, scope="local")
+    after = followers(s, main)
+    position = next(v for v in after if v not in nest)
+    q_0, q_1 = s.split(nest_of(s, main)[position], [None, tile.width])
+    s.set_tail(q_0, "peel")
+    _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
+
+
+def _direct(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Tiles of channels by places in a row."""
+    tile = _Tile.of(s, machine, main, roles)
+    out = find_block(s.func, main).body.buffer
+    if roles.windows[-1].stride > 1:
+        split_steps(s, machine, main, roles)
+    pack_weights(s, main, roles, tile.height, roles.steps)
+    s.apply("set_scope", buffer=out.name, scope="local")
+    column = roles.windows[-1].place
+    p_0, p_1 = s.split(nest_of(s, main)[column], [None, tile.width])
+    s.set_tail(p_0, "peel")
+    _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
+
+
+def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+    """Tiles of places in a row by channels."""
+    count = roles.each or as_int(_extent(s, main, roles.channel))
+    if roles.each == 1 or (count is not None and count < machine.lanes):
+        raise ScheduleError(f"{s.func.name}: no vector of channels reads the same of the input")
+    options = [machine.lanes * v for v in (1, 2, 3, 4)]
+    exact = [w for w in options if count is not None and count % w == 0]
+    if roles.each is not None and not exact:
+        raise ScheduleError(f"{s.func.name}: groups of {roles.each} channels are no whole vectors")
+    width, height = s.tunable("NR", exact or options), s.tunable("MR", range(1, TALLEST + 1))
+    _require_registers(s, machine, height, width)
+    pack_weights(s, main, roles, width, roles.steps)
+    out = find_block(s.func, main).body
+    dim = out.indices.index(roles.channel)
+    s.apply("set_scope", buffer=out.buffer.name, scope="local")
+    s.apply("permute_layout", buffer=out.buffer.name, order=[*(d for d in range(len(out.indices)) if d != dim), dim])
+    nest, places, epilogue = nest_of(s, main), [w.place for w in roles.windows], final_block(s.func)
+    j_0, j_1 = s.split(nest[roles.channel], [None, width], divides=bool(exact))
+    if not exact:
+        s.set_tail(j_0, "peel")
+    p_0, p_1 = s.split(nest[places[-1]], [None, height])
+    s.set_tail(p_0, "pow2")
+    images = [n for v, n in nest.items() if v not in (roles.channel, *places, *roles.steps)]
+    lines = [nest[v] for v in places[:-1]]
+    reduce = [nest[v] for v in roles.steps]
+    outer = [*images, *lines, j_0, p_0] if choice.order == "panels" else [*images, j_0, *lines, p_0]
+    s.reorder([*outer, *reduce, p_1, j_1])
+    made = s.reverse_compute_at(epilogue.name, p_0)
+    read = next(x for x in block_loads(epilogue) if x.buffer.name == out.buffer.name)
+    across = next(n for v, n in nest_of(s, epilogue.name, p_0).items() if v is read.indices[-1])
+    apart = [n for n in made if n != across]
+    s.reorder([*apart, across])
+    for name in apart:
+        s.set_kind(name, "unrolled")
+    s.set_kind(across, "vectorized")
+    _accumulate(s, main, reduce, p_1, j_1)
+    spread = [*images, *lines] if choice.order == "panels" else images
+    if machine.groups:
+        s.set_kind(j_0, "group", axis=0)
+        s.set_kind(s.fuse(spread), "group", axis=1)
+    elif choice.order == "panels":
+        s.set_kind(s.fuse(spread), "parallel")
+    elif exact:
+        s.set_kind(s.fuse([*images, j_0]), "parallel")
+    else:
+        raise ScheduleError(
+            f"{s.func.name}: the last block of channels is another one, so channels are not fused with others"
+        )
+
+
+def _require_registers(s: Schedule, machine: Machine, height: Tunable, width: Tunable) -> None:
+    """The accumulators of a tile, a vector and what is broadcast."""
+    vectors = ceildiv(width, machine.lanes)
+    s.require(le(mul(height, vectors) + vectors + 1, machine.registers))
+
+
+def _tile(
+    s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles, tile: _Tile, steps: Sequence[Var], column: Var,
+    p_0: str, p_1: str,
+) -> None:  # fmt: skip
+    """A tile's nest, and the last block where it is complete."""
+    nest, epilogue = nest_of(s, main), final_block(s.func).name
+    j_0, j_1 = tile.split_channel(s, nest[roles.channel])
+    batch = [n for v, n in nest.items() if v not in (roles.channel, column) and v not in steps]
+    outer = _outer(choice, batch, p_0, j_0)
+    reduce = [nest[v] for v in steps]
+    s.reorder([*outer, *reduce, j_1, p_1])
+    made = s.reverse_compute_at(epilogue, outer[-1])
+    for name in made[:-1]:
+        s.set_kind(name, "unrolled")
+    s.set_kind(made[-1], "vectorized")
+    _accumulate(s, main, reduce, j_1, p_1)
+    _share(s, machine, choice, batch, p_0, j_0, tile.exact)
+
+
+def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector: str) -> None:
+    """The reduction outside, rows written out, vectors innermost."""
+    s.reorder([*reduce, row, vector])
+    s.set_kind(row, "unrolled")
+    s.set_kind(vector, "vectorized")
+    if (as_int(s.extent(reduce[-1])) or UNROLLED + 1) <= UNROLLED:
+        s.set_kind(reduce[-1], "unrolled")
+    s.apply("decompose_reduction", block=main, loop=reduce[0])
+
+
+def _outer(choice: Choice, batch: Sequence[str], places: str, channels: str) -> list[str]:
+    return [*batch, places, channels] if choice.order == "panels" else [*batch, channels, places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Channels by places; exact: the height divides the channels (of a group)."""
+
+    height: Tunable
+    width: Tunable
+    exact: bool
+
+    @staticmethod
+    def of(s: Schedule, machine: Machine, main: str, roles: Roles) -> _Tile:
+        count = roles.each or as_int(_extent(s, main, roles.channel))
+        fair = [d for d in range(1, TALLEST + 1) if count and count % d == 0]
+        exact = bool(fair) and (roles.each is not None or fair[-1] >= 4 or fair[-1] == count)
+        height = s.tunable("MR", fair if exact else range(1, TALLEST + 1))
+        width = s.tunable("NR", [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)])
+        _require_registers(s, machine, height, width)
+        return _Tile(height, width, exact)
+
+    def split_channel(self, s: Schedule, loop: str) -> tuple[str, str]:
+        """(the loop over tiles, the loop in one)."""
+        j_0, j_1 = s.split(loop, [None, self.height], divides=self.exact)
+        if not self.exact:
+            s.set_tail(j_0, "pow2")
+        return j_0, j_1
+
+
+def _extent(s: Schedule, block: str, var: Var) -> Expr:
+    return next(i.extent for i in find_block(s.func, block).iters if i.var is var)
+
+
+def _along(s: Schedule, loop: str, machine: Machine) -> None:
+    """A row of the output in vectors."""
+    length = as_int(s.extent(loop))
+    if length is None or length > WHOLE_ROWS * machine.lanes:
+        v_0, loop = s.split(loop, [None, machine.lanes])
+        s.set_tail(v_0, "peel")
+    s.set_kind(loop, "vectorized")
+
+
+def _share(
+    s: Schedule, machine: Machine, choice: Choice, batch: Sequence[str], places: str, channels: str, exact: bool
+) -> None:
+    """Hand blocks of places or channels to threads (C), or both to work-groups (OpenCL)."""
+    peeled = find_loop(s.func, places).tail != "predicate"
+    if machine.groups:
+        for axis, name in enumerate([channels, places] if choice.order == "panels" else [places, channels]):
+            s.set_kind(name, "group", axis=axis)
+        if batch:
+            s.set_kind(s.fuse(batch), "group", axis=2)
+    elif choice.order == "panels":
+        s.set_kind(s.fuse([*batch, places]) if not peeled else places, "parallel")
+    elif exact:
+        s.set_kind(s.fuse([*batch, channels]), "parallel")
+    else:
+        raise ScheduleError(
+            f"{s.func.name}: the last block of channels is another one, so channels are not fused with others"
+        )

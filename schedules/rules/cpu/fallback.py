@@ -1,0 +1,61 @@
+"""The schedule that is always correct: every block in its own nest, points shared out in chunks, reductions inside.
+
+It serves functions no other rule takes, and as the `generic` variant of every task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+CHUNK = 64
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Exactly one sketch, for any function."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        _one(s, block, machine)
+    yield "fallback", s
+
+
+def _one(s: Schedule, block: Block, machine: Machine) -> None:
+    """Chunks of the last spatial dimension; reductions run outside a chunk where that makes its points neighbours in memory."""
+    node = find_block(s.func, block.name)
+    names = s.loops_of(block.name)
+    spatial = [n for n, i in zip(names, node.iters) if i.kind == "spatial"]
+    reduce = [n for n, i in zip(names, node.iters) if i.kind == "reduce"]
+    top = None
+    if spatial:
+        column = [i.var for i in node.iters if i.kind == "spatial"][-1]
+        outer, inner = s.split(spatial[-1], [None, _chunk(next(i.extent for i in node.iters if i.var is column))])
+        across = bool(reduce) and _steps_along(node, column)
+        s.reorder([*spatial[:-1], outer, *reduce, inner] if across else [*spatial[:-1], outer, inner, *reduce])
+        top = s.fuse([*spatial[:-1], outer])
+    if node.init is not None and reduce:
+        s.apply("decompose_reduction", block=block.name, loop=reduce[0])
+    if top is not None:
+        try:
+            s.set_kind(top, "group" if machine.groups else "parallel")
+        except ScheduleError:
+            return  # a nest whose points are not independent stays serial
+
+
+def _chunk(extent: Expr) -> int:
+    """The largest divisor of a constant extent up to CHUNK when there is a fair one, so that no point needs a guard."""
+    size = as_int(extent)
+    divisors = [d for d in range(8, CHUNK + 1) if size and size % d == 0]
+    return max(divisors, default=CHUNK)
+
+
+def _steps_along(block: Block, column: Var) -> bool:
+    """Whether neighbours along `column` are neighbours in memory for every operand that has it."""
+    with_column = [x for x in block_loads(block) if column in free_vars(*x.indices)]
+    return bool(with_column) and all(x.indices[-1] is column for x in with_column)

@@ -1,0 +1,113 @@
+"""Attention of few queries over many keys on processors, as one step of a decoder wants it: workers take blocks of keys too.
+
+Lanes are neighbours along the depth of a key while scores are made, then keys of a block, then columns of the values. A second
+statement combines what the blocks left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Tunable, ceildiv, const, le, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import loops
+from relax_tune.schedules.analysis import reductions
+from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.rules.cpu.flash_attention import Roles, apart, block_of, feeding, find_roles, widths
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors, mark
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """One sketch of an attention; nothing when the function is none."""
+    if len(reductions(func)) == 4:
+        yield from fitting([("attention.splits", partial(build, func, machine))])
+
+
+def build(func: PrimFunc, machine: Machine) -> Schedule:
+    """MR queries by KR vectors of keys to a task, of which KU are multiplied at a time."""
+    s = Schedule(func)
+    r = find_roles(s)
+    lanes = machine.lanes
+    if r.depth % lanes:
+        raise ScheduleError(f"{func.name}: queries of {r.depth} are no whole vectors")
+    queries, together = s.tunable("MR", (1, 2, 4)), s.tunable("KU", (1, 2, 4, 8))
+    keys = mul(s.tunable("KR", (4, 8, 16, 32, 64)), lanes)
+    width = s.tunable("NR", widths(r.width, lanes))
+    s.require(le(mul(queries, together + ceildiv(width, lanes)), const(machine.registers)))
+    for name in (r.product, r.score, r.weights):
+        buffer = find_block(s.func, name).body.buffer
+        rank = len(buffer.shape)
+        s.apply("permute_layout", buffer=buffer.name, order=[*range(rank - 2), rank - 1, rank - 2])
+    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=queries)
+    s.apply("split_k_update", block=r.top, factor=keys)
+    written = {name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.top, r.total, r.context)}
+    path = apart(s, r, queries)
+    step = path[-1]
+    _scores(s, r, step, together, lanes)
+    for name in (f"{r.top}_rf", f"{r.total}_rf"):
+        in_vectors(s, name, feeding(s, name, step, "vt")[0], lanes)
+    in_vectors(s, r.weights, feeding(s, r.weights, step, r.weight_key)[0], lanes)
+    part = f"{r.context}_rf"
+    (key,) = feeding(s, part, step, "vt")
+    *rows, columns = [n for n in s.inner_loops(part, step) if n != key]
+    c_0, c_1 = s.split(columns, [None, width], divides=True)
+    s.reorder([c_0, key, *rows, c_1])
+    s.set_tail(key, "peel")
+    s.apply("decompose_reduction", block=part, loop=key)
+    for name in (part, f"{part}_init", block_of(s, written[r.context])):
+        s.vectorize(s.inner_loops(name, step)[-1])
+    for p in loops(s.func.body):
+        if p.kind == "serial" and p.extent is queries:
+            s.unroll(p.var.name)
+    _combined(s, r, width, machine)
+    for a in s.func.allocs:
+        if a.name not in written.values():
+            s.apply("set_scope", buffer=a.name, scope="local")
+    s.set_kind(s.fuse(path), "group" if machine.groups else "parallel")
+    return s
+
+
+def _scores(s: Schedule, r: Roles, step: str, together: Tunable, lanes: int) -> None:
+    """A few keys at a time against all queries: sums of lanes, which are then added up."""
+    (keys,), (rows,) = feeding(s, r.score, step, r.score_key), feeding(s, r.score, step, r.score_row)
+    k_0, k_1 = s.split(keys, [None, together])
+    s.reorder([k_0, rows, k_1])
+    s.set_tail(k_0, "peel")
+    own = s.compute_at(r.product, k_0)
+    depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
+    (d,) = feeding(s, r.product, k_0, depth)
+    d_0, d_1 = s.split(d, [None, lanes], divides=True)
+    each = [n for n in own if n != d]
+    s.reorder([d_0, *each, d_1])
+    accumulate(s, r.product, d_1)
+    s.set_kind(d_1, "vectorized")
+    left, *copies = s.inner_loops(r.product, k_0)
+    s.reorder([*copies, left])
+    s.apply("decompose_reduction", block=r.product, loop=left)
+    mark(s, {n: "unrolled" for n in (*each, k_1)})
+
+
+def _combined(s: Schedule, r: Roles, width: Tunable, machine: Machine) -> None:
+    """Every query weighs what the blocks of keys left of it."""
+    s.compute_inline(f"{r.top}_scale")
+    last = find_block(s.func, r.last)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    query = nest[r.row]
+    *outer, column = (name for v, name in nest.items() if v is not r.row)
+    s.reorder([*outer, query, column])
+    c_0, _ = s.split(column, [None, width], divides=True)
+    s.compute_at(r.context, c_0)
+    for name in (r.total, r.top):
+        s.compute_at(name, query)
+    for name in (r.context, r.total, r.top):
+        steps = feeding(s, name, query, "vb")
+        s.reorder([*steps, *(n for n in s.inner_loops(name, c_0 if name == r.context else query) if n not in steps)])
+        s.apply("decompose_reduction", block=name, loop=steps[0])
+    for name in (r.context, f"{r.context}_init", r.last):
+        s.vectorize(s.inner_loops(name, c_0)[-1])
+    s.set_kind(s.fuse([*outer, query]), "group" if machine.groups else "parallel")

@@ -1,0 +1,183 @@
+"""Functions without reductions: elementwise, broadcast, transpose, gather, in any fused combination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import Expr, Load, Var, add, as_int, const, free_vars, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.hardware.intrinsics import INTRINSICS
+from relax_tune.schedules.analysis import inlinable, reductions
+from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# Stores past the caches are of whole lines.
+LINE_BYTES = 64
+# So many times the cost of starting workers, in elements, are too many for one thread.
+SMALL = 256
+
+# On several workers; on one thread, in a function without a parallel region; on several, with stores past the caches.
+Form = Literal["parallel", "serial", "stream"]
+# Which loop over tiles stays on a worker: along the rows of the output, or of the inputs.
+Inside = Literal["column", "row"]
+TURNED: tuple[tuple[Form, Inside], ...] = (
+    ("parallel", "column"), ("parallel", "row"), ("stream", "row"), ("serial", "column"),
+)  # fmt: skip
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """A sketch of each form that can be the best one at some shape."""
+    if reductions(func):
+        return
+    possible = _possible(func, machine)
+    for form in possible:
+        try:
+            schedule = build(func, machine, form)
+        except ScheduleError:
+            continue
+        yield f"injective.{form}", schedule
+    for form, inside in TURNED:
+        if form not in possible or (form == "stream" and machine.lanes * 4 < LINE_BYTES):
+            continue
+        try:
+            schedule = _turned(func, machine, form, inside)
+        except ScheduleError:
+            break
+        yield f"injective.turned.{form}.{inside}", schedule
+
+
+def _possible(func: PrimFunc, machine: Machine) -> tuple[Form, ...]:
+    """The forms that may win at some shape: no other workers where all elements take less than starting these (at a generous 1 ns
+    an element), no single thread where that is nothing beside them, and stores past the caches only where the workers' own may be too
+    small for the outputs."""
+    points = _total(func, lambda b: 1)
+    nbytes = _total(func, lambda b: b.dtype.bytes)
+    found: list[Form] = []
+    if machine.groups or (machine.workers > 1 and (points is None or points > machine.launch_ns)):
+        found.append("parallel")
+    if not machine.groups and (machine.workers == 1 or points is None or points < SMALL * machine.launch_ns):
+        found.append("serial")
+    if nbytes is None or nbytes > machine.workers * machine.l2_bytes:
+        found.append("stream")
+    return tuple(found)
+
+
+def _total(func: PrimFunc, weight: Callable[[Buffer], int]) -> int | None:
+    """What the elements of all outputs weigh; None where a shape symbol says."""
+    total: Expr = const(0)
+    for b in func.output_buffers:
+        size: Expr = const(weight(b))
+        for d in b.shape:
+            size = mul(size, d)
+        total = add(total, size)
+    return as_int(total)
+
+
+def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:
+    """Everything inlined into the outputs; of each the last dimension in vectors, and on several workers all of it cut into runs
+    of vectors, of which each of GP parts gets as many as the others."""
+    s = Schedule(func)
+    left = inlined(s)
+    width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
+    if form == "serial":
+        for block in left:
+            c_0, c_1 = s.split(s.loops_of(block.name)[-1], [None, width])
+            s.set_tail(c_0, "peel")
+            s.set_kind(c_1, "vectorized")
+        return s
+    run = s.tunable("RB", (1, 4, 16, 64, 256))
+    parts = s.tunable("GP", [machine.workers * k for k in (1, 2, 4, 8)])
+    for block in left:
+        *outer, column = s.loops_of(block.name)
+        if outer:
+            c_0, c_1, c_2 = s.split(column, [None, run, width])
+            top, rest = s.split(s.fuse([*outer, c_0]), [parts, None])
+        else:
+            top, rest, c_1, c_2 = s.split(column, [parts, None, run, width])
+        s.set_tail(rest, "peel")
+        s.set_tail(c_1, "peel")
+        s.set_kind(c_2, "vectorized")
+        if form == "stream":
+            s.apply("stream_stores", loop=c_2)
+        if machine.groups:
+            s.set_kind(top, "group", axis=0)
+        else:
+            s.set_kind(top, "parallel")
+    return s
+
+
+def inlined(s: Schedule) -> tuple[Block, ...]:
+    """The blocks that are left when everything is inlined into the outputs."""
+    for block in blocks(s.func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    left = blocks(s.func.body)
+    if not all(b.body.buffer in s.func.output_buffers and s.loops_of(b.name) for b in left):
+        raise ScheduleError(f"{s.func.name}: does not reduce to spatial blocks that write outputs")
+    return left
+
+
+def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Schedule:
+    """A function that reads arrays along another dimension than it writes: square tiles of these are turned over in registers into
+    a local one."""
+    s = Schedule(func)
+    block = inlined(s)
+    if len(block) != 1:
+        raise ScheduleError(f"{func.name}: wanted one block, found {len(block)}")
+    name = block[0].name
+    node, loops = find_block(s.func, name), s.loops_of(name)
+    column = node.iters[-1].var
+    if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
+        raise ScheduleError(f"{func.name}: {name!r} does not write along its last iterator")
+    reads = turned_reads(node, column)
+    tile = machine.lanes
+    at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
+    copies = []
+    for access in reads:
+        before = {b.name for b in blocks(s.func.body)}
+        s.apply("cache_read", block=name, buffer=access.buffer.name, scope="local")
+        copies.append(next(b for b in blocks(s.func.body) if b.name not in before))
+    others = [n for k, n in enumerate(loops[:-1]) if k != at]
+    r_0, r_1 = s.split(loops[at], [None, tile])
+    c_0, c_1 = s.split(loops[-1], [None, tile])
+    spread, inner = ([*others, r_0], c_0) if inside == "column" else ([*others, c_0], r_0)
+    s.reorder([*spread, inner, r_1, c_1])
+    for copy, access in zip(copies, reads, strict=True):
+        nest = s.compute_at(copy.name, inner)
+        wide = next(d for d, e in enumerate(access.indices) if column in free_vars(e))
+        order = [d for d in range(len(access.indices)) if d != wide]
+        s.apply("permute_layout", buffer=copy.body.buffer.name, order=[*order, wide])
+        intrinsic = f"transpose_f32_{tile}x{tile}"
+        if len(nest) == 2 and access.buffer.dtype is f32 and intrinsic in INTRINSICS:
+            s.apply("tensorize", loop=nest[0], intrinsic=intrinsic)
+    s.set_tail(inner, "peel")
+    s.set_kind(c_1, "vectorized")
+    if form == "stream":
+        s.apply("stream_stores", loop=c_1)
+    if form != "serial":
+        parts = s.tunable("GP", [machine.workers * k for k in (1, 2, 4, 8)])
+        top, rest = s.split(s.fuse(spread), [parts, None])
+        s.set_tail(rest, "peel")
+        s.set_kind(top, "group" if machine.groups else "parallel")
+    return s
+
+
+def turned_reads(block: Block, column: Var) -> tuple[Load, ...]:
+    """The reads of a block along another iterator than it writes along; ScheduleError when there are none, or of several kinds."""
+    found = []
+    for access in block_loads(block):
+        if not access.indices:
+            continue
+        *front, last = access.indices
+        if isinstance(last, Var) and last is not column and sum(column is e for e in front) == 1:
+            found.append(access)
+    own = [x.buffer for x in block_loads(block)]
+    if not found or len({x.indices[-1] for x in found}) != 1 or any(own.count(x.buffer) != 1 for x in found):
+        raise ScheduleError(f"block {block.name!r} does not read arrays along one other iterator")
+    return tuple(found)

@@ -1,0 +1,302 @@
+"""Matmul-like functions: sums of products with whatever is fused around them.
+
+Register tiles of MR rows by NR vectorised columns accumulate over the whole reduction. What the columns index is packed into panels
+of NR columns, padded with zeros: once when it is constant, otherwise in the call, panel by panel or all of it first. The epilogue is
+computed on the tile while it is in registers. Rows that are left over are done in powers of two, columns in whole vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Op, Tunable, Var, as_int, ceildiv, free_vars, le
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import (
+    Contraction,
+    contraction,
+    depends_on,
+    final_block,
+    inlinable,
+    is_product,
+    reductions,
+)
+from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# `panels`: workers take panels of columns (and groups of rows); `blocks`: the same after everything was packed; `serial`: one thread.
+Order = Literal["panels", "blocks", "serial"]
+ORDERS: tuple[Order, ...] = ("panels", "blocks", "serial")
+HEIGHTS = range(1, 15)
+VECTORS = (1, 2, 3, 4)
+GROUPS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The structural decisions of one sketch."""
+
+    order: Order
+    packed: bool
+
+    @property
+    def name(self) -> str:
+        return f"matmul.{self.order}.{'packed' if self.packed else 'direct'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A padded copy of an operand: its buffer, the block that fills it, the dimension of the columns, how many dimensions of the batch
+    lead, whether the operand is constant, and whether its columns lie side by side."""
+
+    buffer: str
+    block: str
+    dim: int
+    batch: int
+    constant: bool
+    contiguous: bool
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a matmul-like function; nothing when the function is none."""
+    if not is_product(func):
+        return
+    choices = (Choice(order, packed) for order in ORDERS for packed in (True, False))
+    yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
+
+
+def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
+    """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
+    if machine.groups and choice.order == "serial":
+        raise ScheduleError("a work-group device has no serial form")
+    s = Schedule(func)
+    main = reductions(func)[0].name
+    inline_around(s, main)
+    roles = contraction(find_block(s.func, main), output_column(s, main, final_block(s.func)))
+    width = s.tunable("NR", _widths(roles, machine, choice))
+    copies = _packed(s, roles, width) if choice.packed else ()
+    in_call = any(not c.constant for c in copies)
+    if choice.order == "blocks" and not in_call:
+        raise ScheduleError(f"{func.name}: nothing is packed in the call")
+    if not choice.packed:
+        _require_contiguous(s, roles)
+    if not choice.packed and find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="local")
+    else:
+        s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    epilogue = final_block(s.func)
+
+    nest = dict(zip((i.var for i in find_block(s.func, main).iters), s.loops_of(main), strict=True))
+    divides = not choice.packed and _always_divides(roles, width)
+    j_0, j_1 = s.split(nest[roles.column], [None, width], divides=divides)
+    batch = [nest[v] for v in roles.batch]
+    reduce = [nest[v] for v in roles.reduce]
+    rows: list[str] = []
+    group: list[str] = []
+    if roles.row is not None:
+        most = _extent(roles, roles.row) or GROUPS[-1]
+        height = s.tunable("MR", [h for h in HEIGHTS if h <= most])
+        if choice.order == "blocks" or (choice.order == "panels" and not in_call):
+            groups = s.tunable("RG", [g for g in GROUPS if g <= most])
+            i_g, *rows = s.split(nest[roles.row], [groups, None, height])
+            group = [i_g]
+        else:
+            rows = s.split(nest[roles.row], [None, height])
+        s.set_tail(rows[0], "pow2")
+        s.require(le(height * ceildiv(width, machine.lanes) + ceildiv(width, machine.lanes) + 1, machine.registers))
+    elif choice.order == "blocks":
+        raise ScheduleError(f"{func.name}: without rows there is nothing to pack for")
+    s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], j_1])
+    for copy in copies:
+        _fill(s, copy, choice, machine, width, j_0)
+    e_loops = s.reverse_compute_at(epilogue.name, rows[0] if rows else [*group, j_0][0])
+    s.set_kind(e_loops[-1], "vectorized")
+    for name in [*e_loops[:-1], *rows[1:]]:
+        s.set_kind(name, "unrolled")
+    s.set_kind(j_1, "vectorized")
+    s.apply("decompose_reduction", block=main, loop=reduce[0])
+    for copy in copies:
+        _panels(s, copy, width)
+    panel = _distribute(s, machine, choice.order, batch, j_0, group)
+    if not divides:
+        s.set_tail(panel, "narrow")
+    s.guess(*_guesses(s, roles, machine))
+    return s
+
+
+def inline_around(s: Schedule, main: str) -> None:
+    """Fold spatial producers into the contraction and the chain after it into its last block."""
+    for b in blocks(s.func.body):
+        if b.name != main and inlinable(s.func, b):
+            s.compute_inline(b.name)
+    last = final_block(s.func)
+    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name)]
+    if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
+        raise ScheduleError(f"{s.func.name}: more than a contraction and its epilogue")
+
+
+def prepare_product(s: Schedule) -> str:
+    """The block of a product that has everything before it folded in and one block after it, in an intermediate; what is the same all
+    along is multiplied at the end."""
+    main = reductions(s.func)[0].name
+    inline_around(s, main)
+    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="global")
+    with suppress(ScheduleError):  # nothing may be the same all along
+        s.apply("hoist_factors", block=main)
+    return main
+
+
+def matrix_roles(s: Schedule, main: str, last: Block) -> tuple[Contraction, Var]:
+    """The roles of a product's iterators, and the one of them over rows. Raises ScheduleError without rows, and with several dimensions to
+    sum over."""
+    roles = contraction(find_block(s.func, main), output_column(s, main, last))
+    if roles.row is None or len(roles.reduce) != 1:
+        raise ScheduleError(f"{s.func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+    return roles, roles.row
+
+
+def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
+    """The contraction's iterator that is contiguous in the output, of several that were joined the one."""
+    block, last = find_block(s.func, main), epilogue
+    fast, made = last.body.indices[-1], block.body.indices
+    if isinstance(fast, Op) and fast.op == "floormod":
+        fast = fast.args[0]
+    read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), made)
+    for e, out in zip(made if last.name == main else read, made, strict=True):
+        if e is fast and isinstance(out, Var):
+            return out
+    raise ScheduleError(f"{s.func.name}: the fast output dimension is not one of the contraction's")
+
+
+def _require_contiguous(s: Schedule, roles: Contraction) -> None:
+    operand = roles.operand
+    if [d for d, e in enumerate(operand.indices) if e is roles.column] != [len(operand.indices) - 1]:
+        raise ScheduleError(f"{s.func.name}: {operand.buffer.name!r} is used as it is only when columns are contiguous")
+
+
+def _packed(s: Schedule, roles: Contraction, width: Tunable) -> tuple[Copy, ...]:
+    """Let the contraction read padded copies of what its columns index, and write whole panels."""
+    main = roles.block.name
+    old = {b.name for b in blocks(s.func.body)}
+    s.apply("pad", block=main, factors=[width if i.var is roles.column else None for i in roles.block.iters])
+    made = [b for b in blocks(s.func.body) if b.name not in old]
+    accesses = {x.buffer: x.indices for x in block_loads(find_block(s.func, main))}
+    copies: list[Copy] = []
+    for b in made:
+        if b.body.buffer not in accesses:
+            if b.body.buffer not in s.func.output_buffers:
+                s.compute_inline(b.name)  # the elements taken from whole panels, where an epilogue reads them
+            continue
+        indices = accesses[b.body.buffer]
+        dims = [d for d, e in enumerate(indices) if e is roles.column]
+        lead = next(d for d, e in enumerate(indices) if e not in roles.batch)
+        if len(dims) != 1:
+            raise ScheduleError(f"{s.func.name}: {b.body.buffer.name!r} has no one dimension of columns")
+        constant = block_loads(b)[0].buffer in s.func.consts
+        copies.append(Copy(b.body.buffer.name, b.name, dims[0], lead, constant, dims[0] == len(indices) - 1))
+    return tuple(copies)
+
+
+def _fill(s: Schedule, copy: Copy, choice: Choice, machine: Machine, width: Tunable, j_0: str) -> None:
+    """Where and how a copy is made: a constant one before any call, another one for each panel where it is used or, in `blocks`, all
+    of it first."""
+    if copy.constant:
+        s.apply("mark_prepare", block=copy.block)
+        return
+    spread: list[str] = []
+    if choice.order == "blocks":
+        own = s.loops_of(copy.block)
+        c_0, c_1 = s.split(own[copy.dim], [None, width])
+        spread = [*own[: copy.batch], c_0]
+        depth = [n for n in own[copy.batch :] if n != own[copy.dim]]
+    else:
+        depth = s.compute_at(copy.block, j_0)
+        where = find_block(s.func, copy.block).bindings[copy.dim]
+        c_1 = next(n for n in depth if n in {v.name for v in free_vars(where)})
+        depth.remove(c_1)
+    if copy.contiguous or not depth:
+        s.reorder([*spread, *depth, c_1])
+    else:  # squares, whose rows become columns in registers
+        d_0, d_1 = s.split(depth[-1], [None, machine.lanes])
+        s.reorder([*spread, *depth[:-1], d_0, d_1, c_1])
+        s.set_kind(d_1, "vectorized")
+    s.set_kind(c_1, "vectorized")
+    if spread:
+        s.set_kind(s.fuse(spread), "group" if machine.groups else "parallel")
+
+
+def _panels(s: Schedule, copy: Copy, width: Tunable) -> None:
+    """Store the columns of a panel side by side, panels one after the other."""
+    rank, dim = len(find_alloc(s.func, copy.buffer).shape), copy.dim
+    rest = [d for d in range(copy.batch, rank + 1) if d not in (dim, dim + 1)]
+    order = [*range(copy.batch), dim, *rest, dim + 1]
+    s.apply("tile_layout", buffer=copy.buffer, dim=dim, factor=width, order=order)
+
+
+def _distribute(s: Schedule, machine: Machine, order: Order, batch: list[str], j_0: str, group: list[str]) -> str:
+    """Hand tiles to threads (C) or work-groups (OpenCL). Returns the loop over panels."""
+    if order == "serial":
+        return j_0
+    if machine.groups:
+        axes = [j_0, *group, *([s.fuse(batch)] if batch else [])]
+        for axis, name in enumerate(axes):
+            s.set_kind(name, "group", axis=axis)
+        return j_0
+    fused = s.fuse([*batch, j_0, *group])
+    s.set_kind(fused, "parallel")
+    return fused
+
+
+def _extent(roles: Contraction, var: Var | None) -> int | None:
+    return next((as_int(i.extent) for i in roles.block.iters if i.var is var), None)
+
+
+def _widths(roles: Contraction, machine: Machine, choice: Choice) -> Sequence[int]:
+    """Panel widths: one to four vectors; where columns are used as they are, those that divide a constant extent, when any does."""
+    extent = _extent(roles, roles.column)
+    options = [machine.lanes * v for v in VECTORS]
+    if extent is None:
+        return options
+    fitting = [w for w in options if w < extent + machine.lanes]
+    if choice.packed:
+        return fitting
+    exact = [w for w in options if extent % w == 0]
+    narrow = [w for w in (2, 4, 8, machine.lanes) if w <= machine.lanes and extent % w == 0]
+    return exact or narrow or fitting
+
+
+def _always_divides(roles: Contraction, width: Tunable) -> bool:
+    extent = _extent(roles, roles.column)
+    return extent is not None and all(extent % w == 0 for w in width.domain)
+
+
+def _guesses(s: Schedule, roles: Contraction, machine: Machine) -> list[Mapping[str, int]]:
+    """The tiles that load least for each product and waste least of constant extents, with as many groups of rows as give every worker
+    the same number of tiles."""
+    found: list[tuple[float, Mapping[str, int]]] = []
+    columns, row_count = _extent(roles, roles.column), _extent(roles, roles.row)
+    for width in s.tunables["NR"].domain:
+        vectors = -(-width // machine.lanes)
+        heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
+        height = max(h for h in heights if h == 1 or h * vectors + vectors + 1 <= machine.registers)
+        for rows in {height, 1 << height.bit_length() - 1}:
+            waste = 1.0
+            for extent, tile in ((columns, width), (row_count, rows)):
+                waste *= -(-extent // tile) * tile / extent if extent else 1.0
+            values = {"NR": width, "MR": rows}
+            panels = 1 if columns is None else -(-columns // width)
+            if "RG" in s.tunables:
+                groups = s.tunables["RG"].domain
+                shared = (g for g in groups if panels * g % machine.workers == 0 or panels * g >= 8 * machine.workers)
+                values["RG"] = next(shared, groups[-1])
+            chosen = {n: v for n, v in values.items() if n in s.tunables}
+            found.append(((rows + vectors) / (rows * vectors) * waste, chosen))
+    return [values for _, values in sorted(found, key=lambda f: f[0])[:2]]

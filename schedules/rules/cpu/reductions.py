@@ -1,0 +1,118 @@
+"""Reductions that step across memory: sums over leading and middle dimensions, masked pooling.
+
+Neighbouring results are neighbours in memory, so vectors lie along the results: a few of them accumulate in registers while the
+reduction runs, and what follows is computed while they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Var, as_int, free_vars
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import final_block, inlinable, reductions
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.vectorize import decompose, divide_once, in_vectors, strip_widths
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """The columns shared out to threads, and the same on one thread; nothing when no reduction steps across columns."""
+    if not reductions(func):
+        return
+    orders = ("parallel",) if machine.groups else ("parallel", "serial")
+    yield from fitting((f"columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+
+
+def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
+    """All stages inside the loop over strips of columns of the last one."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    if final_block(s.func).is_reduction:
+        s.apply("cache_write", block=final_block(s.func).name, scope="local")
+    last = final_block(s.func)
+    stages, across = stages_across(s.func)
+    divide_once(s, last.name)
+    *outer, column = s.loops_of(last.name)
+    widths = strip_widths(last.iters[-1], machine)
+    width = s.tunable("W", widths)
+    extent = as_int(last.iters[-1].extent)
+    divides = extent is not None and all(extent % w == 0 for w in widths)
+    strip, lanes = s.split(column, [None, width], divides)
+    if not divides:
+        s.set_tail(strip, "peel")
+    for block in reversed(stages):
+        s.compute_at(block.name, strip)
+    for block in stages:
+        buffer = find_block(s.func, block.name).body.buffer
+        s.apply("set_scope", buffer=buffer.name, scope="local")
+        if block.name in across:
+            _strip(s, block.name, strip)
+        else:
+            in_vectors(s, block.name, s.inner_loops(block.name, strip)[-1], machine.lanes)
+            decompose(s, block.name, s.inner_loops(block.name, strip))
+    s.set_kind(lanes, "vectorized")
+    if machine.groups:
+        s.set_kind(strip, "group", axis=0)
+        if outer:
+            s.set_kind(s.fuse(outer), "group", axis=1)
+    elif parallel:
+        # a strip that may be incomplete is a loop of its own
+        s.set_kind(s.fuse([*outer, strip]) if divides else s.fuse(outer) if outer else strip, "parallel")
+    return s
+
+
+def stages_across(func: PrimFunc) -> tuple[list[Block], set[str]]:
+    """The stages before the last block, and the names of those that reduce across columns. Raises ScheduleError unless there is one,
+    and all others reduce too."""
+    last = final_block(func)
+    stages = [b for b in blocks(func.body) if b.name != last.name]
+    across = {b.name for b in stages if b.is_reduction and steps_across(b)}
+    if not across or any(not b.is_reduction or not (b.name in across or steps_along(b)) for b in stages):
+        raise ScheduleError(f"{func.name}: not every stage reduces across columns")
+    return stages, across
+
+
+def _strip(s: Schedule, block: str, strip: str) -> None:
+    """The reduction around the columns of a strip, whose sums stay in registers."""
+    node = find_block(s.func, block)
+    inner = s.inner_loops(block, strip)
+    steps = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
+    columns = [n for n in inner if n not in steps]
+    if len(columns) != 1:
+        raise ScheduleError(f"{s.func.name}: block {block!r} has no loop over the columns of a strip")
+    reduce = [n for n in inner if n in steps]
+    s.reorder([*reduce, *columns])
+    before = {b.name for b in blocks(s.func.body)}
+    decompose(s, block, reduce)
+    for made in blocks(s.func.body):
+        if made.name not in before:
+            s.set_kind(s.loops_of(made.name)[-1], "vectorized")
+    s.set_kind(columns[0], "vectorized")
+
+
+def steps_across(block: Block) -> bool:
+    """Every operand that has the last output dimension has it innermost, and some operand is reduced across it; each
+    reduction step stands alone as an index, and rows are not combined with other rows."""
+    steps = {i.var for i in block.iters if i.kind == "reduce"}
+    fast = block.body.indices[-1] if block.body.indices else None
+    reads = [x for x in block_loads(block) if steps & set(free_vars(*x.indices))]
+    rows = [set(free_vars(*x.indices)) - steps for x in reads]
+    if any(not (a <= b or b <= a) for a in rows for b in rows) or not isinstance(fast, Var):
+        return False
+    with_column = [x for x in block_loads(block) if fast in free_vars(*x.indices)]
+    plain = all(e in steps or not steps & set(free_vars(e)) for x in reads for e in x.indices)
+    return plain and any(x in reads for x in with_column) and all(x.indices[-1] is fast for x in with_column)
+
+
+def steps_along(block: Block) -> bool:
+    """A reduction of rows whose last step walks along memory."""
+    step = next(i.var for i in reversed(block.iters) if i.kind == "reduce")
+    return all(step not in free_vars(*x.indices[:-1]) for x in block_loads(block))

@@ -1,0 +1,204 @@
+"""Row-wise functions: softmax, normalisations, row reductions with what is fused around them.
+
+A thread (or work-group) takes a chunk of rows; every stage runs on the row while it is in cache, in vector loops with one
+accumulator per lane; stages that step through the row alike share one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.expr import Tunable, as_int, const, eq, free_vars
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import final_block, inlinable, is_expensive, reductions
+from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop, loop_env
+from relax_tune.schedules.rules.shared.vectorize import accumulate, decompose, divide_once, in_vectors
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+Keep = Literal["expensive", "all", "none"]
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a row-wise function; nothing when the function is none."""
+    if not reductions(func):
+        return
+    forms: list[tuple[str, Keep, bool]] = [
+        ("registers", "expensive", True),
+        ("keep_expensive", "expensive", False),
+        ("keep_all", "all", False),
+        ("keep_none", "none", False),
+    ]
+    seen: set[str] = set()
+    short = False
+    for order in ("parallel",) if machine.groups else ("parallel", "serial"):
+        for name, keep, in_registers in forms:
+            if short and keep != "expensive":
+                continue  # of a row in registers nothing is stored or computed again
+            try:
+                schedule = build(func, machine, order == "parallel", keep, in_registers)
+            except ScheduleError:
+                continue
+            short = short or in_registers
+            text = schedule.trace.to_json()
+            if text not in seen:
+                seen.add(text)
+                yield f"rows.{order}.{name}", schedule
+
+
+def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:
+    """Apply one structural choice: which spatial stages are kept rather than computed again where they are read, and whether a
+    row and what is kept of it stay in registers."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        current = find_block(s.func, block.name)
+        if inlinable(s.func, current) and (keep == "none" or (keep == "expensive" and not is_expensive(current))):
+            s.compute_inline(block.name)
+    for block in reductions(s.func):
+        require_rowwise(block)
+    if in_registers:
+        _require_short(s.func, machine)
+    for block in blocks(s.func.body):
+        divide_once(s, block.name)
+    per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
+    if len(func.output_buffers) == 1:
+        f_0, f_1 = _under_last(s, per_thread, in_registers)
+    else:
+        f_0, f_1 = _side_by_side(s, per_thread)
+    if in_registers:
+        for block in blocks(s.func.body):
+            _vectorise_whole(s, block.name, f_1, machine)
+    else:
+        width = s.tunable("VL", _widths(s.func, machine))
+        stages = [_vectorise(s, block.name, f_1, width) for block in blocks(s.func.body)]
+        _merge(s, [loop for loop in stages if loop is not None])
+    for block in blocks(s.func.body):
+        decompose(s, block.name, s.inner_loops(block.name, f_1))
+    if machine.groups:
+        s.set_kind(f_0, "group", axis=0)
+    elif parallel:
+        s.set_kind(f_0, "parallel")
+    return s
+
+
+def _widths(func: PrimFunc, machine: Machine) -> list[int]:
+    """One, two or four vectors; no more than constant rows fill."""
+    extents = [as_int(b.iters[-1].extent) for b in blocks(func.body) if b.iters]
+    known = [e for e in extents if e is not None]
+    longest = max(known) if known and len(known) == len(extents) else None
+    options = [machine.lanes * u for u in (1, 2, 4)]
+    return [w for w in options if longest is None or w < longest + machine.lanes] or options[:1]
+
+
+def _require_short(func: PrimFunc, machine: Machine) -> None:
+    """Every row is so short that half of the registers hold it."""
+    for block in blocks(func.body):
+        extent = as_int(block.iters[-1].extent) if block.iters else None
+        if extent is None or -(-extent // machine.lanes) > machine.registers // 2:
+            raise ScheduleError(f"{func.name}: the rows of block {block.name!r} do not fit in registers")
+
+
+def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
+    """All stages of a function of several outputs under one loop over rows; the loops over chunks and rows."""
+    found = blocks(s.func.body)
+    rows = min(len(b.body.indices) for b in found)
+    if rows == 0 or any(b.body.indices[:rows] != tuple(i.var for i in b.iters[:rows]) for b in found):
+        raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")
+    # before they are fused, since a row's own place is seen in the loops of its dimensions, not in digits of one number
+    first, *others = [s.loops_of(b.name)[:rows] for b in found]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            s.merge_loops(a, b)
+    f_0, f_1 = s.split(s.fuse(first), [None, per_thread])
+    s.set_tail(f_0, "peel")
+    return f_0, f_1
+
+
+def _under_last(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple[str, str]:
+    """All stages where the last one needs them, row by row; the loops over chunks and rows."""
+    last = final_block(s.func)
+    rows = min(len(b.body.indices) for b in reductions(s.func))
+    if last.is_reduction:
+        rows = min(rows, len(last.body.indices))
+    if rows == 0 or tuple(last.body.indices[:rows]) != tuple(i.var for i in last.iters[:rows]):
+        raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of the output")
+    others = [b for b in blocks(s.func.body) if b.name != last.name]
+    row_loops = s.loops_of(last.name)[:rows]
+    f_0, f_1 = s.split(s.fuse(row_loops), [None, per_thread])
+    s.set_tail(f_0, "peel")
+    for block in reversed(others):
+        s.compute_at(block.name, f_1)
+    for block in others:
+        buffer = find_block(s.func, block.name).body.buffer
+        if in_registers or len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
+            s.apply("set_scope", buffer=buffer.name, scope="local")
+        else:
+            _keep_in_output(s, buffer.name, last)
+    return f_0, f_1
+
+
+def require_rowwise(block: Block) -> None:
+    """The innermost reduction steps must walk along memory (vectors along another dimension would gather), over one row at a
+    time; windows that overlap are no rows."""
+    steps = [i.var for i in block.iters if i.kind == "reduce"]
+    reads = [x for x in block_loads(block) if set(steps) & set(free_vars(*x.indices))]
+    rows = [set(free_vars(*x.indices)) - set(steps) for x in reads]
+    if any(not (a <= b or b <= a) for a in rows for b in rows):
+        raise ScheduleError(f"block {block.name!r} combines different rows: a contraction")
+    for access in reads:
+        if steps[-1] in free_vars(*access.indices[:-1]) or any(
+            set(steps) & set(free_vars(e)) and e not in steps for e in access.indices
+        ):
+            raise ScheduleError(f"block {block.name!r} does not reduce along the rows of {access.buffer.name!r}")
+
+
+def _is_one(e: object) -> bool:
+    return e is const(1)
+
+
+def _keep_in_output(s: Schedule, buffer: str, last: Block) -> None:
+    try:
+        s.apply("reuse_output", buffer=buffer, output=last.body.buffer.name)
+    except ScheduleError:
+        return  # stays in global scratch memory
+
+
+def _vectorise(s: Schedule, block: str, row: str, width: Tunable) -> str | None:
+    """Vector loops for one stage. Returns the stage's loop over vectors."""
+    inner = s.inner_loops(block, row)
+    return in_vectors(s, block, inner[-1], width) if inner else None
+
+
+def _vectorise_whole(s: Schedule, block: str, row: str, machine: Machine) -> None:
+    """Vectors for all of a row, without a loop around them; of the last one only some lanes may be used."""
+    inner = s.inner_loops(block, row)
+    if not inner:
+        return
+    column = inner[-1]
+    outer = None
+    if not machine.groups:
+        outer, column = s.split(column, [None, machine.lanes])
+    if find_block(s.func, block).is_reduction:
+        accumulate(s, block, column)
+    if outer is not None:
+        s.set_kind(outer, "unrolled")
+    s.set_kind(column, "vectorized")
+
+
+def _merge(s: Schedule, stages: list[str]) -> None:
+    """Let neighbouring stages share their loop where no iteration would see another's elements."""
+    current = stages[0] if stages else None
+    for following in stages[1:]:
+        assert current is not None
+        a, b = find_loop(s.func, current), find_loop(s.func, following)
+        try:
+            if prove(eq(a.extent, b.extent), loop_env(())) is Proof.YES:
+                s.merge_loops(current, following)
+                continue
+        except ScheduleError:
+            pass
+        current = following

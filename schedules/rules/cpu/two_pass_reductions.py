@@ -1,0 +1,187 @@
+"""Long reductions with few results: sums over everything, over a leading dimension, of few long rows.
+
+Each reduction is cut into chunks that threads (or work-groups) take, each with partial results of its own; these are combined
+afterwards, in a nest that waits for all of them. What lies between reductions is computed where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, Tunable, as_int, free_vars, le
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import inlinable, reductions
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.primitives.reductions import starts_neutral
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.vectorize import divide_once, in_vectors, strip_widths
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# Below as many steps to a result, the results alone keep threads busy, or there is too little to do for several.
+SHORT = 2048
+ROWS = (1 << 6, 1 << 8, 1 << 10, 1 << 12)
+CHUNKS = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Chunks shared out to threads, and the same on one thread; nothing where no reduction is long."""
+    if not reductions(func):
+        return
+    orders = ("parallel",) if machine.groups else ("parallel", "serial")
+    yield from fitting((f"split.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+
+
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """chunk: elements; width: of a few vectors of accumulators."""
+
+    chunk: Tunable
+    width: Tunable
+
+
+@dataclass(frozen=True, slots=True)
+class _Across:
+    """chunk: steps; width: results side by side in registers; rows: steps with accumulators of their own."""
+
+    chunk: Tunable
+    width: Tunable
+    rows: Tunable
+
+
+def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
+    """Every reduction cut; other blocks computed where they are read or spread over the threads."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    found = reductions(s.func)
+    across = [_steps_across(block, machine) for block in found]
+    kind = "group" if machine.groups else "parallel" if parallel else "serial"
+    along = across_ = None
+    if False in across:
+        along = _Along(s.tunable("L", CHUNKS), s.tunable("VL", [machine.lanes * u for u in (2, 4, 8)]))
+    if True in across:
+        columns = next(b.iters[len(b.body.indices) - 1] for b, yes in zip(found, across) if yes)
+        width, rows = s.tunable("W", strip_widths(columns, machine)), s.tunable("U", (1, 2, 4, 8))
+        across_ = _Across(s.tunable("LR", ROWS), width, rows)
+        s.require(le(rows * width, (machine.registers - 4) * machine.lanes))
+    for block in blocks(s.func.body):
+        if block not in found:
+            _spread(s, block.name, machine, kind)
+        elif across[found.index(block)]:
+            assert across_ is not None
+            _cut_across(s, block, across_, kind)
+        else:
+            assert along is not None
+            _cut_along(s, block, along, kind)
+    return s
+
+
+def _steps_across(block: Block, machine: Machine) -> bool:
+    """Whether the reduction walks across memory, its results being neighbours, rather than along it. ScheduleError where it is
+    neither, not over one dimension, too short, or of so many results that these are work enough to share out."""
+    reduce = [i for i in block.iters if i.kind == "reduce"]
+    step = reduce[0].var
+    reads = [x for x in block_loads(block) if step in free_vars(*x.indices)]
+    fast = block.body.indices[-1] if block.body.indices else None
+    ends = {x.indices[-1] for x in reads}
+    plain = all(e is step or step not in free_vars(e) for x in reads for e in x.indices)
+    if len(reduce) != 1 or not plain or (ends != {step} and (fast is None or ends != {fast})):
+        raise ScheduleError(f"block {block.name!r} steps neither along memory nor across its results, in one dimension")
+    if ends == {step} and any(step in x.indices[:-1] for x in reads):
+        raise ScheduleError(f"block {block.name!r} reads diagonals")
+    length = as_int(reduce[0].extent)
+    results = 1
+    for i in block.iters:
+        results *= (as_int(i.extent) or 1) if i.kind == "spatial" else 1
+    if (length is not None and length < SHORT) or results >= 64 * machine.workers:
+        raise ScheduleError(f"block {block.name!r} has rows enough or too little to do")
+    return ends != {step}
+
+
+def chunked(s: Schedule, block: str, chunk: str, outer: int) -> str:
+    """Results of its own for every iteration of `chunk`, in a nest apart from that which combines them, and from the initial value
+    where that may be combined only once. The block that makes them; outer: the number of loops around `chunk`."""
+    unique = not starts_neutral(find_block(s.func, block))
+    if unique:
+        start = new_blocks(s, "decompose_reduction", block=block, loop=chunk)[0]
+        apart(s, start, outer)
+    part = next(n for n in new_blocks(s, "rfactor", block=block, loop=chunk, scope="global") if not n.endswith("_init"))
+    apart(s, part, outer)
+    if not unique:
+        s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[outer])
+    return part
+
+
+def new_blocks(s: Schedule, primitive: str, **arguments: Expr | str | bool | Sequence[str]) -> list[str]:
+    """The names of the blocks that a step makes."""
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply(primitive, **arguments)
+    return [b.name for b in blocks(s.func.body) if b.name not in before]
+
+
+def apart(s: Schedule, block: str, outer: int) -> None:
+    """A nest for what comes after the block's statement inside its outer loops."""
+    for depth in reversed(range(outer)):
+        s.apply("fission", loop=s.loops_of(block)[depth], block=block)
+
+
+def _share(s: Schedule, block: str, part: str, depth: int, kind: str) -> None:
+    """Hand chunks to threads or work-groups, and the results of the combination to work-groups."""
+    if kind == "serial":
+        return
+    s.set_kind(s.fuse(s.loops_of(part)[: depth + 1]), "group" if kind == "group" else "parallel")
+    if kind == "group" and depth:
+        s.set_kind(s.fuse(s.loops_of(block)[:depth]), "group")
+
+
+def _cut_along(s: Schedule, block: Block, numbers: _Along, kind: str) -> None:
+    """Chunks of rows, in vectors with an accumulator for every lane."""
+    *outer, along = s.loops_of(block.name)
+    chunk, inside = s.split(along, [None, numbers.chunk])
+    part = chunked(s, block.name, chunk, len(outer))
+    in_vectors(s, part, inside, numbers.width, divides=True)
+    _share(s, block.name, part, len(outer), kind)
+
+
+def _cut_across(s: Schedule, block: Block, numbers: _Across, kind: str) -> None:
+    """Chunks of steps; in each, strips of results whose accumulators, those of several steps apart, stay in registers."""
+    *outer, column, steps = s.loops_of(block.name)
+    chunk, inside = s.split(steps, [None, numbers.chunk])
+    several, row = s.split(inside, [None, numbers.rows], divides=True)
+    s.set_tail(several, "peel")
+    strip, lanes = s.split(column, [None, numbers.width])
+    s.set_tail(strip, "peel")
+    s.reorder([*outer, chunk, strip, several, row, lanes])
+    part = chunked(s, block.name, chunk, len(outer))
+    made = find_block(s.func, part).body.buffer
+    rank = len(made.shape)
+    s.apply("permute_layout", buffer=made.name, order=[*range(rank - 2), rank - 1, rank - 2])
+    s.apply("rfactor", block=part, loop=row)
+    sums = next(b for b in s.func.allocs if b.name == f"{made.name}_rf")
+    s.apply("permute_layout", buffer=sums.name, order=[*range(rank - 1), rank, rank - 1])
+    for b in blocks(s.func.body):
+        if b.body.buffer.name in (made.name, sums.name, block.body.buffer.name):
+            names = s.loops_of(b.name)
+            s.set_kind(names[-1], "vectorized")
+            if b.body.buffer.name != block.body.buffer.name and names[-2] not in (several, strip):
+                s.set_kind(names[-2], "unrolled")
+    _share(s, block.name, part, len(outer), kind)
+
+
+def _spread(s: Schedule, block: str, machine: Machine, kind: str) -> None:
+    """A block without a reduction: its last dimension in vectors, pieces of it or of the others shared out."""
+    divide_once(s, block)
+    names = s.loops_of(block)
+    if not names:
+        return
+    *outer, column = names
+    vectors = in_vectors(s, block, column, machine.lanes)
+    if kind != "serial":
+        chunk = s.fuse(outer) if outer else s.split(vectors, [None, 64])[0]
+        s.set_kind(chunk, "group" if kind == "group" else "parallel")

@@ -1,0 +1,145 @@
+"""Convolutions on GPUs, with whatever is fused around them.
+
+`tiles` and `split`: as products of the weights with a matrix whose columns are the places of the output and whose rows are what each of
+them reads; slices of that matrix are put together on the way into shared memory, and it exists nowhere else. `direct`: where few
+channels read the same, items have runs of neighbouring places, whose windows they read where these lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Var, as_int, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.schedules.analysis import final_block, reductions
+from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
+from relax_tune.schedules.rules.gpu.matmul import product, ways
+from relax_tune.schedules.rules.gpu.threads import limit_items
+from relax_tune.schedules.rules.shared.conv_analysis import (
+    Roles,
+    followers,
+    inline_around_windows,
+    join_dims,
+    nest_of,
+    roles_of,
+    writer_of,
+)
+from relax_tune.schedules.rules.shared.forms import first_fitting, fitting
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# Steps along a dim of the windows that are written out.
+TAPS = 7
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a convolution; nothing when the function is none."""
+    found = reductions(func)
+    if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
+        return
+    for name, split in (("tiles", False), ("split", True)):
+        some = (partial(_product, func, machine, split, way) for way in ways(machine))
+        yield from first_fitting(f"convolution.{name}", some)
+    yield from fitting([("convolution.direct", partial(_direct, func, machine))])
+
+
+def _prepared(s: Schedule) -> tuple[str, Roles, str | None]:
+    """The convolution with its input made in one block, if any does, and its epilogue in another."""
+    main = reductions(s.func)[0].name
+    made = inline_around_windows(s, main)
+    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="global")
+    roles = roles_of(find_block(s.func, main))
+    if roles is None:
+        raise ScheduleError(f"{s.func.name}: with what it reads put in place, it is no convolution")
+    return main, roles, made
+
+
+def _product(func: PrimFunc, machine: Machine, split: bool, ahead: bool) -> Schedule:
+    """All places of an image as columns, everything that is summed over as steps."""
+    s = Schedule(func)
+    main, roles, made = _prepared(s)
+    if roles.each is not None:
+        raise ScheduleError(f"{func.name}: its channels do not all read the same")
+    node, places = find_block(s.func, main), [w.place for w in roles.windows]
+    first = node.body.indices.index(places[0])
+    read, others = _reordered(s, main, roles, made)
+    name = roles.weights.buffer.name
+    s.apply("cache_read", block=main, buffer=name, scope="global")
+    weights, order = f"{name}_cache", [roles.channel_dim, *(roles.weights.indices.index(v) for v in roles.steps)]
+    s.apply("permute_layout", buffer=weights, order=order)
+    after, epilogue = followers(s, main), final_block(s.func).name
+    nest = nest_of(s, main)
+    s.reorder([nest[v] for v in nest if v not in roles.steps] + [nest[v] for v in roles.steps])
+    s.apply("join_iters", block=main, names=[nest[v] for v in places])
+    s.apply("join_iters", block=main, names=[nest[v] for v in roles.steps])
+    s.apply("join_iters", block=epilogue, names=[after[v] for v in places])
+    join_dims(s, node.body.buffer, first, len(places))
+    _join_copy(s, weights, 1, len(roles.steps))
+    _join_copy(s, read, others, len(roles.steps))
+    _join_copy(s, read, others + 1, len(places))
+    product(s, main, machine, "split" if split else "tiles", ahead, [writer_of(s, read), writer_of(s, weights)])
+    return s
+
+
+def _join_copy(s: Schedule, buffer: str, first: int, count: int) -> None:
+    """Neighbouring dims of a copy as one, and the loops that make them."""
+    block = writer_of(s, buffer)
+    node, nest = find_block(s.func, block), nest_of(s, block)
+    loops = [nest[v] for v in node.body.indices if isinstance(v, Var)]
+    s.reorder(loops)
+    s.apply("join_iters", block=block, names=loops[first : first + count])
+    join_dims(s, find_alloc(s.func, buffer), first, count)
+
+
+def _reordered(s: Schedule, main: str, roles: Roles, made: str | None) -> tuple[str, int]:
+    """What the places read put together: other dims, as many as is said, then those of the steps, then those of the places. What makes
+    the input is computed there."""
+    name = roles.source.buffer.name
+    s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in roles.windows])
+    if made is not None:
+        s.compute_inline(made)
+    buffer = f"{name}_reindex"
+    (indices,) = (x.indices for x in block_loads(find_block(s.func, main)) if x.buffer.name == buffer)
+    steps, places = [v for v in roles.steps if v in indices], [w.place for w in roles.windows]
+    if len(steps) < len(roles.steps):
+        raise ScheduleError(f"{s.func.name}: {name!r} is not read at every step by itself")
+    others = [d for d, e in enumerate(indices) if e not in (*steps, *places)]
+    s.apply("permute_layout", buffer=buffer, order=[*others, *(indices.index(v) for v in (*steps, *places))])
+    return buffer, len(others)
+
+
+def _direct(func: PrimFunc, machine: Machine) -> Schedule:
+    """Runs of W places in a row for each item, in whose registers the windows of neighbours meet."""
+    s = Schedule(func)
+    main, roles, made = _prepared(s)
+    if made is not None:
+        s.compute_inline(made)
+    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    items, lines = s.tunable("TX", (4, 8, 16, 32, 64)), s.tunable("TY", (1, 2, 4, 8, 16, 32))
+    run = s.tunable("W", (1, 2, 4))
+    limit_items(s, machine, mul(items, lines))
+    nest, epilogue = nest_of(s, main), final_block(s.func).name
+    *_, column = [w.place for w in roles.windows]
+    steps = [nest[v] for v in roles.steps]
+    others = [n for v, n in nest.items() if v is not column and v not in roles.steps]
+    c_0, c_t, c_1 = s.split(nest[column], [None, items, run])
+    l_0, l_t = s.split(others[-1], [None, lines])
+    s.reorder([*others[:-1], l_0, c_0, l_t, c_t, *steps, c_1])
+    after = s.reverse_compute_at(epilogue, c_t)
+    s.apply("decompose_reduction", block=main, loop=steps[0])
+    for name in (*after, *(s.loops_of(b)[-1] for b in (main, f"{main}_init"))):
+        s.unroll(name)
+    for v in roles.steps:
+        if (as_int(s.extent(nest[v])) or TAPS + 1) <= TAPS:
+            s.unroll(nest[v])
+    s.bind(c_t, "item", 0)
+    s.bind(l_t, "item", 1)
+    s.bind(c_0, "group", 0)
+    s.bind(l_0, "group", 1)
+    if others[:-1]:
+        s.bind(s.fuse(others[:-1]), "group", 2)
+    s.guess({"TX": 32, "TY": 4, "W": 2}, {"TX": 8, "TY": 8, "W": 1})
+    return s

@@ -1,0 +1,227 @@
+"""Attention in one kernel on GPUs: products, softmax and weighted sums, block by block of keys under a running maximum.
+
+`queries`, for many of them: each item of a group has one, whose sums stay in its registers. A block of keys and one of values pass
+through shared memory, where every item reads the same elements at a time: keys with their dimension leading, so that vectors of
+keys lie side by side. `keys`, for few queries over many keys where items exchange nothing but through shared memory: a group has one
+query, and its items the keys of a block while they make weights, and the columns of the values while they add these up. Where they
+exchange registers there is `gpu_attention_keys`; where warps multiply tiles of 16-bit floats, `gpu_attention_tensor` for many queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, Tunable, as_int, const, le, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import For, Seq, blocks
+from relax_tune.schedules.analysis import reductions
+from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
+from relax_tune.schedules.rules.cpu.flash_attention import (
+    SKIPS,
+    Roles,
+    feeding,
+    find_roles,
+    other_operand,
+    roll,
+    swap_last,
+)
+from relax_tune.schedules.rules.gpu.flash_decoding import rolling, splits
+from relax_tune.schedules.rules.gpu.threads import limit_items
+from relax_tune.schedules.rules.shared.forms import first_fitting, fitting
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of an attention; nothing when the function is none."""
+    if len(reductions(func)) != 4:
+        return
+    for name, make in (("queries", _queries), ("keys", rolling if machine.exchanges else _keys)):
+        yield from first_fitting(f"attention.{name}", (partial(make, func, machine, skip) for skip in SKIPS))
+    if machine.exchanges:
+        yield from fitting([("attention.splits", partial(splits, func, machine))])
+
+
+def _queries(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
+    """TX queries to a group, KB keys at a time."""
+    s = Schedule(func)
+    r = find_roles(s)
+    lanes = min(4, machine.lanes)
+    items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
+    keys = mul(s.tunable("KU", (1, 2, 4, 8)), lanes)
+    width = s.tunable("NR", [w for w in (4, 8, 16) if r.width % w == 0] or [1])
+    limit_items(s, machine, items)
+    # what is written out for a block takes long to compile
+    s.require(le(mul(keys, const(r.width)), const(1 << 10)))
+    for name in (r.product, r.score, r.weights):
+        swap_last(s, find_block(s.func, name).body.buffer.name)
+    value = other_operand(s, r.context, find_block(s.func, r.weights).body.buffer.name)
+    queries = _cached(s, r.product, r.query)
+    swap_last(s, find_block(s.func, queries).body.buffer.name)
+    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=items)
+    s.apply("split_k_update", block=r.top, factor=keys)
+    key_block = _whole_blocks(s, r.product, keys)
+    swap_last(s, find_block(s.func, key_block).body.buffer.name)
+    values = _cached(s, f"{r.context}_rf", value)
+
+    last = find_block(s.func, r.last)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    i_0, i_1 = s.split(nest[r.row], [None, items])
+    *outer, column = (name for v, name in nest.items() if v is not r.row)
+    s.reorder([*outer, i_0, i_1, column])
+    stages = (r.context, r.total, f"{r.top}_scale", r.top)
+    for name in stages:
+        s.compute_at(name, i_0)
+        steps = feeding(s, name, i_0, "vb")
+        s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
+    roll(s, r, skip)
+    (step,) = feeding(s, r.top, i_0, "vb")
+    row = _one_row(s, step)
+    _stages(s, r, row, width)
+    _fetch(s, values, step, items, lanes)
+    _fetch(s, key_block, step, items, lanes, turned=True)
+    _fetch(s, queries, i_0, items, lanes, turned=True)
+    starts = [f"{name}_init" for name in (r.context, r.total, r.top)]
+    rows = [row, *(s.inner_loops(name, i_0)[0] for name in (*starts, r.last))]
+    for name in (starts[0], r.last):
+        c_0, c_1 = s.split(s.inner_loops(name, i_0)[-1], [None, width], divides=True)
+        s.unroll(c_0)
+        s.vectorize(c_1)
+    for name in rows:
+        s.bind(name, "item")
+    for a in s.func.allocs:
+        if a.scope == "global":
+            s.apply("set_scope", buffer=a.name, scope="local")
+    s.guess({"TX": 64, "KU": 4, "NR": width.domain[-1]})
+    s.bind(i_0, "group")
+    if outer:
+        s.bind(s.fuse(outer), "group", 1)
+    return s
+
+
+def _keys(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
+    """A group for each query, TX keys at a time."""
+    s = Schedule(func)
+    r = find_roles(s)
+    items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
+    limit_items(s, machine, items)
+    s.apply("split_k_update", block=r.top, factor=items)
+    last = find_block(s.func, r.last)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    query = nest[r.row]
+    *outer, column = (name for v, name in nest.items() if v is not r.row)
+    s.reorder([*outer, query, column])
+    for name in (r.context, r.total, f"{r.top}_scale", r.top):
+        s.compute_at(name, query)
+        steps = feeding(s, name, query, "vb")
+        s.reorder([*steps, *(n for n in s.inner_loops(name, query) if n not in steps)])
+    roll(s, r, skip)
+    (step,) = feeding(s, r.top, query, "vb")
+    part = f"{r.context}_rf"
+    for name in (part, f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):
+        s.compute_at(name, step)
+    for name, loop in ((f"{r.context}_init", query), (part, step), (r.context, step), (r.last, query)):
+        own = s.inner_loops(name, loop)
+        steps = feeding(s, name, loop, "vt")
+        (columns,) = [n for n in own if n not in steps]
+        several, item = s.split(columns, [None, items])
+        s.reorder([item, several, *steps])
+        s.unroll(several)
+        s.bind(item, "item")
+    for name in (part, f"{r.total}_rf", f"{r.top}_rf"):
+        s.apply("decompose_reduction", block=name, loop=feeding(s, name, step, "vt")[0])
+    depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
+    (d,) = feeding(s, r.product, step, depth)
+    s.reorder([*(n for n in s.inner_loops(r.product, step) if n != d), d])
+    s.apply("decompose_reduction", block=r.product, loop=d)
+    for name in (r.product, r.score, r.weights):
+        s.bind(s.inner_loops(name, step)[0], "item")
+    shared = {find_block(s.func, name).body.buffer.name for name in (r.score, r.weights)}
+    for a in s.func.allocs:
+        s.apply("set_scope", buffer=a.name, scope="shared" if a.name in shared else "local")
+    s.bind(query, "group")
+    if outer:
+        s.bind(s.fuse(outer), "group", 1)
+    s.guess({"TX": 64})
+    return s
+
+
+def _stages(s: Schedule, r: Roles, row: str, width: Tunable) -> None:
+    """Everything between a block of keys and the sums of a query, in registers: scores, their maximum, weights and their sum, and
+    the weighted values a few columns at a time."""
+    part = f"{r.context}_rf"
+    c_0, _ = s.split(s.inner_loops(r.context, row)[-1], [None, width], divides=True)
+    s.compute_at(part, c_0)
+    (step,) = feeding(s, part, c_0, "vt")
+    lanes = [n for n in s.inner_loops(part, c_0) if n != step]
+    s.reorder([step, *lanes])
+    s.apply("decompose_reduction", block=part, loop=step)
+    for name in (f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):
+        s.compute_at(name, row)
+    for name in (f"{r.total}_rf", f"{r.top}_rf"):
+        (step_,) = s.inner_loops(name, row)
+        s.apply("decompose_reduction", block=name, loop=step_)
+        s.unroll(step_)
+    depth = [i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce"]
+    (d,) = feeding(s, r.product, row, depth[0])
+    s.reorder([d, *(n for n in s.inner_loops(r.product, row) if n != d)])
+    s.apply("decompose_reduction", block=r.product, loop=d)
+    for name in (r.product, f"{r.product}_init", part, f"{part}_init", r.context):
+        s.vectorize(s.inner_loops(name, row)[-1])
+    for name in (r.score, r.weights):  # the last block may have fewer keys
+        s.unroll(s.inner_loops(name, row)[-1])
+    for name in (step, c_0):
+        s.unroll(name)
+
+
+def _whole_blocks(s: Schedule, product: str, keys: Expr) -> str:
+    """Scores of whole blocks, of keys that are padded with zeros: the block that fetches these."""
+    node = find_block(s.func, product)
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply("pad", block=product, factors=[keys if i.var is node.body.indices[-1] else None for i in node.iters])
+    made = [b for b in blocks(s.func.body) if b.name not in before]
+    operands = {x.buffer for x in block_loads(find_block(s.func, product))}
+    fetched = [b for b in made if b.body.buffer in operands]
+    if len(fetched) != 1:
+        raise ScheduleError(f"{s.func.name}: wanted one operand with keys, found {len(fetched)}")
+    for b in made:
+        if b is not fetched[0]:
+            s.compute_inline(b.name)
+    s.apply("set_scope", buffer=fetched[0].body.buffer.name, scope="shared")
+    return fetched[0].name
+
+
+def _one_row(s: Schedule, step: str) -> str:
+    """The stages of a block of keys in one loop over the queries."""
+    body = find_loop(s.func, step).body
+    own = [p.var.name for p in (body.stmts if isinstance(body, Seq) else (body,)) if isinstance(p, For)]
+    for other in own[1:]:
+        s.merge_loops(own[0], other)
+    return own[0]
+
+
+def _cached(s: Schedule, block: str, buffer: str) -> str:
+    """The block that copies what another one reads into shared memory."""
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply("cache_read", block=block, buffer=buffer, scope="shared")
+    return next(b.name for b in blocks(s.func.body) if b.name not in before)
+
+
+def _fetch(s: Schedule, block: str, loop: str, items: Tunable, lanes: int, turned: bool = False) -> None:
+    """All items of a group fetch what an iteration needs, in vectors where rows are cut into whole ones. turned: rows become columns,
+    so that items with neighbouring ones write to different banks."""
+    s.compute_at(block, loop)
+    *front, fast = s.inner_loops(block, loop)
+    extent = as_int(s.extent(fast))
+    vectors, inner = s.split(fast, [None, lanes if extent is not None and extent % lanes == 0 else 1], divides=True)
+    if turned:
+        buffer = find_block(s.func, block).body.buffer.name
+        s.apply("storage_align", buffer=buffer, factor=1, offset=lanes)
+        s.reorder([vectors, *front])
+    order = [vectors, *front] if turned else [*front, vectors]
+    rounds, item = s.split(s.fuse(order), [None, items], divides=True)
+    s.reorder([item, rounds, inner])
+    s.vectorize(inner)
+    s.bind(item, "item")

@@ -1,0 +1,263 @@
+"""Attention of few queries over many keys on GPUs, as one step of a decoder wants it: bound by the bytes of keys and values.
+
+Items of a group lie in rows: those of a row share the depth of a key in vectors and exchange their sums, each row has keys of its own;
+later those of a row have columns of the values, and the rows share out the keys. Every key and value is fetched once for all of a few
+rows of queries. `keys`: a group goes through all keys in blocks, under a running maximum. `splits`: there is a group for each block of
+keys, and a second kernel combines what they found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relax_tune.ir.core.expr import Expr, Tunable, ceildiv, const, free_vars, le, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import blocks, loops
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.rules.cpu.flash_attention import Roles, apart, block_of, feeding, find_roles, roll
+from relax_tune.schedules.rules.gpu.threads import NEIGHBOURS, bind_items, factored, limit_items, sum_over_items
+from relax_tune.schedules.rules.shared.vectorize import mark
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# Keys of a block at most.
+MOST_KEYS = 2048
+# Products of an item while scores are made, and its columns of all queries.
+MOST_PRODUCTS, MOST_COLUMNS = 64, 32
+# Bytes that one instruction fetches at most.
+FETCHED = 16
+# Larger groups wait longer for their rows than they gain.
+MOST_ITEMS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """TX items of a row, TY rows of them; MR queries; KU keys of a row at a time, KR of an item in a block; vectors of VL."""
+
+    tx: Tunable
+    ty: Tunable
+    queries: Tunable
+    together: Tunable
+    keys: Expr
+    width: Tunable
+
+
+def rolling(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
+    """All keys of a few queries by one group."""
+    s = Schedule(func)
+    r, shape, queries = _prepared(s, machine, (1, 2))
+    last = find_block(s.func, r.last)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    i_0, i_1 = s.split(nest[r.row], [None, shape.queries])
+    *outer, column = (name for v, name in nest.items() if v is not r.row)
+    s.reorder([*outer, i_0, i_1, column])
+    for name in (r.context, r.total, f"{r.top}_scale", r.top):
+        s.compute_at(name, i_0)
+        steps = feeding(s, name, i_0, "vb")
+        s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
+    roll(s, r, skip)
+    (step,) = feeding(s, r.top, i_0, "vb")
+    for name in (f"{r.context}_rf", f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score):
+        s.compute_at(name, step)
+    _block_of_keys(s, r, step, shape)
+    _fetch(s, queries, i_0, shape)
+    for name, loop in ((f"{r.context}_init", i_0), (r.context, step), (r.last, i_0)):
+        if name == r.context:
+            _by_items(s, name, s.inner_loops(name, step)[-1], shape)
+        _columns(s, name, loop, shape)
+    for a in s.func.allocs:
+        if a.scope == "global":
+            s.apply("set_scope", buffer=a.name, scope="local")
+    _unroll_queries(s, shape)
+    s.bind(i_0, "group")
+    if outer:
+        s.bind(s.fuse(outer), "group", 1)
+    s.guess(_guess(s, r, machine))
+    return s
+
+
+def splits(func: PrimFunc, machine: Machine) -> Schedule:
+    """A group for each block of keys of a few queries; then one for each query."""
+    s = Schedule(func)
+    r, shape, queries = _prepared(s, machine, (1, 2, 4, 8))
+    own = {name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.top, r.total, r.context)}
+    *outer, i_0, step = apart(s, r, shape.queries)
+    _block_of_keys(s, r, step, shape)
+    _fetch(s, queries, step, shape)
+    _columns(s, block_of(s, own[r.context]), step, shape)
+    for name in own:
+        s.apply("set_scope", buffer=find_block(s.func, f"{name}_rf").body.buffer.name, scope="local")
+    _unroll_queries(s, shape)
+    s.bind(step, "group", 0)
+    s.bind(i_0, "group", 1)
+    if outer:
+        s.bind(s.fuse(outer), "group", 2)
+    _combined(s, r, machine)
+    s.guess({**_guess(s, r, machine), "TC": min(128, max(s.tunables["TC"].domain))})
+    return s
+
+
+def _prepared(s: Schedule, machine: Machine, rounds: Sequence[int]) -> tuple[Roles, Shape, str]:
+    """Keys in blocks, queries in rows that are whole, and the block that fetches these."""
+    r = find_roles(s)
+    least = max(1, machine.warp // NEIGHBOURS[-1])
+    tx = s.tunable("TX", NEIGHBOURS)
+    ty = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if least <= n <= max(machine.group_size // 4, least)])
+    queries, together = s.tunable("MR", (1, 2, 4, 8)), s.tunable("KU", (1, 2, 4))
+    keys = mul(mul(s.tunable("KR", rounds), ty), tx)
+    product = find_block(s.func, r.product)
+    size = max(x.buffer.dtype.bytes for x in block_loads(product) if x.buffer is not product.body.buffer)
+    most = min(machine.lanes * 4, FETCHED) // size
+    widths = [w for w in (1, 2, 4, 8) if w <= most and r.depth % w == 0 and r.width % w == 0]
+    width = s.tunable("VL", widths)
+    limit_items(s, machine, mul(tx, ty))
+    s.require(le(mul(tx, ty), const(MOST_ITEMS)))
+    s.require(le(keys, const(MOST_KEYS)))
+    s.require(le(mul(tx, width), const(max(r.depth, r.width, NEIGHBOURS[0]))))
+    s.require(le(mul(mul(queries, together), width), const(MOST_PRODUCTS)))
+    s.require(le(mul(queries, ceildiv(const(r.width), tx)), const(MOST_COLUMNS)))
+    for name in (r.product, r.score, r.weights):
+        buffer = find_block(s.func, name).body.buffer
+        rank = len(buffer.shape)
+        s.apply("permute_layout", buffer=buffer.name, order=[*range(rank - 2), rank - 1, rank - 2])
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply("cache_read", block=r.product, buffer=r.query, scope="shared")
+    (fetch,) = (b.name for b in blocks(s.func.body) if b.name not in before)
+    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=queries)
+    s.apply("split_k_update", block=r.top, factor=keys)
+    return r, Shape(tx, ty, queries, together, keys, width), fetch
+
+
+def _fetch(s: Schedule, block: str, loop: str, shape: Shape) -> None:
+    """The queries of a group, by all of its items."""
+    *rows, depth = s.compute_at(block, loop)
+    rounds, *item = s.split(depth, [None, shape.ty, shape.tx])
+    s.reorder([*item, *rows, rounds])
+    bind_items(s, item)
+
+
+def _block_of_keys(s: Schedule, r: Roles, step: str, shape: Shape) -> None:
+    """Scores, their maximum, weights, their sum and the weighted values, of a block of keys."""
+    together = _scores(s, r, step, shape)
+    for name in (f"{r.top}_rf", f"{r.total}_rf"):
+        (keys,) = feeding(s, name, step, "vt")
+        rows = [n for n in s.inner_loops(name, step) if n != keys]
+        rounds, *item, alone = s.split(keys, [None, shape.ty, shape.tx, 1])
+        s.reorder([*item, rounds, *rows, alone])
+        sum_over_items(s, name, item, alone, rows=rows)
+    own = s.inner_loops(r.weights, step)
+    (keys,) = feeding(s, r.weights, step, r.weight_key)
+    rounds, *item = s.split(keys, [None, shape.ty, shape.tx])
+    s.reorder([*item, rounds, *(n for n in own if n != keys)])
+    bind_items(s, item)
+    _values(s, r, step, shape)
+    mark(s, {together: "unrolled"})
+    for name in (r.score, r.weights):
+        s.apply("set_scope", buffer=find_block(s.func, name).body.buffer.name, scope="shared")
+
+
+def _scores(s: Schedule, r: Roles, step: str, shape: Shape) -> str:
+    """Each row of items has neighbouring keys, and makes their products with all queries together: the loop over these keys."""
+    (keys,) = feeding(s, r.score, step, r.score_key)
+    (rows,) = feeding(s, r.score, step, r.score_row)
+    rounds, item, together = s.split(keys, [None, shape.ty, shape.together])
+    s.reorder([rounds, item, rows, together])
+    own = s.compute_at(r.product, item)
+    depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
+    (d,) = feeding(s, r.product, item, depth)
+    vectors, lanes = s.split(d, [None, shape.width], divides=True)
+    times, across = s.split(vectors, [None, shape.tx])
+    each = [n for n in own if n != d]
+    s.reorder([across, times, *each, lanes])
+    factored(s, factored(s, r.product, across, "warp"), lanes, "local")
+    s.bind(across, "item", 0)
+    left, *copies = s.inner_loops(r.product, item)
+    s.reorder([*copies, left])
+    s.apply("decompose_reduction", block=r.product, loop=left)
+    mark(s, {n: "unrolled" for n in (times, *each)})
+    s.apply("set_scope", buffer=find_block(s.func, r.product).body.buffer.name, scope="local")
+    s.bind(item, "item", 1)
+    return together
+
+
+def _values(s: Schedule, r: Roles, step: str, shape: Shape) -> None:
+    """Vectors of columns by the items of a row, keys by all rows, whose sums meet."""
+    part = f"{r.context}_rf"
+    (keys,) = feeding(s, part, step, "vt")
+    *rows, columns = [n for n in s.inner_loops(part, step) if n != keys]
+    _by_items(s, part, columns, shape)
+    vectors, lanes = s.split(columns, [None, shape.width], divides=True)
+    times, across = s.split(vectors, [None, shape.tx])
+    rounds, item, alone = s.split(keys, [None, shape.ty, 1])
+    s.reorder([across, item, rounds, *rows, times, alone, lanes])
+    partial = factored(s, part, item, "shared")
+    of_item = factored(s, partial, alone, "local", "serial")
+    for name, extra in ((of_item, 2), (partial, 1)):
+        left = find_block(s.func, name).body.buffer
+        rank = len(left.shape)
+        s.apply("permute_layout", buffer=left.name, order=[*range(rank - extra, rank), *range(rank - extra)])
+    s.bind(item, "item", 1)
+    s.apply("decompose_reduction", block=part, loop=s.inner_loops(part, across)[0])
+    mark(s, {lanes: "vectorized", alone: "unrolled", **{n: "unrolled" for n in (*rows, times)}})
+    s.bind(across, "item", 0)
+
+
+def _by_items(s: Schedule, block: str, columns: str, shape: Shape) -> None:
+    """What a block makes, with the columns of each item in dimensions of their own."""
+    node = find_block(s.func, block)
+    column = next(i.var for i, b in zip(node.iters, node.bindings) if columns in [v.name for v in free_vars(b)])
+    dim, rank = node.body.indices.index(column), len(node.body.indices)
+    for more, factor in enumerate((shape.width, shape.tx), 1):
+        s.apply("tile_layout", buffer=node.body.buffer.name, dim=dim, factor=factor, order=[*range(rank + more)])
+
+
+def _columns(s: Schedule, block: str, loop: str, shape: Shape) -> None:
+    """What the items of a row do with the sums of their columns."""
+    *rows, columns = [n for n in s.inner_loops(block, loop) if n not in feeding(s, block, loop, "vb")]
+    vectors, lanes = s.split(columns, [None, shape.width], divides=True)
+    times, across = s.split(vectors, [None, shape.tx])
+    s.reorder([across, *rows, times, lanes])
+    for name in (*rows, times):
+        s.unroll(name)
+    s.vectorize(lanes)
+    s.bind(across, "item", 0)
+
+
+def _unroll_queries(s: Schedule, shape: Shape) -> None:
+    """An item has what belongs to its queries in registers."""
+    for p in loops(s.func.body):
+        if p.kind == "serial" and p.extent is shape.queries:
+            s.unroll(p.var.name)
+
+
+def _combined(s: Schedule, r: Roles, machine: Machine) -> None:
+    """The second kernel: items have columns, and weigh what every block of keys left."""
+    items = s.tunable("TC", [n for n in (32, 64, 128, 256) if n <= machine.group_size] or [machine.group_size])
+    limit_items(s, machine, items)
+    s.compute_inline(f"{r.top}_scale")
+    last = find_block(s.func, r.last)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    query, column = nest[r.row], nest[last.iters[-1].var]
+    *outer, _ = (name for v, name in nest.items() if v is not r.row)
+    s.reorder([*outer, query, column])
+    rounds, item = s.split(column, [None, items])
+    s.reorder([item, rounds])
+    s.compute_at(r.context, rounds)
+    for name in (r.total, r.top):
+        s.compute_at(name, query)
+    for name in (r.context, r.total, r.top):
+        s.apply("set_scope", buffer=find_block(s.func, name).body.buffer.name, scope="local")
+        s.apply("decompose_reduction", block=name, loop=feeding(s, name, query, "vb")[0])
+    s.bind(item, "item", 0)
+    s.bind(query, "group", 0)
+    if outer:
+        s.bind(s.fuse(outer), "group", 1)
+
+
+def _guess(s: Schedule, r: Roles, machine: Machine) -> dict[str, int]:
+    """A row of items has a key in as few vectors as there are, and a group a few warps of rows."""
+    width = max(s.tunables["VL"].domain)
+    row = max((n for n in NEIGHBOURS if n * width <= min(r.depth, r.width)), default=NEIGHBOURS[0])
+    rows = max(n for n in s.tunables["TY"].domain if n * row <= max(128, machine.warp))
+    return {"TX": row, "TY": rows, "MR": 1, "KU": 2, "KR": 2, "VL": width}

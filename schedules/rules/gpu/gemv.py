@@ -1,0 +1,305 @@
+"""Products with few rows on GPUs, bound by the bytes of the matrix.
+
+`dots`: the reduction runs along memory, so that the items that share a column of the output read neighbouring vectors of it, and
+then exchange their sums; several warps of a group can share a column too.
+`columns`: neighbouring items have neighbouring columns, and those of the second axis share out the steps; constant weights are
+laid out for that once, and decoded where they are read. The items' own sums meet in shared memory.
+Where that still makes too few groups for the machine, they share out the steps as well (`split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import Contraction, contraction, final_block, is_product
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.rules.cpu.gemv import FEW_ROWS, steps_together
+from relax_tune.schedules.rules.cpu.matmul import output_column, prepare_product
+from relax_tune.schedules.rules.cpu.two_pass_reductions import new_blocks
+from relax_tune.schedules.rules.gpu.matmul import share_steps
+from relax_tune.schedules.rules.gpu.threads import (
+    NEIGHBOURS,
+    each_point,
+    factored,
+    item_counts,
+    limit_items,
+    sum_over_items,
+    vector_widths,
+)
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.vectorize import mark
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+HEIGHTS = (1, 2, 4, 8, 16)
+# A number of columns that so many divide is cut by divisors.
+EVEN = 32
+# Sums of an item beside what it multiplies.
+MOST_SUMS = 64
+# Parts of a group, each a warp or less, that share the steps of a column.
+PARTS = (1, 2, 4, 8)
+# Reads of the matrix by an item that are written out one after the other, so that all of them are on their way at once.
+AT_ONCE = (1, 2, 4)
+# Shares of the steps to try first.
+FIRST_SHARES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is multiplied, and the block that stores the sums. halves: steps that share a byte; group: steps that share a float factor;
+    widths: elements that may be read at once along the steps, and along the columns; steps: how many, 0 where nobody knows, of the
+    share to try first; shared: whether groups share them out."""
+
+    roles: Contraction
+    last: Block
+    halves: int
+    group: int | None
+    widths: tuple[list[int], list[int]]
+    steps: int
+    shared: bool
+
+    def at_once(self, items: int) -> int:
+        """The most reads written out that whole rounds of so many steps are cut into."""
+        return next(u for u in reversed(AT_ONCE) if (self.steps and self.steps % (items * u) == 0) or u == 1)
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
+    if not is_product(func):
+        return
+    # what takes the matrix as it lies comes first
+    forms = (
+        ("dots", _dots, False),
+        ("columns", _columns, False),
+        ("dots.split", _dots, True),
+        ("columns.split", _columns, True),
+    )
+    yield from fitting((f"matvec.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
+
+
+def _build(
+    func: PrimFunc, machine: Machine, make: Callable[[Schedule, Product, Machine], None], split: bool
+) -> Schedule:
+    s = Schedule(func)
+    make(s, _prepared(s, machine, split), machine)
+    if split:
+        s.guesses = tuple({**g, "SK": FIRST_SHARES} for g in s.guesses)
+    return s
+
+
+def _prepared(s: Schedule, machine: Machine, split: bool) -> Product:
+    """The product alone with its epilogue, in an intermediate, multiplied by what is the same all along at the end. split: sums of
+    shares of the steps, each for a group of its own, with their addition."""
+    main = prepare_product(s)
+    last = final_block(s.func)
+    roles = contraction(find_block(s.func, main), output_column(s, main, last))
+    rows = [as_int(i.extent) for i in roles.block.iters if i.var is roles.row]
+    if len(roles.reduce) != 1 or any(r is not None and r > FEW_ROWS for r in rows):
+        raise ScheduleError(f"{s.func.name}: many rows, or several dimensions to sum over")
+    halves, group = steps_together(roles.block, roles)
+    widths = _widths(roles, roles.reduce[0], machine), _widths(roles, roles.column, machine)
+    steps = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.reduce[0]) or 0
+    if split:
+        main, last = share_steps(s, main, machine)
+        roles = contraction(find_block(s.func, main), output_column(s, main, last))
+        steps //= FIRST_SHARES
+    return Product(roles, last, halves, group, widths, steps, split)
+
+
+def _dots(s: Schedule, p: Product, machine: Machine) -> None:
+    """TX items, in each of TW parts of a group, take the steps of NR columns in vectors; TY times as many columns to a group."""
+    roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
+    if not any(_runs_along(x.indices[-1], step) and _has_columns(x, roles) for x in block_loads(roles.block)):
+        raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
+    tx, ty = s.tunable("TX", NEIGHBOURS), s.tunable("TY", (1, 2, 4, 8, 16))
+    parts = s.tunable("TW", PARTS) if machine.exchanges else const(1)
+    columns = s.tunable("NR", (1, 2, 4, 8))
+    width, unroll = s.tunable("VL", p.widths[0]), s.tunable("KU", AT_ONCE)
+    limit_items(s, machine, mul(mul(tx, parts), ty))
+    nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
+    i_0, i_1 = _rows(s, roles, nest, mul(columns, width))
+    j_0, j_t, j_1 = s.split(nest[roles.column], [None, ty, columns])
+    vectors, lanes = s.split(nest[step], [None, width], divides=_is_constant(s.extent(nest[step])))
+    rounds, together, *items = s.split(vectors, [None, unroll, *([parts, tx] if machine.exchanges else [tx])])
+    batch = [nest[v] for v in roles.batch]
+    s.reorder([*batch, *i_0, j_0, j_t, *items, rounds, together, *i_1, j_1, lanes])
+    s.unroll(together)
+    own = s.reverse_compute_at(p.last.name, j_t)
+    if machine.exchanges:  # every item has all sums
+        sum_over_items(s, main, items, lanes, rows=(*i_1, j_1))
+        s.vectorize(own[-1])
+        for name in own[:-1]:
+            s.unroll(name)
+    else:  # an item adds up those of a column
+        partial = factored(s, main, items[0], "shared")
+        factored(s, partial, lanes, "local")
+        s.bind(items[0], "item", 0)
+        left, *each = s.inner_loops(main, j_t)
+        s.apply("storage_align", buffer=find_block(s.func, partial).body.buffer.name, factor=1, offset=1)
+        s.reorder([each[-1], *each[:-1], left])
+        s.apply("decompose_reduction", block=main, loop=left)
+        s.reorder([own[-1], *own[:-1]])
+        for name in (each[-1], own[-1]):
+            s.bind(name, "item", 0)
+        mark(s, {n: "unrolled" for n in (*i_1, j_1)})
+    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    s.bind(j_t, "item", len(items))
+    _groups(s, j_0, i_0, batch)
+    few = ({"MR": 1} if i_0 else {}) | ({"TW": 1} if machine.exchanges else {})
+    vector = width.domain[-1]
+    s.guess({"TX": 32, "TY": 4, "NR": columns.domain[0], "VL": vector, "KU": p.at_once(32 * vector), **few})
+
+
+def _columns(s: Schedule, p: Product, machine: Machine) -> None:
+    """TX items have VL columns each; TY times as many share out their steps, in runs of those with one float factor."""
+    roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
+    _lay_out(s, roles, min(256, machine.group_size))
+    tx, ty = s.tunable("TX", [n for n in item_counts(machine, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8, 16))
+    extent = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.column)
+    # vectors of columns that may be incomplete would be fetched element by element
+    even = extent is not None and extent % EVEN == 0
+    width, unroll = s.tunable("VL", p.widths[1] if even else (1,)), s.tunable("KU", AT_ONCE)
+    limit_items(s, machine, mul(tx, ty))
+    nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
+    i_0, i_1 = _rows(s, roles, nest, mul(width, p.halves))
+    j_0, j_t, lanes = s.split(nest[roles.column], [None, tx, width], divides=even)
+    batch = [nest[v] for v in roles.batch]
+    outer = [*batch, *i_0, j_0, j_t]
+    if p.group is not None and not p.shared:
+        groups, pairs, together = s.split(nest[step], [None, p.group // p.halves, p.halves])
+        s.reorder([*outer, groups, pairs, *i_1, together, lanes])
+        own = s.reverse_compute_at(p.last.name, j_t)
+        item, partial, summed = _by_groups(s, main, groups, ty)
+        s.unroll(s.split(pairs, [None, unroll])[1])
+    else:
+        if p.group is None:
+            rounds, several, item, together = s.split(nest[step], [None, unroll, ty, p.halves])
+            run = [rounds, several]
+        else:  # a factor is read once for all of a group, and multiplied by each time: where shares begin, none can leave the sum
+            rounds, item, pairs, together = s.split(nest[step], [None, ty, p.group // p.halves, p.halves])
+            run = [rounds, *s.split(pairs, [None, unroll])]
+        s.reorder([*outer, item, *run, *i_1, together, lanes])
+        s.unroll(run[-1])
+        own = s.reverse_compute_at(p.last.name, j_t)
+        partial = summed = factored(s, main, item, "shared")
+    of_item = factored(s, summed, together, "local", "serial")
+    place = next(d for d, e in enumerate(roles.block.body.indices) if e is roles.column)
+    for name in (of_item, *({summed} - {partial})):
+        sums = find_block(s.func, name).body.buffer
+        rank = len(sums.shape)
+        s.apply("permute_layout", buffer=sums.name, order=[*(d for d in range(rank) if d != place), place])
+    s.bind(item, "item", 1)
+    s.apply("decompose_reduction", block=main, loop=s.inner_loops(main, j_t)[0])
+    mark(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
+    # every item has the sums, and stores them: that is little beside the matrix
+    *rows, columns = own
+    s.vectorize(columns)
+    for row in rows:
+        s.unroll(row)
+    left = find_block(s.func, partial).body.buffer
+    last = len(left.shape) - 1
+    s.apply("permute_layout", buffer=left.name, order=[last, *range(last)])
+    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    s.bind(j_t, "item", 0)
+    _groups(s, j_0, i_0, batch)
+    few = {"MR": 1} if i_0 else {}
+    fits = [
+        (x, w)
+        for w in reversed(width.domain)
+        for x in (32, 16, 8)
+        if x * w <= 128 and not (even and (extent or 0) % (x * w))
+    ]
+    if fits:
+        beside, vector = fits[0]
+        sharing = min(16, 256 // beside)
+        each = AT_ONCE[-1] if p.group else p.at_once(sharing * p.halves)
+        s.guess({"TX": beside, "TY": sharing, "VL": vector, "KU": each, **few})
+
+
+def _by_groups(s: Schedule, main: str, groups: str, items: Tunable) -> tuple[str, str, str]:
+    """Sums of the groups of steps with one float factor, which is multiplied by once a group. Each item takes groups that follow
+    each other: the items' loop, and the blocks that add up an item's groups, and a group's steps."""
+    (of_group,) = (
+        n for n in new_blocks(s, "rfactor", block=main, loop=groups, scope="local") if not n.endswith("_init")
+    )
+    s.apply("hoist_factors", block=of_group)
+    own = s.loops_of(of_group)
+    left = s.inner_loops(main, own[own.index(groups) - 1])[0]
+    item, rounds = s.split(left, [items, None])
+    partial = factored(s, main, item, "shared")
+    first, inner = s.split(groups, [items, None])
+    s.merge_loops(first, item)
+    s.merge_loops(inner, rounds)
+    return first, partial, of_group
+
+
+def _has_columns(x: Load, roles: Contraction) -> bool:
+    return roles.column in free_vars(*x.indices)
+
+
+def _runs_along(e: Expr, step: Var) -> bool:
+    """The step, from where a share of them begins."""
+    found = linear(e, (step,))
+    return found is not None and found[0].get(step) is const(1)
+
+
+def _is_constant(e: Expr) -> bool:
+    """Once tunables are numbers."""
+    return all(isinstance(v, Tunable) for v in free_vars(e))
+
+
+def _widths(roles: Contraction, along: Var, machine: Machine) -> list[int]:
+    """Elements that an item reads of the matrix at once: of CUDA's vectors, which are arrays, as many as one access has room for."""
+    read = [x.buffer.dtype.bytes for x in block_loads(roles.block) if _has_columns(x, roles)]
+    size = min(read) if machine.language == "cuda" else 4
+    return vector_widths([i.extent for i in roles.block.iters if i.var is along], machine, size)
+
+
+def _lay_out(s: Schedule, roles: Contraction, items: int) -> None:
+    """Constant operands whose columns are not neighbours are turned once; others must have them last."""
+    main = roles.block.name
+    for access in block_loads(find_block(s.func, main)):
+        if not _has_columns(access, roles):
+            continue
+        dims = [d for d, e in enumerate(access.indices) if e is roles.column]
+        rank = len(access.indices)
+        if dims == [rank - 1]:
+            continue
+        name = access.buffer.name
+        alone = sum(x.buffer is access.buffer for x in block_loads(find_block(s.func, main))) == 1
+        if access.buffer not in s.func.consts or len(dims) != 1 or not alone:
+            raise ScheduleError(f"{s.func.name}: columns of {name!r} are not next to each other")
+        before = {b.name for b in blocks(s.func.body)}
+        s.apply("cache_read", block=main, buffer=name, scope="global")
+        copy = next(b for b in blocks(s.func.body) if b.name not in before)
+        s.apply(
+            "permute_layout", buffer=copy.body.buffer.name, order=[*(d for d in range(rank) if d != dims[0]), dims[0]]
+        )
+        each_point(s, s.loops_of(copy.name), items)
+        s.apply("mark_prepare", block=copy.name)
+
+
+def _rows(s: Schedule, roles: Contraction, nest: Mapping[Var, str], each: Expr) -> tuple[Sequence[str], Sequence[str]]:
+    """The loops over tiles of rows and over the rows of one; without a row, neither. each: sums of an item for one row."""
+    if roles.row is None:
+        return (), ()
+    known = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.row)
+    height = s.tunable("MR", [h for h in HEIGHTS if h == 1 or known is None or h <= known])
+    s.require(le(mul(height, each), const(MOST_SUMS)))
+    i_0, i_1 = s.split(nest[roles.row], [None, height])
+    return (i_0,), (i_1,)
+
+
+def _groups(s: Schedule, columns: str, rows: Sequence[str], batch: Sequence[str]) -> None:
+    s.bind(columns, "group", 0)
+    for name in rows:
+        s.bind(name, "group", 1)
+    if batch:
+        s.bind(s.fuse(batch), "group", 2)

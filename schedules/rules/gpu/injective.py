@@ -1,0 +1,108 @@
+"""Functions without reductions on GPUs: elementwise, broadcast, transpose, gather, in any fused combination.
+
+All elements of an output are one long row of vectors, of which a group takes a run: neighbouring items take neighbouring vectors,
+so that what a warp touches at once lies side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, as_int, free_vars
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import reductions
+from relax_tune.schedules.loop_tree import find_block, find_loop
+from relax_tune.schedules.rules.cpu.injective import inlined, turned_reads
+from relax_tune.schedules.rules.gpu.threads import item_counts, vector_widths
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# Elements of a side of the squares that are turned over.
+SIDE = 32
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Long rows of vectors; and squares through shared memory where arrays are read along another dimension."""
+    if reductions(func):
+        return
+    forms = (("flat", _flat), ("turned", _turned))
+    yield from fitting((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
+
+
+def _flat(func: PrimFunc, machine: Machine) -> Schedule:
+    """Runs of RB times TX vectors for each group."""
+    s = Schedule(func)
+    left = inlined(s)
+    items = s.tunable("TX", item_counts(machine))
+    run = s.tunable("RB", (1, 2, 4, 8))
+    width = s.tunable("VL", vector_widths([b.iters[-1].extent for b in left], machine))
+    for block in left:
+        *outer, column = s.loops_of(block.name)
+        c_0, c_1 = s.split(column, [None, width], divides=as_int(s.extent(column)) is not None)
+        top, several, item = s.split(s.fuse([*outer, c_0]), [None, run, items])
+        s.reorder([top, item, several])
+        s.set_tail(top, "peel")
+        s.vectorize(c_1)
+        s.bind(top, "group")
+        s.bind(item, "item")
+    s.guess({"TX": min(256, machine.group_size), "RB": 1, "VL": width.domain[-1]})
+    return s
+
+
+def _turned(func: PrimFunc, machine: Machine) -> Schedule:
+    """A function that reads arrays along another dimension than it writes: squares of these are read along their rows into shared
+    memory, and from there along their columns."""
+    s = Schedule(func)
+    block, *more = inlined(s)
+    if more:
+        raise ScheduleError(f"{func.name}: wanted one block, found {len(more) + 1}")
+    node, loops = find_block(s.func, block.name), s.loops_of(block.name)
+    column = node.iters[-1].var
+    if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
+        raise ScheduleError(f"{func.name}: {block.name!r} does not write along its last iterator")
+    reads = turned_reads(node, column)
+    at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
+    items = s.tunable("TY", [n for n in (4, 8, 16, 32) if n * SIDE <= machine.group_size])
+    copies: list[tuple[Block, int]] = []
+    for access in reads:
+        wide = next(d for d, e in enumerate(access.indices) if column in free_vars(e))
+        copies.append((_copied(s, block.name, access.buffer.name), wide))
+    others = [n for k, n in enumerate(loops[:-1]) if k != at]
+    r_0, r_1 = s.split(loops[at], [None, SIDE])
+    c_0, c_1 = s.split(loops[-1], [None, SIDE])
+    s.reorder([*others, r_0, c_0, r_1, c_1])
+    for copy, wide in copies:
+        s.compute_at(copy.name, c_0)
+        own = s.inner_loops(copy.name, c_0)
+        place = find_block(s.func, copy.name)
+        across = [n for n in own if find_loop(s.func, n).var in free_vars(place.bindings[wide])]
+        along = [n for n in own if n not in across]
+        if len(across) != 1 or len(along) != 1:
+            raise ScheduleError(f"{func.name}: {copy.body.buffer.name!r} is read in no squares")
+        s.reorder([*across, *along])
+        _by_items(s, across[0], along[0], items)
+        s.apply("storage_align", buffer=copy.body.buffer.name, factor=SIDE, offset=1)
+    _by_items(s, r_1, c_1, items)
+    s.bind(c_0, "group", 0)
+    s.bind(r_0, "group", 1)
+    if others:
+        s.bind(s.fuse(others), "group", 2)
+    return s
+
+
+def _copied(s: Schedule, block: str, buffer: str) -> Block:
+    before = {b.name for b in blocks(s.func.body)}
+    s.apply("cache_read", block=block, buffer=buffer, scope="shared")
+    return next(b for b in blocks(s.func.body) if b.name not in before)
+
+
+def _by_items(s: Schedule, rows: str, columns: str, items: Expr) -> None:
+    """Rows of a square to items of the second axis in turn, its columns to those of the first."""
+    several, row = s.split(rows, [None, items])
+    s.reorder([row, columns, several])
+    s.bind(row, "item", 1)
+    s.bind(columns, "item", 0)

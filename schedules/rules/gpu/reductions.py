@@ -1,0 +1,137 @@
+"""Reductions on GPUs that are not over rows of which there are many: across memory, and of few long rows.
+
+`columns`: neighbouring items have neighbouring results, and items of the second axis share out the steps to them. `split`: groups
+take chunks of a long row; what they leave is added up by a group for each result, and where there is only one by an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, as_int, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import final_block, inlinable, reductions
+from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.rules.cpu.reductions import stages_across
+from relax_tune.schedules.rules.cpu.rowwise import require_rowwise
+from relax_tune.schedules.rules.cpu.two_pass_reductions import chunked
+from relax_tune.schedules.rules.gpu.threads import (
+    each_point,
+    in_warps,
+    item_counts,
+    limit_items,
+    over_items,
+    sum_over_items,
+)
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.vectorize import divide_once
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# With as many results there are rows for every multiprocessor.
+FEW_RESULTS = 64
+# Below as many steps to a result there is too little to do for several groups.
+SHORT = 2048
+CHUNKS = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """Both forms, where they fit the function."""
+    if not reductions(func):
+        return
+    forms = (("columns", _columns), ("split", _split))
+    yield from fitting((f"reductions.{name}", partial(make, func, machine)) for name, make in forms)
+
+
+def _columns(func: PrimFunc, machine: Machine) -> Schedule:
+    """All stages inside the loop over TX columns of the last one; TY items share out the steps to each."""
+    s = Schedule(func)
+    _inlined(s)
+    last = final_block(s.func)
+    stages, across = stages_across(s.func)
+    divide_once(s, last.name)
+    items = s.tunable("TX", [n for n in item_counts(machine, 16) if n <= 256])
+    height = s.tunable("TY", (1, 2, 4, 8, 16, 32))
+    limit_items(s, machine, mul(items, height))
+    *outer, column = s.loops_of(last.name)
+    j_0, j_t = s.split(column, [None, items])
+    for block in reversed(stages):
+        s.compute_at(block.name, j_t if block.name in across else j_0)
+    for block in stages:
+        loop = j_t if block.name in across else j_0
+        s.apply("set_scope", buffer=find_block(s.func, block.name).body.buffer.name, scope="local")
+        first, *rest = s.inner_loops(block.name, loop)
+        _share_steps(s, block.name, first, rest, height)
+    s.bind(j_t, "item", 0)
+    s.bind(j_0, "group", 0)
+    if outer:
+        s.bind(s.fuse(outer), "group", 1)
+    s.guess({"TX": 32, "TY": 8})
+    return s
+
+
+def _share_steps(s: Schedule, block: str, first: str, rest: list[str], height: Expr) -> None:
+    rounds, item, alone = s.split(first, [None, height, 1])
+    s.reorder([item, rounds, *rest, alone])
+    partial = sum_over_items(s, block, [item], alone, axis=1)
+    left = find_block(s.func, partial).body.buffer
+    rank = len(left.shape)
+    s.apply("permute_layout", buffer=left.name, order=[rank - 1, *range(rank - 1)])
+
+
+def _split(func: PrimFunc, machine: Machine) -> Schedule:
+    """Every reduction in chunks, a group for each; other blocks point by point."""
+    s = Schedule(func)
+    _inlined(s)
+    found = reductions(s.func)
+    for block in found:
+        require_rowwise(block)
+        _require_long(block)
+    across = in_warps(s, machine)
+    chunk = s.tunable("L", CHUNKS)
+    for block in blocks(s.func.body):
+        if block not in found:
+            names = s.loops_of(block.name)
+            if names:
+                each_point(s, names, mul(*across))
+            continue
+        *outer, along = s.loops_of(block.name)
+        c, inside = s.split(along, [None, chunk])
+        part = chunked(s, block.name, c, len(outer))
+        _in_group(s, part, inside, across)
+        s.bind(s.fuse(s.loops_of(part)[: len(outer) + 1]), "group")
+        left = s.loops_of(block.name)[-1]
+        if outer:
+            _in_group(s, block.name, left, across)
+            s.bind(s.fuse(outer), "group")
+    s.guess({"TW": min(8, machine.group_size // 32), "L": 1 << 12})
+    return s
+
+
+def _in_group(s: Schedule, block: str, along: str, across: Sequence[Expr | int]) -> None:
+    """A sum over one loop by the items of a group."""
+    rounds, item, alone = over_items(s, along, across, 1)
+    s.reorder([*item, rounds, alone])
+    sum_over_items(s, block, item, alone)
+
+
+def _inlined(s: Schedule) -> None:
+    """Only reductions left, which make intermediates, and what makes outputs."""
+    for block in blocks(s.func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    for block in reductions(s.func):
+        if block.body.buffer in s.func.output_buffers:
+            s.apply("cache_write", block=block.name, scope="global")
+
+
+def _require_long(block: Block) -> None:
+    steps = [as_int(i.extent) for i in block.iters if i.kind == "reduce"]
+    results = 1
+    for i in block.iters:
+        results *= (as_int(i.extent) or 1) if i.kind == "spatial" else 1
+    if len(steps) != 1 or (steps[0] is not None and steps[0] < SHORT) or results >= FEW_RESULTS:
+        raise ScheduleError(f"block {block.name!r} has rows enough, or too little to do")

@@ -1,0 +1,128 @@
+"""Row-wise functions on GPUs: softmax, normalisations, row reductions with what is fused around them.
+
+The items of a group take rows together, TX of them each: neighbouring items read neighbouring elements, add up their own in
+registers, and exchange the sums: within a warp (`few`), or in several warps (`many`), whose sums meet in shared memory. What is
+computed on the way is computed again where it is read, since the row is in the cache then; or (`kept`) it stays in the registers of
+the item that has the element in every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, Tunable, as_int, const, le, mul
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import inlinable, reductions
+from relax_tune.schedules.loop_tree import find_alloc, find_block
+from relax_tune.schedules.rules.cpu.rowwise import require_rowwise
+from relax_tune.schedules.rules.gpu.threads import (
+    NEIGHBOURS,
+    bind_items,
+    in_warps,
+    limit_items,
+    over_items,
+    sum_over_items,
+    vector_widths,
+)
+from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.vectorize import divide_once
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+# Vectors that an item keeps of a row.
+MOST_ROUNDS = 8
+
+
+def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+    """A few items for each of many rows, and many items for each of few; nothing when the function is no row-wise one."""
+    if not reductions(func):
+        return
+    forms = (("few", False, False), ("many", True, False), ("few.kept", False, True), ("many.kept", True, True))
+    yield from fitting((f"rows.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
+
+
+def build(func: PrimFunc, machine: Machine, many: bool, kept: bool = False) -> Schedule:
+    """Every stage on a row by the items that have it: those of several warps, or at most of one."""
+    s = Schedule(func)
+    held: list[str] = []
+    for block in blocks(func.body):
+        current = find_block(s.func, block.name)
+        if not inlinable(s.func, current):
+            continue
+        if kept and as_int(current.body.buffer.shape[-1]) not in (None, 1):
+            held.append(current.body.buffer.name)
+        else:
+            s.compute_inline(block.name)
+    if kept and not held:
+        raise ScheduleError(f"{func.name}: nothing of a known length is computed on the way")
+    for block in reductions(s.func):
+        require_rowwise(block)
+        if block.body.buffer in s.func.output_buffers:
+            s.apply("cache_write", block=block.name, scope="global")
+    for block in blocks(s.func.body):
+        divide_once(s, block.name)
+    rows = min(len(b.body.indices) for b in reductions(s.func))
+    if any(len(find_alloc(s.func, name).shape) != rows + 1 for name in held):
+        raise ScheduleError(f"{func.name}: rows that are kept have one dimension")
+    across: Sequence[Expr | int] = in_warps(s, machine) if many else (s.tunable("TX", NEIGHBOURS),)
+    one: Expr = const(1)
+    items = reduce(mul, across, one)
+    height = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if n <= (_known_rows(s, rows) or 32)])
+    columns = [b.iters[-1].extent for b in blocks(s.func.body) if len(b.iters) > rows]
+    width = s.tunable("VL", vector_widths(columns, machine))
+    limit_items(s, machine, mul(items, height))
+    outer, f_0, f_1 = _by_rows(s, rows, height)
+    for name in held:
+        s.require(le(find_alloc(s.func, name).shape[-1], mul(mul(items, width), MOST_ROUNDS)))
+    for a in s.func.allocs:
+        if a.name not in held:
+            s.apply("set_scope", buffer=a.name, scope="local")
+    for block in blocks(s.func.body):
+        own = s.inner_loops(block.name, f_1)
+        if own:
+            rounds, item, lanes = over_items(s, own[-1], across, width)
+            s.reorder([*item, *own[:-1], rounds, lanes])
+            if kept:
+                s.unroll(rounds)
+            if block.is_reduction:
+                sum_over_items(s, block.name, item, lanes)
+            else:
+                s.vectorize(lanes)
+                bind_items(s, item)
+    for name in held:
+        dim = len(find_alloc(s.func, name).shape) - 1
+        for factor in (width, *reversed(across)):
+            rank = len(find_alloc(s.func, name).shape)
+            s.apply("tile_layout", buffer=name, dim=dim, factor=factor, order=[*range(rank + 1)])
+        s.apply("set_scope", buffer=name, scope="local")
+    s.bind(f_1, "item", len(across))
+    s.bind(f_0, "group")
+    if outer:
+        s.bind(s.fuse(outer), "group", 1)
+    shape = {"TW": min(8, machine.group_size // 32), "TY": 1} if many else {"TX": 32, "TY": 4}
+    s.guess({**shape, "VL": width.domain[-1]})
+    return s
+
+
+def _by_rows(s: Schedule, rows: int, height: Tunable) -> tuple[list[str], str, str]:
+    """All stages under the same loops over rows, of which the last is cut into rows of a group."""
+    found = blocks(s.func.body)
+    if rows == 0 or any(not _leads(b, rows) for b in found):
+        raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")
+    first, *others = [s.loops_of(b.name)[:rows] for b in found]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            s.merge_loops(a, b)
+    f_0, f_1 = s.split(first[-1], [None, height])
+    return first[:-1], f_0, f_1
+
+
+def _known_rows(s: Schedule, rows: int) -> int | None:
+    return as_int(blocks(s.func.body)[0].iters[rows - 1].extent) if rows else None
+
+
+def _leads(block: Block, rows: int) -> bool:
+    return block.body.indices[:rows] == tuple(i.var for i in block.iters[:rows])

@@ -1,0 +1,1 @@
+"""Parts that schedule rules of processors and GPUs share."""

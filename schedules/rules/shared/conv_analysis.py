@@ -1,0 +1,198 @@
+"""What convolutions read: which dims of the input windows move over, and the layouts in which operands are handed to the inner loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Load, Op, Tunable, Var, as_int, free_vars, postorder
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import depends_on, final_block, inlinable
+from relax_tune.schedules.independence import writers
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.primitives.reductions import combiner
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One dimension of the windows: dimension `dim` of the input is read at `place * stride + shift(tap)`."""
+
+    dim: int
+    place: Var
+    tap: Var
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """A convolution's operands and iterators.
+
+    windows: in the order of the input's dims; channel: the output's, which dim `channel_dim` of the weights has; depth: what else
+    is summed over; each: how many neighbouring channels read the same of the input, None for all of them.
+    """
+
+    source: Load
+    weights: Load
+    windows: tuple[Window, ...]
+    channel: Var
+    channel_dim: int
+    depth: tuple[Var, ...]
+    each: int | None
+
+    @property
+    def steps(self) -> tuple[Var, ...]:
+        """What is summed over, taps innermost."""
+        return (*self.depth, *(w.tap for w in self.windows))
+
+
+def roles_of(block: Block) -> Roles | None:
+    """None when the block is no convolution."""
+    found, kinds = block_loads(block), {i.var: i.kind for i in block.iters}
+    if len(found) != 2 or not isinstance(block.body.value, Op) or combiner(block)[0] != "add":
+        return None
+    for source, weights in (found, found[::-1]):
+        own = {v: k for v, k in kinds.items() if k == "reduce" or v not in weights.indices}
+        windows = tuple(w for d, e in enumerate(source.indices) if (w := _window(d, e, own)) is not None)
+        outside = [v for v in weights.indices if isinstance(v, Var) and kinds.get(v) == "spatial"]
+        if not windows or len(outside) != 1 or any(v not in kinds for v in weights.indices):
+            continue
+        (channel,) = outside
+        places, taps = {w.place for w in windows}, {w.tap for w in windows}
+        if channel in places or len(places) != len(windows) or len(taps) != len(windows):
+            continue
+        depth = tuple(i.var for i in block.iters if i.kind == "reduce" and i.var not in taps)
+        each = _each(source, channel)
+        if each != 0:
+            return Roles(source, weights, windows, channel, weights.indices.index(channel), depth, each)
+    return None
+
+
+def _window(dim: int, e: Expr, kinds: Mapping[Var, str]) -> Window | None:
+    places, taps = ([v for v in free_vars(e) if kinds.get(v) == k] for k in ("spatial", "reduce"))
+    parts = linear(e, [*places, *taps]) if len(places) == len(taps) == 1 else None
+    stride = None if parts is None else as_int(parts[0][places[0]])
+    return None if stride is None or stride < 1 else Window(dim, places[0], taps[0], stride)
+
+
+def _each(source: Load, channel: Var) -> int | None:
+    """None where the input does not depend on the channel; 0 where it does in another way than by groups."""
+    using = [e for e in source.indices if channel in free_vars(e)]
+    if not using:
+        return None
+    groups = {n.args[1] for n in postorder(using) if isinstance(n, Op) and n.op == "floordiv" and n.args[0] is channel}
+    if not groups:
+        return 1
+    return (as_int(groups.pop()) or 0) if len(groups) == 1 else 0
+
+
+def writer_of(s: Schedule, buffer: str) -> str:
+    """The name of the block that writes a buffer."""
+    return next(b.name for b in blocks(s.func.body) if b.body.buffer.name == buffer)
+
+
+def pack_weights(s: Schedule, main: str, roles: Roles, panel: Tunable, steps: Sequence[Var]) -> None:
+    """The weights in the order of the inner loops: panels of channels, the reduction, the channels of a panel."""
+    name = roles.weights.buffer.name
+    s.apply("cache_read", block=main, buffer=name, scope="global")
+    copy = writer_of(s, made := f"{name}_cache")
+    if roles.weights.buffer in s.func.consts:
+        s.apply("mark_prepare", block=copy)
+    dim = roles.channel_dim
+    rest = [d for v in steps for d, w in enumerate(roles.weights.indices) if w is v]
+    order = [dim, *(d if d < dim else d + 1 for d in rest), dim + 1]
+    s.apply("tile_layout", buffer=made, dim=dim, factor=panel, order=order)
+
+
+def copy_taps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
+    """A copy of the input for each tap of all windows but the first, with places innermost and the first window's dim before."""
+    name, first = roles.source.buffer.name, roles.windows[0]
+    others = roles.windows[1:]
+    s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in others])
+    copy = writer_of(s, made := f"{name}_reindex")
+    node = find_block(s.func, main)
+    access = next(x for x in block_loads(node) if x.buffer.name == made)
+    taps = [d for d, e in enumerate(access.indices) if e in [w.tap for w in others]]
+    places = [d for d, e in enumerate(access.indices) if e in [w.place for w in others]]
+    order = [*(d for d in range(first.dim)), *taps, first.dim, *places]
+    loops = [s.loops_of(copy)[d] for d in order]
+    s.apply("permute_layout", buffer=made, order=order)
+    if first.stride > 1:
+        at = order.index(first.dim)
+        apart = [*range(at), at + 1, at, *range(at + 2, len(order) + 1)]
+        s.apply("tile_layout", buffer=made, dim=at, factor=first.stride, order=apart)
+    s.reorder(loops)
+    share_copy(s, machine, loops)
+
+
+def split_steps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
+    """A copy of the input whose rows hold the elements of each remainder by the stride together."""
+    name, last = roles.source.buffer.name, roles.windows[-1]
+    s.apply("cache_read", block=main, buffer=name, scope="global")
+    rank = len(roles.source.indices)
+    order = [d if d <= last.dim else d + 1 for d in range(rank) if d != last.dim]
+    s.apply(
+        "tile_layout", buffer=f"{name}_cache", dim=last.dim, factor=last.stride, order=[*order, last.dim + 1, last.dim]
+    )
+    share_copy(s, machine, s.loops_of(writer_of(s, f"{name}_cache")))
+
+
+def share_copy(s: Schedule, machine: Machine, loops: Sequence[str]) -> None:
+    """Planes shared out, rows in vectors."""
+    v_0, v_1 = s.split(loops[-1], [None, machine.lanes])
+    s.set_tail(v_0, "peel")
+    s.set_kind(v_1, "vectorized")
+    top = s.fuse(loops[: len(loops) - 2])
+    s.set_kind(top, "group" if machine.groups else "parallel")
+
+
+def inline_around_windows(s: Schedule, main: str) -> str | None:
+    """Fold the chain after the convolution into its last block. The input, where it is made here, is made once, in full: each
+    element is read through many windows. Returns the block that makes it."""
+    roles = roles_of(find_block(s.func, main))
+    assert roles is not None
+    for b in blocks(s.func.body):
+        if b.name != main and b.body.buffer is not roles.source.buffer and inlinable(s.func, b):
+            s.compute_inline(b.name)
+    last, source = final_block(s.func), writers(s.func, roles.source.buffer)
+    if any(not inlinable(s.func, b) for b in source) or len(source) > 1:
+        raise ScheduleError(f"{s.func.name}: {roles.source.buffer.name!r} is not made by one block, element by element")
+    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name) and b not in source]
+    if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
+        raise ScheduleError(f"{s.func.name}: more than a convolution and its epilogue")
+    return source[0].name if source else None
+
+
+def nest_of(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
+    """The block's iterators with the innermost loop that feeds each: of the loops inside one, or of all."""
+    node = find_block(s.func, block)
+    names = s.loops_of(block) if inside is None else s.inner_loops(block, inside)
+    fed = {i.var: [n for n in names if n in {v.name for v in free_vars(b)}] for i, b in zip(node.iters, node.bindings)}
+    return {v: found[-1] for v, found in fed.items() if found}
+
+
+def followers(s: Schedule, main: str) -> dict[Var, str]:
+    """The iterators that the convolution's output is written at, with the loops of the last block that reads it there."""
+    node, last = find_block(s.func, main), final_block(s.func)
+    access = next(x for x in block_loads(last) if x.buffer is node.body.buffer)
+    own = nest_of(s, last.name)
+    if len(own) != len(access.indices) or any(e not in own for e in access.indices):
+        raise ScheduleError(f"{s.func.name}: {last.name!r} does not read the convolution element by element")
+    pairs = zip(node.body.indices, access.indices, strict=True)
+    return {v: own[e] for v, e in pairs if isinstance(v, Var) and isinstance(e, Var)}
+
+
+def join_dims(s: Schedule, buffer: Buffer, first: int, count: int) -> None:
+    """Neighbouring dims of a buffer as one."""
+    if count < 2:
+        return
+    names = [f"i{d}" for d in range(len(buffer.shape))]
+    joined = names[first]
+    for d in range(first + 1, first + count):
+        joined = f"({joined}) * n{d} + {names[d]}"
+    new = [*names[:first], joined, *names[first + count :]]
+    s.apply("transform_layout", buffer=buffer.name, index_map=f"{', '.join(names)} -> {', '.join(new)}")

@@ -1,0 +1,99 @@
+"""Which work-items of a group touch which elements: loops over items of one axis are the same index of the launch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.injectivity import separates
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Op, Var, ceildiv, const, free_vars, mul, postorder, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import AXES, Block, For, blocks
+from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
+
+# What an item moves an index by, what loops do, and the rest of it.
+_Place = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
+
+
+def require_own_items(func: PrimFunc, buffer: Buffer) -> None:
+    """Every element that a work-item writes is touched by that item alone, in whichever loops over items; else ScheduleError.
+
+    What is written outside of all loops over an axis is made by every item for itself.
+    """
+    paths = {b: enclosing(func, b) for b in blocks(func.body)}
+    users = [b for b in paths if b.body.buffer is buffer or any(x.buffer is buffer for x in block_loads(b))]
+    for axis in range(AXES["item"]):
+        around = {b: next((p for p in paths[b] if p.kind == "item" and p.axis == axis), None) for b in users}
+        made = [p for b, p in around.items() if p is not None and b.body.buffer is buffer]
+        if not made or all(p is made[0] for p in around.values()):
+            continue
+        outside = next((b for b, p in around.items() if p is None), None)
+        if outside is not None or not _moves_alike(buffer, around, paths):
+            raise ScheduleError(
+                f"{func.name}: set_scope gives every work-item a {buffer.name!r} of its own, but block {(outside or users[0]).name!r} "
+                "touches elements that another item makes; make its scope shared"
+            )
+
+
+def _moves_alike(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
+    """All accesses run alike through some dimension, whose places tell the item; or through one for each digit of its number."""
+    loops = [p for p in around.values() if p is not None]
+    if all(simplify(p.extent) is const(1) for p in loops):
+        return True  # the first item is the only one
+    whole: dict[Var, Expr] = {Var("item"): loops[0].extent}
+    base = _base([b for b, _ in around.items()], loops)
+    if base is None:
+        return _tell(buffer, around, paths, whole, next(iter(whole)))
+    digits: dict[Var, Expr] = {Var("high"): ceildiv(loops[0].extent, base), Var("low"): base}
+    return any(all(_tell(buffer, around, paths, numbers, one) for one in numbers) for numbers in (whole, digits))
+
+
+def _base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
+    """What the number of an item is divided by where blocks look at its digits."""
+    own = {p.var for p in loops}
+    found = {
+        n.args[1]
+        for b in users
+        for n in postorder(b.bindings)
+        if isinstance(n, Op) and n.op in ("floordiv", "floormod") and n.args[0] in own
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _tell(
+    buffer: Buffer,
+    around: dict[Block, For | None],
+    paths: dict[Block, tuple[For, ...]],
+    numbers: Mapping[Var, Expr],
+    one: Var,
+) -> bool:
+    """All accesses run alike through some dimension, whose places tell `one` of the numbers that make up an item's."""
+    total: Expr = const(0)
+    for v, size in numbers.items():
+        total = mul(total, size) + v
+    found: list[list[_Place | None]] = []
+    for block, loop in around.items():
+        assert loop is not None
+        inner = {p.var: p.extent for p in paths[block] if p is not loop and p.kind != "group"}
+        env = loop_env((*paths[block], *(For(v, size, loop.body) for v, size in numbers.items())))
+        spots = [block.body.indices] if block.body.buffer is buffer else []
+        spots += [x.indices for x in block_loads(block) if x.buffer is buffer]
+        for where in spots:
+            placed = (simplify(substitute(block_value(block, e), {loop.var: total}), env) for e in where)
+            found.append([_place(e, one, inner, env) for e in placed])
+    return any(len({w[d] for w in found}) == 1 and found[0][d] is not None for d in range(len(buffer.shape)))
+
+
+def _place(e: Expr, one: Var, inner: Mapping[Var, Expr], env: Env) -> _Place | None:
+    """How an index runs through its dimension, up to the names of loops; None where that does not tell the item."""
+    own = {v: inner[v] for v in free_vars(e) if v in inner}
+    parts = linear(e, (one, *own), env)
+    if parts is None or one not in parts[0] or not separates((e,), one, own, env):
+        return None
+    steps = frozenset(Counter((step, own[v]) for v, step in parts[0].items() if v in own).items())
+    return parts[0][one], steps, parts[1]

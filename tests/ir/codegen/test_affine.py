@@ -1,0 +1,51 @@
+"""Polynomials of the lowering: what is put together, taken apart, and kept for other values of the variables."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from relax_tune.ir.codegen.lower.affine import Algebra, as_constant, constant
+from relax_tune.ir.core.expr import Expr, Var, const
+
+A, B, W, K = Var("a"), Var("b"), Var("w"), Var("k")
+
+
+def algebra() -> Algebra:
+    found = Algebra()
+    found.ranges |= {A: (0, 9), B: (0, 7), K: (0, 2)}
+    return found
+
+
+def test_a_fused_loop_steps_through_what_its_parts_step_through() -> None:
+    at = A * 8 + B
+    for width in (const(7), W, W + 2):
+        made = algebra()
+        assert made.static((at // width + K) * width + at % width) == made.static(at + K * width)
+        assert made.static(at // width * width * 3 + at % width * 3) == made.static(at * 3)
+        other = at // width * width + at % width * 2
+        assert made.static(other) != made.static(at)
+
+
+def test_what_is_in_one_tile_divides_as_the_tile_does() -> None:
+    made = algebra()
+    assert made.static((A * 8 + B) // 24) == made.static(A // 3)
+    assert made.static((A * 8 + B) % 24) == made.static(A % 3 * 8 + B)
+    assert made.static((A * 4 + B) // 24) != made.static(A // 6)
+
+
+def test_polynomials_have_the_values_of_their_expressions() -> None:
+    cases: list[Expr] = [
+        (A * 8 + B) // 24,
+        (A * 8 + B) % 24,
+        (A * 4 + B) % 24,
+        (A * 2 + K) // 2,
+        (A * 2 + K) % 2,
+        (A * 6 + K) // 4 + B % 3,
+    ]
+    for e in cases:
+        made = algebra()
+        for a, b, k in product(range(10), range(8), range(3)):
+            # the first one asked for decides nothing about the others
+            made.env = {A: constant(a), B: constant(b), K: constant(k)}
+            value = eval(repr(e), {"a": a, "b": b, "k": k})
+            assert as_constant(made.poly(e)) == value, (e, a, b, k)

@@ -1,0 +1,318 @@
+"""Every ONNX operator that is imported, on symbolic dims, against onnx's own evaluator."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ir.frontend.onnx.onnx_models import check, model, onnx
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.check.structural import structural_equal
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Call, Function
+from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
+from relax_tune.ir.frontend.onnx.shape_values import KNOWN
+from relax_tune.ir.op.movement import Split
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.text.parser import parse_module
+from relax_tune.ir.text.printer import print_text
+
+RNG = np.random.default_rng(3)
+
+
+def f(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def i(low: int, high: int, *shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(low, high, shape, dtype=np.int64)
+
+
+def truths(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(0, 2, shape).astype(bool)
+
+
+def positive(*shape: int) -> np.ndarray[Any, Any]:
+    return np.abs(f(*shape)) + np.float32(0.1)
+
+
+ONE = "(float[a, b] x) => (float[a, b] y)"
+CASES: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
+    *[(f"{ONE} {{ y = {op}(x) }}", [f(3, 5)]) for op in (
+        "Exp", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu", 'Gelu<approximate = "tanh">', "Abs", "Neg", "Floor", "Ceil", "Sign",
+        "Identity", "Elu", "Elu<alpha = 0.5>", "Selu", "LeakyRelu<alpha = 0.1>", "HardSigmoid", "HardSwish", "Softplus",
+        "Softsign", "Mish", "Celu", "ThresholdedRelu<alpha = 0.5>", "Dropout", "Softmax", "Softmax<axis = 0>", "LogSoftmax",
+        "LogSoftmax<axis = 0>", "MeanVarianceNormalization<axes = [0]>", "Cast<to = 1>",
+    )],
+    *[(f"{ONE} {{ y = {op}(x) }}", [positive(3, 5)]) for op in ("Sqrt", "Reciprocal", "Log")],
+    *[(f"(float[a, b] x, float[b] y) => (float[a, b] z) {{ z = {op}(x, y) }}", [f(3, 5), positive(5)]) for op in (
+        "Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "PRelu", "CastLike")],
+    *[(f"(float[a, b] x, float[b] y) => (bool[a, b] z) {{ z = {op}(x, y) }}", [i(0, 3, 3, 5).astype("f4"), f(5).round()])
+      for op in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")],
+    *[(f"{ONE} <float c = {{3.0}}> {{ y = {op} }}", [f(3, 5)])
+      for op in ("Add(x, c)", "Add(c, x)", "Sub(x, c)", "Sub(c, x)", "Mul(c, x)", "Div(x, c)", "Div(c, x)", "Pow(x, c)")],
+    *[(f"{ONE} <float c = {{{v}}}> {{ y = Pow(x, c) }}", [positive(3, 5)]) for v in ("2.0", "0.5", "-0.5", "1.0", "1.7")],
+    ("(int64[a] x) => (int64[a] y) <int64 c = {3}> { t = Mul(x, c)\n y = Add(t, c) }", [i(-4, 4, 6)]),
+    ("(int32[a] x, int32[a] z) => (int32[a] y) { y = Sub(x, z) }", [i(-4, 4, 6).astype("i4"), i(-4, 4, 6).astype("i4")]),
+    *[(f"(bool[a, b] x, bool[b] y) => (bool[a, b] z) {{ z = {op}(x, y) }}", [truths(3, 5), truths(5)]) for op in ("And", "Or", "Xor")],
+    ("(bool[a] x) => (bool[a] y) { y = Not(x) }", [truths(6)]),
+    ("(bool[a, 1] c, float[b] x, float[a, b] y) => (float[a, b] z) { z = Where(c, x, y) }", [truths(3, 1), f(5), f(3, 5)]),
+    ("(float[a] x) => (bool[a] y) { y = IsNaN(x) }", [np.array([1, np.nan, np.inf], "f4")]),
+    ("(float[a] x) => (bool[a] y) { y = IsInf(x) }", [np.array([1, np.nan, -np.inf, np.inf], "f4")]),
+    ("(float[a] x) => (bool[a] y) { y = IsInf<detect_positive = 0>(x) }", [np.array([1, -np.inf, np.inf], "f4")]),
+    ("(float[a] x) => (int32[a] y) { y = Cast<to = 6>(x) }", [f(6) * 9]),
+    ("(float[a] x) => (bool[a] y) { y = Cast<to = 9>(x) }", [np.array([0, 0.5, -2], "f4")]),
+    ("(bool[a] x) => (float[a] y) { y = Cast<to = 1>(x) }", [truths(6)]),
+    (f"{ONE} <float lo = {{-0.5}}, float hi = {{0.25}}> {{ y = Clip(x, lo, hi) }}", [f(3, 5)]),
+    (f"{ONE} <float hi = {{0.25}}> {{ y = Clip(x, , hi) }}", [f(3, 5)]),
+    ("(float[a, k] x, float[k, b] y) => (float[a, b] z) { z = MatMul(x, y) }", [f(3, 5), f(5, 4)]),
+    ("(float[n, a, k] x, float[k, b] y) => (float[n, a, b] z) { z = MatMul(x, y) }", [f(2, 3, 5), f(5, 4)]),
+    ("(float[k] x, float[n, k, b] y) => (float[n, b] z) { z = MatMul(x, y) }", [f(5), f(2, 5, 4)]),
+    ("(float[n, a, k] x, float[k] y) => (float[n, a] z) { z = MatMul(x, y) }", [f(2, 3, 5), f(5)]),
+    ("(float[k] x, float[k] y) => (float z) { z = MatMul(x, y) }", [f(5), f(5)]),
+    ("(float[a, k] x, float[k, b] y, float[b] c) => (float[a, b] z) { z = Gemm(x, y, c) }", [f(3, 5), f(5, 4), f(4)]),
+    ("(float[k, a] x, float[b, k] y, float[1, b] c) => (float[a, b] z) "
+     "{ z = Gemm<transA = 1, transB = 1, alpha = 0.5, beta = 2.0>(x, y, c) }", [f(5, 3), f(4, 5), f(1, 4)]),
+    ("(float[a, b, c] x, float[c] g, float[c] h) => (float[a, b, c] y) { y = LayerNormalization<epsilon = 0.001>(x, g, h) }",
+     [f(2, 3, 5), f(5), f(5)]),
+    ("(float[a, b, c] x, float[b, c] g) => (float[a, b, c] y) { y = LayerNormalization<axis = 1>(x, g) }", [f(2, 3, 5), f(3, 5)]),
+    ("(float[a, b] x, float[b] g, float[b] h) => (float[a, b] y, float[a, 1] m, float[a, 1] s) "
+     "{ y, m, s = LayerNormalization(x, g, h) }", [f(3, 5), f(5), f(5)]),
+    ("(float[n, c, h] x, float[c] s, float[c] b, float[c] m, float[c] v) => (float[n, c, h] y) "
+     "{ y = BatchNormalization(x, s, b, m, v) }", [f(2, 3, 5), f(3), f(3), f(3), positive(3)]),
+    ("(float[n, c, h] x, float[c] s, float[c] b) => (float[n, c, h] y) { y = InstanceNormalization(x, s, b) }",
+     [f(2, 3, 5), f(3), f(3)]),
+    *[(f"(float[a, b, c] x) => (float[q] y) <int64[1] axes = {{1}}> {{ y = {op}(x, axes) }}", [f(2, 3, 5)]) for op in (
+        "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2<keepdims = 0>", "ReduceSumSquare",
+        "ReduceLogSumExp", "ReduceLogSumExp<keepdims = 0>")],
+    ("(float[a, b] x) => (float[q] y) { y = ReduceSum(x) }", [f(3, 5)]),
+    ("(float[a, b] x) => (float[q] y) { y = ReduceLogSum(x) }", [positive(3, 5)]),
+    (f"{ONE} <int64[1] axes = {{-1}}> {{ m = ReduceMean<keepdims = 1>(x, axes)\n y = Sub(x, m) }}", [f(3, 5)]),
+    ("(float[n, c, h, w] x) => (float[n, c, 1, 1] y) { y = GlobalAveragePool(x) }", [f(2, 3, 4, 5)]),
+    ("(float[n, c, h, w] x) => (float[n, c, 1, 1] y) { y = GlobalMaxPool(x) }", [f(2, 3, 4, 5)]),
+    ("(float[v, c] x, int64[a, b] k) => (float[a, b, c] y) { y = Gather(x, k) }", [f(7, 3), i(-7, 7, 2, 4)]),
+    ("(float[v, c, d] x, int32[a, b] k) => (float[q] y) { y = Gather<axis = 1>(x, k) }", [f(3, 5, 2), i(-5, 5, 2, 4).astype("i4")]),
+    ("(float[v, 5] x) => (float[q] y) <int64[2] k = {-1, 1}> { y = Gather<axis = 1>(x, k) }", [f(3, 5)]),
+    ("(float[v, c] x) => (float[c] y) <int64 k = {2}> { y = Gather(x, k) }", [f(4, 5)]),
+    ("(float[a, b] x, int64[c, d] k) => (float[c, d] y) { y = GatherElements<axis = 1>(x, k) }", [f(3, 5), i(-5, 5, 3, 4)]),
+    ("(float[a, b, c] x, int64[m, 2] k) => (float[m, c] y) { y = GatherND(x, k) }", [f(3, 4, 5), i(-3, 3, 6, 2)]),
+    ("(float[a, b] x) => (float[a, b] y) <int64 k = {1}> { y = Trilu(x, k) }", [f(4, 5)]),
+    ("(float[a, b] x) => (float[a, b] y) { y = Trilu<upper = 0>(x) }", [f(4, 5)]),
+    ("(int64[a] x) => (float[a, 4] y) <int64 depth = {4}, float[2] v = {-1.0, 2.0}> { y = OneHot(x, depth, v) }", [i(-4, 4, 5)]),
+    ("(float[a, b, c] x) => (float[q] y) { y = Transpose<perm = [2, 0, 1]>(x) }", [f(2, 3, 4)]),
+    ("(float[a, b, c] x) => (float[q] y) { y = Transpose(x) }", [f(2, 3, 4)]),
+    *[(f"(float[a, b, 6] x) => (float[q] y) <int64[{len(s)}] s = {{{', '.join(map(str, s))}}}> {{ y = Reshape(x, s) }}", [f(2, 3, 6)])
+      for s in ((0, -1), (-1,), (-1, 3, 2), (0, 0, 2, -1))],
+    ("(float[a, b, c] x) => (float[q] y) { y = Flatten(x) }", [f(2, 3, 4)]),
+    ("(float[a, b, c] x) => (float[q] y) { y = Flatten<axis = -1>(x) }", [f(2, 3, 4)]),
+    ("(float[a, 1, c] x) => (float[q] y) { y = Squeeze(x) }", [f(2, 1, 4)]),
+    ("(float[a, 1, c] x) => (float[q] y) <int64[1] k = {-2}> { y = Squeeze(x, k) }", [f(2, 1, 4)]),
+    ("(float[a, c] x) => (float[q] y) <int64[2] k = {0, -1}> { y = Unsqueeze(x, k) }", [f(2, 4)]),
+    ("(float[a, 1] x) => (float[q] y) <int64[3] s = {2, 1, 4}> { y = Expand(x, s) }", [f(3, 1)]),
+    ("(float[a, b] x, float[a, c] z) => (float[q] y) { y = Concat<axis = -1>(x, z) }", [f(3, 5), f(3, 2)]),
+    ("(float[a, 7] x) => (float[q] y, float[r] z) { y, z = Split<axis = 1, num_outputs = 2>(x) }", [f(3, 7)]),
+    ("(float[a, 7] x) => (float[q] y, float[r] z) <int64[2] s = {2, 5}> { y, z = Split<axis = 1>(x, s) }", [f(3, 7)]),
+    *[(f"(float[a, b] x) => (float[q] y) <int64[1] s = {{{s}}}, int64[1] e = {{{e}}}, int64[1] k = {{1}}> {{ y = Slice(x, s, e, k) }}",
+       [f(3, 6)]) for s, e in ((1, 4), (0, -1), (-3, 9223372036854775807), (-99, 2), (5, 2))],
+    ("(float[a, 6] x) => (float[q] y) <int64[1] s = {4}, int64[1] e = {-99}, int64[1] k = {1}, int64[1] t = {-2}> "
+     "{ y = Slice(x, s, e, k, t) }", [f(3, 6)]),
+    ("(float[a, b] x) => (float[q] y) <int64[2] r = {2, 3}> { y = Tile(x, r) }", [f(2, 4)]),
+    ("(float[a, b] x) => (float[q] y) <int64[4] p = {1, 0, 0, 2}, float v = {0.5}> { y = Pad(x, p, v) }", [f(3, 4)]),
+    ("(float[n, 8, h, w] x) => (float[q] y) { y = DepthToSpace<blocksize = 2>(x) }", [f(1, 8, 2, 3)]),
+    ('(float[n, 8, h, w] x) => (float[q] y) { y = DepthToSpace<blocksize = 2, mode = "CRD">(x) }', [f(1, 8, 2, 3)]),
+    ("(float[n, c, 4, 6] x) => (float[q] y) { y = SpaceToDepth<blocksize = 2>(x) }", [f(1, 2, 4, 6)]),
+    ("(float[a, b] x) => (int64[2] y) { y = Shape(x) }", [f(3, 5)]),
+    ("(float[a, b] x) => (int64 y) { y = Size(x) }", [f(3, 5)]),
+    ("(float[a, b] x) => (float[b] y) { s = Shape<start = 1>(x)\n z = ConstantOfShape<value = float[1] {2.5}>(s)\n"
+     " m = ReduceSum<keepdims = 0>(x)\n y = Mul(z, m) }", [f(3, 5)]),
+    ("(float[a, b] x) => (int64[b] y) <int64 zero = {1}, int64 two = {2}, int64 at = {1}> "
+     "{ s = Shape(x)\n n = Gather(s, at)\n y = Range(zero, n, two) }", [f(3, 8)]),
+    *[(f"{ONE} {{ y = {op}(x) }}", [np.tanh(f(3, 5)) * np.float32(0.9)]) for op in (
+        "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Atanh", "LpNormalization",
+        "Hardmax", "Hardmax<axis = 0>")],
+    (f"{ONE} {{ y = Acosh(x) }}", [positive(3, 5) + 1]),
+    (f"{ONE} {{ y = LpNormalization<p = 1, axis = 0>(x) }}", [positive(3, 5)]),
+    ("(float[n] x) => (float[n] y) { y = Round(x) }", [np.array([0.5, 1.5, -0.5, 2.4], "f4")]),
+    *[(f"(float[a, b] x, float[b] y) => (float[a, b] z) {{ z = Mod<fmod = {k}>(x, y) }}", [f(4, 5) * 7, f(5) + 2]) for k in (1,)],
+    *[(f"(int64[a, b] x, int64[b] y) => (int64[a, b] z) {{ z = {op}(x, y) }}", [i(-9, 9, 4, 5), np.array([-3, -1, 2, 5, 1])])
+      for op in ("Mod", "Mod<fmod = 1>")],
+    ("(int32[a, b] x, int32[b] y) => (int32[a, b] z) { z = Div(x, y) }", [i(0, 9, 4, 5).astype("i4"), np.array([3, 1, 2, 5, 1], "i4")]),
+    *[(f"(float[a, b, c] x) => (int64[q] y) {{ y = {op}(x) }}", [f(2, 3, 5).round()]) for op in (
+        "ArgMax", "ArgMax<axis = -1, keepdims = 0>", "ArgMin<axis = 1, select_last_index = 1>", "ArgMin")],
+    *[(f"(float[a, b] x) => (float[q] y, int64[r] z) <int64[1] k = {{2}}> {{ y, z = TopK<axis = {a}, largest = {big}>(x, k) }}", [f(4, 5)])
+      for a, big in ((0, 1), (-1, 0))],
+    *[(f"(float[a, b] x) => (float[a, b] y) <int64 k = {{{a}}}> {{ y = {op}(x, k) }}", [f(4, 5)])
+      for op in ("CumSum", "CumSum<exclusive = 1, reverse = 1>") for a in (0, -1)],
+    *[(f"(float[a, b] x, int64[a, c] k, float[a, c] u) => (float[a, b] y) {{ y = ScatterElements<axis = 1{m}>(x, k, u) }}",
+       [f(3, 6), np.array([[0, -1], [2, 1], [-6, 3]]), f(3, 2)]) for m in ("", ', reduction = "add"', ', reduction = "max"')],
+    *[(f"(float[a, b, c] x, int64[m, 2] k, float[m, c] u) => (float[a, b, c] y) {{ y = ScatterND{m}(x, k, u) }}",
+       [f(3, 4, 2), np.array([[0, -1], [2, 1]]), f(2, 2)]) for m in ("", '<reduction = "mul">')],
+    ("(float[a, b, c] x) => (float[q] y) <int64[1] axes = {1}> { y = ReduceProd(x, axes) }", [f(2, 3, 5)]),
+    ("(bool[a, b] x) => (bool[q] y) <int64[1] axes = {1}> { y = ReduceMax<keepdims = 0>(x, axes) }", [truths(4, 3)]),
+    ("(float[n, 3, h] x, float[4, 3, 3] k, float[4] b) => (float[q] y) { y = Conv<pads = [1, 1]>(x, k, b) }",
+     [f(2, 3, 7), f(4, 3, 3), f(4)]),
+    ("(float[n, 4, h, w] x, float[6, 2, 3, 2] k) => (float[q] y) { y = Conv<group = 2, dilations = [2, 1]>(x, k) }",
+     [f(1, 4, 8, 6), f(6, 2, 3, 2)]),
+    ('(float[n, c, 7, 6] x, float[4, c, 3, 2] k) => (float[q] y) { y = Conv<auto_pad = "SAME_UPPER", strides = [2, 2]>(x, k) }',
+     [f(1, 2, 7, 6), f(4, 2, 3, 2)]),
+    ("(float[n, c, h, w] x) => (float[q] y) { y = MaxPool<kernel_shape = [3, 2], pads = [1, 1, 1, 1]>(x) }", [f(2, 3, 5, 6)]),
+    ("(float[n, c, 8] x) => (float[q] y) { y = MaxPool<kernel_shape = [3], strides = [2], ceil_mode = 1>(x) }", [f(2, 3, 8)]),
+    *[(f"(float[n, c, 7, 8] x) => (float[q] y) {{ y = AveragePool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]{m}>(x) }}",
+       [f(2, 3, 7, 8)]) for m in ("", ", count_include_pad = 1", ", ceil_mode = 1", ", ceil_mode = 1, count_include_pad = 1")],
+    ("(float[n, c, h, w] x) => (float[q] y) { y = AveragePool<kernel_shape = [2, 2]>(x) }", [f(2, 3, 5, 6)]),
+    *[(f"(float[n, c, h] x) => (float[q] y) {{ y = LpPool<kernel_shape = [2], p = {p}>(x) }}", [f(2, 3, 6)]) for p in (1, 2, 3)],
+    ("(float[a, b] x) => (uint8[a, b] y) <float s = {0.05}, uint8 z = {100}> { y = QuantizeLinear(x, s, z) }", [f(3, 5) * 4]),
+    ("(float[a, 3] x) => (int8[a, 3] y) <float[3] s = {0.05, 0.1, 0.2}, int8[3] z = {1, 2, -3}> { y = QuantizeLinear<axis = 1>(x, s, z) }",
+     [f(4, 3)]),
+    ("(uint8[3, b] x) => (float[3, b] y) <float[3] s = {0.05, 0.1, 0.2}, uint8[3] z = {1, 2, 3}> "
+     "{ y = DequantizeLinear<axis = 0>(x, s, z) }",
+     [i(0, 255, 3, 5).astype("u1")]),
+    ("(uint8[a, k] x, uint8[k, b] w) => (int32[a, b] y) <uint8 z = {12}> { y = MatMulInteger(x, w, z) }",
+     [i(0, 255, 3, 5).astype("u1"), i(0, 255, 5, 4).astype("u1")]),
+    ("(uint8[a, k] x, int8[k, b] w) => (uint8[a, b] y) <float s = {0.01}, uint8 z = {12}, float t = {0.02}, int8 v = {3}, float r = {0.1}, "
+     "uint8 o = {118}> { y = QLinearMatMul(x, s, z, w, t, v, r, o) }", [i(0, 255, 3, 5).astype("u1"), i(-128, 127, 5, 4).astype("i1")]),
+    *[(f'(float[a, b, c] x) => (float[q] y) {{ y = Einsum<equation = "{e}">(x) }}', [f(2, 3, 4)])
+      for e in ("abc->cab", "abc->b", "...c->...", "abc")],
+    *[(f'(float[b, n, k] x, float[b, m, k] z) => (float[q] y) {{ y = Einsum<equation = "{e}">(x, z) }}', [f(2, 3, 4), f(2, 5, 4)])
+      for e in ("bnk,bmk->bnm", "bnk,bmk->mbn", "...nk,...mk->...nm", "bnk,bmk->", "bnk,bmk->bk")],
+    (f"{ONE} {{ c = Constant<value_float = 2.5>()\n y = Mul(x, c) }}", [f(3, 5)]),
+    ("(float[a] x) => (float[a] y) { c = Constant<value = float[1] {2.5}>()\n y = Mul(x, c) }", [f(3)]),
+    *[(f"(float[a, b] x) => (float[q, r] y) <int64[4] p = {{1, 2, 0, 3}}> {{ y = Pad<mode = \"{mode}\">(x, p) }}", [f(3, 5)])
+      for mode in ("edge", "reflect")],
+    *[(f"(float[a, b] x) => (float[q, b] y) <int64[1] s = {{{s}}}, int64[1] e = {{{e}}}, int64[1] z = {{0}}, int64[1] t = {{{t}}}> "
+       "{ y = Slice(x, s, e, z, t) }", [f(7, 5)])
+      for s, e, t in ((1, 6, 2), (-1, -9223372036854775807, -1), (5, 1, -2), (-2, -6, -3), (100, 0, -1))],
+]  # fmt: skip
+
+QKV, HEADS = (
+    "(float[a, 4, n, 6] q, float[a, 2, m, 6] k, float[a, 2, m, 6] v",
+    [f(2, 4, 3, 6), f(2, 2, 5, 6), f(2, 2, 5, 6)],
+)
+# Operators that came after the opset of the cases above.
+NEWER: list[tuple[int, str, list[np.ndarray[Any, Any]]]] = [
+    *[(26, f"(float[a, b] x) => (float[a, b] y) <int64 k = {{1}}> {{ y = {op}(x, k) }}", [f(4, 5)])
+      for op in ("CumProd", "CumProd<exclusive = 1>", "CumProd<reverse = 1>")],
+    (24, "(float[b, h, n, c] x, float[b, h, m, c] u, int64[b] k) => (float[b, h, n, c] y) { y = TensorScatter(x, u, k) }",
+     [f(2, 3, 7, 4), f(2, 3, 2, 4), np.array([1, 4])]),
+    (24, f"{QKV}) => (float[a, 4, n, 6] y) {{ y = Attention(q, k, v) }}", HEADS),
+    (24, f"{QKV}, bool[n, m] x) => (float[a, 4, n, 6] y) {{ y = Attention<softcap = 2.0>(q, k, v, x) }}", [*HEADS, truths(3, 5)]),
+    (24, f"{QKV}, float[a, 2, p, 6] r, float[a, 2, p, 6] s) => (float[a, 4, n, 6] y, float[a, 2, t, 6] i, float[a, 2, t, 6] j) "
+     "{ y, i, j = Attention<is_causal = 1>(q, k, v, , r, s) }", [*HEADS, f(2, 2, 7, 6), f(2, 2, 7, 6)]),
+    (25, "(float[a, n, 8] q) => (float[a, n, 8] y) { y = Attention<q_num_heads = 2, kv_num_heads = 2, left_window_size = 1, "
+     "right_window_size = 0>(q, q, q) }", [f(2, 5, 8)]),
+    (25, "(float[a, n, 8] q) => (float[a, n, 8] y) { y = Attention<q_num_heads = 2, kv_num_heads = 2>(q, q, q) }", [f(2, 5, 8)]),
+]  # fmt: skip
+
+
+def title(case: tuple[str, Any]) -> str:
+    return re.sub(r"\W+", "-", case[0].partition("{ ")[2] or case[0])[:50]
+
+
+@pytest.mark.parametrize("case", [c for c in NEWER if "Attention" in c[1]], ids=lambda c: title(c[1:]))
+def test_attention_is_one_operator(case: tuple[int, str, list[np.ndarray[Any, Any]]]) -> None:
+    assert "attention" in operators(load_onnx(model(case[1], case[0])))
+
+
+@pytest.mark.parametrize("case", CASES, ids=title)
+def test_operator(case: tuple[str, list[np.ndarray[Any, Any]]]) -> None:
+    module = check(model(case[0]), case[1])
+    text = print_text(module)
+    again = parse_module(text, operators=OPERATORS, constants=module.constants)
+    assert structural_equal(module, again)
+
+
+@pytest.mark.parametrize("case", NEWER, ids=lambda c: title(c[1:]))
+def test_newer_operator(case: tuple[int, str, list[np.ndarray[Any, Any]]]) -> None:
+    check(model(case[1], case[0]), case[2])
+
+
+def test_every_handler_is_exercised() -> None:
+    text = " ".join(t for t, _ in (*CASES, *(c[1:] for c in NEWER)))
+    used = set(re.findall(r"= (\w+)(?:<[^(]*>)?\(", text))
+    assert set(SUPPORTED) - used == set()
+
+
+def operators(module: IRModule) -> list[str]:
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    return [b.value.op.name for b in main.bindings if isinstance(b.value, Call)]  # type: ignore[attr-defined]
+
+
+def test_splits_are_slices() -> None:
+    """Tensor functions with several outputs are not built: a split is several slices."""
+    module = load_onnx(model("(float[a, 8] x) => (float[q] y, float[r] z) { y, z = Split<axis = 1>(x) }", 13))
+    assert operators(module) == ["slice", "slice"]
+    assert Split.name not in operators(module)
+
+
+def test_axes_as_attributes_of_older_opsets() -> None:
+    check(model("(float[a, b, c] x) => (float[q] y) { y = ReduceMax<axes = [-1], keepdims = 0>(x) }", 13), [f(2, 3, 4)])
+    check(model("(float[a, b, c] x) => (float[q] y) { y = ReduceMean<axes = [0, 2]>(x) }", 13), [f(2, 3, 4)])
+
+
+def test_results_have_memory_of_their_own_and_the_names_of_the_model() -> None:
+    text = (
+        "(float[a] x) => (float[a] p, float[a] q, float[a] same) { p = Identity(x)\n q = Relu(x)\n same = Identity(q) }"
+    )
+    module = check(model(text), [f(4)])
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    assert [v.name for v in main.ret.fields] == ["p", "q", "same"]  # type: ignore[attr-defined]
+    assert operators(module) == ["relu", "permute", "permute"]
+
+
+def test_a_function_of_the_model_is_inlined() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 20, "mine" : 1]>
+    graph (float[a] x) => (float[a] y) { t = mine.scaled<by = 3.0>(x)
+      y = Relu(t) }
+    <domain: "mine", opset_import: ["" : 20]>
+    scaled <by> (x) => (y) { c = Constant<value_float : float = @by>()
+      y = Mul(x, c) }"""
+    module = check(onnx.parser.parse_model(text), [f(5)])
+    assert operators(module) == ["mul_scalar", "relu"]
+
+
+def test_unsupported_names_the_node_its_arguments_and_what_is_near() -> None:
+    with pytest.raises(ParseError) as caught:
+        load_onnx(model('(float[a, 4] x) => (float[q] y) { t = Relu(x)\n ["arg"] y = Det(t) }'))
+    said = str(caught.value)
+    assert "Det (domain ai.onnx, opset 20, version 11)" in said and "fed by Relu" in said
+    assert "Tensor((a, 4), f32)" in said and "wanted one of the" in said
+    with pytest.raises(ParseError, match="near in name and supported: MaxPool"):
+        load_onnx(
+            model(
+                "(float[a, b, h, w] x, float[c, 5] r) => (float[q] y) { y = MaxRoiPool<pooled_shape = [1, 1]>(x, r) }"
+            )
+        )
+
+
+def test_values_that_decide_shapes_must_be_known() -> None:
+    with pytest.raises(ParseError, match=r"operator Reshape .* known from constants and shapes"):
+        load_onnx(model("(float[a] x, int64[2] s) => (float[q] y) { y = Reshape(x, s) }"))
+
+
+def test_shapes_that_never_fit_are_refused_at_the_node() -> None:
+    with pytest.raises(ParseError, match=r"operator MatMul .* inner dims: wanted equal dims, found 3 and 4"):
+        load_onnx(model("(float[a, 3] x, float[4, b] z) => (float[q] y) { y = MatMul(x, z) }"))
+
+
+def test_dims_that_only_a_run_can_compare_are_checked_then() -> None:
+    x, z = f(3, 4), f(3, 4)
+    check(model("(float[a, b] x, float[c, d] z) => (float[q] y) { y = Add(x, z) }"), [x, z])
+    check(model("(float[a] x, float[c, d] z) => (float[q] y) { s = Shape(z)\n y = Expand(x, s) }"), [f(4), z])
+    checks = lower(load_onnx(model("(float[a] x, float[c] z) => (float[q] y) { y = Add(x, z) }"))).checks["main"]
+    assert [repr(c.cond) for c in checks] == ["c == a"]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+def test_other_floats(dtype: str) -> None:
+    name = {"f2": "float16", "f8": "double"}[dtype]
+    check(model(f"({name}[a, b] x) => ({name}[a, b] y) {{ y = Tanh(x) }}"), [f(2, 3).astype(dtype)], rtol=2e-3)
+
+
+def test_known_operators_are_handled_as_tensors_too() -> None:
+    assert set(KNOWN) <= set(SUPPORTED)

@@ -1,0 +1,152 @@
+"""Reading ONNX files: symbols and their bounds, weights in place, external data, and what is no model."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.ir.frontend.onnx.onnx_models import model, onnx
+
+from relax_tune.errors import ParseError, RelaxTuneError, UserError
+from relax_tune.ir.core.graph import Function
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.frontend.onnx.importer import load_onnx
+from relax_tune.ir.interp.reference import evaluate_function
+
+DENSE = "(float[n, 3] x) => (float[n, 2] y) <float[3, 2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}> { y = MatMul(x, w) }"
+
+
+def external(folder: Path, location: str = "weights.bin", offset: int = 8, length: int = 24) -> Path:
+    """DENSE with its weight in a file of 8 other bytes and then the weight."""
+    proto = model(DENSE)
+    t = proto.graph.initializer[0]
+    values = onnx.numpy_helper.to_array(t)
+    (folder / "weights.bin").write_bytes(b"\0" * 8 + values.tobytes())
+    t.ClearField("float_data")
+    t.ClearField("raw_data")
+    t.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        t.external_data.add(key=key, value=value)
+    path = folder / "dense.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def test_names_of_dims_are_symbols_and_unnamed_dims_symbols_of_their_own() -> None:
+    proto = model("(float[n, 3] x, float[n, k] z) => (float[q] y) { y = Concat<axis = 1>(x, z) }")
+    proto.graph.input[1].type.tensor_type.shape.dim[1].ClearField("value")
+    module = load_onnx(proto, {"n": (2, 9)})
+    assert [(b.var.name, b.lower, b.upper) for b in module.bounds] == [("n", 2, 9), ("z_1", 1, None)]
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    assert repr(main.ret_info) == "Tensor((n, 3 + z_1), f32)"
+
+
+def test_bounds_name_symbols() -> None:
+    with pytest.raises(UserError, match="bounds of m: wanted symbols of the model's inputs, which are n"):
+        load_onnx(model(DENSE), {"m": (1, 4)})
+    with pytest.raises(UserError, match="symbol 'n'"):
+        load_onnx(model(DENSE), {"n": (4, 1)})
+
+
+def test_paths_bytes_and_protos_are_the_same_model(tmp_path: Path) -> None:
+    proto = model(DENSE)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for source in (proto, proto.SerializeToString(), path, str(path)):
+        np.testing.assert_array_equal(evaluate_function(load_onnx(source), [x]), x @ np.arange(1, 7).reshape(3, 2))
+    assert load_model(path, {"n": (1, 7)}).bounds[0].upper == 7
+
+
+def test_weights_are_views() -> None:
+    proto = model(DENSE)
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, "w"))
+    module = load_onnx(proto)
+    assert not module.constants["w"].flags.owndata
+    np.testing.assert_array_equal(module.constants["w"], values)
+
+
+def test_external_data_is_mapped(tmp_path: Path) -> None:
+    module = load_onnx(external(tmp_path))
+    assert isinstance(module.constants["w"], np.memmap)
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(evaluate_function(module, [x]), [[9, 12], [9, 12]])
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"location": "../weights.bin"}, "inside the model's folder"),
+    ({"location": "/etc/hostname"}, "inside the model's folder"),
+    ({"location": "other.bin"}, "found no such file"),
+    ({"offset": 16}, "is the file complete"),
+    ({"length": 20}, "is the file complete"),
+])  # fmt: skip
+def test_external_data_that_is_not_there(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    (tmp_path / "weights.bin").write_bytes(bytes(64))
+    with pytest.raises(ParseError, match=message):
+        load_onnx(external(folder, **changes))
+
+
+def test_external_data_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match="load the model by its path"):
+        load_onnx(external(tmp_path).read_bytes())
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, world", b"\x08\x09", bytes(100)])
+def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ParseError, match=r"m\.onnx: wanted an ONNX model.*really ONNX"):
+        load_onnx(path)
+    with pytest.raises(ParseError, match=r"wanted an ONNX model, found: .*No such file"):
+        load_onnx(tmp_path / "missing.onnx")
+
+
+def test_every_truncation_is_an_error() -> None:
+    whole = model(DENSE).SerializeToString()
+    for cut in range(len(whole)):
+        with pytest.raises(RelaxTuneError):
+            load_onnx(whole[:cut])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_altered_bytes_never_end_in_anything_but_our_errors(data: st.DataObject) -> None:
+    whole = bytearray(model(DENSE).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(RelaxTuneError):
+        load_onnx(bytes(whole))
+
+
+def test_old_opsets_and_foreign_types_say_what_to_do() -> None:
+    with pytest.raises(ParseError, match=r"wanted opset 13 to \d+, found 11; convert it with onnx.version_converter"):
+        load_onnx(model(DENSE, 11))
+    with pytest.raises(ParseError, match=r"input 'x': wanted an element type among .*, found COMPLEX64"):
+        load_onnx(model("(complex64[n] x) => (complex64[n] y) { y = Neg(x) }"))
+    proto = model(DENSE)
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ParseError, match="input 'x': wanted a number of dims"):
+        load_onnx(proto)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def missing(name: str, package: str | None = None) -> Any:
+        if name.startswith("onnx"):
+            raise ImportError(f"No module named {name!r}")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UserError, match=r"pip install 'relax-tune\[onnx\]'"):
+        load_onnx(b"")

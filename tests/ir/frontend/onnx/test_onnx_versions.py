@@ -1,0 +1,112 @@
+"""Every definition of every supported operator, from opset 13 to the newest: handled, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ir.frontend.onnx.onnx_models import check, model, onnx
+from tests.ir.frontend.onnx.test_onnx import CASES, NEWER, f, positive
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.frontend.onnx import versions as onnx_versions
+from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
+from relax_tune.ir.frontend.onnx.versions import OLDEST, VERSIONS
+
+NEWEST = onnx.defs.onnx_opset_version()
+REDUCTIONS = (
+    "ReduceMean",
+    "ReduceProd",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceSumSquare",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+)
+# Forms that only older definitions have.
+OLD: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
+    *[(f"(float[a, b, c] x) => (float[q] y) {{ y = {op}<axes = [-1, 0], keepdims = 0>(x) }}", [positive(2, 3, 4)]) for op in REDUCTIONS],
+    ("(float[a, 6] x) => (float[q] y, float[r] z) { y, z = Split<axis = 1>(x) }", [f(3, 6)]),
+]  # fmt: skip
+# Definitions that the evaluator does not have, or whose statistics it updates where nobody asks for them: the opset of one
+# that says the same.
+ELSEWHERE = {("BatchNormalization", 9): 15, ("DequantizeLinear", 13): 19, ("DequantizeLinear", 10): 19}
+
+
+def versions(op: str) -> list[int]:
+    """The definitions of an operator that are in force at some opset from 13 on."""
+    every = sorted(s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and not s.domain)
+    return [v for v, after in zip(every, [*every[1:], NEWEST + 1]) if after > OLDEST]
+
+
+def opset_of(op: str, version: int) -> int:
+    """The newest opset with this definition: what is older is tried at its own end."""
+    spread = range(max(OLDEST, version), NEWEST + 1)
+    return max(o for o in spread if onnx.defs.get_schema(op, o).since_version == version)
+
+
+def valid(proto: Any) -> bool:
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError:
+        return False
+    return True
+
+
+def cases_of(op: str) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
+    return [c for c in (*OLD, *CASES, *(n[1:] for n in NEWER)) if re.search(rf"= {op}(<[^(]*>)?\(", c[0])]
+
+
+def test_the_table_is_of_the_operators_that_are_supported() -> None:
+    assert set(VERSIONS) == set(SUPPORTED)
+
+
+@pytest.mark.parametrize("op", sorted(SUPPORTED))
+def test_every_definition_is_handled_or_refused_by_name(op: str) -> None:
+    for version in versions(op):
+        opset = opset_of(op, version)
+        handled = 0
+        for text, inputs in cases_of(op):
+            proto = model(text, opset)
+            if valid(proto):
+                if version in VERSIONS[op] and not handled:
+                    same = model(text, ELSEWHERE[op, version]) if (op, version) in ELSEWHERE else None
+                    check(proto, inputs, same_as=same)
+                    handled += 1
+            else:
+                # another definition's form of it or of another operator in the case: never taken for something else
+                with pytest.raises(ParseError, match=rf"operator \w+ \(domain ai.onnx, opset {opset}"):
+                    load_onnx(proto)
+        if version in VERSIONS[op]:
+            assert handled, (op, version, opset)
+
+
+def test_a_definition_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_versions, "VERSIONS", {**VERSIONS, "Relu": (13,)})
+    text = "(float[n] x) => (float[n] y) { y = Relu(x) }"
+    with pytest.raises(
+        ParseError, match=r"operator Relu .*as of opset 13, found its definition of opset 14, .*convert it"
+    ):
+        load_onnx(model(text, 20))
+    load_onnx(model(text, 13))
+
+
+def test_opsets_beyond_the_package_say_what_to_do() -> None:
+    proto = model("(float[n] x) => (float[n] y) { y = Relu(x) }")
+    for wrong in (NEWEST + 1, 10**6, 2**40):
+        proto.opset_import[0].version = wrong
+        with pytest.raises(ParseError, match=rf"wanted opset 13 to {NEWEST}, .* found {wrong}; install a newer onnx"):
+            load_onnx(proto)
+    for wrong in (1, 12, -3):
+        proto.opset_import[0].version = wrong
+        with pytest.raises(ParseError, match=rf"wanted opset 13 to {NEWEST}, found {wrong}; convert"):
+            load_onnx(proto)
+
+
+def test_an_operator_of_a_later_opset_names_it() -> None:
+    with pytest.raises(ParseError, match=r"operator Gelu .*of opset 17, found one that came with opset 20"):
+        load_onnx(model("(float[n] x) => (float[n] y) { y = Gelu(x) }", 17))

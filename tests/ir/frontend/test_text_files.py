@@ -1,0 +1,150 @@
+"""Models as text: what a .relax file with weights beside it means, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.ir.text.test_text_graph import feed_forward
+from typer.testing import CliRunner
+
+from relax_tune.errors import ParseError, RelaxTuneError, UserError
+from relax_tune.ir.check.structural import first_difference
+from relax_tune.ir.core.graph import CallTIR, Function
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.frontend.text import save_text
+from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.tuner.cli.app import app
+
+GATED = """
+module(version=1)
+n = symbol("n", lower=1, upper=64)
+
+@prim_func
+def gated(x: Buffer((n, 2 * k), f32), y: Buffer((n, k), f32)):
+    for i in serial(n):
+        for j in serial(k):
+            with block("gated"):
+                vi = spatial(n, i)
+                vj = spatial(k, j)
+                y[vi, vj] = x[vi, vj] / (1.0 + exp(0.0 - x[vi, vj])) * x[vi, vj + k]
+
+@function
+def main(x: Tensor((n, 6), f32)) -> Tensor((n, 4), f32):
+    with dataflow():
+        h: Tensor((n, 8), f32) = op.matmul(x, const("w", Tensor((6, 8), f32)))
+        y: Tensor((n, 4), f32) = call_tir(gated, (h,), out=Tensor((n, 4), f32))
+    return y
+""".replace("@prim_func\n", "@prim_func(outputs=1)\n")
+GATED_ALONE = GATED[: GATED.index("@function")]
+TWO = GATED_ALONE + GATED_ALONE[GATED_ALONE.index("@prim") :].replace("gated", "other")
+ALONE = GATED[GATED.index("@prim_func") : GATED.index("@function")]
+W = np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8)
+
+
+def written(folder: Path, text: str, **weights: np.ndarray) -> Path:
+    path = folder / "model.relax"
+    path.write_text(text)
+    if weights:
+        np.savez(folder / "model.npz", **weights)  # type: ignore[arg-type]
+    return path
+
+
+def silu(h: np.ndarray) -> np.ndarray:
+    return h[:, :4] / (1 + np.exp(-h[:, :4])) * h[:, 4:]
+
+
+def test_text_and_weights_are_a_model(tmp_path: Path) -> None:
+    module = load_model(written(tmp_path, GATED, w=W), {"n": (1, 8)})
+    assert [(b.lower, b.upper) for b in module.bounds] == [(1, 8)]
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    np.testing.assert_allclose(run_function(module, "main", [x]), silu(x @ W), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_is_saved_is_loaded_again(tmp_path: Path) -> None:
+    path = save_text(feed_forward(), tmp_path / "ff.relax")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ff.relax", "ff.safetensors"]
+    assert first_difference(load_model(path), feed_forward()) is None
+    with pytest.raises(UserError, match=r"ends in \.relax, found \.txt"):
+        save_text(feed_forward(), tmp_path / "ff.txt")
+
+
+def test_a_tensor_function_alone_is_the_model_that_calls_it(tmp_path: Path) -> None:
+    module = load_model(written(tmp_path, ALONE))
+    main = module.functions["main"]
+    assert isinstance(main, Function) and isinstance(main.bindings[0].value, CallTIR)
+    fixed = re.sub(r"\b[nk]\b", "4", ALONE).replace("x: Buffer((4, 2 * 4)", "x: Const((4, 8)")
+    path = written(tmp_path, fixed, x=W[:4])
+    y = run_function(load_model(path), "main", [])
+    np.testing.assert_allclose(y, silu(W[:4]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GATED.replace("op.matmul", "op.matmull"), r"model\.relax: line 17, column 34: unknown operator 'matmull'[\s\S]*\| +\^"),
+        (GATED.replace("exp(0.0", "exp((0.0"), r"model\.relax: line 1[0-9], column \d+: not Python syntax"),
+        (GATED.replace("serial(k)", "serial(q)"), r"line 8, column 25: nothing is called 'q'"),
+        (GATED.replace("lower=1", "lower='1'"), r"line 3, column 23: wanted an integer bound"),
+        (GATED.replace('"w"', '"v"'), r"wanted a weight called 'v' in model\.safetensors or model\.npz, found w; put"),
+        (TWO, r"wanted a graph function, or one.* found gated, other; add"),
+        (GATED.replace("(6, 8)", "(6, 9)"), r"constant 'w' is not what its annotation says"),
+        (GATED.replace("-> Tensor((n, 4)", "-> Tensor((n, 5)"), r"model\.relax: main: the result does not fit the declared"),
+        ("", r"model\.relax: line 1, column 1: wanted one function"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_shown_where_it_is(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text, w=W)
+    with pytest.raises(ParseError, match=message):
+        load_model(path)
+    done = CliRunner().invoke(app, ["show", str(path)])
+    assert done.exit_code == 2 and str(path) in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_command_line_shows_a_program_and_its_tasks(tmp_path: Path) -> None:
+    path = written(tmp_path, GATED, w=W)
+    done = CliRunner().invoke(app, ["show", str(path), "--what", "program,tasks"])
+    assert done.exit_code == 0, done.stderr
+    assert "def gated(" in done.stdout and "matmul" in done.stdout
+
+
+@pytest.mark.ccompiler
+def test_the_command_line_builds_and_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, GATED, w=W)
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    np.savez("x.npz", x=x)
+    for arguments in (
+        ["build", str(path), "--target", "c", "--policy", "generic", "--db", "memory://", "--out", "m.rta"],
+        ["run", "m.rta", "--inputs", "x.npz", "--out", "y.npz"],
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.stderr
+    with np.load("y.npz") as found:
+        np.testing.assert_allclose(found[found.files[0]], silu(x @ W), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [{"n": (0, 8)}, {"n": (1, 65)}, {"k": (1, 2)}])
+def test_bounds_stay_within_the_text(tmp_path: Path, bounds: dict[str, tuple[int, int]]) -> None:
+    with pytest.raises(UserError, match=r"bound of [nk]: wanted"):
+        load_model(written(tmp_path, GATED, w=W), bounds)
+
+
+def test_damaged_and_doubled_weights(tmp_path: Path) -> None:
+    path = written(tmp_path, GATED, w=W)
+    (tmp_path / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(ParseError, match=r"found model\.safetensors and model\.npz; remove one"):
+        load_model(path)
+    (tmp_path / "model.npz").unlink()
+    with pytest.raises(ParseError, match=r"model\.safetensors: wanted readable weights"):
+        load_model(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(RelaxTuneError, match="text in UTF-8"):
+        load_model(path)
+
+
+def test_what_no_argument_tells_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match=r"model\.relax: main: symbol k is bound by no parameter"):
+        load_model(written(tmp_path, ALONE.replace("2 * k", "m")))

@@ -1,0 +1,58 @@
+"""Small recorded programs, one per group of aten operators, against what torch said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_tune.ir.frontend.torch.importer import SUPPORTED, import_program
+from relax_tune.ir.frontend.torch.program import TorchProgram, from_json
+from relax_tune.ir.interp.reference import evaluate_function
+from relax_tune.ir.passes.pipeline import lower
+
+DATA = Path(__file__).parents[3] / "data"
+Array = np.ndarray[Any, Any]
+RECORDED: dict[str, Any] = dict(json.loads((DATA / "torch_operators.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, Array]:
+    with np.load(DATA / "torch_operators.npz") as found:
+        return dict(found)
+
+
+def program(name: str, arrays: dict[str, Array]) -> TorchProgram:
+    start = f"{name}/w_"
+    weights = {key.removeprefix(start): a for key, a in arrays.items() if key.startswith(start)}
+    return from_json(json.dumps(RECORDED[name]), weights)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_operators_give_torch_s_results(name: str, arrays: dict[str, Array]) -> None:
+    module = import_program(program(name, arrays))
+    for form in (module, lower(module).module):
+        for k in range(2):
+            inputs, wanted = (
+                [arrays[f"{name}/{kind}_{k}_{p}"] for p in range(40) if f"{name}/{kind}_{k}_{p}" in arrays]
+                for kind in ("in", "out")
+            )
+            found = evaluate_function(form, inputs)
+            for f, w in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
+                assert f.shape == w.shape
+                assert f.dtype == w.dtype or (f.dtype, w.dtype) == (np.float64, np.float32)
+                np.testing.assert_allclose(f, w, rtol=1e-4, atol=1e-5)
+
+
+def test_most_operators_are_recorded() -> None:
+    """Every operator that can be written is in some recorded program, but for other spellings of the same."""
+    read = {node[1] for p in RECORDED.values() for node in p["nodes"]}
+    for path in DATA.glob("torch_*.json"):
+        if path.name != "torch_operators.json":
+            read |= {node[1] for node in json.loads(path.read_text())["nodes"]}
+    assert read <= set(SUPPORTED)
+    missing = sorted(set(SUPPORTED) - read)
+    assert len(missing) <= len(SUPPORTED) * 0.4, missing

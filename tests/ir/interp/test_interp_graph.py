@@ -1,0 +1,169 @@
+"""The interpreter on graph functions: all levels mixed, symbols bound at run time, refusals that name the place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.ir.text.test_text_graph import feed_forward
+
+from relax_tune.errors import UserError, VerifyError
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import Var, const
+from relax_tune.ir.core.function import Bound, IRModule
+from relax_tune.ir.core.graph import Binding, Call, DataflowBlock, Function, GVar, ShapeValue, TupleValue
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.op.elementwise import Exp, Relu
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.passes.pipeline import lower
+
+
+@pytest.mark.parametrize(("b", "n"), [(1, 1), (2, 7), (3, 16)])
+def test_feed_forward_before_and_after_lowering(b: int, n: int) -> None:
+    m = feed_forward()
+    x = np.random.default_rng(b).standard_normal((b, n, 8)).astype(np.float32)
+    w = {k.removeprefix("ff."): v.astype(np.float64) for k, v in m.constants.items()}
+    h = x.astype(np.float64) @ w["w1"] + w["b1"]
+    h = h * 0.5 * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))
+    h = h @ w["w2"] + w["b2"] + x
+    h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-5) * w["scale"] + w["shift"]
+    np.testing.assert_allclose(run_function(m, "main", [x]), h, rtol=1e-4, atol=1e-4)
+    for name, stage in lower(m).stages:
+        np.testing.assert_allclose(run_function(stage, "main", [x]), h, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def doubling() -> IRModule:
+    """call_tir doubling [n] -> [2n], twice."""
+    b, k = TensorBuilder("double"), Var("k")
+    x, y = b.input("x", (k,)), b.output("y", (k * 2,))
+    b.compute(y, lambda i: x[i % k])
+    g, n = GraphBuilder(), Var("n")
+    x1 = g.input("x", (n,))
+    name = g.add(b.finish())
+    x2 = g.call_tir(name, [x1], TensorInfo((n * 2,), f32))
+    return g.finish(g.call_tir(name, [x2], TensorInfo((n * 4,), f32)))
+
+
+def test_doubling_twice() -> None:
+    out = run_function(doubling(), "main", [np.arange(3, dtype=np.float32)])
+    assert isinstance(out, np.ndarray) and out.tolist() == [0, 1, 2] * 4
+    empty = run_function(doubling(), "main", [np.zeros(0, np.float32)])
+    assert isinstance(empty, np.ndarray) and empty.shape == (0,)
+
+
+def test_levels_mix_with_libraries() -> None:
+    g, n = GraphBuilder(), Var("n")
+    x, w = g.input("x", (n, 3)), g.constant("w", np.arange(6, dtype=np.float32).reshape(3, 2))
+    y = g.call_library("blas.gemm", [x, w], TensorInfo((n, const(2)), f32), [n, 2, 3])
+    m = g.finish(g.call(Relu(), y))
+    seen: list[tuple[int, ...]] = []
+
+    def gemm(inputs, outputs, scalars):  # type: ignore[no-untyped-def]
+        seen.append(tuple(scalars))
+        np.matmul(*inputs, out=outputs[0])
+
+    x_value = np.arange(12, dtype=np.float32).reshape(4, 3) - 6
+    out = run_function(m, "main", [x_value], {"blas.gemm": gemm})
+    np.testing.assert_array_equal(out, np.maximum(x_value @ m.constants["w"], 0))
+    assert seen == [(4, 2, 3)]
+    with pytest.raises(UserError, match=r"wanted the library routine 'blas.gemm'; given: none"):
+        run_function(m, "main", [x_value])
+
+
+def test_shapes_and_tuples_are_values() -> None:
+    n, m = Var("n"), Var("m")
+    s, x = GVar("s", ShapeInfo((n, m))), GVar("x", TensorInfo((n,), f32))
+    t = GVar("t", TupleInfo((ShapeInfo((n * m,)), x.info)))
+    bindings = (Binding(sh := GVar("sh", ShapeInfo((n * m,))), ShapeValue((n * m,))), Binding(t, TupleValue((sh, x))))
+    f = Function("main", (s, x), (DataflowBlock(bindings),), t, t.info)
+    module = IRModule({"main": f})
+    shape, array = run_function(module, "main", [(2, 5), np.ones(2, np.float32)])
+    assert shape == (10,) and array.tolist() == [1, 1]
+    with pytest.raises(UserError, match=r"parameter x: wanted .* dim 0 \(n\) equal to 2, found 3"):
+        run_function(module, "main", [(2, 5), np.ones(3, np.float32)])
+    with pytest.raises(UserError, match=r"parameter s: wanted Shape\(\[n, m\]\), found a tuple of 3"):
+        run_function(module, "main", [(2, 5, 1), np.ones(2, np.float32)])
+
+
+def with_match_cast() -> IRModule:
+    """x: (n,), y of unknown shape, y cast to (n, 2)."""
+    g, n = GraphBuilder(), Var("n")
+    g.input("x", (n,))
+    y = g.input("y", None, None)
+    return g.finish(g.match_cast(y, TensorInfo((n, const(2)), f32)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((4, 2), r"match_cast of y: wanted .* dim 0 \(n\) equal to 3, found 4"),
+        ((3, 5), r"match_cast of y: wanted .* dim 1 \(2\) equal to 2, found 5"),
+        ((6,), r"match_cast of y: wanted .* with 2 dims, found 1 dims"),
+    ],
+)
+def test_match_cast_that_fails(shape: tuple[int, ...], message: str) -> None:
+    x = np.zeros(3, np.float32)
+    run_function(with_match_cast(), "main", [x, np.zeros((3, 2), np.float32)])
+    with pytest.raises(UserError, match=message):
+        run_function(with_match_cast(), "main", [x, np.zeros(shape, np.float32)])
+
+
+def test_match_cast_binds_new_symbols() -> None:
+    g, m = GraphBuilder(), Var("m")
+    y = g.match_cast(g.input("y", None, f32), TensorInfo((m,), f32))
+    module = g.finish(g.call(Exp(), y))
+    for size in (0, 3):
+        out = run_function(module, "main", [np.zeros(size, np.float32)])
+        assert isinstance(out, np.ndarray) and out.tolist() == [1.0] * size
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([np.zeros(2, np.float32)], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\) with 2 dims, found 1 dims"),
+        ([np.zeros((3, 2))], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\) of float32, found float64"),
+        ([], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\), found no argument"),
+        ([(3, 2)], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\), found a tuple of 2"),
+        ([np.zeros((3, 4), np.float32)], r"main: parameter x: .* dim 1 \(2\) equal to 2, found 4"),
+        ([np.zeros((5, 2), np.float32)], r"main: wanted 0 <= n <= 4, found n = 5"),
+        ([np.zeros((3, 2), np.float32)] * 2, r"main: wanted 1 arguments, found 2"),
+    ],
+)
+def test_arguments_that_do_not_fit(args: list[np.ndarray], message: str) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n", upper=4), 2))
+    m = g.finish(g.call(Relu(), x))
+    run_function(m, "main", [np.zeros((4, 2), np.float32)])
+    with pytest.raises(UserError, match=message):
+        run_function(m, "main", args)
+    with pytest.raises(UserError, match="wanted a graph function called 'nothing'; the module has main"):
+        run_function(m, "nothing", args)
+
+
+def test_run_time_check_of_an_operator() -> None:
+    g, n, k, m = GraphBuilder(), Var("n"), Var("k"), Var("m")
+    module = g.finish(g.call(Matmul(), g.input("x", (n, k)), g.input("y", (m, 8))))
+    x = np.ones((2, 3), np.float32)
+    out = run_function(module, "main", [x, np.ones((3, 8), np.float32)])
+    assert isinstance(out, np.ndarray) and (out == 3).all()
+    with pytest.raises(UserError, match=r"3.*4|4.*3"):
+        run_function(module, "main", [x, np.ones((4, 8), np.float32)])
+
+
+def test_a_wrong_annotation_is_caught() -> None:
+    n = Var("n")
+    x, y = GVar("x", TensorInfo((n,), f32)), GVar("y", TensorInfo((n + 1,), f32))
+    f = Function("main", (x,), (DataflowBlock((Binding(y, Call(Relu(), (x,))),)),), y, y.info)
+    with pytest.raises(
+        VerifyError, match=r"value y: wanted .* dim 0 \(n \+ 1\) equal to 4, found 3 [\s\S]*op.relu\(x\)\n.*\^"
+    ):
+        run_function(IRModule({"main": f}, {}, (Bound(n),)), "main", [np.zeros(3, np.float32)])
+    good = replace(f, ret=x)
+    bad = IRModule({"main": replace(good, blocks=())})
+    with pytest.raises(VerifyError, match="the result: wanted"):
+        run_function(bad, "main", [np.zeros(3, np.float32)])

@@ -1,0 +1,196 @@
+"""Random graph programs: their text, what the interpreter gives against what deduction says, and that passes keep meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.programs import same
+from tests.support.random_graphs import SIZES, SLOW, Made, graphs
+
+from relax_tune.errors import DeduceError, UserError
+from relax_tune.ir.check.structural import first_difference, structural_hash
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.expr import eq
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Call, Function, If, Value
+from relax_tune.ir.interp.interp_expr import Tape
+from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.op.base import env_of
+from relax_tune.ir.op.elementwise import Add, MulScalar, Relu, Tanh
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.passes.control.inline import Inline
+from relax_tune.ir.passes.fusion.fuse import FuseOps
+from relax_tune.ir.passes.graph.canonical import Canonicalise
+from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce, TidyNames
+from relax_tune.ir.passes.graph.collapse import CollapseDims
+from relax_tune.ir.passes.graph.constant_fold import FoldConstants
+from relax_tune.ir.passes.graph.cse import CommonSubexpressions
+from relax_tune.ir.passes.graph.legalize import Legalize
+from relax_tune.ir.passes.graph.push_permutes import PushPermutes
+from relax_tune.ir.rewrite.match import Scope, find_matches, same_value
+from relax_tune.ir.rewrite.pattern import Pattern, maybe, op, value
+from relax_tune.ir.rewrite.rules import RewriteByPattern, Rule, Site
+from relax_tune.ir.text.parser import parse_module
+from relax_tune.ir.text.printer import print_text
+
+PASSES = (
+    Inline(), Deduce(), Canonicalise(), FoldConstants(), PushPermutes(), CommonSubexpressions(), DeadCode(), Legalize(), FuseOps(),
+    CollapseDims(), CancelViews(), TidyNames(),
+)  # fmt: skip
+
+
+def outcome(module: IRModule, args: list[Any]) -> Any:
+    """The result, or the refusal."""
+    try:
+        return run_function(module, "main", args)
+    except UserError as error:
+        return error
+
+
+def refused(error: DeduceError, wanted: Any) -> None:
+    """Sharper annotations may show that a function never runs to its end: then `main` did not either, unless it is another."""
+    assert isinstance(wanted, UserError) or not str(error).startswith("main: "), f"{error}\n{wanted!r}"
+
+
+@SLOW
+@given(graphs())
+def test_text_reads_back(made: Made) -> None:
+    verify(made.module)
+    text = print_text(made.module)
+    back = parse_module(text, OPERATORS, made.module.constants)
+    assert first_difference(made.module, back) is None, text
+    assert structural_hash(made.module) == structural_hash(back) and print_text(back) == text
+    verify(back)
+
+
+@SLOW
+@given(graphs(), SIZES, st.integers(0, 9))
+def test_values_are_what_deduction_says(made: Made, sizes: dict[str, int], seed: int) -> None:
+    """The interpreter compares every value with its annotation; a refusal must name a function and show the place."""
+    found = outcome(made.module, made.arguments(sizes, np.random.default_rng(seed)))
+    if isinstance(found, UserError):
+        text = str(found)
+        assert "wanted" in text and "found" in text and text.split(":")[0] in made.module.functions, text
+
+
+@SLOW
+@given(graphs(), SIZES, st.integers(0, 9))
+def test_inlining_keeps_meaning_and_checks(made: Made, sizes: dict[str, int], seed: int) -> None:
+    args = made.arguments(sizes, np.random.default_rng(seed))
+    wanted = outcome(made.module, args)
+    try:
+        inlined, checks = Inline().run(made.module)
+    except DeduceError as error:
+        refused(error, wanted)
+        return
+    verify(inlined)
+    main = inlined.functions["main"]
+    assert isinstance(main, Function)
+    names = [b.var.name for b in main.bindings if not isinstance(b.value, If)]
+    assert len(names) == len(set(names)), print_text(inlined)
+    assert Inline()(inlined) is inlined or first_difference(Inline()(inlined), inlined) is None
+    found = outcome(inlined, args)
+    text = f"{print_text(made.module)}\n\n{print_text(inlined)}\n{wanted}"
+    if isinstance(wanted, UserError):
+        env = {v: sizes[v.name] for v in made.symbols}
+        known = [c for c in checks["main"] if all(v in env for v in _symbols(c))]
+        fires = any(not Tape((c.cond,), {}).run(env)[0] for c in known)
+        assert isinstance(found, UserError) or fires, text
+    else:
+        assert not isinstance(found, UserError), f"{text}\n{found}"
+        same(found, wanted, text, 1e-4)
+
+
+def _symbols(check: Any) -> Any:
+    from relax_tune.ir.core.expr import free_vars
+
+    return free_vars(check.cond, *check.values)
+
+
+@SLOW
+@given(graphs(), SIZES, st.permutations(PASSES), st.integers(0, 9))
+def test_passes_in_any_order_keep_meaning(made: Made, sizes: dict[str, int], order: list[Any], seed: int) -> None:
+    args = made.arguments(sizes, np.random.default_rng(seed))
+    wanted = outcome(made.module, args)
+    if isinstance(wanted, UserError):
+        return
+    module = made.module
+    for step in order:
+        try:
+            module = step(module)
+        except DeduceError as error:
+            refused(error, wanted)
+            return
+        text = f"{print_text(made.module)}\n\nafter {step!r}:\n{print_text(module)}"
+        verify(module)
+        found = outcome(module, args)
+        assert not isinstance(found, UserError), f"{text}\n{found}"
+        same(found, wanted, text, 1e-4)
+
+
+def again(s: Site) -> Value:
+    made = s.made("product")
+    assert isinstance(made, Call)
+    product = s.call(made.op, "a", "b")
+    return s.call(Add(), "c", product) if "c" in s else product
+
+
+IDENTITIES = (
+    Rule(value("a") + "b", lambda s: s.call(Add(), "b", "a"), "a + b = b + a"),
+    Rule(op(Relu, op(Relu, "x")), lambda s: s.call(Relu(), "x"), "relu of relu"),
+    Rule(op(Tanh, value("x").of(..., "n")).where(lambda m: eq(m.dim("n") % 2, 0)), lambda s: s.call(Tanh(), "x"), guarded=True),
+    Rule(op(Relu, "x"), lambda s: s.call(Relu(), s.call(Relu(), "x"))),
+    Rule(maybe(op(Matmul, "a", "b").named("product"), lambda p: p + "c"), again, "another product", guarded=True),
+    Rule(op(MulScalar, "x", value=0.0), lambda s: None, "declines"),
+    Rule(op(Permute, op(Permute, "x", axes=(1, 0)), axes=(1, 0)), lambda s: s["x"]),
+)  # fmt: skip
+
+
+@SLOW
+@given(graphs(), SIZES, st.integers(0, 9))
+def test_rewriting_by_patterns_keeps_meaning(made: Made, sizes: dict[str, int], seed: int) -> None:
+    module = RewriteByPattern(IDENTITIES)(made.module)
+    verify(module)
+    assert print_text(RewriteByPattern(IDENTITIES)(made.module)) == print_text(module), "the same every time"
+    args = made.arguments(sizes, np.random.default_rng(seed))
+    wanted, found = outcome(made.module, args), outcome(module, args)
+    if isinstance(wanted, UserError) or isinstance(found, UserError):
+        assert isinstance(wanted, UserError) and isinstance(found, UserError), (
+            f"{wanted!r}\n{found!r}\n{print_text(module)}"
+        )
+    else:
+        same(found, wanted, print_text(module), 1e-4)
+
+
+def shown(v: Value, made: Mapping[Value, Value], depth: int, leaves: dict[str, Value]) -> Pattern:
+    """The pattern of exactly what computes `v`, to a depth; `leaves` are its captures."""
+    call = made.get(v)
+    if depth and isinstance(call, Call):
+        attributes = {f.name: getattr(call.op, f.name) for f in fields(call.op)}
+        return op(type(call.op), *(shown(a, made, depth - 1, leaves) for a in call.args), **attributes)
+    name = next((n for n, leaf in leaves.items() if same_value(leaf, v)), f"v{len(leaves)}")
+    leaves[name] = v
+    return value(name)
+
+
+@SLOW
+@given(graphs(), st.integers(1, 3))
+def test_every_value_matches_the_pattern_of_what_computes_it(made: Made, depth: int) -> None:
+    main = made.module.functions["main"]
+    assert isinstance(main, Function)
+    scope = Scope.over(main.bindings, main.ret, made.module, env_of(made.module.bounds))
+    for b in main.bindings:
+        if isinstance(b.value, Call):
+            leaves: dict[str, Value] = {}
+            p = shown(b.var, {v: x for v, x in scope.definitions.items() if isinstance(x, Call)}, depth, leaves)
+            wanted = {n: scope.source(v) for n, v in leaves.items()}
+            assert any(m.values == wanted for m in find_matches(p, b.var, scope)), f"{p}\n{print_text(made.module)}"
+            other = op(Permute if not isinstance(b.value.op, Permute) else Relu)
+            assert not list(find_matches(other, b.var, scope))

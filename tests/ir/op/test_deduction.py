@@ -1,0 +1,213 @@
+"""Deduction over symbols: what is decided at once, what is left to run time, what can never be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove_equal
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, expr, substitute
+from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
+from relax_tune.ir.op.base import Deduction
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.einsum import Einsum
+from relax_tune.ir.op.elementwise import Add
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.pad import Pad
+from relax_tune.ir.op.scan import ArgMax, TopK
+from relax_tune.ir.op.window import Conv
+
+n, m, k = Var("n"), Var("m"), Var("k")
+
+
+def tensor(*shape: Any) -> TensorInfo:
+    return TensorInfo(tuple(expr(d) for d in shape), f32)
+
+
+def same(found: Any, *shape: Any) -> bool:
+    assert isinstance(found, TensorInfo) and found.shape is not None and len(found.shape) == len(shape)
+    return all(prove_equal(a, b) is Proof.YES for a, b in zip(found.shape, shape, strict=True))
+
+
+def value(e: Expr, **sizes: int) -> int:
+    found = as_int(substitute(e, {v: const(sizes[v.name]) for v in (n, m, k) if v.name in sizes}))
+    assert found is not None, e
+    return found
+
+
+def test_reshape_and_flatten() -> None:
+    ctx = Deduction()
+    y = Reshape((n, const(4))).infer([tensor(n, 2, 2)], ctx)
+    assert same(y, n, 4)
+    assert same(Flatten().infer([y], ctx), n * 4)
+    assert not ctx.checks
+
+
+def test_reshape_that_never_fits() -> None:
+    with pytest.raises(DeduceError, match="12 and 5"):
+        Reshape((const(5),)).infer([tensor(3, 4)], Deduction())
+    with pytest.raises(DeduceError, match="equal products"):
+        Reshape((n, const(5))).infer([tensor(n, 4)], Deduction(Env({n: (1, None)})))
+
+
+def test_reshape_that_fits_only_when_empty_is_checked() -> None:
+    ctx = Deduction()
+    assert same(Reshape((n, const(5))).infer([tensor(n, 4)], ctx), n, 5)
+    (check,) = ctx.checks
+    assert bool(substitute(check.cond, {n: const(0)}).value)  # type: ignore[attr-defined]
+    assert not bool(substitute(check.cond, {n: const(2)}).value)  # type: ignore[attr-defined]
+
+
+def test_matmul() -> None:
+    ctx = Deduction()
+    assert same(Matmul().infer([tensor(n, k), tensor(k, m)], ctx), n, m)
+    assert not ctx.checks
+    with pytest.raises(DeduceError, match="3 and 4"):
+        Matmul().infer([tensor(n, 3), tensor(4, m)], Deduction())
+    assert same(Matmul().infer([tensor(n, k), tensor(m, 8)], ctx), n, 8)
+    (check,) = ctx.checks
+    assert check.values == (k, m) and "{0}" in check.message and "{1}" in check.message
+    assert not bool(substitute(check.cond, {k: const(2), m: const(3)}).value)  # type: ignore[attr-defined]
+
+
+def test_matmul_with_leading_dims() -> None:
+    assert same(Matmul(True).infer([tensor(m, 12, n, 32), tensor(m, 12, k, 32)], Deduction()), m, 12, n, k)
+    with pytest.raises(DeduceError, match="at least 2 dims"):
+        Matmul().infer([tensor(n), tensor(n, 3)], Deduction())
+
+
+def test_broadcasting() -> None:
+    ctx = Deduction()
+    assert same(Add().infer([tensor(n, 4), tensor(1, 4)], ctx), n, 4)
+    assert not ctx.checks
+    with pytest.raises(DeduceError, match=r"dim 1.*4 and 3"):
+        Add().infer([tensor(n, 4), tensor(n, 3)], ctx)
+    found = Add().infer([tensor(n, 4), tensor(m, 4)], ctx)
+    assert found == TensorInfo(None, f32, 2)
+    (check,) = ctx.checks
+    for a, b, fits in ((3, 3, True), (1, 5, True), (5, 1, True), (3, 5, False)):
+        assert bool(substitute(check.cond, {n: const(a), m: const(b)}).value) is fits  # type: ignore[attr-defined]
+
+
+def test_unknown_dims_give_coarser_annotations() -> None:
+    coarse = TensorInfo(None, f32, 2)
+    assert Add().infer([coarse, tensor(n, 4)], Deduction()) == TensorInfo(None, f32, 2)
+    assert Matmul().infer([coarse, tensor(n, 4)], Deduction()) == TensorInfo(None, f32, 2)
+    assert Flatten().infer([TensorInfo(None, f32)], Deduction()) == TensorInfo(None, f32, 1)
+
+
+def test_concat() -> None:
+    assert same(Concat(0).infer([tensor(n, 4), tensor(m, 4)], Deduction()), n + m, 4)
+    with pytest.raises(DeduceError, match="dim 1"):
+        Concat(0).infer([tensor(n, 4), tensor(m, 5)], Deduction())
+
+
+def test_even_split() -> None:
+    found = Split(2).infer([tensor(n * 2, 4)], Deduction())
+    assert isinstance(found, TupleInfo)
+    assert len(found.fields) == 2 and all(same(f, n, 4) for f in found.fields)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7])
+def test_uneven_split(size: int) -> None:
+    found = Split(3).infer([tensor(n, 4)], Deduction())
+    assert isinstance(found, TupleInfo)
+    c = -(-size // 3)
+    wanted = [max(min(c, size - i * c), 0) for i in range(3)]
+    assert [value(f.shape[0], n=size) for f in found.fields if isinstance(f, TensorInfo) and f.shape] == wanted
+
+
+def test_slices() -> None:
+    first = Slice(0, const(0), const(3)).infer([tensor(n)], Deduction())
+    rest = Slice(0, const(1), n).infer([tensor(n)], Deduction())
+    assert isinstance(first, TensorInfo) and isinstance(rest, TensorInfo) and first.shape and rest.shape
+    assert [value(first.shape[0], n=x) for x in (0, 2, 3, 9)] == [0, 2, 3, 3]
+    assert [value(rest.shape[0], n=x) for x in (0, 1, 5)] == [0, 0, 4]
+    within = Slice(0, const(0), n).infer([tensor(512)], Deduction(Env({n: (1, 512)})))
+    assert same(within, n)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 9), st.integers(0, 12), st.integers(0, 12))
+def test_slice_sizes_are_pythons(size: int, begin: int, end: int) -> None:
+    b, e = Var("b"), Var("e")
+    found = Slice(0, b, e).infer([tensor(n)], Deduction())
+    assert isinstance(found, TensorInfo) and found.shape
+    got = as_int(substitute(found.shape[0], {n: const(size), b: const(begin), e: const(end)}))
+    assert got == len(np.arange(size)[begin:end])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 9), st.integers(0, 12), st.integers(-1, 12), st.integers(1, 4), st.booleans())
+def test_slices_with_steps_are_pythons(size: int, begin: int, end: int, step: int, back: bool) -> None:
+    b, e = Var("b"), Var("e")
+    op = Slice(0, b, e, -step if back else step)
+    end = end if back else max(end, 0)
+    found = op.infer([tensor(n)], Deduction())
+    assert isinstance(found, TensorInfo) and found.shape
+    got = as_int(substitute(found.shape[0], {n: const(size), b: const(begin), e: const(end)}))
+    wanted = np.arange(size)[begin : None if back and end < 0 else end : op.step]
+    assert got == len(wanted)
+    bound = op.substituted({b: const(begin), e: const(end)})
+    np.testing.assert_array_equal(bound.evaluate([np.arange(size)]), wanted)
+
+
+@pytest.mark.parametrize("size, before, after", [(0, 0, 0), (1, 1, 0), (2, 1, 1), (7, 3, 5)])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_padding_of_symbolic_dims(size: int, before: int, after: int, mode: str) -> None:
+    a, b = Var("a"), Var("b")
+    ctx = Deduction()
+    found = Pad((a,), (b,), mode).infer([tensor(n)], ctx)
+    values = {n: size, a: before, b: after}
+    assert isinstance(found, TensorInfo) and found.shape
+    assert as_int(substitute(found.shape[0], {v: const(x) for v, x in values.items()})) == size + before + after
+    bound = [ctx.simplify(substitute(c.cond, {v: const(x) for v, x in values.items()})) for c in ctx.checks]
+    possible = mode == "constant" or size > (max(before, after) if mode == "reflect" else 0) or not before + after
+    assert all(getattr(c, "value", None) for c in bound) is possible
+    with pytest.raises(DeduceError, match="pad: more elements: wanted at least 0, found -1"):
+        Pad((const(-1),), (b,), mode).infer([tensor(n)], Deduction())
+    with pytest.raises(DeduceError, match="reflect 3 elements, found 3"):
+        Pad((const(3),), (const(0),), "reflect").infer([tensor(3)], Deduction())
+
+
+def test_einsum() -> None:
+    ctx = Deduction()
+    assert same(Einsum("bij,bkj->bik").infer([tensor(n, 4, k), tensor(n, m, k)], ctx), n, 4, m)
+    assert same(Einsum("...i->i...").infer([tensor(n, 4, k)], ctx), k, n, 4) and not ctx.checks
+    Einsum("ij,jk->ik").infer([tensor(n, k), tensor(m, 4)], ctx)
+    (check,) = ctx.checks
+    assert "'j' in operand 1" in check.message and check.values == (k, m)
+    for text, dims, words in (
+        ("ij,jk->ik", [(2, 3), (4, 5)], "wanted equal dims, found 3 and 4"), ("ij->k", [(2, 3)], "each letter of the result"),
+        ("ij", [(2,)], "as many letters as dims"), ("i,j", [(2,)], "the 2 operands"), ("i1->i", [(2, 3)], "wanted letters"),
+    ):  # fmt: skip
+        with pytest.raises(DeduceError, match=words):
+            Einsum(text).infer([tensor(*d) for d in dims], Deduction())
+
+
+@pytest.mark.parametrize("op, infos, wrong, right", [
+    (Slice(0, k - 3, k), [tensor(n)], {k: 2}, {k: 3}),
+    (Slice(0, const(0), k - 3), [tensor(n)], {k: 2}, {k: 3}),
+    (Slice(0, k - 3, const(-1), -1), [tensor(n)], {k: 1}, {k: 2}),
+    (Iota(k - 3), [], {k: 2}, {k: 3}),
+    (TopK(k - 3), [tensor(n)], {k: 2, n: 5}, {k: 4, n: 5}),
+    (ArgMax(0), [tensor(n, m)], {n: 0, m: 1}, {n: 1, m: 0}),
+    (Conv((1,), (1,), 2), [tensor(1, 4, n), tensor(m, 2, 1)], {m: 3, n: 5}, {m: 4, n: 5}),
+])  # fmt: skip
+def test_sizes_that_may_be_wrong_are_checked_at_run_time(op: Any, infos: Any, wrong: Any, right: Any) -> None:
+    ctx = Deduction()
+    op.infer(infos, ctx)
+
+    def holds(values: dict[Var, int]) -> bool:
+        bound = (ctx.simplify(substitute(c.cond, {v: const(x) for v, x in values.items()})) for c in ctx.checks)
+        return all(getattr(c, "value", None) is not False for c in bound)
+
+    assert ctx.checks and holds(right) and not holds(wrong)

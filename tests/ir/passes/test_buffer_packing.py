@@ -1,0 +1,69 @@
+"""Packing of lifetimes: nothing in use at once shares, rooms suffice, and the bytes stay near the most that live at one time."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, const, floordiv, maximum, substitute
+from relax_tune.ir.passes.memory.buffer_packing import Span, pack
+
+n, m = Var("n"), Var("m")
+SIZES = (
+    n,
+    n * 4,
+    m * 4,
+    n * m,
+    n * n,
+    n + m * 8,
+    ceildiv(n, 8) * 8,
+    const(64),
+    maximum(n, m),
+    floordiv(n, m),
+    const(0),
+)
+
+
+def at(e: Expr, x: int, y: int) -> int:
+    found = as_int(substitute(e, {n: const(x), m: const(y)}))
+    assert found is not None
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.sampled_from(SIZES)), max_size=14), st.booleans())
+def test_what_is_in_use_at_once_never_shares_and_fits(lives: list[tuple[int, int, Expr]], bounded: bool) -> None:
+    env = Env({n: (1, 512), m: (1, 16)}) if bounded else Env()
+    spans = [Span(first, first + length, size) for first, length, size in lives]
+    rooms, slots = pack(spans, env)
+    assert set(slots) == set(range(len(rooms)))
+    for (a, s), (b, t) in combinations(zip(spans, slots, strict=True), 2):
+        assert s != t or a.last < b.first or b.last < a.first
+    for x, y in ((1, 1), (3, 16), (512, 1), (512, 16), (100, 7)):
+        for span, slot in zip(spans, slots, strict=True):
+            assert at(span.nbytes, x, y) <= at(rooms[slot], x, y)
+    assert pack(spans, env) == (rooms, slots)
+
+
+def layers(count: int) -> list[Span]:
+    """What a decoder's layers hold: per layer a norm, three projections of it, scores, probabilities, what they give, its
+    projection onto the residual stream, and a gated part."""
+    wide, inner, square, row = n * 1024, n * 2752, n * n * 16, n * 4
+    spans = [Span(0, 1, wide)]
+    for step in range(1, 1 + 10 * count, 10):
+        steps = [(0, 3, wide), (1, 4, wide), (2, 4, wide), (3, 6, wide), (4, 5, square), (5, 6, square), (6, 7, wide)]
+        steps += [(7, 10, wide), (7, 8, row), (8, 9, inner), (9, 10, inner)]
+        spans += [Span(step + first, step + last, size) for first, last, size in steps]
+    return spans
+
+
+def test_a_decoder_needs_little_more_than_what_lives_at_one_time() -> None:
+    for count in (1, 6):
+        spans = layers(count)
+        rooms, _ = pack(spans, Env({n: (1, 1024)}))
+        for x in (1, 16, 128, 333, 1024):
+            live = max(sum(at(s.nbytes, x, 1) for s in spans if s.first <= t <= s.last) for t in range(10 * count + 2))
+            assert sum(at(r, x, 1) for r in rooms) <= 1.35 * live, f"{count} layers, n = {x}"

@@ -1,0 +1,299 @@
+"""Pattern kinds, legalisation and fusion on small symbolic graphs: what fuses, and that meaning stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.check.structural import structural_equal
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.dtype import f32, i64, u8
+from relax_tune.ir.core.expr import Expr, Var, cast, const, eq, select
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import Binding, Call, CallTIR, GVar
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.interp.interp import run_prim
+from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import BroadcastTo, Concat, Permute, Reshape, Take
+from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.passes.fusion.fuse import FuseOps
+from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce
+from relax_tune.ir.passes.graph.collapse import CollapseDims
+from relax_tune.ir.passes.graph.constant_fold import FoldConstants
+from relax_tune.ir.passes.graph.legalize import Legalize
+from relax_tune.ir.passes.pipeline import LoweredModule, lower
+from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
+from relax_tune.ir.text.parser import parse_text
+from relax_tune.ir.text.printer import print_text
+
+RNG = np.random.default_rng(3)
+
+
+def rand(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def tensor(*shape: Any, element: Any = f32) -> TensorInfo:
+    return TensorInfo(tuple(d if isinstance(d, Expr) else const(d) for d in shape), element)
+
+
+def same_results(before: IRModule, after: IRModule, *inputs: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(
+        evaluate_function(after, inputs), evaluate_function(before, inputs), rtol=1e-6, atol=1e-6
+    )
+
+
+def kernels(lowered: LoweredModule) -> list[str]:
+    return [c.callee for c in lowered.calls()]
+
+
+n, k = Var("n"), Var("k")
+KINDS: list[tuple[OperatorSpec, list[TensorInfo], PatternKind]] = [
+    (Exp(), [tensor(n, 4)], PatternKind.ELEMENTWISE),
+    (Cast(i64), [tensor(n, 4)], PatternKind.ELEMENTWISE),
+    (Add(), [tensor(n, 4), tensor(n, 4)], PatternKind.ELEMENTWISE),
+    (Add(), [tensor(n, 4), tensor(4)], PatternKind.BROADCAST),
+    (BroadcastTo((n, const(4))), [tensor(4)], PatternKind.BROADCAST),
+    (Permute((1, 0)), [tensor(n, 4)], PatternKind.INJECTIVE),
+    (Take(), [tensor(9, 4), tensor(n, element=i64)], PatternKind.INJECTIVE),
+    (Sum((1,)), [tensor(n, 4)], PatternKind.REDUCTION),
+    (Softmax(), [tensor(n, 4)], PatternKind.REDUCTION),
+    (LayerNorm(), [tensor(n, 4), tensor(4), tensor(4)], PatternKind.REDUCTION),
+    (Matmul(), [tensor(n, k), tensor(k, 8)], PatternKind.OUT_FUSIBLE),
+    (Matmul(True), [tensor(2, n, k), tensor(2, n, k)], PatternKind.OUT_FUSIBLE),
+    (Concat(0), [tensor(n), tensor(n)], PatternKind.OPAQUE),
+]
+
+
+@pytest.mark.parametrize("case", KINDS, ids=lambda c: f"{c[0].name}-{c[2].name}")
+def test_pattern_kinds_are_read_off_the_loops(case: tuple[OperatorSpec, list[TensorInfo], PatternKind]) -> None:
+    op, infos, kind = case
+    assert pattern_kind(op.legalize("f", infos)) is kind
+
+
+def feed_forward(width: int = 6, inner: int = 10) -> IRModule:
+    g = GraphBuilder()
+    b, m = g.symbol("b", 1, 4), g.symbol("n", 1, 64)
+    x = g.input("x", (b, m, width))
+    w = [g.constant(f"w{i}", rand(*s)) for i, s in enumerate(((width, inner), (inner,), (inner, width), (width,)))]
+    h = g.call(Gelu(), g.call(Add(), g.call(Matmul(), x, w[0]), w[1]))
+    y = g.call(Add(), g.call(Add(), g.call(Matmul(), h, w[2]), w[3]), x)
+    return g.finish(g.call(LayerNorm(1e-6), y, g.constant("gamma", rand(width)), g.constant("beta", rand(width))))
+
+
+def attention(heads: int = 2, size: int = 3) -> IRModule:
+    g = GraphBuilder()
+    b, m = g.symbol("b", 1, 4), g.symbol("n", 1, 64)
+    split = Reshape((b, m, const(heads), const(size)))
+    parts = [g.call(split, g.input(p, (b, m, heads * size))) for p in "qkv"]
+    q, key, v = (g.call(Permute((0, 2, 1, 3)), p) for p in parts)
+    bias = g.input("bias", (b, 1, 1, m))
+    scores = g.call(Add(), g.call(MulScalar(0.5), g.call(Matmul(True), q, key)), bias)
+    y = g.call(Permute((0, 2, 1, 3)), g.call(Matmul(), g.call(Softmax(), scores), v))
+    return g.finish(g.call(Reshape((b, m, const(heads * size))), y))
+
+
+def test_feed_forward_becomes_three_kernels_over_rows() -> None:
+    module = feed_forward()
+    lowered = lower(module)
+    assert kernels(lowered) == ["fused_matmul_add_gelu", "fused_matmul_add_add", "layer_norm"]
+    for f in lowered.prims.values():
+        assert len(f.symbols) == 1 and not f.scalar_params
+        assert all(len(buffer.shape) <= 2 for buffer in f.buffers)
+    assert [c.name for c in lowered.prims["fused_matmul_add_gelu"].consts] == ["b", "y"]
+    for b, m in ((1, 1), (2, 7), (3, 13)):
+        same_results(module, lowered.module, rand(b, m, 6))
+
+
+def test_attention_keeps_no_transpose() -> None:
+    module = attention()
+    lowered = lower(module)
+    assert len(kernels(lowered)) == 3
+    assert [pattern_kind(lowered.prims[c]) for c in kernels(lowered)] == [
+        PatternKind.OUT_FUSIBLE,
+        PatternKind.REDUCTION,
+        PatternKind.OUT_FUSIBLE,
+    ]
+    for b, m in ((1, 1), (2, 5)):
+        same_results(module, lowered.module, *(rand(b, m, 6) for _ in range(3)), rand(b, 1, 1, m))
+
+
+def test_fused_functions_agree_with_the_interpreter() -> None:
+    for f in {**lower(feed_forward()).prims, **lower(attention()).prims}.values():
+        sizes = {v: s for v, s in zip(f.symbols, (2, 3, 5), strict=False)}
+        arrays = [rand(*(sizes.get(d, getattr(d, "value", 0)) for d in b.shape)) for b in f.buffers]  # type: ignore[call-overload]
+        run_prim(f, arrays)
+        (wanted,) = evaluate_prim(f, arrays[:-1])
+        np.testing.assert_allclose(arrays[-1], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 13, 97])
+def test_matmul_bias_relu_is_one_kernel_for_every_size(rows: int) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 64))
+    y = g.call(Add(), g.call(Matmul(), x, g.constant("w", rand(64, 8))), g.constant("c", rand(8)))
+    module = g.finish(g.call(Relu(), y))
+    lowered = lower(module)
+    assert kernels(lowered) == ["fused_matmul_add_relu"]
+    same_results(module, lowered.module, rand(rows, 64))
+
+
+def test_a_symbol_no_buffer_shows_becomes_a_scalar() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"),))
+    both = g.call(Concat(0), x, x)
+    y = g.input("y", both.info.shape)  # type: ignore[union-attr]
+    module = g.finish(g.call(Relu(), g.call(Add(), both, y)))
+    lowered = lower(module)
+    assert kernels(lowered) == ["concat", "fused_add_relu"]
+    fused = lowered.prims["fused_add_relu"]
+    assert [v.name for v in fused.scalar_params] == ["n"]
+    for size in (0, 1, 5):
+        same_results(module, lowered.module, rand(size), rand(2 * size))
+
+
+def unpack() -> PrimFunc:
+    """(k, j) f32 out of 4-bit values, two in a byte, times a scale per row."""
+    b = TensorBuilder("unpack")
+    packed = b.input("packed", (8, 3), u8)
+    scale = b.input("scale", (8,))
+    y = b.output("y", (8, 6))
+
+    def value(i: Expr, j: Expr) -> Expr:
+        byte = cast(packed[i, j // 2], i64)
+        return cast(select(eq(j % 2, 0), byte % 16, byte // 16), f32) * scale[i]
+
+    b.compute(y, value)
+    return b.finish()
+
+
+def test_unpacking_joins_the_product_that_reads_it() -> None:
+    g = GraphBuilder()
+    rows = g.symbol("n")
+    x = g.input("x", (rows, 8))
+    callee = g.add(unpack())
+    packed, scale = RNG.integers(0, 256, (8, 3)).astype(np.uint8), rand(8)
+    w = g.call_tir(callee, (g.constant("packed", packed), g.constant("scale", scale)), tensor(8, 6))
+    module = g.finish(g.call(Relu(), g.call(Matmul(), x, w)))
+    lowered = lower(module)
+    assert kernels(lowered) == ["fused_unpack_matmul_relu"]
+    assert pattern_kind(lowered.prims["fused_unpack_matmul_relu"]) is PatternKind.OUT_FUSIBLE
+    a = rand(5, 8)
+    full = np.stack([packed & 15, packed >> 4], axis=-1).reshape(8, 6) * scale[:, None]
+    np.testing.assert_allclose(evaluate_function(lowered.module, [a]), np.maximum(a @ full, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_costly_work_is_not_repeated_inside_a_product() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 8))
+    module = g.finish(g.call(Matmul(), g.call(Exp(), x), g.constant("w", rand(8, 6))))
+    assert len(kernels(lower(module))) == 2
+
+
+def test_a_value_with_two_readers_ends_a_group() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 4))
+    h = g.call(Matmul(), x, g.constant("w", rand(4, 4)))
+    y = g.call(Relu(), h)
+    module = g.finish((y, h))
+    assert kernels(lower(module)) == ["matmul", "relu"]
+
+
+def test_two_products_never_share_a_kernel() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 4))
+    a, b = (g.call(Matmul(), x, g.constant(c, rand(4, 4))) for c in "ab")
+    module = g.finish(g.call(Add(), a, b))
+    lowered = lower(module)
+    assert len(kernels(lowered)) == 2
+    same_results(module, lowered.module, rand(3, 4))
+
+
+def test_diamonds_fuse_and_stay_right() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 4))
+    e = g.call(Exp(), x)
+    module = g.finish(g.call(Add(), g.call(Relu(), e), g.call(MulScalar(2.0), e)))
+    lowered = lower(module)
+    assert len(kernels(lowered)) == 1
+    same_results(module, lowered.module, rand(3, 4))
+
+
+def test_passes_leave_alone_what_they_do_not_change() -> None:
+    done = lower(feed_forward()).module
+    passes = (Deduce(), FoldConstants(), DeadCode(), Legalize(), FuseOps(), CollapseDims(), CancelViews())
+    for step in passes:
+        assert step(done) is done, step
+
+
+def test_lowering_is_the_same_every_time() -> None:
+    first, second = lower(feed_forward()), lower(feed_forward())
+    for a, b in zip(first.prims.values(), second.prims.values(), strict=True):
+        assert structural_equal(a, b) and a.name == b.name
+
+
+def test_constants_fold() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 4))
+    w = rand(3, 4)
+    module = g.finish(g.call(Matmul(), x, g.call(Permute((1, 0)), g.constant("w", w))))
+    folded = DeadCode()(FoldConstants()(module))
+    assert [a.shape for a in folded.constants.values()] == [(4, 3)]
+    same_results(module, folded, rand(2, 4))
+
+
+def test_partial_lowering_means_the_same() -> None:
+    module = feed_forward()
+    steps = (Legalize(), CollapseDims(), FuseOps(), CancelViews())
+    for step in steps:
+        new = step(module)
+        same_results(module, new, rand(2, 3, 6))
+        module = new
+
+
+def test_unknown_dims_are_refused_with_the_value() -> None:
+    g = GraphBuilder()
+    x = g.input("x", None)
+    module = g.finish(g.call(Exp(), x, hint="power"))
+    with pytest.raises(BuildError, match=r"power.*match_cast"):
+        lower(module)
+    left = [b for b in Legalize()(module).functions["main"].bindings]  # type: ignore[union-attr]
+    assert isinstance(left[0], Binding) and isinstance(left[0].value, Call)
+
+
+def test_groups_can_be_asked_for() -> None:
+    groups = FuseOps().groups(Legalize()(feed_forward()))
+    assert [[v.name for v in g] for g in groups] == [["matmul", "add", "gelu"], ["matmul_1", "add_1", "add_2"]]
+    assert all(isinstance(v, GVar) for g in groups for v in g)
+
+
+def test_graph_holds_only_calls_and_views_after_lowering() -> None:
+    for b in lower(attention()).functions["main"].bindings:
+        assert isinstance(b.value, CallTIR) or (isinstance(b.value, Call) and isinstance(b.value.op, Reshape))
+
+
+@pytest.mark.parametrize("make", [feed_forward, attention])
+def test_every_stage_is_well_formed_and_reads_back(make: Callable[[], IRModule]) -> None:
+    module = make()
+    for name, stage in lower(module).stages:
+        verify(stage)
+        back = parse_text(print_text(stage), operators=OPERATORS, constants=stage.constants)
+        assert structural_equal(back, stage), name
+
+
+def test_fused_modules_under_the_interpreter() -> None:
+    module = feed_forward()
+    x = rand(2, 3, 6)
+    found = run_function(lower(module).module, "main", [x])
+    np.testing.assert_allclose(found, run_function(module, "main", [x]), rtol=1e-4, atol=1e-5)

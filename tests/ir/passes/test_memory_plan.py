@@ -1,0 +1,149 @@
+"""The static memory plan: liveness, reuse by proof, and that no two live values share memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.core.expr import Var, as_int, const, free_vars, substitute
+from relax_tune.ir.core.function import Bound, IRModule
+from relax_tune.ir.core.graph import Call, Function, GVar
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.op.elementwise import Add, Exp, Relu, Sqrt, Tanh
+from relax_tune.ir.op.movement import VIEWS, Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.reduce import Sum
+from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory
+from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.rewrite.emitter import used_vars
+
+
+def chain(upper: int | None = None) -> IRModule:
+    g = GraphBuilder()
+    n = g.symbol("n", 0, upper)
+    y = g.call(Exp(), g.input("x", (n, 2, 2)))
+    y = g.call(Relu(), g.call(Reshape((n, const(4))), y))
+    y = g.call(Flatten(), g.call(Sqrt(), g.call(Exp(), y)))
+    return g.finish(g.call(Tanh(), y))
+
+
+def size(plan: MemoryPlan, bounds: tuple[Bound, ...], value: int) -> list[int]:
+    found = [as_int(substitute(s, {b.var: const(value) for b in bounds})) for s in plan.storages]
+    return [f for f in found if f is not None]
+
+
+def test_a_chain_needs_two_alternating_storages() -> None:
+    module = chain()
+    plan = PlanMemory().plan(module)
+    assert size(plan, module.bounds, 10) == [160, 160]
+    used = [slot for slots in plan.assignment.values() for slot in slots]
+    assert used == [0, 1, 0, 1]
+    func = module.functions["main"]
+    assert isinstance(func, Function) and func.ret not in plan.assignment
+
+
+def test_upper_bounds_make_constant_plans() -> None:
+    plan = PlanMemory(constant=True).plan(chain(1024))
+    assert [as_int(s) for s in plan.storages] == [16384, 16384]
+    with pytest.raises(BuildError, match="upper bound of n"):
+        PlanMemory(constant=True).plan(chain())
+
+
+def test_a_larger_free_storage_is_reused_by_proof() -> None:
+    g = GraphBuilder()
+    n = g.symbol("n")
+    x = g.input("x", (n,))
+    wide = g.call(Exp(), g.call(Concat(0), x, x, x, x))  # two of 16n bytes
+    narrow = g.call(Slice(0, const(0), n), g.call(Relu(), wide))
+    y = g.call(Exp(), g.call(Relu(), narrow))
+    plan = PlanMemory().plan(g.finish(g.call(Tanh(), y)))
+    assert len(plan.storages) == 2
+    slots = [s for found in plan.assignment.values() for s in found]
+    assert slots == [0, 1, 0, 1, 0, 1]
+
+
+def test_what_is_not_provably_smaller_gets_its_own_storage() -> None:
+    g = GraphBuilder()
+    n, m = g.symbol("n"), g.symbol("m")
+    a = g.call(Sum(), g.call(Exp(), g.input("x", (n,))))
+    b = g.call(Sum(), g.call(Exp(), g.input("y", (m,))))
+    plan = PlanMemory().plan(g.finish(g.call(Add(), a, b)))
+    sizes = {v.name for s in plan.storages for v in free_vars(s)}
+    assert sizes == {"n", "m"}
+
+
+def test_a_tuple_holds_one_storage_per_field() -> None:
+    g = GraphBuilder()
+    n = g.symbol("n")
+    parts = g.call(Split(2), g.call(Exp(), g.input("x", (n * 2,))))
+    y = g.call(Add(), g.item(parts, 0), g.item(parts, 1))
+    plan = PlanMemory().plan(g.finish(g.call(Relu(), y)))
+    assert len(plan.assignment[parts]) == 2
+    assert len(set(plan.assignment[parts])) == 2
+
+
+def test_values_of_unknown_size_are_refused() -> None:
+    g = GraphBuilder()
+    x = g.input("x", None)
+    with pytest.raises(BuildError, match=r"power: wanted known dims"):
+        PlanMemory().plan(g.finish(g.call(Exp(), g.call(Exp(), x, hint="power"))))
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> IRModule:
+    g = GraphBuilder()
+    n = g.symbol("n", 0, 32)
+    pool: list[GVar] = [g.input("x", (n, 4)), g.input("y", (n, 4))]
+    for _ in range(draw(st.integers(1, 14))):
+        a = pool[draw(st.integers(0, len(pool) - 1))]
+        kind = draw(st.integers(0, 4))
+        if kind == 0:
+            pool.append(g.call(Exp(), a))
+        elif kind == 1:
+            pool.append(g.call(Add(), a, pool[draw(st.integers(0, len(pool) - 1))]))
+        elif kind == 2:
+            pool.append(g.call(Reshape((n, const(4))), g.call(Flatten(), a)))
+        elif kind == 3:
+            pool.append(g.call(Add(), a, g.call(Sum((0,)), a)))
+        else:
+            pool.append(g.call(Slice(0, const(0), n), g.call(Concat(0), a, a)))
+    return g.finish(pool[-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.booleans())
+def test_live_values_never_share_memory(module: IRModule, fused: bool) -> None:
+    module = lower(module).module if fused else module
+    plan = PlanMemory().plan(module)
+    func = module.functions["main"]
+    assert isinstance(func, Function)
+    # replay: every storage remembers whose value it holds; a read through any view must still find its own
+    views: dict[GVar, GVar] = {}
+    holds: dict[int, GVar] = {}
+    n = 5
+    symbols: dict[Var, object] = {b.var: const(n) for b in module.bounds}
+
+    def root(v: GVar) -> GVar:
+        while v in views:
+            v = views[v]
+        return v
+
+    for b in func.bindings:
+        for v in used_vars(b.value):
+            for slot in plan.assignment.get(root(v), ()):
+                assert holds[slot] is root(v), f"{b.var.name} reads {v.name}, which was overwritten"
+        if b.var in plan.assignment:
+            (slot,) = plan.assignment[b.var]
+            assert slot not in {plan.assignment[root(v)][0] for v in used_vars(b.value) if root(v) in plan.assignment}
+            holds[slot] = b.var
+            room = as_int(substitute(plan.storages[slot], symbols))  # type: ignore[arg-type]
+            shape = b.var.info.shape  # type: ignore[union-attr]
+            need = 4
+            for d in shape or ():
+                need *= as_int(substitute(d, symbols)) or 0  # type: ignore[arg-type]
+            assert room is not None and need <= room
+        elif isinstance(b.value, Call) and isinstance(b.value.op, VIEWS):
+            views[b.var] = used_vars(b.value)[0]
+    for v in used_vars(func.ret):
+        assert root(v) not in plan.assignment

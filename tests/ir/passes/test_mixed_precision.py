@@ -1,0 +1,258 @@
+"""Mixed precision: what is stored in 16 bits, what is not, and that results stay within what rounding explains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.random_graphs import ALWAYS_THESE, Made, graphs
+
+from relax_tune.errors import DeduceError, UserError
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, i64
+from relax_tune.ir.core.expr import Load, Op, const, postorder
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Call, Constant, Function, nested_values
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.interp.reference import evaluate_function
+from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.elementwise import Add, Cast, Exp, Gelu, MulScalar
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.movement import Concat, Permute, Reshape, Take
+from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
+from relax_tune.ir.passes.graph.cleanup import DeadCode
+from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecision
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
+from relax_tune.ir.passes.pipeline import lower, passes_for
+from relax_tune.ir.text.printer import print_text
+
+HALVES = (bf16, f16)
+RNG = np.random.default_rng(11)
+
+
+def rand(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def block() -> IRModule:
+    """A table, a norm, attention with one head and its residual, a product on one side of a branch."""
+    g = GraphBuilder()
+    n = g.symbol("n", 1)
+    ids, flag = g.input("ids", (n,), i64), g.input("flag", (), bool_)
+    x = g.call(Take(), g.constant("table", rand(9, 8)), ids)
+    x = g.call(LayerNorm(), x, g.constant("gamma", rand(8)), g.constant("beta", rand(8)))
+    q, k, v = (g.call(Matmul(), x, g.constant(name, rand(8, 8))) for name in ("wq", "wk", "wv"))
+    weights = g.call(Softmax(), g.call(MulScalar(0.35), g.call(Matmul(), q, g.call(Permute((1, 0)), k))))
+    y = g.call(Add(), x, g.call(Matmul(), weights, v))
+    return g.finish(
+        g.branch(
+            flag,
+            lambda: g.call(Matmul(), g.call(Gelu(), y), g.constant("w", rand(8, 3))),
+            lambda: g.call(Sum((1,), True), y),
+        )
+    )
+
+
+def inputs(size: int, flag: bool) -> list[Any]:
+    return [RNG.integers(0, 9, size), np.array(flag)]
+
+
+def halves(module: IRModule) -> dict[str, DType]:
+    """The weights that are read, and how they are stored."""
+    main = module.functions["main"]
+    assert isinstance(main, Function)
+    found = {v.name: v.info.dtype for v in nested_values(main) if isinstance(v, Constant)}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
+
+
+def within(before: IRModule, after: IRModule, half: DType, args: list[Any], steps: int = 16) -> None:
+    """Results of the same types, apart by no more than some roundings of numbers as large as any result."""
+    verify(after)
+    wanted, found = (run_function(m, "main", args) for m in (before, after))
+    for w, f in zip(*((x if isinstance(x, tuple) else (x,)) for x in (wanted, found)), strict=True):
+        if isinstance(w, np.ndarray):
+            assert f.dtype == w.dtype and f.shape == w.shape
+            scale = 1 + np.max(np.abs(w), initial=0) if w.dtype.kind == "f" else 0
+            np.testing.assert_allclose(f, w, rtol=0, atol=steps * half.epsilon * scale)
+
+
+def test_text_before_and_after(golden: Callable[[str, str], None]) -> None:
+    before = block()
+    after = DeadCode()(MixedPrecision(bf16)(before))
+    golden("ir/passes/graph/mixed_precision.txt", f"# before\n{print_text(before)}\n# after\n{print_text(after)}")
+    assert MixedPrecision(bf16)(after) is after and MixedPrecision(f32)(before) is before
+    for size, flag in ((1, True), (3, False), (4, True)):
+        within(before, after, bf16, inputs(size, flag))
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_weights_that_products_and_gathers_read_have_half_their_bytes(half: DType) -> None:
+    before = block()
+    after = DeadCode()(MixedPrecision(half)(before))
+    stored = halves(after)
+    assert {n for n, d in stored.items() if d is half} == {f"{n}.{half}" for n in ("table", "wq", "wk", "wv", "w")}
+    assert {n for n, d in stored.items() if d is f32} == {"gamma", "beta"}
+    for name in ("wq", "table"):
+        np.testing.assert_array_equal(after.constants[f"{name}.{half}"], before.constants[name].astype(half.numpy))
+
+
+def test_weights_out_of_range_stay() -> None:
+    g = GraphBuilder()
+    w = rand(4, 3)
+    w[1, 2] = 1e5
+    x = g.input("x", (g.symbol("n"), 4))
+    y = g.call(Matmul(), x, g.constant("large", w))
+    module = g.finish(g.call(Matmul(), y, g.constant("w", rand(3, 3))))
+    after = MixedPrecision(f16)(module)
+    assert halves(after)["large"] is f32 and halves(after)["w.f16"] is f16
+    assert halves(MixedPrecision(bf16)(module))["large.bf16"] is bf16
+
+
+def test_what_needs_digits_and_what_is_given_out_stays() -> None:
+    """An argument of exp, a result, a parameter; a value that nothing but elementwise work reads."""
+    g = GraphBuilder()
+    n = g.symbol("n")
+    x = g.input("x", (n, 4))
+    y = g.call(Matmul(), x, g.constant("w", rand(4, 4)))
+    z = g.call(Exp(), g.call(MulScalar(0.5), y))
+    module = g.finish([y, g.call(Matmul(), z, g.constant("v", rand(4, 2)))])
+    after = MixedPrecision(bf16)(module)
+    main = after.functions["main"]
+    assert isinstance(main, Function)
+    rounded = [b.value.args[0] for b in main.bindings if isinstance(b.value, Call) and b.value.op == Cast(bf16)]
+    assert [v.name for v in rounded] == ["exp"]  # type: ignore[union-attr]
+    within(module, after, bf16, [rand(3, 4)])
+
+
+def test_casts_that_undo_each_other_are_not_made() -> None:
+    g = GraphBuilder()
+    n = g.symbol("n")
+    x = g.input("x", (n, 4), bf16)
+    up = g.call(Cast(f32), x)
+    both = g.call(Concat(0), g.call(Cast(bf16), g.call(Reshape((n, const(4))), up)), x)
+    module = g.finish(g.call(Matmul(), g.call(Cast(f32), both), g.constant("w", rand(4, 4))))
+    after = DeadCode()(MixedPrecision(bf16)(module))
+    main = after.functions["main"]
+    assert isinstance(main, Function)
+    assert not any(isinstance(b.value, Call) and b.value.op == Cast(bf16) for b in main.bindings)
+    args = [rand(3, 4).astype(bf16.numpy)]
+    within(module, after, bf16, args)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_products_convert_while_they_load_and_sum_in_float32(half: DType) -> None:
+    """As many kernels as without; every product is one function, from 16 bits to a sum of float32."""
+    module = straight()
+    plain, mixed = lower(module), lower(module, passes_for(precision=half))
+    assert len(mixed.calls()) == len(plain.calls())
+    called = [mixed.prims[c.callee] for c in mixed.calls()]
+    products = [b for f in called for b in blocks(f.body) if b.is_reduction and b.name.startswith("matmul")]
+    assert len(products) == 5
+    for b in products:
+        value = b.body.value
+        assert isinstance(value, Op) and b.body.buffer.dtype is f32
+        read = [e for e in postorder((value.args[1],)) if isinstance(e, Load)]
+        assert {e.buffer.dtype for e in read} == {half} and len(read) == 2
+    ids = RNG.integers(0, 9, 5)
+    wanted, found = (evaluate_function(m, [ids]) for m in (plain.module, mixed.module))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_attention_stays_one_function(half: DType) -> None:
+    """Queries, keys, values and the softmax's weights are of 16 bits, a mask and what is computed are not."""
+    g = GraphBuilder()
+    n = g.symbol("n", 1)
+    x, mask = g.input("x", (n, 8)), g.input("mask", (n, n))
+    parts = [g.call(Matmul(), x, g.constant(name, rand(8, 8))) for name in ("wq", "wk", "wv")]
+    turned = [g.call(Permute((1, 0, 2)), g.call(Reshape((n, const(2), const(4))), p)) for p in parts]
+    y = g.call(Permute((1, 0, 2)), g.call(Attention(0.5), *turned, mask))
+    y = g.call(Reshape((n, const(8))), y)
+    module = g.finish(g.call(Matmul(), y, g.constant("wo", rand(8, 8))))
+    plain, mixed = lower(module), lower(module, passes_for(precision=half))
+    assert len(mixed.calls()) == len(plain.calls())
+    (func,) = (f for n, f in mixed.prims.items() if "attention" in n)
+    assert Counter(b.dtype for b in func.buffers) == {half: 4, f32: 1}
+    assert Counter(b.dtype for b in func.allocs) == {half: 1, f32: 5}
+    within(module, DeadCode()(MixedPrecision(half)(module)), half, [rand(5, 8), rand(5, 5)])
+    args = [rand(5, 8), rand(5, 5)]
+    wanted, found = (evaluate_function(m, args) for m in (plain.module, mixed.module))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("products", ["apart", "joined"])
+def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(products: Literal["apart", "joined"]) -> None:
+    """Parameters, and columns of a wide product, are read as they are."""
+    g = GraphBuilder()
+    n = g.symbol("n")
+    x, y = g.input("x", (n, 4)), g.input("y", (n, 2, 4))
+    parts = [g.call(Matmul(), x, g.constant(name, rand(4, 8))) for name in ("wq", "wk")]
+    q, k = (g.call(Permute((1, 0, 2)), g.call(Reshape((n, const(2), const(4))), p)) for p in parts)
+    turned = g.call(Permute((1, 0, 2)), y)
+    module = g.finish([g.call(Matmul(transpose_b=True), a, b) for a, b in ((q, k), (turned, turned))])
+    kernels = [len(lower(module, passes_for(products, p)).calls()) for p in (f32, bf16)]
+    assert kernels[0] == kernels[1]
+
+
+def test_weights_that_are_unpacked_inside_products_stay_packed() -> None:
+    module = QuantizeWeights(bits=4, group=4)(straight())
+    plain, mixed = lower(module), lower(module, passes_for(precision=bf16))
+    assert len(mixed.calls()) == len(plain.calls())
+    sizes = [sum(a.nbytes for a in m.module.constants.values()) for m in (plain, mixed)]
+    assert sizes[1] < sizes[0]  # the table
+
+
+def test_sums_of_16_bit_floats_run_in_float32() -> None:
+    """In 16 bits, 256 + 1 is 256."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 1000), bf16)
+    y = g.call(Add(), x, x)
+    total = g.call(Sum((1,)), y)
+    module = g.finish([g.call(Matmul(), y, g.constant("w", np.ones((1000, 1), bf16.numpy))), total, y])
+    after = ComputeWide()(module)
+    verify(after)
+    assert ComputeWide()(after) is after
+    ones = np.ones((2, 1000), bf16.numpy)
+    for result in run_function(lower(module).module, "main", [ones])[:2]:
+        assert result.dtype == bf16.numpy and (result.astype(int) == 2000).all()
+
+
+def straight() -> IRModule:
+    g = GraphBuilder()
+    ids = g.input("ids", (g.symbol("n", 1),), i64)
+    x = g.call(Take(), g.constant("table", rand(9, 8)), ids)
+    x = g.call(LayerNorm(), x, g.constant("gamma", rand(8)), g.constant("beta", rand(8)))
+    q, k, v = (g.call(Matmul(), x, g.constant(name, rand(8, 8))) for name in ("wq", "wk", "wv"))
+    weights = g.call(Softmax(), g.call(MulScalar(0.35), g.call(Matmul(), q, g.call(Permute((1, 0)), k))))
+    return g.finish(g.call(Gelu(), g.call(Add(), x, g.call(Matmul(), weights, v))))
+
+
+def test_random_programs_keep_their_meaning() -> None:
+    fired = []
+
+    @settings(ALWAYS_THESE, max_examples=40)
+    @given(
+        graphs(steps=5, first=("products",)),
+        st.fixed_dictionaries({"n": st.integers(0, 4), "m": st.integers(0, 4)}),
+        st.sampled_from(HALVES),
+    )
+    def check(made: Made, sizes: dict[str, int], half: DType) -> None:
+        args = made.arguments(sizes, np.random.default_rng(3))
+        try:
+            run_function(made.module, "main", args)
+        except (UserError, DeduceError):
+            return
+        after = MixedPrecision(half)(made.module)
+        fired.append(after is not made.module)
+        within(made.module, after, half, args)
+        assert MixedPrecision(half)(after) is after, print_text(after)
+
+    check()
+    assert sum(fired) * 4 >= len(fired) > 4, fired

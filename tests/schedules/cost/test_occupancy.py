@@ -1,0 +1,50 @@
+"""What a group takes of a GPU, in closed form, against the kernels that are generated."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import pytest
+from tests.support.candidates import GPU_CASES, MACHINES, drawn, sketches_of
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
+from relax_tune.ir.core.expr import Expr, as_int, const, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.schedules.cost.occupancy import group_items, kernels
+from relax_tune.schedules.cost.occupancy import shared_bytes as estimated_bytes
+from relax_tune.schedules.sketch import Sketch, instantiate
+
+
+def value(e: Expr, sketch: Sketch, values: dict[str, int]) -> int:
+    found = as_int(substitute(e, {t: const(values[t.name]) for t in sketch.tunables}))
+    assert found is not None, e
+    return found
+
+
+def shared_bytes(func: PrimFunc) -> int:
+    """What a kernel declares, as its generation counts it."""
+    try:
+        generate(func, CodeTarget("opencl", 4, -1))
+    except BuildError as error:
+        return int(str(error).partition("found ")[2].split()[0])
+    raise AssertionError("no kernel has less than nothing")
+
+
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_items_and_shared_memory_are_those_of_the_kernels(name: str) -> None:
+    rng = random.Random(name)
+    for sketch in sketches_of(name, "gpu")[1]:
+        values = drawn(sketch, rng)
+        made = split_kernels(instantiate(sketch, values))
+        parts = kernels(sketch.func)
+        assert len(made) == len(parts)
+        for func, part in zip(made, parts, strict=True):
+            assert value(group_items(sketch.func, part), sketch, values) == prod(
+                generate(func, CodeTarget("opencl", 4)).local
+            )
+            assert value(estimated_bytes(sketch.func, part, MACHINES["gpu"]), sketch, values) == shared_bytes(func), (
+                sketch.name,
+                values,
+            )

@@ -1,0 +1,74 @@
+"""Candidates of every rule as CUDA: machine code for two architectures, and on the emulation the reference's outputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from tests.cuda_emulation.gpus import gpu, on
+from tests.ir.codegen.codegen_runner import Compiled, kernels_of
+from tests.support.candidates import CASES, GPU_CASES, MACHINES, arguments, drawn, problems
+
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.runtime.device.cuda_compiler import CUDACompiler
+from relax_tune.runtime.program import KernelSource
+from relax_tune.schedules.sketch import Rule, Sketch, generate_sketches, instantiate, rules_for
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+@cache
+def chosen(machine: str) -> list[tuple[str, str, PrimFunc]]:
+    """(case, what it is, instance) of a candidate of each rule: of a few the one with the shortest text, as others compile for
+    seconds. `opencl`: as processors get them; `gpu`: as GPUs do."""
+    rng = random.Random("cuda")
+    cases = [case for case in CASES if case in GPU_CASES]
+    rng.shuffle(cases)
+    made = []
+    for at, (rule, generator) in enumerate(rules_for(MACHINES[machine]).items()):
+        of_rule = ((case, s) for case in cases for s in _sketches(case, machine, {rule: generator}))
+        some = []
+        for case, sketch in islice(of_rule, 2):
+            for values in [drawn(sketch, rng) for _ in range(4)]:
+                instance = replace(instantiate(sketch, values), name=f"f{at}")
+                some.append((case, f"{sketch.name} {values}", instance))
+        if some:  # tests/schedules/rules/test_mma.py has what is for CUDA alone
+            made.append(min(some, key=lambda s: sum(len(k.source) for k in kernels_of(s[2], "cuda"))))
+    return made
+
+
+def _sketches(case: str, machine: str, rules: Mapping[str, Rule]) -> tuple[Sketch, ...]:
+    """One of the sketches that a rule gives for a case, if it gives any."""
+    found = generate_sketches(CASES[case][0](), MACHINES[machine], rules)
+    return (random.Random(case).choice(found),) if found else ()
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_they_compile(architecture: str) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    mine = chosen("opencl")[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)]
+    kernels = [k for _, _, func in mine for k in kernels_of(func, "cuda")]
+    made = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source) for k in kernels])
+    assert set(made.kernels) == {k.name for k in kernels}
+    assert all(0 < report.registers <= 255 for report in made.kernels.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "where"),
+    [on("forwards", "opencl"), on("forwards", "gpu"), on("backwards", "gpu"), on("cuda", "opencl"), on("cuda", "gpu")],
+)
+def test_they_compute_what_the_function_means(machine: str, where: str, tmp_path: Path) -> None:
+    device = gpu(where, tmp_path)
+    runs = Compiled.together(device, "cuda", [func for _, _, func in chosen(machine)])
+    for (case, what, func), run in zip(chosen(machine), runs, strict=True):
+        for seed, dims in enumerate(CASES[case][1]):
+            arrays, scalars = arguments(func, dims, seed)
+            wrong = problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
+            assert not wrong, f"{case}, {what}: {wrong}"
+    device.close()

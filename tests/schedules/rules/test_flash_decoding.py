@@ -1,0 +1,29 @@
+"""Attention of few queries on processors: blocks of keys are work for several workers."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.candidates import CASES, MACHINES
+
+from relax_tune.ir.core.expr import const, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import For, Seq
+from relax_tune.schedules.rules.cpu import flash_decoding
+from relax_tune.schedules.sketch import Sketch, instantiate
+
+
+def built(language: str) -> PrimFunc:
+    s = flash_decoding.build(CASES["attention"][0](), MACHINES[language])
+    values = {"MR": 1, "KU": 2, "KR": 4, "NR": 16}
+    return instantiate(Sketch("attention.splits", s.func, s.trace, tuple(s.constraints)), values)
+
+
+@pytest.mark.parametrize(("language", "kind", "tasks"), [("c", "parallel", 2 * 5), ("opencl", "group", 2 * 10)])
+def test_one_query_gives_every_worker_keys(language: str, kind: str, tasks: int) -> None:
+    func = built(language)
+    assert isinstance(func.body, Seq)
+    first, second = func.body.stmts
+    assert isinstance(first, For) and isinstance(second, For) and first.kind == second.kind == kind
+    sizes = {v: const({"n": 1, "m": 300}[v.name]) for v in func.symbols}
+    # 300 keys in blocks of four vectors, and two heads
+    assert substitute(first.extent, sizes) is const(tasks) and substitute(second.extent, sizes) is const(2)

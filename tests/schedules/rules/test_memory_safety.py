@@ -1,0 +1,65 @@
+"""Candidates of each rule, and schedules by hand, touch no memory but their own, depend on nothing that was in it, and have no races.
+
+C under AddressSanitizer, UndefinedBehaviorSanitizer and the access recorder, OpenCL under oclgrind, CUDA on a GPU under
+compute-sanitizer, all in children. That the same
+set-up catches wrong kernels is shown in `tests/runtime/model/test_artifact_memory.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.ir.codegen.codegen_runner import opened
+from tests.runtime.model.test_artifact_memory import sanitizer, simulator
+from tests.support.candidates import MACHINES, by_rule, cases_of
+
+from relax_tune.schedules.sketch import RULES, rules_for
+
+CHILD = Path(__file__).with_name("checked.py")
+
+
+def child(environment: dict[str, str], mode: str, where: Path, *under: str) -> None:
+    """The child, run by the program `under`, which watches it."""
+    command = [*under, sys.executable, str(CHILD), mode, str(where)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0 and f"{mode} done" in done.stdout, done.stdout[-1000:] + done.stderr[:6000]
+
+
+@pytest.mark.ccompiler
+@pytest.mark.slow
+def test_c_under_the_sanitizers_and_the_recorder(tmp_path: Path) -> None:
+    child(sanitizer(), "c", tmp_path)
+
+
+@pytest.mark.opencl
+@pytest.mark.slow
+def test_opencl_under_oclgrind(tmp_path: Path) -> None:
+    child(simulator(tmp_path / "log"), "opencl", tmp_path / "log")
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_cuda_under_compute_sanitizer(tool: str, tmp_path: Path) -> None:
+    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if program is None:
+        pytest.skip("compute-sanitizer is not installed; it comes with CUDA's toolkit")
+    opened("cuda").close()
+    child(dict(os.environ), "cuda", tmp_path, program, "--tool", tool, "--error-exitcode", "9")
+
+
+def test_every_rule_has_a_sample() -> None:
+    found = {
+        rule
+        for language, machine in MACHINES.items()
+        for rule in rules_for(machine)
+        if any(by_rule(case, language, rule) for case in cases_of(language))
+    }
+    # a rule that misses here wants a function it takes in tests/support/candidates.py: CASES; those that are for CUDA alone are tried
+    # in tests/schedules/rules/test_mma.py and test_rules_warpgroup.py
+    assert set(RULES) - found == {"gpu_tensor", "gpu_warpgroup", "gpu_attention_tensor"}

@@ -1,0 +1,224 @@
+"""Candidates of the rules for warps that multiply tiles: their meaning, their machine code, and on the emulation the reference's outputs.
+
+Only CUDA has such products, so these are not among the functions that other devices of a GPU's kind run (`candidates.GPU_CASES`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from itertools import product as pairs
+from pathlib import Path
+
+import pytest
+from tests.cuda_emulation.gpus import PLACES, gpu
+from tests.ir.codegen.codegen_runner import Compiled, kernels_of
+from tests.schedules.cost.test_gpu_features import number
+from tests.schedules.cost.test_occupancy import shared_bytes, value
+from tests.support import schedule_functions as make
+from tests.support.candidates import MACHINES, arguments, drawn, problems
+from tests.support.meaning import make_inputs, outputs_of
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.generate import split_kernels
+from relax_tune.ir.core.buffer import Scope
+from relax_tune.ir.core.dtype import bf16, f16
+from relax_tune.ir.core.expr import Expr, Var, const, lt
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, If, Stmt, blocks, loops, rewrite
+from relax_tune.runtime.device.cuda_compiler import CUDACompiler
+from relax_tune.runtime.program import KernelSource
+from relax_tune.schedules.cost.gpu_features import Touch, conflicts, touches
+from relax_tune.schedules.cost.mean_extents import evened
+from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
+from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate, replay_with
+
+MACHINE = replace(MACHINES["gpu"], language="cuda", capability=80)
+# name: (function, shapes at and beside tiles)
+PRODUCTS: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
+    "NN, bias": (lambda: make.matmul(96, 64, stored=f16), ({"m": 1}, {"m": 37}, {"m": 0})),
+    "NN, symbolic": (lambda: make.matmul(const_weight=False, stored=bf16), ({"m": 13, "n": 37, "k": 5}, {"m": 1, "n": 1, "k": 1})),
+    "NT": (lambda: make.dense(64, 256, stored=f16), ({"m": 5}, {"m": 33})),
+    "batched NN": (lambda: make.context(2, 24, bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
+    "batched NT": (lambda: make.scores(2, 16, f16), ({"b": 2, "n": 17}, {"b": 1, "n": 0})),
+    "TN": (lambda: make.turned_product(f16), ({"m": 13, "n": 67, "k": 19}, {"m": 1, "n": 1, "k": 1})),
+}  # fmt: skip
+ATTENTION: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
+    "of a cache": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1}, {"n": 3, "m": 0})),
+    "of positions": (lambda: make.attention_of_positions(bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 65})),
+}  # fmt: skip
+DECODED: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
+    "int8": (lambda: make.scaled_bytes(40, 256), ({"m": 3}, {"m": 17})),
+}
+AHEAD = ("NN, bias", "NT", "int8")
+CASES = {**PRODUCTS, **ATTENTION, **DECODED}
+RULES = {name: GPU_RULES[name] for name in ("gpu_tensor", "gpu_attention_tensor")}
+
+
+@cache
+def sketches(case: str) -> tuple[Sketch, ...]:
+    return generate_sketches(CASES[case][0](), MACHINE, RULES)
+
+
+@cache
+def instances() -> list[tuple[str, str, PrimFunc]]:
+    """(case, what it is, instance) of a candidate of each sketch."""
+    found = []
+    for case in CASES:
+        for sketch in sketches(case):
+            if sketch.name == "tensor.stream" and case not in ("NT", "TN"):
+                continue  # what the others fetch is fetched for whole tiles as well
+            values = drawn(sketch, random.Random(f"{case} {sketch.name}"))
+            func = replace(instantiate(sketch, values), name=f"f{len(found)}")
+            found.append((case, f"{sketch.name} {values}", func))
+    return found
+
+
+@cache
+def text(func: PrimFunc) -> list[str]:
+    return [k.source.split("/*end prelude*/")[1] for k in kernels_of(func, "cuda")]
+
+
+def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
+    named = {case: [s.name for s in sketches(case)] for case in CASES}
+    forms = {"tensor.tiles": (*PRODUCTS, *DECODED), "tensor.split": ("NT", "int8")}
+    forms["tensor.stream"] = tuple(c for c in forms["tensor.tiles"] if not c.startswith("batched"))
+    products = {c: [name for name, own in forms.items() if c in own] for c in forms["tensor.tiles"]}
+    assert named == {**products, **{c: ["attention.tensor"] for c in ATTENTION}}
+    older = replace(MACHINE, capability=75)
+    others = [
+        (make.dense(64, 256), MACHINE),
+        (make.attention(), MACHINE),
+        *((CASES[c][0](), older) for c in ("NT", "of a cache")),
+    ]
+    assert not any(generate_sketches(func, machine, RULES) for func, machine in others)
+    assert all(s.guesses for case in CASES for s in sketches(case))
+    for case, what, func in instances():
+        found = "".join(text(func))
+        assert found.count("rt_mma_") == (2 if case in ATTENTION else 1), what
+        # operands whose rows begin at multiples of what one copy has are copied ahead of their use
+        assert ("rt_copy<8>" in found and "rt_sent" in found) == (case in AHEAD or case in ATTENTION), what
+
+
+def test_few_rows_are_tried_in_tiles_that_are_no_higher() -> None:
+    func = make.dense(256, 512, rows=8, stored=f16)
+    for sketch in generate_sketches(func, MACHINE, {"gpu_tensor": GPU_RULES["gpu_tensor"]}):
+        assert sketch.guesses and all(g["WM"] * g["MT"] == 1 for g in sketch.guesses)
+        assert any(g["STAGES"] == 3 for g in sketch.guesses)
+
+
+@pytest.mark.parametrize("case", ["NT", "batched NN", "of a cache"])
+def test_traces_replay_and_keep_the_meaning(case: str) -> None:
+    func, (dims, *_) = CASES[case][0](), CASES[case][1]
+    for sketch in sketches(case):
+        values = drawn(sketch, random.Random(case))
+        # sums may have their terms in another order
+        replayed, made = (
+            [sorted(t.split()) for t in text(f)]
+            for f in (replay_with(sketch.trace, func, values), instantiate(sketch, values))
+        )
+        assert replayed == made
+        if sketch.name not in ("tensor.split", "tensor.stream"):
+            inputs = make_inputs(func, dims)
+            assert not problems(func, inputs, outputs_of(instantiate(sketch, values), dims, inputs), dims)
+
+
+def test_weights_that_items_hold_are_for_whole_warps() -> None:
+    """Where not all items come by, weights are in shared memory, or nobody takes them."""
+    (sketch,) = sketches("of a cache")
+    func = instantiate(sketch, {"WM": 2, "MT": 1, "KT": 1, "STAGES": 2})
+    (product,) = (b for b in blocks(func.body) if b.name == "context_1_rf")
+    nests = [f for f in loops(func.body) if f.kind == "item" and product in blocks(f)]
+    (warps, rows) = (next(f for f in nests if f.axis == a) for a in (2, 1))
+
+    def where_it_is(n: Stmt, condition: Expr) -> str:
+        body = rewrite(
+            func.body, lambda m: replace(m, predicate=condition) if m is n and isinstance(m, Block) else None
+        )
+        body = rewrite(body, lambda m: If(condition, m, None) if m is n and isinstance(m, For) else None)
+        return next(line for line in "".join(text(replace(func, body=body))).splitlines() if " power_[" in line)
+
+    assert "__shared__" not in where_it_is(product, lt(0, 1)) and "__shared__" in where_it_is(product, lt(rows.var, 4))
+    with pytest.raises(BuildError, match="in registers; keep it in shared memory"):
+        where_it_is(rows, lt(warps.var, 1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shared_memory_is_that_of_the_kernels(case: str) -> None:
+    for sketch in sketches(case):
+        values = drawn(sketch, random.Random(f"shared {case}"))
+        made = split_kernels(instantiate(sketch, values))
+        # limits and features count with loops of even lengths
+        for counted in (sketch.func, evened(sketch.func)):
+            for part, func in zip(kernels(counted), made, strict=True):
+                # which are counted as of a machine that exchanges no registers
+                scopes: tuple[Scope, ...] = ("shared", "warp")
+                found = sum(value(stored_bytes(counted, part, scope), sketch, values) for scope in scopes)
+                assert found == shared_bytes(func), values
+
+
+def test_nothing_that_is_served_at_once_meets_in_a_bank() -> None:
+    """By the closed form, and counted: the vectors that each quarter of a warp stores, and the rows of matrices that it fetches."""
+    rng = random.Random(0)
+    for sketch in sketches("NN, bias"):
+        for values in [drawn(sketch, rng) for _ in range(2)]:
+            env = {t: const(values[t.name]) for t in sketch.tunables}
+            found = [(k, x) for k in kernels(sketch.func) for x in touches(sketch.func, k, True)]
+            assert found
+            for kernel, x in found:
+                shape = [number(d, env) for d in stored_shape(sketch.func, kernel, x.buffer)]
+                counted = max(meeting(at, shape[-1] // 8) for at in at_once(x, shape, env))
+                assert number(conflicts(x), env) == counted == 1, f"{sketch.name}: {x.buffer.name} {values}"
+
+
+def at_once(x: Touch, shape: Sequence[int], env: Mapping[Var, Expr]) -> Iterator[list[tuple[int, int]]]:
+    """(row, vector) of what is served together."""
+    if any(p.intrinsic for p in x.path):
+        yield from ([(8 * r + k, c) for k in range(8)] for r in range(2) for c in range(shape[-1] // 8))
+        return
+    items = {p.axis: p for p in x.path if p.kind == "item"}
+    sizes = [number(items[a].extent, env) for a in sorted(items)]
+    zero: dict[Var, Expr] = {p.var: const(0) for p in x.path}
+    lanes = list(islice(pairs(*map(range, reversed(sizes))), 32))
+    for first in range(0, len(lanes), 8):
+        found = []
+        for lane in lanes[first : first + 8]:
+            place = {**env, **zero, **{items[a].var: const(n) for a, n in zip(sorted(items), reversed(lane))}}
+            *rows, column = (number(e, place) for e in x.where)
+            flat = 0
+            for e, d in zip(rows, shape):
+                flat = flat * d + e
+            found.append((flat, column // 8))
+        yield found
+
+
+def meeting(places: Sequence[tuple[int, int]], vectors: int) -> int:
+    """The most of different vectors that are in the same banks, eight of which are apart."""
+    turn = [r % 8 if vectors >= 8 else r // (8 // vectors) for r, _ in places]
+    spots = {r * vectors + (c + t) % vectors for (r, c), t in zip(places, turn)}
+    return max(Counter(at % 8 for at in spots).values())
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_they_compute_what_the_function_means(where: str, tmp_path: Path) -> None:
+    device = gpu(where, tmp_path)
+    mine = {"forwards": instances()[2:], "backwards": instances()[:2]}.get(where, instances())
+    for (case, what, func), run in zip(mine, Compiled.together(device, "cuda", [f for _, _, f in mine]), strict=True):
+        for seed, dims in enumerate(CASES[case][1]):
+            arrays, scalars = arguments(func, dims, seed)
+            wrong = problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
+            assert not wrong, f"{case}, {what}: {wrong}"
+    device.close()
+
+
+@pytest.mark.nvrtc
+def test_they_compile() -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    for at, architecture in enumerate(("sm_80", "sm_90")):
+        sources = [k for _, _, func in instances()[at::3] for k in kernels_of(func, "cuda")]
+        made = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source) for k in sources])
+        assert all(report.stack_bytes <= 8 for report in made.kernels.values()), "the sums are in registers"

@@ -1,0 +1,78 @@
+"""Sampled candidates of every rule on both devices against the reference, at shapes no tile divides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from tests.ir.codegen.codegen_runner import Compiled, opened
+from tests.support.candidates import (
+    CASES,
+    GPU_CASES,
+    arguments,
+    cases_of,
+    covering,
+    few,
+    function,
+    problems,
+    sampled,
+    sketches_of,
+)
+
+from relax_tune.runtime.device.base import Device
+from relax_tune.schedules.sketch import Sketch
+
+# Candidates of one function for a machine. PoCL takes seconds to compile one, and its sketches are those of C but for fewer lanes.
+LEAST = {"c": 5, "opencl": 2}
+
+
+@pytest.fixture(scope="module")
+def c() -> Iterator[Device]:
+    device = opened("c")
+    yield device
+    device.close()
+
+
+@pytest.fixture(scope="module")
+def opencl() -> Iterator[Device]:
+    device = opened("opencl")
+    yield device
+    device.close()
+
+
+def run(name: str, machine: str, device: Device, sketches: Sequence[Sketch]) -> None:
+    func, shapes = function(name), CASES[name][1]
+    candidates = sampled(sketches, f"{name} {func.name} {machine}")
+    compiled = Compiled.together(device, device.info.kind, [made for _, _, made in candidates])
+    wrong = []
+    for (sketch, values, _), kernel in zip(candidates, compiled, strict=True):
+        for seed, dims in enumerate(shapes):
+            arrays, scalars = arguments(func, dims, seed)
+            found = kernel(arrays, scalars)
+            wrong += [f"{sketch.name} {values} {p}" for p in problems(func, arrays, found, dims)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("machine", LEAST)
+def test_no_structural_choice_is_left_out(machine: str) -> None:
+    made = {s.name for name in cases_of(machine) for s in sketches_of(name, machine)[1]}
+    assert {s.name for found in covering(machine, LEAST[machine]).values() for s in found} == made
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize("name", CASES)
+def test_c(name: str, c: Device) -> None:
+    run(name, "c", c, covering("c", LEAST["c"])[name])
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("name", CASES)
+def test_opencl(name: str, opencl: Device) -> None:
+    run(name, "opencl", opencl, covering("opencl", LEAST["opencl"])[name])
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_groups_of_items(name: str, opencl: Device) -> None:
+    """What is made for GPUs means the same where a processor runs the items of a group between barriers."""
+    run(name, "gpu", opencl, few(name, "gpu", 9))

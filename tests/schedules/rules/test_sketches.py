@@ -1,0 +1,323 @@
+"""Sketches: an instance means what replaying the trace with numbers means; every function gets some; none leaves work out."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from tests.support import schedule_functions as make
+from tests.support import zoo
+from tests.support.candidates import MACHINES
+from tests.support.meaning import assert_same_meaning
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.check.structural import first_difference
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
+from relax_tune.ir.core.expr import Tunable, const, free_vars
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import For, blocks, loops, walk
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.text.printer import print_text
+from relax_tune.schedules.cost.constraints import ConstraintFunction
+from relax_tune.schedules.schedule import holds
+from relax_tune.schedules.sketch import RULES, Sketch, generate_sketches, instantiate, replay_with, simplify_func
+
+
+@cache
+def functions() -> dict[str, PrimFunc]:
+    own = {
+        "matmul": make.matmul(),
+        "matmul 1536": make.matmul(96, 8),
+        "matmul 7": make.matmul(7, 3),
+        "matmul 30": make.matmul(30, 1),
+        "matmul 50": make.matmul(50, 5, epilogue=False),
+        "scores": make.scores(),
+        "context": make.context(),
+        "softmax_mask": make.softmax_mask(),
+        "embed_norm": make.embed_norm(),
+        "mean_over_middle": make.mean_over_middle(),
+        "pointwise1": make.pointwise(1),
+        "pointwise2": make.pointwise(2),
+        "pointwise4": make.pointwise(4),
+        "two_outputs": make.two_outputs(),
+        "scaled_rows": make.scaled_rows(),
+        "stencil": make.stencil(),
+        "dot": make.dot(),
+    }
+    return own | {c.name: c.func for c in zoo.cases()}
+
+
+@cache
+def sketches(name: str, machine: str) -> tuple[Sketch, ...]:
+    return generate_sketches(functions()[name], MACHINES[machine])
+
+
+def legal_values(sketch: Sketch, rng: random.Random, count: int) -> list[dict[str, int]]:
+    """Values of the tunables that satisfy the constraints."""
+    if not sketch.tunables:
+        return [{}]
+    found: list[dict[str, int]] = []
+    for _ in range(300):
+        values = {t.name: rng.choice(t.domain) for t in sketch.tunables}
+        if all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in sketch.constraints):
+            found.append(values)
+        if len(found) == count:
+            break
+    return found
+
+
+# Of the sketches for GPUs, whose rules are also tried on devices, one or two of each.
+ON_GPU = frozenset({"matmul 1536", "scores", "softmax_mask", "mean_over_middle", "pointwise4", "stencil"})
+every = pytest.mark.parametrize(
+    ("name", "machine"), [(n, m) for n in functions() for m in MACHINES if m != "gpu" or n in ON_GPU]
+)
+
+
+@every
+def test_an_instance_is_its_trace_with_numbers(name: str, machine: str) -> None:
+    func = functions()[name]
+    rng = random.Random(f"{name} {machine}")
+    for sketch in sketches(name, machine):
+        for values in legal_values(sketch, rng, 1):
+            made, replayed = instantiate(sketch, values), replay_with(sketch.trace, func, values)
+            difference = first_difference(made, replayed)
+            assert difference is None, f"{sketch.name} {values}: {difference}"
+
+
+@every
+def test_sketches_are_well_formed(name: str, machine: str) -> None:
+    found = sketches(name, machine)
+    assert found[-1].name == "fallback" and [s.name for s in found].count("fallback") == 1
+    assert len({s.name for s in found}) == len(found)
+    assert len({s.trace.to_json() for s in found}) == len(found), "two sketches are the same schedule"
+    for sketch in found:
+        verify(sketch.func)
+        declared = set(sketch.tunables)
+        used = {v for s in walk(sketch.func.body) if isinstance(s, For) for v in free_vars(s.extent)}
+        assert declared >= {v for v in used if isinstance(v, Tunable)}
+        assert set(free_vars(*sketch.constraints)) <= declared, "a constraint speaks of more than tunables"
+        assert sketch.func.params == functions()[name].params
+        assert legal_values(sketch, random.Random(1), 1), f"no values satisfy the constraints of {sketch.name}"
+
+
+@every
+def test_guesses_are_points_of_the_sketch(name: str, machine: str) -> None:
+    for sketch in sketches(name, machine):
+        for guess in sketch.guesses:
+            assert set(guess) == {t.name for t in sketch.tunables}
+            assert all(guess[t.name] in t.domain for t in sketch.tunables)
+            assert all(holds(c, {t: guess[t.name] for t in sketch.tunables}) for c in sketch.constraints)
+
+
+@pytest.mark.parametrize("machine", ("c", "opencl"))
+def test_products_are_packed_in_the_call_whatever_is_symbolic(machine: str) -> None:
+    found = {s.name: s for s in sketches("matmul", machine)}
+    for name in ("matmul.panels.packed", "matmul.blocks.packed"):
+        sketch = found[name]
+        assert sketch.guesses and any(a.scope == "global" for a in sketch.func.allocs)
+
+
+@every
+def test_instances_have_no_tunables_and_verify(name: str, machine: str) -> None:
+    rng = random.Random(f"verify {name} {machine}")
+    for sketch in sketches(name, machine):
+        (values,) = legal_values(sketch, rng, 1)
+        made = instantiate(sketch, values)
+        verify(made)
+        assert "tunable(" not in print_text(made)
+        assert all(not isinstance(x.extent, Tunable) for x in loops(made.body))
+
+
+@pytest.mark.parametrize("machine", ["c", "opencl"])
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("matmul", {"matmul"}),
+        ("matmul 7", {"matmul"}),
+        ("matmul 30", {"matmul"}),
+        ("scores", {"matmul"}),
+        ("context", {"matmul"}),
+        ("softmax", {"rows", "split"}),
+        ("softmax_mask", {"rows"}),
+        ("embed_norm", {"rows"}),
+        ("layer_norm", {"rows"}),
+        ("row_sum", {"rows", "split"}),
+        ("row_max", {"rows"}),
+        ("mean_over_middle", {"columns", "split"}),
+        ("pointwise1", {"injective"}),
+        ("pointwise4", {"injective"}),
+        ("transpose_0213", {"injective"}),
+        ("gather", {"injective"}),
+        ("scaled_rows", {"injective"}),
+        ("reshape", {"injective"}),
+        ("two_outputs", {"rows"}),
+        ("concat_blocks", {"injective"}),
+        ("dot", {"split"}),
+    ],
+)
+def test_which_rules_take_a_function(name: str, wanted: set[str], machine: str) -> None:
+    rules = {s.name.split(".")[0] for s in sketches(name, machine)}
+    assert rules >= wanted | {"fallback"}
+    if not wanted:
+        assert rules == {"fallback"}
+
+
+SMALL = (
+    "matmul 7", "matmul 30", "scores", "context", "softmax_mask", "embed_norm", "layer_norm", "row_sum", "pointwise4",
+    "two_outputs",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    # devices run what is made for GPUs much faster than the interpreter does, which has no barriers to get wrong
+    [
+        (n, m)
+        for n in SMALL
+        for m in MACHINES
+        if m != "gpu" or n in ("layer_norm", "row_sum", "pointwise4", "two_outputs")
+    ],
+)
+def test_instances_keep_the_meaning(name: str, machine: str) -> None:
+    func = functions()[name]
+    rng = random.Random(f"meaning {name} {machine}")
+    for sketch in sketches(name, machine):
+        (values,) = legal_values(sketch, rng, 1)
+        made = instantiate(sketch, values)
+        for size in (1, 5):
+            dims = {v.name: size if at else 3 for at, v in enumerate(func.symbols)}
+            assert_same_meaning(func, made, dims, seed=size)
+
+
+@pytest.mark.parametrize("machine", ("c", "opencl"))
+@pytest.mark.parametrize("name", ["matmul", "softmax", "pointwise2", "scores"])
+def test_the_free_sketch_means_the_same(name: str, machine: str) -> None:
+    # the interpreter runs the sketch itself with values for its tunables: nothing is instantiated
+    func = functions()[name]
+    rng = random.Random(f"free {name} {machine}")
+    for sketch in sketches(name, machine):
+        (values,) = legal_values(sketch, rng, 1)
+        dims = {v.name: 2 + at for at, v in enumerate(func.symbols)}
+        assert_same_meaning(func, sketch.func, dims, tunables={t: values[t.name] for t in sketch.tunables})
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_generation_is_deterministic(machine: str) -> None:
+    for name in ("matmul", "softmax_mask", "pointwise4"):
+        again = generate_sketches(functions()[name], MACHINES[machine])
+        assert [s.trace.to_json() for s in again] == [s.trace.to_json() for s in sketches(name, machine)]
+
+
+def test_rules_can_be_chosen() -> None:
+    only = generate_sketches(make.matmul(), MACHINES["c"], {"fallback": RULES["fallback"]})
+    assert [s.name for s in only] == ["fallback"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_constraints_as_arrays_and_by_substitution_agree(machine: str) -> None:
+    rng = random.Random(7)
+    for name in ("matmul", "matmul 1536", "scores", "softmax_mask", "pointwise2", "two_outputs"):
+        for sketch in sketches(name, machine):
+            rows = [{t.name: rng.choice(t.domain) for t in sketch.tunables} for _ in range(20)]
+            columns = {t.name: np.array([r[t.name] for r in rows]) for t in sketch.tunables}
+            found = ConstraintFunction(sketch)(columns)
+            wanted = [all(holds(c, {t: r[t.name] for t in sketch.tunables}) for c in sketch.constraints) for r in rows]
+            assert found.dtype == np.bool_
+            assert found.tolist() == (wanted if sketch.tunables else [True])
+
+
+def test_some_constraint_says_no() -> None:
+    for sketch in sketches("matmul", "c"):
+        if sketch.constraints:
+            columns = {t.name: np.array([t.domain[0], t.domain[-1]]) for t in sketch.tunables}
+            assert ConstraintFunction(sketch)(columns).tolist() == [True, False]
+            return
+    raise AssertionError("no sketch of a matmul has a constraint")
+
+
+def test_instantiate_refuses_wrong_values() -> None:
+    sketch = sketches("pointwise2", "c")[0]
+    with pytest.raises(ScheduleError, match="tunable 'VL' wants one of"):
+        instantiate(sketch, {"RB": 1})
+    with pytest.raises(ScheduleError, match="found 17"):
+        instantiate(sketch, {"RB": 1, "VL": 17})
+
+
+def test_simplify_removes_single_trip_loops_and_keeps_the_meaning() -> None:
+    func = make.matmul(7, 3)
+    sketch = next(s for s in sketches("matmul 7", "c") if s.name.startswith("matmul.panels.direct"))
+    made = instantiate(sketch, {t.name: t.domain[0] for t in sketch.tunables})
+    assert all(str(x.extent) != "1" for x in loops(made.body))
+    assert len(blocks(made.body)) == len(blocks(sketch.func.body))
+    again = simplify_func(made)
+    assert first_difference(again, made) is None
+    assert_same_meaning(func, again, {"m": 5})
+
+
+def forms(func: PrimFunc, machine: str) -> list[str]:
+    return [s.name for s in generate_sketches(func, MACHINES[machine], {"injective": RULES["injective"]})]
+
+
+def copied(size: int) -> PrimFunc:
+    b = TensorBuilder("copied")
+    x, y = b.input("A", (size,)), b.output("C", (size,))
+    b.compute(y, lambda i: x[i], name="copy")
+    return b.finish()
+
+
+def test_stores_past_the_caches_are_tried_where_those_may_be_too_small() -> None:
+    held = MACHINES["c"].workers * MACHINES["c"].l2_bytes // 4
+    assert "injective.stream" not in forms(copied(held), "c")
+    assert "injective.stream" in forms(copied(held + 1), "c")
+    assert "injective.stream" in forms(make.pointwise(1), "c")
+
+
+def times_matrix(steps: int, columns: int) -> PrimFunc:
+    b = TensorBuilder("times_matrix")
+    x, w = b.input("X", (1, steps)), b.input("W", (steps, columns), const=True)
+    y = b.output("Y", (1, columns))
+    b.reduce(y, (steps,), const(0.0), lambda acc, i, j, k: acc + x[i, k] * w[k, j], name="mm")
+    return b.finish()
+
+
+def test_panels_that_no_cache_keeps_are_asked_for_ahead_of_their_use() -> None:
+    machine, name = MACHINES["c"], "matvec.columns.{}parallel"
+    columns = machine.l2_bytes // 4 // (4 * 64)
+    assert name.format("ahead.") not in {s.name for s in generate_sketches(times_matrix(64, columns), machine)}
+    found = {s.name: s for s in generate_sketches(times_matrix(64, 2 * columns), machine)}
+
+    def asked(sketch: Sketch) -> list[str]:
+        made = instantiate(sketch, {"MR": 1, "V": 4})
+        text = "".join(generate(f, CodeTarget("c", machine.lanes)).source for f in split_kernels(made))
+        return re.findall(r"__builtin_prefetch\((\w+)", text)
+
+    assert not asked(found[name.format("")])
+    (panels,) = set(asked(found[name.format("ahead.")]))
+    assert panels.startswith("W"), "what is read with them stays near"
+    assert len(asked(found[name.format("ahead.")])) == 4, "each panel once an iteration"
+
+
+def test_one_thread_is_tried_where_threads_are_loops() -> None:
+    assert "injective.serial" in forms(make.pointwise(2), "c")
+    assert not [n for n in (*forms(make.pointwise(2), "opencl"), *forms(make.turned(), "opencl")) if "serial" in n]
+
+
+def test_workers_are_not_started_for_what_takes_less_and_always_for_what_takes_long() -> None:
+    machine = MACHINES["c"]
+    assert forms(copied(machine.launch_ns), "c") == ["injective.serial"]
+    assert forms(copied(machine.launch_ns + 1), "c") == ["injective.parallel", "injective.serial"]
+    assert "injective.serial" not in forms(copied(1 << 22), "c")
+    alone = generate_sketches(copied(1 << 22), replace(machine, workers=1), {"injective": RULES["injective"]})
+    assert {s.name for s in alone} == {"injective.serial", "injective.stream"}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_tiles_are_turned_over_where_arrays_are_read_across(machine: str) -> None:
+    assert [n for n in forms(make.turned(), machine) if "turned" in n]
+    for func in (make.pointwise(4), zoo.transpose_0213().func, zoo.gather().func):
+        assert not [n for n in forms(func, machine) if "turned" in n]

@@ -1,0 +1,324 @@
+"""The command line without measuring: help, errors, the database commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
+from tests.tuner.cli.cli_model import make_bert
+from typer.testing import CliRunner
+
+from relax_tune.database.records import Job
+from relax_tune.database.store import open_store
+from relax_tune.errors import UserError
+from relax_tune.tuner.cli.app import COMMANDS, app, load_command
+from relax_tune.tuner.cli.commands.destination import artifact_path
+from relax_tune.tuner.cli.commands.run import read_arrays, write_arrays
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every command runs in an empty folder, without settings from outside."""
+    for name in ("TARGET", "DB", "EFFORT", "TRIALS", "SEED", "STRATEGY", "SCHEDULER"):
+        monkeypatch.delenv(f"RELAX_TUNE_{name}", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def records(elsewhere: Path) -> str:
+    """The URL of a database with a few records."""
+    url = f"sqlite:///{elsewhere / 'records.db'}"
+    with open_store(url) as store:
+        filled(store).add_measurements(
+            [
+                timing("a", 2e-3, tile=1, n=8),
+                timing("b", 1e-3, tile=2, n=8),
+                timing("c", 5e-3, tile=1, n=64),
+                timing("d", 7e-6, n=8, workload=SOFTMAX, kind="library"),
+                timing("e", 9e-3, n=8, target=ZEN_OLD),
+                failure("f", "compile", "it broke", tile=3),
+            ]
+        )
+        store.put_job(Job("job-1", '{"effort":"quick","seed":0}', "interrupted"))
+    return url
+
+
+def ok(*arguments: str) -> str:
+    done = RUNNER.invoke(app, list(arguments))
+    assert done.exit_code == 0, f"{done.stdout}{done.stderr}{done.exception!r}"
+    return done.stdout
+
+
+def refused(*arguments: str) -> str:
+    """The one paragraph of a command that must end with exit code 2."""
+    done = RUNNER.invoke(app, list(arguments))
+    assert done.exit_code == 2, f"{done.exit_code}: {done.stdout}{done.stderr}{done.exception!r}"
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    return lines[0]
+
+
+# -- the table of commands ------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_with_its_own_first_line() -> None:
+    text = " ".join(ok("--help").split())
+    for name, entry in COMMANDS.items():
+        assert name in text
+        own = load_command(name).help
+        assert " ".join(own.split("\n\n")[0].split()) == entry.summary, name
+
+
+def test_every_command_has_help() -> None:
+    for name in COMMANDS:
+        assert "--help" in ok(name, "--help")
+
+
+def test_version() -> None:
+    assert ok("--version").strip() == f"relax-tune {version('relax-tune')}"
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom relax_tune.tuner.cli.app import app\n"
+        "for argument in ('--help', '--version'):\n    app([argument], standalone_mode=False)\n"
+        "heavy = {'numpy', 'sqlalchemy', 'xgboost', 'optuna', 'pyopencl', 'rich.table'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_command_suggests_a_known_one() -> None:
+    done = RUNNER.invoke(app, ["tnue"])
+    assert done.exit_code == 2 and "tune" in done.stderr
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_named() -> None:
+    assert "nowhere" in refused("tune", "nowhere", "--target", "c")
+    assert "nowhere" in refused("build", "nowhere", "--target", "c")
+
+
+def test_a_folder_that_is_no_model(elsewhere: Path) -> None:
+    assert "config.json" in refused("tune", str(elsewhere), "--target", "c")
+
+
+@pytest.mark.parametrize("bound", ["n", "n=5", "n=9:3", "n=a:b", "=1:2", "n=-1:4"])
+def test_bad_bounds(bert: Path, bound: str) -> None:
+    assert "n=1:512" in refused("tune", str(bert), "--target", "c", "--bound", bound)
+
+
+def test_bounds_the_model_cannot_have(bert: Path) -> None:
+    assert "q" in refused("tune", str(bert), "--target", "c", "--bound", "q=1:2")
+    assert "32" in refused("tune", str(bert), "--target", "c", "--bound", "n=1:64")
+
+
+@pytest.mark.parametrize("command", ["tune", "build"])
+def test_an_unknown_target_names_those_there_are(bert: Path, command: str) -> None:
+    text = refused(command, str(bert), "--target", "abacus", "--db", "memory://")
+    assert "abacus" in text and "wanted a device" in text
+
+
+@pytest.mark.parametrize(("url", "says"), [("mysql://x/y", "sqlite"), ("sqlite:///no/such/folder/x.db", "folder")])
+def test_a_bad_database(bert: Path, url: str, says: str) -> None:
+    assert says in refused("tune", str(bert), "--target", "c", "--db", url)
+
+
+def test_bad_efforts_trials_and_strategies(bert: Path) -> None:
+    assert "quick" in refused("tune", str(bert), "--effort", "heroic")
+    assert "at least 0" in refused("tune", str(bert), "--trials", "-3")
+    assert "evolution" in refused("tune", str(bert), "--strategy", "oracle")
+    assert "--scheduler" in refused("tune", str(bert), "--compare", "--scheduler", "tcp://127.0.0.1:1")
+    assert "measured, stored, library, generic" in refused("build", str(bert), "--policy", "best", "--target", "c")
+
+
+def test_the_settings_file_counts(elsewhere: Path, bert: Path) -> None:
+    (elsewhere / "relax-tune.toml").write_text('effort = "heroic"\n')
+    assert "heroic" in refused("tune", str(bert))
+
+
+def test_a_model_inside_a_package() -> None:
+    assert "no_such_package_here" in refused("tune", "package:no_such_package_here/model")
+    assert "no/such/folder" in refused("tune", "package:numpy/no/such/folder")
+    assert "config.json" in refused("tune", "package:numpy/linalg", "--target", "c")
+
+
+def test_artifacts_are_named_after_the_model_and_the_target() -> None:
+    assert artifact_path("package:some_model/model", "c", None) == Path("some_model-c.rta")
+    assert artifact_path("/models/mini/", "opencl:PoCL 3.0", None) == Path("mini-opencl-PoCL-3-0.rta")
+    assert artifact_path("anything", "c", Path("given.rta")) == Path("given.rta")
+
+
+def test_run_and_bench_refuse_what_they_cannot_use(elsewhere: Path) -> None:
+    assert "--text" in refused("run", "x.rta")
+    assert "x.rta" in refused("run", "x.rta", "--text", "a")
+    (elsewhere / "x.rta").write_text("not an artifact")
+    assert "another kind of file" in refused("bench", "x.rta", "--shape", "n=1")
+    assert "b=1,n=8" in refused("bench", "x.rta", "--shape", "n")
+    assert "at least 1" in refused("bench", "x.rta", "--shape", "n=1", "--repeats", "0")
+
+
+def test_a_worker_needs_a_device_and_a_safe_address() -> None:
+    assert "--device" in refused("worker", "tcp://127.0.0.1:1")
+    assert "TLS" in refused("worker", "tcp://192.0.2.1:8786", "--device", "c")
+    assert "--key" in refused("worker", "tls://192.0.2.1:8786", "--device", "c", "--ca", "ca.pem")
+
+
+# -- looking around -----------------------------------------------------------------------------------------------------------
+
+
+def test_devices_as_json() -> None:
+    found = json.loads(ok("devices", "--json"))
+    assert found and all(set(d) >= {"target", "usable"} for d in found)
+    assert all("reason" in d or d["fingerprint"]["kind"] == d["target"] for d in found)
+
+
+def test_doctor_as_json_and_as_text(records: str) -> None:
+    found = json.loads(ok("doctor", "--json", "--db", records))
+    areas = {f["area"] for f in found}
+    assert areas >= {"machine", "device", "compiler", "library", "database", "threads", "package"}
+    database = next(f for f in found if f["area"] == "database")
+    assert database["state"] == "ok" and "6 measurements on 2 targets" in database["found"]
+    assert "numpy" in ok("doctor")
+
+
+# -- the database -------------------------------------------------------------------------------------------------------------
+
+
+def test_stats(records: str) -> None:
+    found = {s["target"]["key"]: s for s in json.loads(ok("db", "stats", "--db", records, "--json"))}
+    assert found[ZEN.key]["measurements"] == 5 and found[ZEN.key]["failures"] == {"compile": 1}
+    assert found[ZEN_OLD.key]["kinds"] == {"tuned": 1}
+    assert ZEN.key[:12] in ok("db", "stats", "--db", records)
+
+
+def test_top_is_by_target_and_best_first(records: str) -> None:
+    assert "--on" in refused("db", "top", "--db", records)
+    rows = json.loads(ok("db", "top", "--db", records, "--on", ZEN.key[:8], "--json"))
+    assert [(r["name"], r["symbols"]["n"], r["median_secs"]) for r in rows] == [
+        ("matmul", 8, 1e-3),
+        ("matmul", 8, 2e-3),
+        ("matmul", 64, 5e-3),
+        ("softmax", 8, 7e-6),
+    ]
+    one = json.loads(ok("db", "top", "softmax", "--db", records, "--on", ZEN.key, "--json"))
+    assert [r["kind"] for r in one] == ["library"]
+    assert "1.00 ms" in ok("db", "top", "w-mat", "-n", "1", "--db", records, "--on", ZEN.key)
+    assert "w-matmul" in refused("db", "top", "nothing", "--db", records, "--on", ZEN.key)
+
+
+def test_show(records: str) -> None:
+    assert MATMUL.text in ok("db", "show", "matmul", "--db", records)
+    assert "avx512" in ok("db", "show", ZEN.key, "--db", records)
+    assert json.loads(ok("db", "show", "job-1", "--db", records, "--json"))[0]["state"] == "interrupted"
+    assert "nothing-here" in refused("db", "show", "nothing-here", "--db", records)
+
+
+def test_jobs(records: str) -> None:
+    assert json.loads(ok("jobs", "--db", records, "--json")) == [
+        {"id": "job-1", "state": "interrupted", "settings": {"effort": "quick", "seed": 0}}
+    ]
+    assert "effort=quick" in ok("jobs", "--db", records)
+
+
+def test_export_import_and_merge_carry_everything(records: str, elsewhere: Path) -> None:
+    ok("db", "export", "all.jsonl", "--db", records)
+    copy, merged = f"sqlite:///{elsewhere / 'copy.db'}", f"sqlite:///{elsewhere / 'merged.db'}"
+    assert "6 new measurements" in ok("db", "import", "all.jsonl", "--db", copy)
+    assert "0 new measurements" in ok("db", "import", "all.jsonl", "--db", copy)
+    assert "6 new measurements" in ok("db", "merge", copy, "--db", merged)
+    wanted = json.loads(ok("db", "stats", "--db", records, "--json"))
+    assert json.loads(ok("db", "stats", "--db", merged, "--json")) == wanted
+    ok("db", "export", "again.jsonl", "--db", copy, "--on", ZEN.key)
+    assert "5 new measurements" in ok("db", "import", "again.jsonl", "--db", f"sqlite:///{elsewhere / 'zen.db'}")
+
+
+def test_t4_both_ways(records: str, elsewhere: Path) -> None:
+    assert "5 measurements" in ok("db", "export", "t4.json", "--format", "t4", "--on", ZEN.key, "--db", records)
+    assert json.loads((elsewhere / "t4.json").read_text())["metadata"]["autotuner"] == "relax-tune"
+    assert "--workload" in refused("db", "import", "t4.json", "--format", "t4", "--on", ZEN.key, "--db", records)
+    assert "jsonl or t4" in refused("db", "import", "t4.json", "--format", "csv", "--db", records)
+    other = f"sqlite:///{elsewhere / 'other.db'}"
+    with open_store(other) as store:
+        filled(store)
+    source = ("db", "import", "t4.json", "--format", "t4", "--on", ZEN_OLD.key, "--db", other)
+    assert "1 new measurements" in ok(*source, "--workload", "softmax")  # each result stays what it was measured for
+    assert "4 new measurements" in ok(*source, "--workload", "matmul")
+    assert "0 new measurements" in ok(*source, "--workload", "matmul")
+    with open_store(other, create=False) as store:
+        assert {m.variant.kind for m in store.query(ZEN_OLD.key, SOFTMAX.key)} == {"library"}
+
+
+def test_prune_needs_a_condition_and_can_be_tried(records: str) -> None:
+    assert "--failed" in refused("db", "prune", "--on", ZEN.key, "--db", records)
+    assert "1 measurements would" in ok("db", "prune", "--failed", "--dry-run", "--on", ZEN.key, "--db", records)
+    assert "1 measurements removed" in ok("db", "prune", "--failed", "--on", ZEN.key, "--db", records)
+    assert "0 measurements removed" in ok("db", "prune", "--failed", "--on", ZEN.key, "--db", records)
+
+
+@pytest.mark.parametrize("days", ["-5", "nan", "-inf"])
+def test_prune_removes_nothing_for_an_age_that_is_none(records: str, days: str) -> None:
+    said = refused("db", "prune", "--older-than", days, "--on", ZEN.key, "--db", records)
+    assert "--older-than wants a number of days" in said
+    assert "0 measurements removed" in ok("db", "prune", "--older-than", "1e9", "--on", ZEN.key, "--db", records)
+
+
+def test_no_database_is_made_by_what_cannot_be_done(elsewhere: Path) -> None:
+    (elsewhere / "there.jsonl").write_text("{}\n")
+    for command in (
+        ("prune", "--failed"),
+        ("import", "missing.jsonl"),
+        ("import", "there.jsonl", "--format", "csv"),
+        ("import", "there.jsonl", "--format", "t4", "--workload", "softmax"),
+    ):
+        refused("db", *command, "--db", "new.db")
+        assert not list(elsewhere.glob("new.db*"))
+
+
+def test_a_database_without_targets_says_what_adds_one(elsewhere: Path) -> None:
+    ok("db", "upgrade", "--db", "new.db")
+    assert "`relax-tune tune` adds" in refused("db", "top", "--db", "new.db")
+
+
+def test_check_and_upgrade(records: str) -> None:
+    assert "nothing wrong" in ok("db", "check", "--db", records)
+    assert "as it was" in ok("db", "upgrade", "--db", records)
+    assert "no file" in refused("db", "check", "--db", "sqlite:///missing.db")
+
+
+def test_what_is_no_npz_is_not_called_a_pickle(elsewhere: Path) -> None:
+    for content in (b"# a page of text\n", b"", b"\x80\x04K\x01."):
+        (elsewhere / "x.npz").write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"x\.npz: wanted an \.npz file of plain arrays, found another kind"
+        ) as caught:
+            read_arrays(elsewhere / "x.npz")
+        assert "unsafe" not in str(caught.value) and "numpy.savez" in str(caught.value)
+
+
+def test_arrays_of_bfloat16_come_back_from_a_file(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3).astype("bfloat16"), "y": np.zeros((), np.float16)}
+    write_arrays(tmp_path / "x.npz", arrays)
+    found = read_arrays(tmp_path / "x.npz")
+    assert {n: a.dtype for n, a in found.items()} == {n: a.dtype for n, a in arrays.items()}
+    np.testing.assert_array_equal(found["x"].astype(int), [[0, 1, 2], [3, 4, 5]])

@@ -1,0 +1,111 @@
+"""The doctor: what it says of variables, folders, quotas and devices; that its advice names what it should."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from relax_tune.runtime.device import host
+from relax_tune.tuner.cli import doctor
+from relax_tune.tuner.cli.doctor import PACKAGES, THREAD_VARIABLES, Finding, cpu_quota, examine, probe, thread_advice
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("OMP_NUM_THREADS", "1", "1 of 4 processors"),
+        ("OMP_NUM_THREADS", "9", "4 or less"),
+        ("OMP_NUM_THREADS", "2,1", "2 of 4"),
+        ("OMP_THREAD_LIMIT", "2", "2 of 4"),
+        ("POCL_MAX_PTHREAD_COUNT", "1", "1 of 4"),
+        ("OMP_DYNAMIC", "TRUE", "unset"),
+        ("OMP_PROC_BIND", "close", "inherit"),
+        ("GOMP_CPU_AFFINITY", "0-3", "inherit"),
+        ("OMP_WAIT_POLICY", "PASSIVE", "sleep"),
+        ("GOMP_SPINCOUNT", "0", "sleep"),
+        ("OPENBLAS_NUM_THREADS", "1", "OMP_NUM_THREADS"),
+        ("POCL_DEVICES", "basic", "one thread"),
+    ],
+)
+def test_variables_that_slow_things_down(name: str, value: str, says: str) -> None:
+    assert name in THREAD_VARIABLES and says in thread_advice(name, value, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OMP_NUM_THREADS", "4"),
+        ("OMP_NUM_THREADS", "many"),
+        ("OMP_THREAD_LIMIT", "100"),
+        ("OMP_DYNAMIC", "false"),
+        ("OMP_PROC_BIND", "false"),
+        ("OMP_WAIT_POLICY", "active"),
+        ("POCL_DEVICES", "pthread"),
+    ],
+)
+def test_variables_that_do_no_harm(name: str, value: str) -> None:
+    assert thread_advice(name, value, 4) == ""
+
+
+def test_quota_of_a_container(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.max"
+    for text, wanted in (
+        ("150000 100000\n", 1.5),
+        ("max 100000\n", None),
+        ("", None),
+        ("1 0\n", None),
+        ("a b\n", None),
+    ):
+        file.write_text(text)
+        assert cpu_quota(file) == wanted
+    assert cpu_quota(tmp_path / "missing") is None
+
+
+def test_every_package_of_an_extra_is_looked_for() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    known = {name: extra for name, (extra, _) in PACKAGES.items()}
+    for extra, needs in extras.items():
+        for need in needs if extra not in ("dev", "cuda") else ():
+            assert known.get(re.split(r"[\[<>=;~ ]", need)[0]) == extra, need
+
+
+@pytest.mark.ccompiler
+def test_a_device_that_computes_something_else_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe("c", "c") is None
+    monkeypatch.setitem(doctor.PROBE, "c", "void probe(float *a) { a[3] = 9.0f; }\n")
+    assert "9.0" in (probe("c", "c") or "")
+    monkeypatch.setitem(doctor.PROBE, "c", "void probe(float *a) { no such thing }\n")
+    assert "refused the source" in (probe("c", "c") or "")
+    assert "abacus" in (probe("abacus", "c") or "")
+
+
+def named(findings: list[Finding], area: str, name: str) -> Finding:
+    (found,) = [f for f in findings if (f.area, f.name) == (area, name)]
+    return found
+
+
+def test_the_whole_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "list_devices", list)  # devices take long; they have tests of their own
+    missing = f"sqlite:///{tmp_path / 'none.db'}"
+    found = examine(missing, {"OMP_DYNAMIC": "true", "CC": "some-cc"})
+    assert named(found, "threads", "OMP_DYNAMIC").state == "advice"
+    assert "CC=some-cc" in named(found, "compiler", "C").found
+    assert named(found, "database", str(tmp_path / "none.db")).state == "ok"
+    assert "GiB free" in named(found, "database", "folder").found and not (tmp_path / "none.db").exists()
+    assert named(examine("mysql://x/y", {}), "database", "mysql://x/y").state == "missing"
+    for finding in found:
+        assert (finding.state == "ok") == (finding.advice == ""), finding
+
+
+def test_little_space_and_a_busy_machine_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "list_devices", list)
+    monkeypatch.setattr(doctor, "SPACE", 1 << 60)
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (float(host.usable_cpus()), 0.0, 0.0))
+    found = examine(f"sqlite:///{tmp_path / 'none.db'}", {})
+    assert "free some space" in named(found, "compiler", "cache").advice
+    assert "quiet" in named(found, "machine", "load").advice

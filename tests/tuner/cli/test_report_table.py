@@ -1,0 +1,194 @@
+"""The tables of a report, from records made up for the real tasks of a tiny model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from tests.tuner.cli.cli_model import LAYERS, make_bert
+
+from relax_tune.database.memory_store import MemoryStore
+from relax_tune.database.records import Measurement, Target, Variant, Workload
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.cli.report.console import ratio_text, seconds_text
+from relax_tune.tuner.cli.report.table import (
+    TaskRow,
+    dispatch_ranges,
+    dispatch_table,
+    symbol_labels,
+    task_rows,
+    task_table,
+    variant_text,
+)
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.plan.select import PlanEntry
+from relax_tune.tuner.plan.select import Test as Comparison
+from relax_tune.tuner.settings import Settings
+
+LIMITS = (("max_vector_lanes", 8), ("registers", 16), ("vector_bits", 256), ("workers", 2))
+DEVICE = DeviceInfo("c", "made up", (("kind", "c"),), LIMITS)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job on a device nobody has, with made-up records: generic 4 ms everywhere; one tuned candidate of 1 ms up to the
+    middle anchor and 9 ms above; one failed candidate."""
+    folder = make_bert(tmp_path_factory.mktemp("bert"))
+    store = MemoryStore()
+    made = Job(load_model(folder, {"b": (1, 4), "n": (1, 32)}), DEVICE, store, Settings(target="c"))
+    target = store.add_target(made.target)
+    for choices in made.choices.values():
+        task = choices.task
+        store.add_workload(Workload(task.key, task.text, 1, task.name))
+        candidates = [choices.tuned(c) for c in choices.seeds(2)]
+        records = []
+        for number, binding in enumerate(task.bindings()):
+            small = number < len(task.bindings()) // 2
+            records.append(_timed(task.key, target, choices.generic(), binding, 4e-3))
+            if candidates:
+                records.append(_timed(task.key, target, candidates[0], binding, 1e-3 if small else 9e-3))
+        for failed in candidates[1:]:
+            mark = f"{task.key}-{failed.key}"
+            records.append(
+                Measurement(mark, task.key, target, failed, status="failed", stage="compile", message="refused")
+            )
+        store.add_measurements(records)
+    return made
+
+
+def _timed(task: str, target: str, variant: Variant, binding: dict[str, int], secs: float) -> Measurement:
+    where = ",".join(f"{k}{v}" for k, v in binding.items())
+    return Measurement(
+        f"{task}-{variant.key}-{where}", task, target, variant, binding, samples_secs=(secs,), checked=True
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(job: Job) -> tuple[TaskRow, ...]:
+    records = {name: job.store.query(job.target.key, c.task.key) for name, c in job.choices.items()}
+    return task_rows(job.choices, job.build().plans, records)
+
+
+def test_every_task_has_a_row_and_shares_add_up(job: Job, rows: tuple[TaskRow, ...]) -> None:
+    assert {r.name for r in rows} == set(job.choices)
+    assert sum(r.calls for r in rows) == sum(len(t.sites) for t in job.tasks) > 10 * LAYERS
+    assert math.isclose(sum(r.share or 0 for r in rows), 1.0)
+    assert [r.secs for r in rows] == sorted((r.secs for r in rows), key=lambda s: -(s or 0))
+
+
+def test_a_row_costs_what_its_plan_dispatches(job: Job, rows: tuple[TaskRow, ...]) -> None:
+    plans = job.build().plans
+    for row in rows:
+        domain = job.choices[row.name].task.domain
+        chosen = [plans[row.name].variants[plans[row.name].plan.choose(p)].kind for p in domain.points]
+        small = len(domain.points) // 2
+        costs = [(1e-3 if a < small else 9e-3) if kind == "tuned" else 4e-3 for a, kind in enumerate(chosen)]
+        assert row.secs == pytest.approx(row.calls * sum(w * c for w, c in zip(domain.weights, costs, strict=True)))
+
+
+def test_shapes_are_the_smallest_a_middle_and_the_largest(job: Job, rows: tuple[TaskRow, ...]) -> None:
+    for row in rows:
+        sizes = [math.prod(s.shape.values()) for s in row.shapes]
+        everything = [math.prod(p) for p in job.choices[row.name].task.domain.points]
+        assert (sizes[0], sizes[-1]) == (min(everything), max(everything)) and sizes == sorted(sizes)
+        assert all(s.generic == 4e-3 and s.library is None for s in row.shapes)
+        assert row.shapes[-1].dispatched == "generic"
+
+
+def test_trials_count_failures_too(job: Job, rows: tuple[TaskRow, ...]) -> None:
+    for row in rows:
+        wanted = len(list(job.choices[row.name].seeds(2)))
+        assert (row.trials, row.failed) == (wanted, max(0, wanted - 1))
+    assert any(r.failed for r in rows)
+
+
+def test_both_variants_are_shown_where_they_are_dispatched(rows: tuple[TaskRow, ...]) -> None:
+    split = [r for r in rows if len(r.dispatch) > 1]
+    assert split
+    for row in split:
+        assert row.dispatch[-1] == ("else", "generic")
+        assert " <= " in row.dispatch[0][0] and row.dispatch[0][1].startswith("tuned ")
+
+
+def test_tables_print_every_task(rows: tuple[TaskRow, ...]) -> None:
+    for table in (task_table(rows), dispatch_table(rows)):
+        console = Console(width=200)
+        with console.capture() as captured:
+            console.print(table)
+        text = captured.get()
+        assert all(row.name in text for row in rows)
+
+
+def test_symbols_are_named_as_the_model_names_them(job: Job) -> None:
+    labels = {label for choices in job.choices.values() for label in symbol_labels(choices.task)}
+    assert "b*n" in labels and "n" in labels
+
+
+def test_without_records_nothing_is_claimed(job: Job) -> None:
+    empty = Job(job.module, DeviceInfo("c", "another", (("kind", "d"),), LIMITS), MemoryStore(), Settings(target="c"))
+    found = task_rows(empty.choices, empty.build().plans, {name: [] for name in empty.choices})
+    assert all(r.secs is None and r.share is None and r.trials == 0 for r in found)
+    assert {r.dispatch for r in found} == {(("always", "generic"),)}
+
+
+LABELS = ("b*n", "m+1")
+TESTS = st.tuples(
+    st.builds(
+        Comparison,
+        st.sampled_from([(0,), (1,), (0, 1)]),
+        st.integers(1, 99),
+        st.sampled_from([1, 8]),
+        st.sampled_from([0, 3]),
+    ),
+    st.booleans(),
+)
+POINTS = st.tuples(st.integers(0, 120), st.integers(0, 120))
+
+
+@settings(max_examples=80, deadline=None)
+@given(tests=st.lists(TESTS, min_size=1, max_size=5), point=POINTS)
+def test_a_range_holds_exactly_where_its_tests_do(tests: list[tuple[Comparison, bool]], point: tuple[int, int]) -> None:
+    entries = (PlanEntry(tuple(tests), "x"), PlanEntry((), "y"))
+    (where, name), last = dispatch_ranges(entries, LABELS, {"x": "tuned x", "y": "generic"})
+    assert (name, last) == ("tuned x", ("else", "generic"))
+    # b*n stands for the first symbol, m+1 for the second
+    text = where.replace("b*n*(m+1)", "(P*Q)").replace("b*n", "P").replace("m+1", "Q")
+    assert eval(text, {"P": point[0], "Q": point[1]}) == all(t.holds(point) == wanted for t, wanted in tests)
+
+
+def test_variants_in_words() -> None:
+    assert variant_text(Variant("tuned", "matmul.tiles", "[]", '{"MR":4,"NR":16}')) == "tuned matmul.tiles (MR=4,NR=16)"
+    assert variant_text(Variant("library", "openblas.sgemm+rows", "[]", '{"V":8}')) == "library openblas.sgemm+rows"
+    assert variant_text(Variant("generic", "fallback")) == "generic"
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"),
+    [
+        (1.5, "1.50 s"),
+        (0.0123, "12.3 ms"),
+        (1.5e-4, "150 us"),
+        (2.34e-6, "2.34 us"),
+        (4e-8, "0.04 us"),
+        (None, "-"),
+        (math.nan, "-"),
+    ],
+)
+def test_seconds_in_words(secs: float | None, text: str) -> None:
+    assert seconds_text(secs) == text
+
+
+def test_ratios_in_words() -> None:
+    assert ratio_text(3.0, 2.0) == "1.50x"
+    assert ratio_text(None, 2.0) == ratio_text(1.0, math.nan) == ratio_text(1.0, 0.0) == "-"
+
+
+def test_targets_of_other_devices_are_not_mixed_in(job: Job) -> None:
+    other = Target("c", "another", (("kind", "c"),))
+    assert job.store.target(other.key) is None
+    job.store.add_target(other)
+    assert not any(job.store.query(other.key, c.task.key) for c in job.choices.values())

@@ -1,0 +1,194 @@
+"""`import relax_tune as rt`: what it offers, and that it means what the commands mean."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.tuner_models import feed_forward, feed_forward_reference, row_scale
+
+import relax_tune as rt
+from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError, VerifyError
+from relax_tune.ir.op.elementwise import MulScalar, Relu
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.rewrite.pattern import op, tir
+from relax_tune.ir.rewrite.pattern_kinds import PatternKind
+from relax_tune.ir.rewrite.rules import Level
+from relax_tune.tuner.job.loop import Progress
+
+QUICK = {"target": "c", "trials": 2, "effort": "quick"}
+
+
+def test_the_lists_of_names_agree() -> None:
+    tree = ast.parse(Path(rt.__file__).read_text())
+    typed = {
+        alias.asname or alias.name
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == set(rt.__all__) and set(rt.__all__) <= set(dir(rt))
+    for name in rt.__all__:
+        assert getattr(rt, name).__doc__, name
+    with pytest.raises(AttributeError, match=r"no attribute 'tuna'; it has .*tune"):
+        rt.tuna  # noqa: B018
+
+
+@pytest.mark.opencl
+@pytest.mark.ccompiler
+def test_a_build_that_calls_a_library_only_opens_where_it_was_built_for(tmp_path: Path) -> None:
+    graph = rt.GraphBuilder()
+    x = graph.input("x", (graph.symbol("n", 1, 32), 8))
+    w = np.ones((8, 4), np.float32)
+    module = graph.finish(graph.call(Matmul(), x, graph.constant("w", w)))
+    built = rt.build(module, target="opencl", db="memory://", policy="library")
+    assert not built.program.kernels
+    with rt.load(built.save(tmp_path / "m.rta"), "opencl") as model:
+        np.testing.assert_array_equal(model.run([np.ones((3, 8), np.float32)])[0], np.full((3, 4), 8))
+
+
+def test_running_imports_nothing_of_the_tuner() -> None:
+    script = "import sys, relax_tune as rt; rt.load, rt.Model, rt.Artifact; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "relax_tune.runtime.artifact" in names
+    for heavy in (
+        "xgboost",
+        "optuna",
+        "sqlalchemy",
+        "rich",
+        "relax_tune.ir",
+        "relax_tune.tuner",
+        "relax_tune.database",
+    ):
+        assert heavy not in names
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    script = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "import relax_tune as rt\n"
+        "try: rt.open_database\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "relax_tune.open_database wants the package sqlalchemy, found none; pip install 'relax-tune[tune]'\n"
+    )
+
+
+@pytest.mark.parametrize("package", ["typer", "sqlalchemy"])
+def test_the_commands_name_a_missing_package_with_its_extra(package: str) -> None:
+    script = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['db', 'stats']\n"
+        "from relax_tune.tuner.cli.start import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    wanted = f"error: wanted the package {package}, found none; pip install 'relax-tune[tune]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+
+
+@pytest.mark.ccompiler
+def test_tune_build_save_load_run(tmp_path: Path) -> None:
+    module, records = feed_forward(), tmp_path / "records.db"
+    seen: list[Progress] = []
+    result = rt.tune(module, db=records, on_progress=seen.append, **QUICK)
+    assert seen and result.work.measurements > 0 and result.work.problems == ()
+    assert {row.name for row in result.tasks} == {p.task for p in seen}
+    assert result.secs is not None and result.secs > 0 and result.notes == ()
+    assert result.to_json()["measurements"] == result.work.measurements
+
+    with rt.open_database(f"sqlite:///{records}", create=False, read_only=True) as store:
+        found = store.query(result.target.key)
+        assert len(found) == result.work.measurements
+        assert {m.workload for m in found} == {row.key for row in result.tasks}
+        assert all(m.checked for m in store.query(result.target.key, status="ok"))
+
+        artifact = rt.build(module, target="c", db=store, effort="quick")
+        assert store.targets()  # a store that was given stays open
+    assert artifact.notes == ()
+    assert [str(s) for s in artifact.inputs] == ["x: float32 (n, 24)"]
+    assert [s.shape for s in artifact.outputs] == [("n", 24)]
+
+    path = artifact.save(tmp_path / "model.rta")
+    assert rt.load_artifact(path).save(tmp_path / "again.rta").read_bytes() == path.read_bytes()
+    with rt.load(path) as model:
+        assert model.inputs == artifact.inputs
+        for n in (1, 7, 128):
+            x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
+            (by_name,), (in_order,) = model.run({"x": x}), model.run([x])
+            assert np.array_equal(by_name, in_order)
+            np.testing.assert_allclose(by_name, feed_forward_reference(module, x), rtol=1e-4, atol=1e-4)
+        with pytest.raises(UserError, match=r"n <= 128, found 129"):
+            model.run({"x": np.zeros((129, 24), np.float32)})
+
+    again = rt.tune(module, db=records, **QUICK)
+    assert again.work.measurements == 0 and again.tasks == result.tasks
+
+
+@pytest.mark.ccompiler
+def test_an_open_store_stays_open_and_memory_is_enough() -> None:
+    with rt.open_database("memory://") as store:
+        result = rt.tune(row_scale(), db=store, **QUICK)
+        assert store.count(result.target.key) == result.work.measurements > 0
+
+
+@pytest.mark.ccompiler
+def test_precision_halves_the_weights_of_products() -> None:
+    module = feed_forward()
+    artifact = rt.build(module, target="c", db="memory://", precision="bf16")
+    stored = {name: str(array.dtype) for name, array in artifact.constants.items()}
+    wide = dict.fromkeys(("b1", "b2", "scale", "shift"), "float32")
+    assert stored == wide | dict.fromkeys(("w1.bf16", "w2.bf16"), "bfloat16")
+    x = np.random.default_rng(0).standard_normal((5, 24)).astype(np.float32)
+    with artifact.open() as model:
+        (found,) = model.run([x])
+    np.testing.assert_allclose(found, feed_forward_reference(module, x), atol=8 * 2.0**-8)
+    with pytest.raises(UserError, match="--precision wants one of f32, f16, bf16; found 'bfloat16'"):
+        rt.build(module, target="c", precision="bfloat16")  # type: ignore[arg-type]
+
+
+@pytest.mark.ccompiler
+def test_mistakes_say_what_was_wanted(tmp_path: Path) -> None:
+    module = row_scale()
+    with pytest.raises(UserError, match="--strategy wants one of"):
+        rt.tune(module, target="c", db="memory://", strategy="luck")
+    with pytest.raises(UserError, match="bounds belong to the loading of a model"):
+        rt.build(module, target="c", db="memory://", bounds={"n": (1, 4)})
+    with pytest.raises(UserError, match="measured, stored, library, generic; found 'best'"):
+        rt.build(module, target="c", db="memory://", policy="best")  # type: ignore[arg-type]
+    with pytest.raises((UserError, ParseError), match="no such file or folder"):
+        rt.build(tmp_path / "nothing", target="c", db="memory://")
+    with pytest.raises(DatabaseError, match="mysql"):
+        rt.build(module, target="c", db="mysql://u@h/x")
+    with pytest.raises(ArtifactError, match=r"nothing\.rta"):
+        rt.load(tmp_path / "nothing.rta")
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize("level", ["operators", "functions", "fused"])
+def test_rules_of_every_level_are_built(level: Level) -> None:
+    pattern = op(Relu, "x") if level == "operators" else tir("x", kind=PatternKind.ELEMENTWISE)
+    rule = rt.Rule(pattern, lambda site: site.call(MulScalar(2.0), "x"), level=level)
+    graph = rt.GraphBuilder()
+    module = graph.finish(graph.call(Relu(), graph.input("x", (graph.symbol("n"), 4))))
+    x = np.float32([[-1, 0, 1, 2]])
+    with rt.build(module, target="c", db="memory://", policy="generic", rules=[rule]).open() as model:
+        np.testing.assert_array_equal(model.run([x])[0], 2 * x)
+
+
+def test_a_tensor_function_that_is_not_well_formed_is_shown() -> None:
+    own = rt.parse_prim_func(
+        "@prim_func(outputs=1)\ndef own(x: Buffer((n,), f32), y: Buffer((n,), f32)):\n    for i in serial(n):\n        x[i] = y[i]"
+    )
+    graph = rt.GraphBuilder()
+    x = graph.input("x", (graph.symbol("n"),))
+    module = graph.finish(graph.call_tir(graph.add(own), [x], x.info))
+    with pytest.raises(VerifyError, match=r"own: .*x[\s\S]*\n +\| +\^"):
+        rt.build(module, target="c", db="memory://")

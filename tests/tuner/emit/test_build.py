@@ -1,0 +1,297 @@
+"""The build: a pure function of the records' set, and which records may win."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tuner_models import (
+    PAPER_DEVICE,
+    QUICK,
+    RecordedRunner,
+    add_records,
+    attention,
+    choices_of,
+    feed_forward,
+    ok_record,
+    paper_job,
+    row_scale,
+)
+
+from relax_tune.database.records import Environment, Measurement, Target, Workload
+from relax_tune.database.store import MemoryStore, Store, open_store
+from relax_tune.errors import ScheduleError, UserError
+from relax_tune.ir.core.function import IRModule
+from relax_tune.runtime.program import program_from_json
+from relax_tune.schedules.sketch import generate_sketches, replay_with
+from relax_tune.tuner.emit.build import check_policy
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.plan.plans import plan_task, times_of
+from relax_tune.tuner.plan.select import NOISE
+from relax_tune.tuner.task import task as task_module
+
+FOUR = replace(QUICK, trials=4)
+Make = Callable[[], IRModule]
+
+
+def answer(program: Any, symbols: Any) -> float | str:
+    """The winner changes over the range: kernels have a start-up cost and a rate that depend on their text."""
+    size = sum(len(k.source) for k in program.kernels) % 97
+    return 1e-6 * (1 + size) + 1e-9 * (97 - size) * sum(symbols.values()) ** 2
+
+
+@cache
+def _tuned(make: Make) -> tuple[Job, list[Measurement]]:
+    job = paper_job(make, settings=FOUR)
+    job.tune(RecordedRunner(answer))
+    return job, [r for t in job.tasks for r in job.store.query(job.target.key, t.key)]
+
+
+def filled(job: Job, store: Store, records: Sequence[Measurement]) -> Store:
+    store.add_target(job.target)
+    store.add_environment(Environment(tuple(job.libraries.items())))
+    for task in job.tasks:
+        add_records(store, task, [r for r in records if r.workload == task.key])
+    return store
+
+
+@pytest.mark.parametrize("make", [feed_forward, attention])
+def test_other_orders_and_stores_give_the_same_bytes(make: Make, tmp_path: Path) -> None:
+    job, records = _tuned(make)
+    built = job.build()
+    assert any(len(p.plan.entries) > 1 for p in built.plans.values())
+    expected = job.artifact(built).save(tmp_path / "first.rta").read_bytes()
+    shuffled = list(records)
+    for number in range(3):
+        random.Random(number).shuffle(shuffled)
+        url = f"sqlite:///{tmp_path / f'{number}.db'}"
+        with MemoryStore() if number == 0 else open_store(url) as store:
+            for r in shuffled[:10]:  # some come alone, some together, some twice
+                filled(job, store, [r])
+            filled(job, store, shuffled)
+            other = paper_job(make, store, FOUR, fresh=number == 2)
+            again = other.build()
+            assert again.program.to_json() == built.program.to_json()
+            assert other.artifact(again).save(tmp_path / f"{number}.rta").read_bytes() == expected
+
+
+BUILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from dataclasses import replace
+from relax_tune.database.store import open_store
+from tests.tuner import tuner_models
+
+job = tuner_models.paper_job(tuner_models.feed_forward, open_store(sys.argv[2], read_only=True),
+                             replace(tuner_models.QUICK, trials=4))
+job.artifact(job.build()).save(sys.argv[3])
+"""
+
+
+def test_another_process_with_another_hash_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    job, records = _tuned(feed_forward)
+    expected = job.artifact(job.build()).save(tmp_path / "here.rta").read_bytes()
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    with open_store(url) as store:
+        filled(job, store, records)
+    root = str(Path(__file__).parents[3])
+    for seed in ("1", "2718"):
+        path = tmp_path / f"{seed}.rta"
+        subprocess.run(
+            [sys.executable, "-c", BUILD, root, url, str(path)], check=True, env=os.environ | {"PYTHONHASHSEED": seed}
+        )
+        assert path.read_bytes() == expected
+
+
+def test_a_build_does_not_change_the_store() -> None:
+    job, _ = _tuned(feed_forward)
+    before = [job.store.query(job.target.key, t.key) for t in job.tasks]
+    job.build()
+    assert [job.store.query(job.target.key, t.key) for t in job.tasks] == before
+    assert not job.store.plans(job.target.key)
+
+
+def test_the_program_verifies_and_dispatches_what_the_plan_says() -> None:
+    job, _ = _tuned(feed_forward)
+    built = job.build()
+    assert program_from_json(built.program.to_json()) == built.program
+    for call in built.program.calls:
+        plan = next(p for p in built.plans.values() if p.plan.variants == tuple(v.key for v in call.variants))
+        assert [v.label for v in call.variants] == [plan.variants[k].kind for k in plan.plan.variants]
+
+
+def test_no_records_dispatch_the_generic_form_and_say_so() -> None:
+    job = paper_job(feed_forward)
+    built = job.build()
+    assert {v.label for c in built.program.calls for v in c.variants} == {"generic"}
+    assert len(built.notes) == len(job.tasks)
+    assert all("generic" in n and "relax-tune tune" in n for n in built.notes)
+    tuned, _ = _tuned(feed_forward)
+    assert tuned.build().notes == ()
+
+
+@pytest.mark.parametrize("policy", ["library", "generic"])
+def test_policies_narrow_the_choice(policy: Any) -> None:
+    job, _ = _tuned(feed_forward)
+    for plan in job.build(policy).plans.values():
+        kinds = {plan.variants[k].kind for k in plan.plan.variants}
+        assert kinds == {policy} or (
+            policy == "library" and not any(v.kind == "library" for v in plan.variants.values())
+        )
+
+
+def test_an_unknown_policy_is_an_error() -> None:
+    with pytest.raises(UserError, match="measured, stored, library, generic; found 'best'"):
+        check_policy("best")
+
+
+# -- who may win ------------------------------------------------------------------------------------------------------
+
+
+class Stage:
+    """One task with a fast and a slow candidate, whose records a test can spoil."""
+
+    def __init__(self, make: Make = row_scale) -> None:
+        self.job = paper_job(make)
+        self.task = self.job.tasks[0]
+        self.choices = self.job.choices[self.task.name]
+        self.fast, self.slow = (self.choices.tuned(c) for c in self.choices.seeds(2))
+
+    def records(self, variant: Any, seconds: float, **more: Any) -> list[Measurement]:
+        return [ok_record(self.task, self.job.target.key, variant, p, seconds, **more) for p in self.task.domain.points]
+
+    def winners(self, *records: Measurement) -> set[str]:
+        return set(plan_task(self.choices, records).plan.variants)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Stage:
+    return Stage()
+
+
+def test_the_faster_wins(stage: Stage) -> None:
+    slow = stage.records(stage.slow, 1e-3)
+    assert stage.winners(*stage.records(stage.fast, 1e-6), *slow) == {stage.fast.key}
+
+
+def test_unchecked_records_never_win(stage: Stage) -> None:
+    slow = stage.records(stage.slow, 1e-3)
+    assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False), *slow) == {stage.slow.key}
+    assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False)) == {stage.choices.generic().key}
+
+
+@pytest.mark.parametrize("where", [0, -1])
+def test_a_variant_that_ever_failed_never_wins(stage: Stage, where: int) -> None:
+    task, target = stage.task, stage.job.target.key
+    failure = Measurement("f", task.key, target, stage.fast, {}, "failed", "wrong-result", "element 3 is off")
+    records = stage.records(stage.fast, 1e-6)
+    records.insert(where % (len(records) + 1), failure)
+    assert stage.winners(*records, *stage.records(stage.slow, 1e-3)) == {stage.slow.key}
+
+
+def test_a_failed_generic_form_is_dispatched_only_with_a_note(stage: Stage) -> None:
+    generic = stage.choices.generic()
+    failure = Measurement("f", stage.task.key, stage.job.target.key, generic, {}, "failed", "wrong-result", "is off")
+    job = paper_job(row_scale)
+    filled(job, job.store, [failure])
+    assert any("wrong-result" in n and "is off" in n for n in job.build().notes)
+
+
+def test_records_of_another_target_never_win(stage: Stage) -> None:
+    store = MemoryStore()
+    other = Target(PAPER_DEVICE.kind, "another device")
+    store.add_target(other)
+    job = paper_job(row_scale, store)
+    filled(job, store, stage.records(stage.slow, 1e-3))
+    foreign = [replace(r, id=f"o{n}", target=other.key) for n, r in enumerate(stage.records(stage.fast, 1e-6))]
+    add_records(store, stage.task, foreign)
+    assert store.count(other.key) == len(foreign)
+    (plan,) = job.build().plans.values()
+    assert plan.plan.variants == (stage.slow.key,)
+
+
+def test_zero_times_and_other_shapes_say_nothing(stage: Stage) -> None:
+    slow = stage.records(stage.slow, 1e-3)
+    elsewhere = ok_record(stage.task, stage.job.target.key, stage.fast, (10**6,), 1e-6)
+    assert stage.winners(*stage.records(stage.fast, 0.0), elsewhere, *slow) == {stage.slow.key}
+
+
+def test_all_samples_of_a_variant_count(stage: Stage) -> None:
+    first = stage.records(stage.fast, 1e-6)
+    again = [replace(r, id=f"{r.id}b", samples_secs=(5e-6,) * 7) for r in first]
+    times, _ = times_of(stage.choices, [*first, *again])
+    assert times[stage.fast.key] == [5e-6] * len(first)
+
+
+@pytest.mark.parametrize("records", ["not a trace", "value outside its domain", "no such tunable"])
+def test_a_record_that_no_longer_applies_is_passed_over(stage: Stage, records: str) -> None:
+    trace = json.loads(stage.fast.trace)
+    odd = {
+        "not a trace": replace(stage.fast, trace="[1, 2]"),
+        "value outside its domain": replace(stage.fast, parameters=json.dumps(dict.fromkeys(stage.fast.values, 77))),
+        "no such tunable": replace(stage.fast, trace=json.dumps(trace | {"tunables": {}}), parameters="{}"),
+    }[records]
+    for kind in ("tuned", "library", "generic"):
+        spoiled = stage.records(replace(odd, kind=kind), 1e-7)
+        assert stage.winners(*spoiled, *stage.records(stage.slow, 1e-3)) == {stage.slow.key}
+        assert stage.winners(*spoiled) == {stage.choices.generic().key}
+
+
+def test_a_sketch_that_cannot_be_made_any_more_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps fail: found out only when the winner is put together."""
+    stage = Stage()
+    job = paper_job(row_scale, fresh=True)
+    (choices,) = job.choices.values()
+
+    def broken(trace: Any, func: Any, values: Any) -> Any:
+        if values == stage.fast.values and trace.to_json() == stage.fast.trace:
+            raise ScheduleError("this step is gone")
+        return replay_with(trace, func, values)
+
+    def fewer(func: Any, machine: Any) -> Any:
+        return tuple(s for s in generate_sketches(func, machine) if s.trace.to_json() != stage.fast.trace)
+
+    monkeypatch.setattr(task_module, "replay_with", broken)
+    monkeypatch.setattr(task_module, "generate_sketches", fewer)
+    records = [*stage.records(stage.fast, 1e-6), *stage.records(stage.slow, 1e-3)]
+    assert plan_task(choices, records).plan.variants == (stage.slow.key,)
+    job.store.add_target(job.target)
+    job.store.add_workload(Workload(choices.task.key, choices.task.text, 1, choices.task.name))
+    job.store.add_measurements(records)
+    (note,) = job.build().notes
+    assert "1 of the kernels on record" in note and "this step is gone" in note and "relax-tune tune" in note
+
+
+def test_a_kernel_must_beat_the_library_beyond_noise() -> None:
+    stage = Stage(feed_forward)
+    (library, *_) = stage.choices.library_variants()
+    measured = stage.records(library, 1.0)
+    near, far = stage.records(stage.fast, 1.0 / (1 + NOISE) + 0.005), stage.records(stage.fast, 0.9)
+    assert stage.winners(*measured, *near) == {library.key}
+    assert stage.winners(*measured, *far) == {stage.fast.key}
+
+
+def test_without_the_library_here_its_records_do_not_win() -> None:
+    stage = Stage(feed_forward)
+    (library, *_) = stage.choices.library_variants()
+    without = replace(stage.choices, alternatives=(), _programs={}, _stages={})
+    records = [*stage.records(library, 1e-6), *stage.records(stage.slow, 1e-3)]
+    assert set(plan_task(without, records).plan.variants) == {stage.slow.key}
+
+
+def test_library_variants_keep_the_keys_that_records_have() -> None:
+    task = next(iter(paper_job(feed_forward).choices.values())).task
+    found = {v.sketch: v.key[:10] for v in choices_of(task.func, task.domain).library_variants()}
+    assert found == {
+        "openblas.sgemm+injective.parallel": "393e0077e3",
+        "openblas.sgemm+injective.serial": "d9b3bfe533",
+    }

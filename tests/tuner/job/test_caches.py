@@ -1,0 +1,82 @@
+"""Timing as in a model: tasks with many weights find none of them in the caches, and their records stay apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.support.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, feed_forward
+from tests.tuner.job.flushed import every_line_is_read
+
+from relax_tune.database.records import REGIMES as RECORDED
+from relax_tune.database.store import MemoryStore
+from relax_tune.errors import MeasureError, UserError
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.program import Program
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.measure.flush import LINE_BYTES, CacheFlush, flushed_bytes
+from relax_tune.tuner.measure.messages import REGIMES
+
+# Weights of 96 x 200 float32 are many, those of the normalisation few.
+MODEL = feed_forward(96, 200)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("c", marks=pytest.mark.ccompiler), pytest.param("opencl", marks=pytest.mark.opencl)]
+)
+def test_every_line_is_read(kind: str) -> None:
+    device = open_device(kind)
+    every_line_is_read(device, CacheFlush(device, 1000 * LINE_BYTES))
+    device.close()
+
+
+def test_more_is_read_than_the_caches_hold() -> None:
+    assert flushed_bytes({"workers": 64, "l2_bytes": 2 << 20, "l3_bytes": 100 << 20}) == 256 << 20
+    assert flushed_bytes({"workers": 2, "l2_bytes": 1 << 20, "l3_bytes": 32 << 20}) == 64 << 20
+    assert flushed_bytes({"workers": 2, "l2_bytes": 1 << 20, "l3_bytes": 480 << 20}) == 256 << 20
+    assert flushed_bytes({"workers": 132, "warp": 32, "l2_bytes": 50 << 20}) == 100 << 20
+    assert flushed_bytes({}) == 32 << 20
+
+
+def test_a_device_without_such_a_kernel_says_so() -> None:
+    class Other:
+        info = DeviceInfo("abacus", "abacus", (), ())
+
+    with pytest.raises(MeasureError, match="abacus"):
+        CacheFlush(Other())  # type: ignore[arg-type]
+
+
+def by_regime(program: Program, symbols: dict[str, int]) -> float:
+    return 1e-6 * (1 + sum(len(k.source) for k in program.kernels) % 97) * (1 + sum(symbols.values()))
+
+
+def test_records_of_the_two_regimes_never_mix() -> None:
+    store = MemoryStore()
+    cold = Job(MODEL, PAPER_DEVICE, store, replace(QUICK, caches="model"))
+    warm = Job(MODEL, PAPER_DEVICE, store, QUICK)
+    regimes = {t.name: t.regime for t in cold.tasks}
+    assert set(regimes.values()) == {"warm", "flushed"} and {t.regime for t in warm.tasks} == {"warm"}
+    assert {t.key for t in cold.tasks} == {t.key for t in warm.tasks}
+    runner = RecordedRunner(by_regime)
+    first = cold.tune(runner)
+    assert first.measurements and cold.tune(runner).measurements == 0, "what is asked for is on record"
+    flushed = {t.key for t in cold.tasks if t.regime == "flushed"}
+    for t in cold.tasks:
+        assert {m.regime for m in store.query(cold.target.key, t.key)} == {t.regime}
+    assert len(warm.build().notes) == len(flushed), "times of the other regime count for nothing"
+    assert not cold.build().notes
+    second = warm.tune(RecordedRunner(by_regime))
+    assert 0 < second.measurements < first.measurements
+    assert {m.workload for m in store.query(cold.target.key, regime="flushed")} == flushed
+    assert cold.tune(runner).measurements == 0 and warm.tune(runner).measurements == 0
+    assert not warm.build().notes
+
+
+def test_regimes_are_named_alike_where_they_are_measured_and_recorded() -> None:
+    assert REGIMES == RECORDED
+
+
+def test_an_unknown_regime_is_refused() -> None:
+    with pytest.raises(UserError, match="--caches wants one of warm, model"):
+        replace(QUICK, caches="cold")  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""Where an interruption strikes and where it waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.tuner_models import QUICK, RecordedRunner, paper_job, row_scale
+from tests.tuner.job.job_processes import JobProcess
+
+from relax_tune.database.records import Measurement
+from relax_tune.database.store import MemoryStore
+from relax_tune.tuner.cli.start import SENTENCE
+from relax_tune.tuner.job.interrupts import shielded
+from relax_tune.tuner.measure import scratch
+from relax_tune.tuner.measure.scratch import ScratchFolder
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """As in a terminal, whoever started these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_waits_for_the_end_of_a_shielded_block() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        with shielded():
+            for step in range(3):
+                signal.raise_signal(signal.SIGINT)
+                steps.append(step)
+        steps.append(99)
+    assert steps == [0, 1, 2] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_shields_nest_and_the_outermost_ends_the_wait() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt), shielded():
+        with shielded():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("inner")
+        steps.append("outer")
+    assert steps == ["inner", "outer"]
+
+
+def test_an_error_inside_a_shield_is_not_lost_and_nothing_is_raised_without_a_signal() -> None:
+    with pytest.raises(ValueError), shielded():
+        raise ValueError
+    with shielded():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_ignored_stays_ignored_and_other_threads_may_use_shields() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with shielded():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    done = []
+
+    def elsewhere() -> None:
+        with shielded():
+            done.append(1)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert done == [1]
+
+
+def test_a_commit_that_is_interrupted_is_whole() -> None:
+    class Struck(MemoryStore):
+        def add_measurements(self, batch: Iterable[Measurement]) -> int:
+            signal.raise_signal(signal.SIGINT)
+            return super().add_measurements(batch)
+
+    store = Struck()
+    job = paper_job(row_scale, store, QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        job.tune(RecordedRunner())
+    (key,) = {r.variant.kind for r in store.query(job.target.key)}
+    assert key == "generic" and store.lease(job.tasks[0].key, job.target.key) is None
+    assert [j.state for j in store.jobs()] == ["interrupted"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_during_imports_is_one_sentence(number: signal.Signals, tmp_path: Path) -> None:
+    job = JobProcess(tmp_path, "tune", "nothing", "--target", "c", "--db", "sqlite:///t.db")
+    try:
+        job.wait_until_it_listens()
+        job.process.send_signal(number)
+        assert job.wait() == 128 + number, job.said()
+        assert job.said().splitlines() == [SENTENCE] and not job.orphans()
+    finally:
+        job.kill()
+
+
+LOST = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from relax_tune.tuner import cli, start
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def command():
+    Dying()
+    time.sleep(60)
+
+cli.main = command
+start.main()
+"""
+
+
+def test_an_interruption_that_python_drops_comes_again() -> None:
+    """In a destructor an exception cannot be passed on: Python prints it and goes on."""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=60)
+    assert time.monotonic() - began < 50
+    assert done.returncode == 130 and done.stderr.splitlines() == [SENTENCE]
+
+
+def test_what_is_ignored_on_purpose_does_not_interrupt() -> None:
+    """`nohup relax-tune ...`, or one in the background of a script."""
+    code = (
+        "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from relax_tune.tuner.cli import app as cli, start\n"
+        "def command():\n    os.kill(os.getpid(), signal.SIGINT)\n    os.kill(os.getpid(), signal.SIGHUP)\n    print('done')\n"
+        "cli.main = command\nstart.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+# -- folders of killed runners ------------------------------------------------------------------------------------------
+
+
+def test_a_killed_owner_s_folder_is_swept_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import time\nfrom relax_tune.tuner.measure.scratch import ScratchFolder\n"
+        "made = ScratchFolder()\n(made.path / 'kernel.so').write_text('x')\nprint(made.path, flush=True)\ntime.sleep(600)\n"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as owner:
+        assert owner.stdout is not None
+        theirs = Path(owner.stdout.readline().strip())
+        mine = ScratchFolder()
+        assert theirs.exists() and mine.path.parent == theirs.parent == tmp_path  # its owner lives
+        owner.kill()
+    assert theirs.exists()
+    (tmp_path / "relax-tune-measure-new").mkdir()  # being made by another at this moment
+    (tmp_path / "other").mkdir()
+    again = ScratchFolder()
+    assert not theirs.exists() and mine.path.exists()
+    for folder in (again, mine, mine):
+        folder.remove()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "relax-tune-measure-new"]

@@ -1,0 +1,238 @@
+"""Histories: what of a database is told to the search of a task, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, paper_job, row_scale
+
+from relax_tune.database.records import Measurement, Target, Workload
+from relax_tune.database.store import MemoryStore
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.reduce import Softmax
+from relax_tune.schedules.cost.features import FeatureFunction
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.loop import FORMAT_VERSION
+from relax_tune.tuner.learn import warm_start
+from relax_tune.tuner.learn.warm_start import History, roofline
+from relax_tune.tuner.search.base import Result, SearchProblem, TrainingRows
+from relax_tune.tuner.search.evolution import ENOUGH, EvolutionarySearch
+from relax_tune.tuner.task.task import Choices, points_array
+
+OTHER = Target(PAPER_DEVICE.kind, "another", (("compiler", "newer"),))
+
+
+def product(inner: int, outer: int, rows: int = 256) -> IRModule:
+    """(n, inner) by (inner, outer)."""
+    g = GraphBuilder()
+    n = g.symbol("n", 1, rows)
+    weight = g.constant("w", np.zeros((inner, outer), np.float32))
+    return g.finish(g.call(Matmul(), g.input("x", (n, inner)), weight))
+
+
+def job_of(module: IRModule) -> Job:
+    return Job(module, PAPER_DEVICE, MemoryStore(), QUICK)
+
+
+@pytest.fixture(scope="module")
+def small() -> Choices:
+    return next(iter(job_of(product(96, 160)).choices.values()))
+
+
+@pytest.fixture(scope="module")
+def wide() -> Choices:
+    return next(iter(job_of(product(128, 512)).choices.values()))
+
+
+def seconds(choices: Choices, codes: Any, points: Any) -> Any:
+    """A machine made of the features alone: flops over the lanes in use, and the bytes that tiles load again."""
+    functions = {f: i for i, f in enumerate(feature_names(choices))}
+    f = choices.space.features(codes, points).astype(np.float64)
+    log = {n: f[:, :, i] for n, i in functions.items()}
+    work = log["flops"] + 2.0 * np.abs(log["registers"] - 4) - 1.5 * log["lane_use"] + log["padding"]
+    return 1e-9 * (np.exp2(0.7 * work) + np.exp2(0.5 * log["traffic"] + log["loads_per_point"]))
+
+
+def feature_names(choices: Choices) -> tuple[str, ...]:
+    return FeatureFunction(choices.sketches[0], choices.machine).names
+
+
+def records(
+    choices: Choices, target: str, count: int, points: Sequence[Sequence[int]], seed: int = 0
+) -> list[Measurement]:
+    codes = choices.space.sample(np.random.default_rng(seed), count)
+    times = seconds(choices, codes, points_array(points))
+    found = []
+    for number, candidate in enumerate(choices.space.candidates(codes)):
+        variant = choices.tuned(candidate)
+        for spot, point in enumerate(points):
+            symbols = {f"s{a}": x for a, x in enumerate(point)}
+            text = f"{variant.key}-{target[:6]}.{spot}"
+            if number % 10 == 9:
+                failed: dict[str, Any] = {"status": "failed", "stage": "compile", "message": "no"}
+                found.append(Measurement(text, choices.task.key, target, variant, **failed))
+                break
+            samples = (float(times[number, spot]),) * 3
+            found.append(
+                Measurement(text, choices.task.key, target, variant, symbols, samples_secs=samples, checked=True)
+            )
+    return found
+
+
+def store_with(choices: Choices, made: Sequence[Measurement], order: int | None = None) -> MemoryStore:
+    store = MemoryStore()
+    store.add_target(Target(PAPER_DEVICE.kind, PAPER_DEVICE.name, PAPER_DEVICE.fingerprint))
+    store.add_target(OTHER)
+    store.add_workload(Workload(choices.task.key, choices.task.text, FORMAT_VERSION, choices.task.name))
+    rows = list(made)
+    if order is not None:
+        rows = [rows[int(i)] for i in np.random.default_rng(order).permutation(len(rows))]
+    for record in rows:
+        store.add_measurements([record])
+    return store
+
+
+HERE = Target(PAPER_DEVICE.kind, PAPER_DEVICE.name, PAPER_DEVICE.fingerprint).key
+POINTS = ((8,), (200,))
+
+
+def history(store: MemoryStore, of: Choices, model: set[str] | None = None) -> TrainingRows | None:
+    return History(store, HERE, {of.task.key} if model is None else model).rows(of)
+
+
+@pytest.mark.parametrize("source", ["other shapes", "another device", "another task"])
+def test_each_source_is_told(small: Choices, wide: Choices, source: str) -> None:
+    of = wide if source == "another task" else small
+    store = store_with(of, records(of, OTHER.key if source == "another device" else HERE, 40, POINTS))
+    found = history(store, small)
+    assert found is not None and found.features.dtype == np.float32
+    example = small.space.features(
+        small.space.sample(np.random.default_rng(0), 3), points_array(small.task.domain.points)
+    )
+    assert found.features.shape == (len(found.log_time), example.shape[2]) and len(found.log_time) >= 24
+    assert set(found.groups.tolist()) == {0, 1} and np.isnan(found.log_time).any()
+    assert np.isfinite(found.features[:, : len(feature_names(small))]).all()
+    # the very features the search computes: the best-known row is described as its own candidate would be
+    assert np.nanmin(found.log_time) > -12 and np.nanmax(found.log_time) < 12
+
+
+def test_what_does_not_count_is_left_out(small: Choices, wide: Choices) -> None:
+    anchors = small.task.domain.points
+    assert (
+        history(store_with(small, records(small, HERE, 20, anchors)), small) is None
+    )  # those are told to the search itself
+    assert history(store_with(small, []), small) is None
+    made = records(wide, HERE, 40, POINTS)
+    assert history(store_with(wide, made), small, {small.task.key, wide.task.key}) is None  # tuned by the same job
+    stranger = Target("opencl", "gpu")
+    store = store_with(small, [])
+    store.add_target(stranger)
+    store.add_measurements(records(small, stranger.key, 20, POINTS))
+    assert history(store, small) is None
+    odd = [
+        replace(r, id=f"odd{i}", variant=replace(r.variant, **change))
+        for i, (r, change) in enumerate(
+            zip(
+                made,
+                [
+                    {"trace": '{"tunables": {}, "steps": [["nothing", {}]]}'},
+                    {"trace": "[]"},
+                    {"parameters": '{"RB": 3}'},
+                ],
+            )
+        )
+    ]
+    odd += [replace(made[3], id="unchecked", checked=False), replace(made[4], id="elsewhere", symbols={"q": 5})]
+    assert history(store_with(wide, odd), small) is None
+
+
+def test_any_order_of_records_gives_the_same_history_and_the_same_candidates(small: Choices, wide: Choices) -> None:
+    made = records(wide, HERE, 120, POINTS)
+    found = [history(store_with(wide, made, order), small) for order in (None, 1, 2)]
+    asked = []
+    for rows in found:
+        assert rows is not None
+        assert np.array_equal(rows.features, found[0].features, equal_nan=True)  # type: ignore[union-attr]
+        problem = SearchProblem(small.space, points_array(small.task.domain.points), history=lambda rows=rows: rows)
+        asked.append(EvolutionarySearch(problem, np.random.default_rng(3)).ask(8))
+    assert asked[0] == asked[1] == asked[2]
+    cold = EvolutionarySearch(
+        SearchProblem(small.space, points_array(small.task.domain.points)), np.random.default_rng(3)
+    )
+    assert cold.ask(8) != asked[0]
+
+
+def test_the_cost_is_bounded(small: Choices, wide: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_start, "OTHER_ROWS", 20)
+    asked: list[int | None] = []
+
+    class Counting(MemoryStore):
+        def query(self, *args: Any, **more: Any) -> Any:
+            asked.append(more.get("limit"))
+            return super().query(*args, **more)
+
+    plain = store_with(wide, records(wide, HERE, 200, POINTS))
+    store = Counting()
+    store.__dict__.update(plain.__dict__)
+    found = history(store, small)
+    assert found is not None and len(found.log_time) <= 20
+    assert asked and all(limit is not None and limit <= 4 * warm_start.OWN_ROWS for limit in asked)
+
+
+def test_what_another_task_taught_helps_a_search(small: Choices, wide: Choices) -> None:
+    """Sixteen trials of one product with and without the records of a wider one; times are those of `seconds`."""
+    rows = history(store_with(wide, records(wide, HERE, 150, POINTS)), small)
+    points = points_array(small.task.domain.points)
+    scale, weights = roofline(small.space, points, small.machine), list(small.task.domain.weights)
+
+    def reached(told: TrainingRows | None, seed: int) -> float:
+        problem = SearchProblem(small.space, points, weights, scale, history=lambda: told)
+        search, best = EvolutionarySearch(problem, np.random.default_rng(seed)), np.inf
+        for _ in range(2):
+            asked = search.ask(8)
+            times = seconds(small, small.space.encode(asked), points)
+            search.tell([Result(c, dict(enumerate(map(float, t)))) for c, t in zip(asked, times)])
+            best = min(best, float((np.log(times) @ np.asarray(weights)).min()))
+        return best
+
+    warm, cold = ([reached(told, seed) for seed in range(4)] for told in (rows, None))
+    assert np.mean(warm) < np.mean(cold) and max(warm) <= max(cold)
+
+
+def test_the_loop_reads_the_records_of_another_model() -> None:
+    """The same seed asks other candidates once there is a history, and the same ones again with the same history."""
+    store = MemoryStore()
+    paper_job(row_scale, store, replace(QUICK, trials=10)).tune(RecordedRunner())
+
+    def programs(first: MemoryStore) -> list[list[str]]:
+        runner = RecordedRunner()
+        job = Job(softmax_of(24), PAPER_DEVICE, first, replace(QUICK, trials=8))
+        job.tune(runner)
+        return [sorted(r.program_json for r in batch) for batch in runner.batches]
+
+    assert len(store.query(HERE, kinds=("tuned",), status="ok")) > ENOUGH
+    warm, cold = programs(copied(store)), programs(MemoryStore())
+    assert warm != cold and warm == programs(copied(store))
+
+
+def softmax_of(width: int) -> IRModule:
+    g = GraphBuilder()
+    return g.finish(g.call(Softmax(), g.input("x", (g.symbol("n", 1, 64), width))))
+
+
+def copied(store: MemoryStore) -> MemoryStore:
+    fresh = MemoryStore()
+    for environment in store.environments():
+        fresh.add_environment(environment)
+    for target in store.targets():
+        fresh.add_target(target)
+        for workload in store.workloads(target.key):
+            fresh.add_workload(workload)
+        fresh.add_measurements(store.query(target.key))
+    return fresh

@@ -1,0 +1,197 @@
+"""What only the local runner promises: supervision of its child process, and what that child is made of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.tuner.measure.measure_programs import LIMIT_SECS, POLICY, check, kernel, program, request
+
+from relax_tune.errors import MeasureError
+from relax_tune.tuner.measure.local import LocalRunner, _Blame
+from relax_tune.tuner.measure.messages import MeasureRequest
+from relax_tune.tuner.measure.process import DeviceProcess
+from relax_tune.tuner.measure.protocol import FrameReader, Progress, write_frame
+
+pytestmark = [
+    pytest.mark.ccompiler,
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner("c") as opened:
+        yield opened
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pid: int) -> bool:
+    give_up = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+@pytest.mark.parametrize("spec", ["abacus", "opencl:no such device"])
+def test_a_device_that_does_not_exist_is_an_error_that_says_so(spec: str) -> None:
+    with pytest.raises(MeasureError, match=spec):
+        LocalRunner(spec)
+
+
+def test_a_device_that_does_not_open_in_time_is_an_error_that_says_so(tmp_path: Path) -> None:
+    # A compiler that never answers: opening the C device asks gcc for its version.
+    (tmp_path / "gcc").write_text("#!/bin/sh\nsleep 600\n")
+    (tmp_path / "gcc").chmod(0o755)
+    slow = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with pytest.raises(MeasureError, match=r"within 1\.5 s"):
+        LocalRunner("c", open_secs=1.5, environment=slow)
+
+
+def test_the_child_imports_the_runtime_and_nothing_heavier() -> None:
+    code = (
+        "import sys, relax_tune.tuner.measure.child\n"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in "
+        "('xgboost', 'sqlalchemy', 'optuna', 'distributed', 'torch', 'onnx') "
+        "or m.startswith(('relax_tune.ir', 'relax_tune.schedules', 'relax_tune.database'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_child_and_its_group_end_with_the_runner() -> None:
+    with LocalRunner("c") as opened:
+        assert opened._process is not None
+        pid = opened._process.pid
+        assert alive(pid) and os.getpgid(pid) == pid
+    assert wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "hanging"])
+def test_the_child_ends_when_its_supervisor_is_killed(busy: bool) -> None:
+    root = Path(__file__).parents[3]
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(root)!r})\n"
+        "from relax_tune.tuner.measure.local import LocalRunner\n"
+        "from tests.tuner.measure.measure_programs import request\n"
+        "runner = LocalRunner('c')\n"
+        + ("runner.submit([request('hang', 'c')])\ntime.sleep(0.7)\n" if busy else "")
+        + "print(runner._process.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        pid = int(supervisor.stdout.readline())
+        assert alive(pid)
+        supervisor.kill()
+    assert wait_until_gone(pid)
+
+
+def test_a_child_killed_from_outside_costs_nothing(runner: LocalRunner) -> None:
+    kinds = ["good", "also-good"]
+    future = runner.submit([request(kind, "c", id=f"{kind}{n}") for n in range(10) for kind in kinds])
+    assert runner._process is not None
+    os.kill(runner._process.pid, signal.SIGKILL)
+    assert [result.status for result in future.result(LIMIT_SECS)] == ["ok"] * 20
+
+
+def test_who_breaks_memory_does_not_fail_a_neighbour(runner: LocalRunner) -> None:
+    # It passes its own check, then leaves shared constants changed: the next candidate must not pay for that.
+    subject = program("good", "c")
+    body = (
+        "t[i] = x[0]; y[i] = x[i] * w[i % 4] + t[i]; if (i == n - 1) for (int k = 0; k < 4; k++) ((float *)w)[k] = 0;"
+    )
+    text = kernel("vandal", body, "c")
+    vandal = program("good", "c", name="vandal")
+    vandal = type(vandal)(**{**{f: getattr(vandal, f) for f in vandal.__dataclass_fields__}, "kernels": (text,)})
+    batch = [MeasureRequest("vandal", vandal.to_json(), (check(vandal, 64, 3),), (), POLICY)]
+    batch += [MeasureRequest("good", subject.to_json(), (check(subject, 64, 4),), ({"n": 64},), POLICY)]
+    found = {result.id: result for result in runner.submit(batch).result(LIMIT_SECS)}
+    assert found["good"].status == "ok"
+
+
+def test_several_crashes_and_hangs_lose_no_one(runner: LocalRunner) -> None:
+    kinds = ["crash", "good", "hang", "crash", "also-good"]
+    batch = [request(kind, "c", id=f"{at}", deadline_secs=1.0) for at, kind in enumerate(kinds)]
+    stages = [result.stage for result in runner.submit(batch).result(LIMIT_SECS)]
+    assert stages == ["crash", None, "timeout", "crash", None]
+
+
+def test_a_process_that_hangs_between_requests_costs_none_its_result(
+    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, ends = runner._attempt, [_Blame("timeout", (), "idle")]
+    monkeypatch.setattr(runner, "_attempt", lambda *given: ends.pop() if ends else whole(*given))
+    (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
+    assert result.status == "ok" and not ends
+    monkeypatch.setattr(runner, "_attempt", lambda *given: _Blame("timeout", (), "idle"))
+    (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
+    assert result.stage == "timeout"
+
+
+def test_a_compiler_that_hangs_fails_only_its_candidate(runner: LocalRunner) -> None:
+    # gcc expands this for minutes; in one unit with its neighbours it holds them up, alone only itself.
+    bomb = "".join(f"#define M{at + 1} M{at} M{at} M{at} M{at}\n" for at in range(14))
+    subject = program("good", "c", name="bomb")
+    source = kernel("bomb", "t[i] = x[0]; y[i] = 0; M14", "c")
+    heavy = type(source)("bomb", "c", "#define M0 y[i] += x[i] * y[i];\n" + bomb + source.source)
+    slow = type(subject)(**{**{f: getattr(subject, f) for f in subject.__dataclass_fields__}, "kernels": (heavy,)})
+    batch = [
+        MeasureRequest("bomb", slow.to_json(), (), ({"n": 1},), POLICY, deadline_secs=1.0),
+        request("good", "c", deadline_secs=3.0),
+    ]
+    results = runner.submit(batch).result(LIMIT_SECS)
+    assert [(result.id, result.stage) for result in results] == [("bomb", "timeout"), ("good", None)]
+    assert "compile" in results[0].message
+
+
+def test_frames_and_progress_survive_their_pipe(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    reader = FrameReader(reads)
+    assert reader.next(0.0) is None and not reader.ended
+    write_frame(writes, "one")
+    write_frame(writes, "zwei ü")
+    assert [reader.next(1.0), reader.next(1.0)] == ["one", "zwei ü"]
+    os.write(writes, b"\x09\0\0\0\0\0\0\0half")
+    os.close(writes)
+    assert reader.next(1.0) is None and reader.ended
+    os.close(reads)
+    with Progress(tmp_path / "p", create=True) as told, Progress(tmp_path / "p", create=False) as seen:
+        told.tell(3, 2, "compile")
+        step = seen.read()
+        assert step is not None and (step.first, step.count, step.phase) == (3, 2, "compile")
+        seen.clear()
+        cleared = told.read()
+        assert cleared is not None and cleared.count == 0 and cleared.phase == "idle"
+
+
+def test_a_reader_that_stops_reading_is_noticed() -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with pytest.raises(TimeoutError):
+        write_frame(writes, "x" * (1 << 21), within_secs=0.1)
+    os.close(reads)
+    with pytest.raises(BrokenPipeError):
+        write_frame(writes, "x" * (1 << 21), within_secs=0.1)
+    os.close(writes)
+
+
+def test_a_process_says_how_it_died(tmp_path: Path) -> None:
+    process = DeviceProcess("c", tmp_path, 60.0, {})
+    os.kill(process.pid, signal.SIGSEGV)
+    assert process.receive(20.0) is None and process.ended
+    assert process.death() == "died of signal SIGSEGV"
+    process.close()

@@ -1,0 +1,167 @@
+"""The reference: the same values as the interpreter, in f64; and how far a right kernel may be from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from tests.support import zoo
+from tests.support.tuner_models import choices_of
+
+from relax_tune.errors import VerifyError
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import f32, i64
+from relax_tune.ir.core.expr import MATH, Var, call, const, load
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.interp import reference
+from relax_tune.ir.interp.interp import bind_symbols, run_prim
+from relax_tune.tuner.task.check import check_case
+from relax_tune.tuner.task.domain import Domain
+from relax_tune.tuner.task.reference import evaluate, tolerances
+
+
+@pytest.mark.parametrize(
+    ("case", "dims"),
+    [(c, d) for c in zoo.cases() for d in c.sizes],
+    ids=lambda x: x.name if hasattr(x, "name") else None,
+)
+def test_agrees_with_the_interpreter_and_with_numpy(case: zoo.Case, dims: Mapping[str, int]) -> None:
+    arguments, expected = case.arguments(np.random.default_rng(1), dims)
+    inputs = arguments[: len(case.func.input_buffers)]
+    env = bind_symbols(case.func, arguments, case.scalar_arguments(dims))
+    symbols = {v: int(env[v]) for v in case.func.symbols}
+    found = evaluate(case.func, inputs, symbols)
+    run_prim(case.func, arguments, case.scalar_arguments(dims))
+    for f, e, a in zip(found, expected, arguments[len(inputs) :], strict=True):
+        assert f.shape == e.shape == a.shape
+        assert f.dtype == np.float64
+        np.testing.assert_allclose(f, e, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(a, f, rtol=2e-5, atol=2e-5)
+
+
+def turned(name: str, reduce: bool) -> PrimFunc:
+    """y[j, i] = x[i, j], or the sum over k of x[i, k] * w[k, j]: iterators in another order than the store's indices."""
+    n, m, depth = Var("n"), Var("m"), const(5)
+    i, j, k = Var("i"), Var("j"), Var("k")
+    x = Buffer("x", (n, depth if reduce else m), f32)
+    w, y = Buffer("w", (depth, m), f32), Buffer("y", (m, n), f32)
+    iters = (IterVar(i, n), IterVar(j, m), *((IterVar(k, depth, "reduce"),) if reduce else ()))
+    loops = tuple(Var(f"l{v.var.name}") for v in iters)
+    value = load(y, (j, i)) + load(x, (i, k)) * load(w, (k, j)) if reduce else load(x, (i, j))
+    init = Store(y, (j, i), const(0.0)) if reduce else None
+    body: Stmt = Block("turn", iters, loops, Store(y, (j, i), value), init)
+    for var, it in reversed(list(zip(loops, iters, strict=True))):
+        body = For(var, it.extent, body)
+    return PrimFunc(name, (x, w, y) if reduce else (x, y), 1, body)
+
+
+@pytest.mark.parametrize(("chunk", "parts"), [(35, 1), (13, 4), (1, 7)])
+def test_what_does_not_move_with_the_rows_is_not_evaluated_for_each(
+    chunk: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large matrix costs as much for many rows as for one."""
+    monkeypatch.setattr(reference, "CHUNK", chunk)
+    contract, found = reference._Block._contract, list[int]()
+    monkeypatch.setattr(
+        reference._Block, "_contract", lambda s, a, b, x: (found.append(a.size), contract(s, a, b, x))[1]
+    )
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((7, 5), np.float32), rng.standard_normal((5, 3), np.float32)
+    func = turned("many", True)
+    (y,) = evaluate(func, [x, w], {v: {"n": 7, "m": 3}[v.name] for v in func.symbols})
+    np.testing.assert_allclose(y, (x.astype(float) @ w.astype(float)).T)
+    assert len(found) == parts and sum(found) == x.size
+
+
+@pytest.mark.parametrize(("n", "m"), [(0, 4), (1, 1), (7, 3), (3, 0)])
+def test_stores_in_another_order_than_the_iterators(n: int, m: int) -> None:
+    rng = np.random.default_rng(n)
+    x, w = rng.standard_normal((n, 5)).astype(np.float32), rng.standard_normal((5, m)).astype(np.float32)
+    image = rng.standard_normal((n, m)).astype(np.float32)
+    for func, inputs, expected in (
+        (turned("copy", False), [image], image.T.astype(np.float64)),
+        (turned("product", True), [x, w], (x.astype(np.float64) @ w).T),
+    ):
+        (found,) = evaluate(func, inputs, dict(zip(func.symbols, (n, m), strict=True)))
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+        out = np.full((m, n), np.nan, np.float32)
+        run_prim(func, [*inputs, out])
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_reduction_is_its_start() -> None:
+    by_name = {c.name: c.func for c in zoo.cases()}
+    for name, start in (("row_sum", 0.0), ("row_max", -np.inf)):
+        func = by_name[name]
+        (found,) = evaluate(func, [np.zeros((4, 0), np.float32)], dict(zip(func.symbols, (4, 0))))
+        assert found.tolist() == [start] * 4
+
+
+def test_a_function_it_cannot_read_is_refused_and_the_interpreter_takes_over() -> None:
+    """The difference of a row's numbers, one after the other: no sum, product, max or min."""
+    n, i, k = Var("n"), Var("i"), Var("k")
+    x, y = Buffer("x", (n, const(3)), f32), Buffer("y", (n,), f32)
+    iters = (IterVar(i, n), IterVar(k, const(3), "reduce"))
+    loops = (Var("li"), Var("lk"))
+    block = Block("fall", iters, loops, Store(y, (i,), load(x, (i, k)) - load(y, (i,))), Store(y, (i,), const(1.0)))
+    func = PrimFunc("fall", (x, y), 1, For(loops[0], n, For(loops[1], const(3), block)))
+    with pytest.raises(VerifyError, match="wanted a sum, product, max or min"):
+        evaluate(func, [np.ones((2, 3), np.float32)], {n: 2})
+    check = check_case(choices_of(func, Domain(((1,), (40,)), (0.5, 0.5))).task, 1)
+    (expected,) = check.expected
+    assert expected.shape == (check.symbols["s0"],) and np.isfinite(expected).all()
+
+
+@pytest.mark.parametrize("name", sorted(MATH))
+def test_every_scalar_function_means_what_the_interpreter_says(name: str) -> None:
+    n, b = Var("n"), TensorBuilder("one")
+    x, z, y = b.input("x", (n,)), b.input("z", (n,)), b.output("y", (n,))
+    two = name in ("pow", "fmod")
+    b.compute(y, lambda i: call(name, x[i], z[i]) if two else call(name, x[i]) + z[i])
+    func, rng = b.finish(), np.random.default_rng(3)
+    arrays = [(rng.random(16) + shift).astype(np.float32) for shift in (0.25, 0.5)]
+    out = np.empty(16, np.float32)
+    run_prim(func, [*arrays, out])
+    (found,) = evaluate(func, arrays, {n: 16})
+    np.testing.assert_allclose(found, out, rtol=2e-6, atol=2e-6)
+
+
+def test_stores_at_computed_places() -> None:
+    case = next(c for c in zoo.cases() if c.name == "concat_blocks")
+    check = check_case(choices_of(case.func, Domain(((1, 1), (40, 40)), (0.5, 0.5))).task, 1)
+    (expected,) = check.expected
+    assert expected.shape == (sum(check.symbols.values()), 3) and np.isfinite(expected).all()
+
+
+def test_chunks_of_a_large_block_join() -> None:
+    n = Var("n")
+    b = TensorBuilder("large")
+    x, y = b.input("x", (n, 600)), b.output("y", (n,))
+    b.reduce(y, (600,), const(0.0), lambda acc, i, k: acc + x[i, k])
+    rows = 20_000  # more than one chunk of 4 Mi elements
+    array = np.random.default_rng(2).standard_normal((rows, 600), dtype=np.float32)
+    (found,) = evaluate(b.finish(), [array], {n: rows})
+    np.testing.assert_allclose(found, array.sum(axis=1, dtype=np.float64), rtol=1e-9, atol=1e-9)
+
+
+def test_tolerances_grow_with_the_reduction_and_the_magnitude_and_integers_have_none() -> None:
+    matmul = next(c for c in zoo.cases() if c.name == "matmul").func
+    n, m, k = (next(v for v in matmul.symbols if v.name == name) for name in ("n", "m", "k"))
+
+    def limit(depth: int, size: float) -> float:
+        ((_, atol),) = tolerances(matmul, {n: 4, m: 4, k: depth}, [np.full((4, 4), size)])
+        return atol
+
+    assert limit(4096, 10.0) > limit(16, 10.0) > limit(16, 0.1) > 0
+    assert limit(512, 30.0) < 1e-2  # still finds a wrong element
+    b = TensorBuilder("ids")
+    s = Var("s")
+    x, y = b.input("x", (s,), i64), b.output("y", (s,), i64)
+    b.compute(y, lambda i: x[i] * 2)
+    func = b.finish()
+    assert tolerances(func, {s: 3}, [np.zeros(3)]) == [(0.0, 0.0)]
+    (found,) = evaluate(func, [np.array([1, 2, 2**40])], {s: 3})
+    assert found.dtype == np.int64 and found.tolist() == [2, 4, 2**41]

@@ -1,0 +1,184 @@
+"""Variants in parts: the same results as one kernel, records that can be replayed, plans that mix both over a range."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from tests.support.tuner_models import (
+    DEVICES,
+    PAPER_DEVICE,
+    QUICK,
+    RecordedRunner,
+    job_dispatching,
+    ok_record,
+    opened,
+    paper_job,
+    row_scale,
+)
+from tests.tuner.emit.test_emit import check
+
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.store import MemoryStore
+from relax_tune.errors import BuildError
+from relax_tune.ir.core.expr import const
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.op.attention import Attention
+from relax_tune.ir.op.decoder import RmsNorm
+from relax_tune.ir.op.movement import Permute
+from relax_tune.runtime.device.base import Device, DeviceInfo
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.plan.plans import plan_task
+from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.unfused_variants import Parts, choices_of_parts, in_parts, parts_of, routines_of
+
+
+@cache
+def encoder() -> IRModule:
+    """Attention of two heads as an encoder has it, q, k, v as (b, n, 2, 8), under a mask that is added."""
+    g = GraphBuilder()
+    b, n = g.symbol("b", 0, 3), g.symbol("n", 0, 40)
+    q, k, v = (g.call(Permute((0, 2, 1, 3)), g.input(x, (b, n, const(2), const(8)))) for x in "qkv")
+    mask = g.input("mask", (b, const(1), const(1), n))
+    return g.finish(g.call(Permute((0, 2, 1, 3)), g.call(Attention(0.3), q, k, v, mask)))
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    with opened(request.param) as found:
+        yield found
+
+
+def test_a_guess_outside_its_domain_is_not_taken() -> None:
+    """As rules guess for many rows what a task of one row does not have."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n", 1, 40), 64))
+    module = g.finish(g.call(RmsNorm(), x, g.constant("scale", np.ones(64, np.float32))))
+    (choices,) = Job(module, PAPER_DEVICE, MemoryStore(), QUICK).choices.values()
+    far = [replace(s, guesses=({t.name: 10**6 for t in s.tunables},)) for s in choices.sketches]
+    choices.__dict__["sketches"] = tuple(far)
+    assert choices.program(choices.guess()).kernels
+
+
+def choices_on(info: DeviceInfo) -> Choices:
+    """What the encoder may dispatch with one library, whichever others are installed."""
+    (choices,) = Job(encoder(), info, MemoryStore(), QUICK).choices.values()
+    return replace(choices, alternatives=tuple(a for a in choices.alternatives if a.library == "openblas"))
+
+
+@cache
+def on_paper() -> Choices:
+    return choices_on(PAPER_DEVICE)
+
+
+def test_every_part_by_a_library_or_by_a_kernel(device: Device) -> None:
+    choices = choices_on(device.info)
+    found = choices.variants_in_parts()
+    kinds = [[v.kind for v in parts_of(r).variants] for r in found]
+    assert [k[1] for k in kinds] == ["tuned"] * 4 and sorted(k[::2] for k in kinds) == sorted(
+        [a, b] for a in ("library", "tuned") for b in ("library", "tuned")
+    )
+    for variant in found[:2]:
+        check(choices, variant, device, [(0, 5), (2, 0), (1, 1), (3, 33)])
+
+
+def test_one_query_meets_its_keys_without_packing_them(device: Device) -> None:
+    """Decoding: two query heads for each head of the cache, whose rows are read once, as they lie."""
+    g = GraphBuilder()
+    m = g.symbol("m", 1, 40)
+    q, k, v = (g.input(x, (1, const(4 if x == "q" else 2), const(1) if x == "q" else m, const(32))) for x in "qkv")
+    (choices,) = Job(g.finish(g.call(Attention(0.3), q, k, v)), device.info, MemoryStore(), QUICK).choices.values()
+    found = [r for r in choices.variants_in_parts() if r.kind == "tuned"]
+    assert [parts_of(r).variants[0].sketch for r in found] == ["matvec.dots.parallel"]
+    check(choices, found[0], device, [(1,), (2,), (7,), (40,)])
+
+
+@pytest.mark.ccompiler
+def test_a_plan_mixes_one_kernel_and_parts_over_the_range() -> None:
+    """Each with the workspace it needs at that shape, in memory that is planned together."""
+
+    def variants(choices: Choices, _: int) -> list[VariantRecord]:
+        return [choices.tuned(choices.seeds(1)[0]), *choices.variants_in_parts()[:2]]
+
+    with opened("c") as device:
+        job = job_dispatching(device.info, encoder(), variants)
+        built = job.build()
+        (call,) = built.program.calls
+        assert sorted(len(v.steps) for v in call.variants)[0] == 1 and len(call.variants) == 3
+        rng = np.random.default_rng(0)
+        with job.artifact(built).open(device) as model:
+            for b, n in ((1, 1), (3, 40), (0, 7), (1, 37), (2, 3), (3, 0), (2, 31), (1, 16), (3, 17)):
+                arrays = [rng.standard_normal((b, n, 2, 8)).astype(np.float32) for _ in "qkv"]
+                arrays.append(np.where(rng.random((b, 1, 1, n)) < 0.3, -np.inf, 0).astype(np.float32))
+                (found,) = model.run(arrays)
+                np.testing.assert_allclose(found, run_function(encoder(), "main", arrays), rtol=1e-5, atol=1e-5)
+
+
+def test_a_record_in_parts_is_read_again() -> None:
+    choices = on_paper()
+    for record in choices.variants_in_parts():
+        assert in_parts(record) and parts_of(record).record() == record
+        assert record.kind == ("library" if "openblas" in record.sketch else "tuned")
+        assert routines_of(record) == ({"openblas.sgemm_batched"} if record.kind == "library" else frozenset())
+    assert not any(map(in_parts, (choices.generic(), choices.tuned(choices.seeds(1)[0]))))
+    (softmax,) = paper_job(row_scale).choices.values()
+    assert softmax.variants_in_parts() == ()
+
+
+def test_a_record_in_parts_that_does_not_apply_is_a_build_error() -> None:
+    choices = on_paper()
+    record = choices.variants_in_parts()[1]
+    trace = json.loads(record.trace)
+    first, *others = trace["parts"]
+    for spoiled in (
+        {"parts": 3},
+        {"parts": [first], "begins": []},
+        trace | {"begins": ["gone", *trace["begins"][1:]]},
+        trace | {"begins": trace["begins"][::-1]},
+        trace | {"begins": [[], 1]},
+        trace | {"parts": [["odd", *first[1:]], *others]},
+        trace | {"parts": [[*first[:2], []], *others]},
+        trace | {"parts": [*others, first]},
+    ):
+        odd = replace(record, trace=json.dumps(spoiled, separators=(",", ":")))
+        with pytest.raises(BuildError, match="does not apply"):
+            choices.stages(odd)
+    with pytest.raises(BuildError, match="does not apply"):
+        choices.stages(replace(record, parameters='{"7.MR": 4}'))
+
+
+def test_parts_of_a_library_that_is_not_here_do_not_win() -> None:
+    choices = on_paper()
+    library, own, *_ = choices.variants_in_parts()
+    records = [
+        ok_record(choices.task, "t" * 32, v, p, secs)
+        for v, secs in ((library, 1e-6), (own, 1e-4), (choices.generic(), 1e-3))
+        for p in choices.task.domain.points
+    ]
+    assert plan_task(choices, records).plan.variants == (library.key,)
+    assert plan_task(replace(choices, alternatives=()), records).plan.variants == (own.key,)
+
+
+def test_a_job_times_them_with_the_generic_form_and_counts_them_as_no_trial() -> None:
+    job = Job(encoder(), PAPER_DEVICE, MemoryStore(), replace(QUICK, trials=2))
+    vars(job)["choices"] = {on_paper().task.name: on_paper()}
+    assert job.tune(RecordedRunner()).trials == 2
+    timed = {r.variant.key for r in job.store.query(job.target.key, on_paper().task.key)}
+    assert {v.key for v in on_paper().variants_in_parts()} < timed
+
+
+def test_what_keeps_to_one_library_is_tried_first() -> None:
+    def variant(name: str) -> VariantRecord:
+        return VariantRecord("library" if "." in name else "tuned", name)
+
+    one, two, own, softmax = map(variant, ("one.gemm+serial", "two.gemm", "matmul", "rows"))
+    found = choices_of_parts([(one, two, own), (softmax,), (one, two, own)], limit=4)
+    assert found[:3] == ((one, softmax, one), (two, softmax, two), (own, softmax, own))
+    assert len(set(found)) == 4
+    assert [Parts(("a", "b"), chosen).record().kind for chosen in (found[0], found[2])] == ["library", "tuned"]

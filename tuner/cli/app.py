@@ -1,0 +1,238 @@
+"""The command line: `relax-tune COMMAND`. The table of commands, what every command shares, and nothing heavy.
+
+Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted (`tuner/cli/start.py`);
+1 when whoever read the output has gone (`relax-tune db top | head -1`), which is nobody's mistake and said to nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import io
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from relax_tune.errors import RelaxTuneError
+
+USER_ERROR, NOTHING_MEASURED = 2, 3
+
+
+class Entry(NamedTuple):
+    """A command: where it is (`attribute` of `commands/MODULE.py`, a function or, for a group, a `typer.Typer`), its line
+    of help, and command lines that show it."""
+
+    module: str
+    attribute: str
+    summary: str
+    examples: tuple[str, ...]
+
+
+COMMANDS: dict[str, Entry] = {
+    "tune": Entry(
+        "tune",
+        "tune",
+        "Measure kernels for a model on a device, then build its artifact.",
+        (
+            "relax-tune tune ./encoder --target c --bound b=1:8 --bound n=1:512",
+            "relax-tune tune model.onnx --target opencl --effort quick --out model.rta",
+        ),
+    ),
+    "build": Entry(
+        "build",
+        "build",
+        "Build a model's artifact from what has been measured. Measures nothing.",
+        (
+            "relax-tune build ./encoder --target c --bound b=1:8 --bound n=1:512",
+            "relax-tune build ./encoder --policy library --out library.rta",
+        ),
+    ),
+    "run": Entry(
+        "run",
+        "run",
+        "Run an artifact on text or on arrays.",
+        (
+            'relax-tune run encoder-c.rta --model ./encoder --text "a sentence" --text "another"',
+            "relax-tune run encoder-c.rta --inputs arrays.npz --out results.npz",
+            "relax-tune run encoder-c.rta --inputs arrays.npz --record-shapes shapes.json",
+        ),
+    ),
+    "bench": Entry(
+        "bench",
+        "bench",
+        "Time artifacts against each other, interleaved.",
+        ("relax-tune bench tuned.rta library.rta --shape b=1,n=8 --shape b=8,n=512",),
+    ),
+    "plan": Entry(
+        "plan",
+        "plan",
+        "Show what is dispatched where; check it against what is served.",
+        (
+            "relax-tune plan encoder-c.rta --c plans.c",
+            "relax-tune plan ./encoder --target c --check --profile served.json",
+        ),
+    ),
+    "show": Entry(
+        "show",
+        "show",
+        "Show a model's program and tasks, or all about one task.",
+        (
+            "relax-tune show ./encoder --what tasks",
+            "relax-tune show ./encoder --after FuseOps",
+            "relax-tune show ./encoder --task softmax --target c",
+            "relax-tune show softmax --target c --what trace --what source",
+        ),
+    ),
+    "db": Entry(
+        "db",
+        "app",
+        "Look at, move and mend the database of measurements.",
+        ("relax-tune db stats", "relax-tune db top softmax --count 5", "relax-tune db export records.jsonl"),
+    ),
+    "jobs": Entry(
+        "cluster",
+        "jobs",
+        "List the tuning jobs a database knows.",
+        ("relax-tune jobs --db sqlite:///records.db",),
+    ),
+    "worker": Entry(
+        "cluster",
+        "worker",
+        "Lend this machine's devices to the jobs of a Dask scheduler.",
+        ("relax-tune worker tcp://127.0.0.1:8786 --device c --device opencl",),
+    ),
+    "devices": Entry(
+        "devices",
+        "devices",
+        "List the devices kernels can be tuned for and run on here.",
+        ("relax-tune devices", "relax-tune devices --json"),
+    ),
+    "doctor": Entry(
+        "devices",
+        "doctor",
+        "Say what is installed, what is missing, what would be faster.",
+        ("relax-tune doctor", "relax-tune doctor --json --db sqlite:///records.db"),
+    ),
+}
+
+
+def examples(*lines: str) -> str:
+    """The last paragraph of a command's help."""
+    return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
+
+
+class LazyCommands(TyperGroup):
+    """A group that imports a command's module when that command runs: `--help`, `--version` and the completion of a
+    command's name stay quick, and a command's heavy imports can stand at the top of its module."""
+
+    _listing = False
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, entry in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=entry.summary)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command itself; while listing, one that knows only its line of help."""
+        if self._listing or cmd_name not in COMMANDS:
+            return self.commands.get(cmd_name)
+        return load_command(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help without importing any command."""
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """What can stand here, without importing any command."""
+        self._listing = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._listing = False
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; its errors become one paragraph on stderr and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except RelaxTuneError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(USER_ERROR) from None
+
+
+def load_command(name: str) -> Any:
+    """The command `name` of `COMMANDS`, its module imported now."""
+    entry = COMMANDS[name]
+    found = getattr(importlib.import_module(f"relax_tune.tuner.cli.commands.{entry.module}"), entry.attribute)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, epilog=examples(*entry.examples))(found)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=LazyCommands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 2 a mistake the message says how to correct, 3 nothing usable was measured, 130 "
+    "interrupted (the same command again goes on). `relax-tune COMMAND --help` has every option with an example.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            found = version("relax-tune")
+        except PackageNotFoundError:
+            found = "0 (not installed)"
+        print(f"relax-tune {found}")
+        raise typer.Exit
+
+
+@app.callback()
+def relax_tune(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Tune, build and run models with symbolic shapes. Settings: flags, then RELAX_TUNE_* variables, then
+    relax-tune.toml in the current folder, then defaults."""
+
+
+def main() -> None:
+    """The command line, with standard streams that can be trusted. Raises SystemExit."""
+    _prepare_output()
+    try:
+        app(prog_name="relax-tune")
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
+            raise
+        # a full disk behind `> file`: what is left in the buffer has nowhere to go either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"error: the output could not be written: {error.strerror}; send it elsewhere", file=sys.stderr)
+        sys.exit(USER_ERROR)
+
+
+def _prepare_output() -> None:
+    """Whole lines at once, and no character that cannot be printed. A standard stream that is closed becomes /dev/null:
+    else the next file that is opened (the database) would take its place and receive what libraries print."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError, ValueError):
+                stream.reconfigure(line_buffering=True, errors="backslashreplace")

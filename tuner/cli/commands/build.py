@@ -1,0 +1,104 @@
+"""`relax-tune build`: an artifact from records alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+import typer
+
+from relax_tune.database.store import open_store
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
+from relax_tune.tuner.cli.commands.options import (
+    Bounds,
+    CacheDtype,
+    Database,
+    Effort,
+    FormOfAttention,
+    JoinedProducts,
+    Json,
+    Model,
+    PlannedMemory,
+    Precision,
+    Profile,
+    Shapes,
+    Target,
+    TimedCaches,
+    among,
+    print_json,
+    settings_of,
+)
+from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.table import dispatch_table, task_rows, task_table
+from relax_tune.tuner.emit.build import check_policy
+from relax_tune.tuner.job.job import Job, device_info, model_key, parse_bounds
+from relax_tune.tuner.settings import Policy
+
+
+def build(
+    context: typer.Context,
+    model: Model,
+    target: Target = None,
+    db: Database = None,
+    bound: Bounds = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(get_args(Policy)),
+            autocompletion=among(*get_args(Policy)),
+            help="measured: the fastest by record, per range of shapes. stored: what `tune` chose last, or `plan --restore` since. "
+            "library: library calls wherever there are any. generic: untuned kernels only.",
+        ),
+    ] = "measured",
+    effort: Effort = None,
+    products: JoinedProducts = None,
+    attention: FormOfAttention = None,
+    precision: Precision = None,
+    cache_dtype: CacheDtype = None,
+    caches: TimedCaches = None,
+    memory: PlannedMemory = None,
+    shapes: Shapes = None,
+    profile: Profile = None,
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack",
+            help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start.",
+        ),
+    ] = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Build a model's artifact from what has been measured. Measures nothing.
+
+    The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
+    A task without a usable record gets its generic kernel.
+    """
+    settings = settings_of(context)
+    wanted = check_policy(policy)
+    console = make_console(stderr=json)
+    module = load_model(model, parse_bounds(bound or []), settings.cache_dtype)
+    path = artifact_path(model, settings.target, out)
+    check_destination(path, model_key(module), overwrite)
+    with open_store(settings.db, read_only=True) as store:
+        job = Job(module, device_info(settings.target), store, settings)
+        built = job.build(wanted)
+        saved = job.artifact(built, pack).save(path)
+        records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
+    rows = task_rows(job.choices, built.plans, records)
+    console.print(task_table(rows))
+    console.print(dispatch_table(rows))
+    for note in built.notes:
+        say(console, f"note: {note}")
+    say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
+    if json:
+        print_json(
+            {
+                "artifact": str(saved),
+                "target": {"kind": job.device.kind, "name": job.device.name, "key": job.target.key},
+                "policy": wanted,
+                "tasks": [row.to_json() for row in rows],
+                "notes": list(built.notes),
+            }
+        )

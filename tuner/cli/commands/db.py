@@ -1,0 +1,383 @@
+"""`relax-tune db ...`: look at, move and mend the database of measurements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relax_tune.database.engine import default_url
+from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file, write_whole
+from relax_tune.database.exchange.jsonl import merge as merge_stores
+from relax_tune.database.exchange.t4 import export_t4, import_t4
+from relax_tune.database.records import Measurement, Target, Workload
+from relax_tune.database.sql_store import upgrade as upgrade_schema
+from relax_tune.database.store import Store, open_store
+from relax_tune.errors import UserError
+from relax_tune.runtime.artifact import tool_version
+from relax_tune.tuner.cli.app import COMMANDS, USER_ERROR, examples
+from relax_tune.tuner.cli.commands.options import Database, Json, among, print_json
+from relax_tune.tuner.cli.report.console import make_console, make_table, say, seconds_text
+from relax_tune.tuner.cli.report.table import variant_text
+from relax_tune.tuner.settings import load_settings
+
+app = typer.Typer(
+    help="Look at, move and mend the database of measurements.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    epilog=examples(*COMMANDS["db"].examples),
+)
+
+FORMS = ("jsonl", "t4")
+KeyPart = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="KEY",
+        help="A target's key or the start of it, as `db stats` lists them. [default: the only target there is]",
+    ),
+]
+Form = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="|".join(FORMS),
+        autocompletion=among(*FORMS),
+        help="jsonl has everything; t4 has the measurements of one target, for other autotuners.",
+    ),
+]
+DAY_SECS = 86_400.0
+
+
+def open_for(db: str | None, *, write: bool = False, create: bool = False) -> Store:
+    """The database the settings name. It must exist, unless it may be made."""
+    return open_store(load_settings({"db": db}).db, create=create, read_only=not write)
+
+
+def one_target(store: Store, part: str | None) -> Target:
+    """The target whose key starts with `part`; without one, the only target. Raises UserError naming those there are."""
+    targets = store.targets()
+    if not targets:
+        raise UserError(f"wanted a target, {store.where} has none; `relax-tune tune` adds the one it measures on")
+    matching = [t for t in targets if t.key.startswith(part or "")]
+    if len(matching) == 1:
+        return matching[0]
+    known = "; ".join(f"{t.key[:12]} ({t.kind}, {t.name})" for t in targets)
+    wanted = f"one target whose key starts with {part!r}" if part else "one target; choose it with --on KEY"
+    raise UserError(f"wanted {wanted}, {store.where} has: {known}")
+
+
+def one_workload(store: Store, part: str, target: str | None = None) -> Workload:
+    """The workload whose key starts with `part` or whose name is `part`. Raises UserError."""
+    known = store.workloads(target)
+    matching = [w for w in known if w.key.startswith(part)] or [w for w in known if w.hint == part]
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(f"{w.key[:12]} ({w.hint})" for w in (matching or known)[:20])
+    names = names or "none; `relax-tune tune` records those of a model"
+    raise UserError(
+        f"wanted one workload whose key starts with, or whose name is, {part!r}; {store.where} has: {names}"
+    )
+
+
+def _point(symbols: dict[str, int]) -> str:
+    return ",".join(f"{k}={v}" for k, v in symbols.items()) or "-"
+
+
+@app.command(epilog=examples("relax-tune db stats", "relax-tune db stats --json --db sqlite:///records.db"))
+def stats(db: Database = None, json: Json = False) -> None:
+    """Count what is known on each target."""
+    with open_for(db) as store:
+        found = [s for t in store.targets() if (s := store.stats(t.key)) is not None]
+        where = store.where
+    if json:
+        print_json(
+            [
+                {
+                    "target": {"key": s.target.key, "kind": s.target.kind, "name": s.target.name},
+                    "workloads": s.workloads,
+                    "measurements": s.measurements,
+                    "ok": s.ok,
+                    "checked": s.checked,
+                    "kinds": dict(s.kinds),
+                    "failures": dict(s.failures),
+                }
+                for s in found
+            ]
+        )
+        return
+    counts = ("workloads", "measurements", "ok", "checked")
+    table = make_table("target", "kind", "name", *counts, "by kind", "failures", right=counts)
+    for s in found:
+        numbers = (s.workloads, s.measurements, s.ok, s.checked)
+        kinds, failures = (", ".join(f"{n} {k}" for k, n in group) or "-" for group in (s.kinds, s.failures))
+        table.add_row(s.target.key[:12], s.target.kind, s.target.name, *map(str, numbers), kinds, failures)
+    console = make_console()
+    say(console, where)
+    console.print(table if found else "no targets on record; `relax-tune tune` adds the one it measures on")
+
+
+@app.command(epilog=examples("relax-tune db top", "relax-tune db top softmax --count 5 --on 3f9a"))
+def top(
+    workload: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="Key (or its start) or name. [default: all]")
+    ] = None,
+    on: KeyPart = None,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Variants per shape.")] = 3,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """The fastest variants of each workload at each measured shape."""
+    if count < 1:
+        raise UserError(f"--count wants at least 1, found {count}")
+    rows: list[tuple[Workload, Measurement]] = []
+    with open_for(db) as store:
+        target = one_target(store, on)
+        wanted = [one_workload(store, workload, target.key)] if workload else store.workloads(target.key)
+        for one in wanted:
+            for symbols in measured_points(store.query(target.key, one.key, status="ok")):
+                rows += [(one, m) for m in store.top(one.key, target.key, symbols, count)]
+    if json:
+        print_json(
+            [
+                {
+                    "workload": w.key,
+                    "name": w.hint,
+                    "symbols": m.symbols,
+                    "kind": m.variant.kind,
+                    "sketch": m.variant.sketch,
+                    "parameters": m.variant.values,
+                    "median_secs": m.median_secs,
+                    "samples": len(m.samples_secs),
+                }
+                for w, m in rows
+            ]
+        )
+        return
+    table = make_table("workload", "name", "shape", "median", "variant", right=("median",))
+    before: tuple[str, str] = ("", "")
+    for w, m in rows:
+        here = (w.key, _point(m.symbols))
+        first = here != before
+        table.add_row(
+            w.key[:12] if w.key != before[0] else "",
+            w.hint if w.key != before[0] else "",
+            here[1] if first else "",
+            seconds_text(m.median_secs),
+            variant_text(m.variant),
+        )
+        before = here
+    make_console().print(table if rows else "no checked measurements on record; `relax-tune tune` makes some")
+
+
+def measured_points(measurements: Sequence[Measurement]) -> list[dict[str, int]]:
+    """The distinct points of ok measurements, smallest first."""
+    points = {tuple(m.symbols.items()): m.symbols for m in measurements}
+    return sorted(points.values(), key=lambda p: (tuple(p.values()), tuple(p)))
+
+
+@app.command(epilog=examples("relax-tune db show softmax", "relax-tune db show 3f9a --json"))
+def show(
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="The start of the key of a workload, target or job, or a workload's name.",
+        ),
+    ],
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Show a workload's text, a target's facts or a job's settings.
+
+    `relax-tune show` says more of a workload: sketches, times, traces, sources.
+    """
+    with open_for(db) as store:
+        found: list[dict[str, Any]] = [
+            {"target": t.key, "kind": t.kind, "name": t.name, "fingerprint": dict(t.fingerprint)}
+            for t in store.targets()
+            if t.key.startswith(key)
+        ]
+        found += [{"job": j.id, "state": j.state, "settings": j.settings} for j in store.jobs() if j.id.startswith(key)]
+        found += [
+            {"workload": w.key, "name": w.hint, "format_version": w.format_version, "text": w.text}
+            for w in store.workloads(None)
+            if w.key.startswith(key) or w.hint == key
+        ]
+        where = store.where
+    if not found:
+        raise UserError(
+            f"wanted a workload, target or job whose key starts with {key!r}, {where} has none; see `db top`"
+        )
+    if json:
+        print_json(found)
+        return
+    console = make_console()
+    for record in found:
+        for name, value in record.items():
+            if isinstance(value, dict):
+                value = "".join(f"\n  {k}: {v}" for k, v in value.items())
+            elif "\n" in str(value):
+                value = f"\n{value}"
+            say(console, f"{name}: {value}")
+
+
+@app.command(
+    "export",
+    epilog=examples("relax-tune db export records.jsonl", "relax-tune db export --format t4 --on 3f9a measured.json"),
+)
+def export_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    form: Form = "jsonl",
+    on: KeyPart = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Write records to a file.
+
+    Those of all targets, or of the one chosen with --on.
+    """
+    with open_for(db) as store:
+        if _checked_form(form) == "jsonl":
+            lines = export_file(store, file, None if on is None else [one_target(store, on).key])
+            _done(json, f"wrote {lines} records to {file}", {"file": str(file), "records": lines})
+            return
+        target = one_target(store, on)
+        found = store.query(target.key)
+        write_whole(file, [export_t4(target, found, tool_version())])
+    _done(json, f"wrote {len(found)} measurements to {file}", {"file": str(file), "measurements": len(found)})
+
+
+def _done(json: bool, text: str, document: dict[str, Any]) -> None:
+    """What was done: a sentence for people, or a document for scripts."""
+    if json:
+        print_json(document)
+    else:
+        say(make_console(), text)
+
+
+def _checked_form(form: str) -> str:
+    if form not in FORMS:
+        raise UserError(f"--format wants jsonl or t4, found {form!r}")
+    return form
+
+
+@app.command(
+    "import",
+    epilog=examples(
+        "relax-tune db import records.jsonl", "relax-tune db import t4.json --format t4 --workload softmax --on 3f9a"
+    ),
+)
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")],
+    form: Form = "jsonl",
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="t4: the workload the results are of, by key or name. [default: none, t4 wants one]"
+        ),
+    ] = None,
+    on: KeyPart = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Add the records of a file. What is already there stays; importing twice changes nothing."""
+    if _checked_form(form) == "jsonl":
+        if not file.exists():  # no database is made for a file that is not there
+            raise UserError(
+                f"{file}: wanted a file written by `relax-tune db export`, found no such file; check the path"
+            )
+        with open_for(db, write=True, create=True) as store:
+            _tell(json, import_file(store, file), str(file))
+        return
+    if workload is None:
+        raise UserError("--format t4 wants --workload KEY: a T4 file does not name one we know")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: wanted a T4 file, found: {error}; check the path") from None
+    with open_for(db, write=True) as store:
+        target = one_target(store, on)
+        found = import_t4(text, one_workload(store, workload).key, target.key)
+        new = store.add_measurements(found)
+        _done(json, f"{new} new measurements from {file}", {"source": str(file), "measurements": new})
+
+
+def _tell(json: bool, report: ImportReport, source: str) -> None:
+    if json:
+        problems = [{"line": p.line, "why": p.why} for p in report.problems]
+        counts = {"measurements": report.measurements, "plans": report.plans, "left_out": report.left_out}
+        print_json({"source": source, **counts, "problems": problems})
+        return
+    console = make_console()
+    say(console, f"{report.measurements} new measurements and {report.plans} new plans from {source}")
+    for problem in report.problems[:10]:
+        say(console, f"line {problem.line} left out: {problem.why}")
+    if report.left_out > 10:
+        say(console, f"{report.left_out} lines left out in all")
+
+
+@app.command(epilog=examples("relax-tune db merge sqlite:///other.db", "relax-tune db merge other.db --db records.db"))
+def merge(
+    source: Annotated[str, typer.Argument(metavar="URL", help="The database to copy from, as --db takes it.")],
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Copy everything another database knows into this one."""
+    with open_store(source, create=False, read_only=True) as other, open_for(db, write=True, create=True) as store:
+        _tell(json, merge_stores(other, store), other.where)
+
+
+@app.command(
+    epilog=examples(
+        "relax-tune db prune --failed --dry-run", "relax-tune db prune --older-than 90 --on 3f9a --db records.db"
+    )
+)
+def prune(
+    on: KeyPart = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(metavar="DAYS", help="Only what was measured more than so many days ago. [default: any age]"),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failures.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would go.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Remove measurements of one target.
+
+    Those that meet every condition given: --older-than, --failed or both. Nothing else ever removes one.
+    """
+    if older_than is None and not failed:
+        raise UserError("wanted --older-than DAYS or --failed, found neither; nothing was removed")
+    if older_than is not None and not older_than >= 0:
+        raise UserError(f"--older-than wants a number of days, at least 0; found {older_than:g}; nothing was removed")
+    with open_for(db, write=True) as store:
+        target = one_target(store, on)
+        limit = None if older_than is None else max(0.0, time.time() - older_than * DAY_SECS)
+        count = store.prune(target.key, older_than=limit, failed=failed, dry_run=dry_run)
+    text = f"{count} measurements {'would be removed' if dry_run else 'removed'}"
+    _done(json, text, {"target": target.key, "measurements": count, "removed": not dry_run})
+
+
+@app.command(epilog=examples("relax-tune db upgrade --db sqlite:///records.db"))
+def upgrade(db: Database = None, json: Json = False) -> None:
+    """Bring the database to the schema of this version."""
+    before, after = upgrade_schema(load_settings({"db": db}).db or default_url())
+    text = f"schema {after}, as it was" if before == after else f"schema {before or 'none'} -> {after}"
+    _done(json, text, {"before": before, "after": after})
+
+
+@app.command(epilog=examples("relax-tune db check --db sqlite:///records.db"))
+def check(db: Database = None, json: Json = False) -> None:
+    """Look for damage; exit 2 when there is any."""
+    with open_for(db) as store:
+        problems = store.check()
+        where = store.where
+    _done(json, "\n".join(problems) or f"{where}: nothing wrong", {"database": where, "problems": problems})
+    if problems:
+        raise typer.Exit(USER_ERROR)

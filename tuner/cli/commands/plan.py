@@ -1,0 +1,198 @@
+"""`relax-tune plan`: what is dispatched where, of an artifact or of the plans stored for a model; whether it still fits."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from relax_tune.database.store import open_store
+from relax_tune.errors import UserError
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.runtime.artifact import load_artifact
+from relax_tune.runtime.atomic_write import reason, write_whole
+from relax_tune.runtime.plan import explain
+from relax_tune.runtime.plan_c import plans_in_c
+from relax_tune.tuner.cli.commands.options import (
+    SETTINGS,
+    Bounds,
+    CacheDtype,
+    Database,
+    Effort,
+    FormOfAttention,
+    JoinedProducts,
+    Json,
+    Precision,
+    Profile,
+    Shapes,
+    Target,
+    TimedCaches,
+    print_json,
+    settings_of,
+)
+from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.table import dispatch_table, task_rows
+from relax_tune.tuner.job.job import Job, device_info, parse_bounds
+from relax_tune.tuner.plan.drift import ALLOWED, SHAPES, Drift, drift, model_regret
+from relax_tune.tuner.task.extract import extract_tasks
+
+UNMEASURED = 0.1
+"""The share of calls at shapes nothing was timed near, from which a task is worth tuning again."""
+
+
+def plan(
+    context: typer.Context,
+    subject: Annotated[
+        str, typer.Argument(metavar="ARTIFACT|MODEL", help="An .rta file, or a model whose plans `tune` has stored.")
+    ],
+    c: Annotated[
+        Path | None,
+        typer.Option(
+            "--c",
+            metavar="FILE.c",
+            help="Write all plans of an artifact there as C: for each of its programs one function without branches, from the values of "
+            "its symbols to the variant of every call. [default: nowhere]",
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help=f"Predict, from the times on record, what the current plans lose at the shapes that are served; says what to tune again "
+            f"from {ALLOWED:.0%} of the model's time on.",
+        ),
+    ] = False,
+    restore: Annotated[
+        str | None,
+        typer.Option(
+            "--restore", metavar="SET", help="Make earlier plans the current ones again. [default: change nothing]"
+        ),
+    ] = None,
+    target: Target = None,
+    db: Database = None,
+    bound: Bounds = None,
+    effort: Effort = None,
+    products: JoinedProducts = None,
+    attention: FormOfAttention = None,
+    precision: Precision = None,
+    cache_dtype: CacheDtype = None,
+    caches: TimedCaches = None,
+    shapes: Shapes = None,
+    profile: Profile = None,
+    json: Json = False,
+) -> None:
+    """Show what is dispatched where; check it against what is served.
+
+    Of an artifact: for each call its variants, each with the condition under which it is dispatched; the first that holds counts.
+    Of a model: the sets of plans stored for it, which of them is the current one, and what that dispatches. `build --policy stored`
+    builds with the current set.
+    """
+    console = make_console(stderr=json)
+    if subject.endswith(".rta"):
+        if check or restore is not None:
+            raise UserError(
+                f"--check and --restore want a MODEL, found the artifact {subject}; give the model it was built from"
+            )
+        _of_artifact(Path(subject), c, console, json)
+        return
+    if c is not None:
+        raise UserError(f"--c wants an ARTIFACT, a file that ends in .rta; found {subject!r:.80}; build one first")
+    if check and restore is not None:
+        raise UserError(
+            "--check looks at the current plans and --restore changes them, found both; leave one of them out"
+        )
+    settings = settings_of(context)
+    module = load_model(subject, parse_bounds(bound or []), settings.cache_dtype)
+    with open_store(settings.db, read_only=restore is None) as store:
+        job = Job(module, device_info(settings.target), store, settings)
+        if restore is not None:
+            _restore(job, restore)
+            say(
+                console,
+                f"the plans {restore} are the current ones again; `relax-tune build --policy stored` builds with them",
+            )
+        document = _show_sets(job, console)
+        if check:
+            document |= _check(job, _tuning(context, subject), console)
+    if json:
+        print_json(document)
+
+
+def _of_artifact(path: Path, c: Path | None, console: Console, json: bool) -> None:
+    loaded = load_artifact(path)
+    if c is None:
+        for program in loaded.programs:
+            say(console, f"{program.name}\n{explain(program)}" if len(loaded.programs) > 1 else explain(program))
+    else:
+        if c.exists() and not c.is_file():
+            raise UserError(f"--c {c}: wanted the name of a file to write, found something else; give another")
+        try:
+            c.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(c, memoryview(plans_in_c(loaded.programs).encode()))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--c {c}: wanted to write it, found: {reason(error)}") from None
+        say(console, f"wrote {c}")
+    if json:
+        plans = {p.name: {"calls": len(p.calls), "plans": explain(p).splitlines()} for p in loaded.programs}
+        print_json({"artifact": str(path), "programs": plans, "c": None if c is None else str(c)})
+
+
+def _restore(job: Job, name: str) -> None:
+    found = {s.name: s for s in job.plan_sets()}
+    if name not in found:
+        known = ", ".join(found) or "none"
+        raise UserError(
+            f"--restore {name:.40}: wanted a set of plans stored for this model and device, which are {known}"
+        )
+    job.store.put_plans(job.target.key, {w: r.entries for w, r in found[name].records.items()})
+
+
+def _show_sets(job: Job, console: Console) -> dict[str, Any]:
+    current = job.current_plans()
+    names = [s.name for s in job.plan_sets()]
+    say(console, f"sets of plans stored, the current one last: {' '.join(names)}")
+    built = job.build("stored")
+    records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
+    rows = task_rows(job.choices, built.plans, records)
+    console.print(dispatch_table(rows))
+    versions = {name: current.records[c.task.key].version for name, c in job.choices.items()}
+    return {"sets": names, "current": current.name, "versions": versions, "tasks": [row.to_json() for row in rows]}
+
+
+def _tuning(context: typer.Context, model: str) -> str:
+    """The command that tunes the model under the options that this one was given."""
+    taken = {*SETTINGS, "bound"}
+    options = [(name, value) for name, value in context.params.items() if name in taken and value]
+    each = [(name, str(text)) for name, value in options for text in (value if isinstance(value, list) else [value])]
+    return shlex.join(["relax-tune", "tune", model, *(part for name, text in each for part in (f"--{name}", text))])
+
+
+def _check(job: Job, command: str, console: Console) -> dict[str, Any]:
+    """What the current plans lose, as a table and a sentence that says what to do: `command`."""
+    current = job.current_plans()
+    domains = {t.name: t.domain for t in extract_tasks(job.lowered, SHAPES, job.overrides, job.profile)}
+    found: dict[str, Drift] = {}
+    for name, choices in job.choices.items():
+        key = choices.task.key
+        found[name] = drift(choices, job.records(key, choices.task.regime), current.plan(key), domains[name])
+    regret = model_regret(found, {name: len(c.task.sites) for name, c in job.choices.items()})
+    again = [n for n, d in found.items() if d.unmeasured > UNMEASURED or (regret > ALLOWED and d.regret > ALLOWED)]
+    where = "as served" if job.profile is not None else "evenly over the declared ranges"
+    table = Table(title=f"Plans {current.name} at the shapes {where}", title_justify="left")
+    table.add_column("task")
+    table.add_column("predicted loss", justify="right")
+    table.add_column("not measured", justify="right")
+    for name, d in found.items():
+        table.add_row(name, f"{d.regret:.1%}", f"{d.unmeasured:.0%}")
+    console.print(table)
+    say(console, f"predicted loss of the model: {regret:.1%} of its time (allowed: {ALLOWED:.0%})")
+    if again:
+        say(console, f"worth tuning again: {', '.join(again)}; run `{command}`")
+    else:
+        say(console, "nothing to tune again")
+    tasks = {n: {"loss": d.regret, "unmeasured": d.unmeasured} for n, d in found.items()}
+    return {"loss": regret, "allowed": ALLOWED, "drift": tasks, "tune_again": again}

@@ -1,0 +1,210 @@
+"""`relax-tune run`: text to embeddings or to more text, or arrays to arrays."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from relax_tune.errors import UserError
+from relax_tune.ir.frontend.load import find_model
+from relax_tune.runtime.artifact import Artifact, load_artifact
+from relax_tune.runtime.generate import DECODE, PREFILL
+from relax_tune.runtime.model import Model
+from relax_tune.runtime.shapes import ShapeProfile
+from relax_tune.tuner.cli.commands.options import Device, Function, Json, print_json
+from relax_tune.tuner.cli.commands.texts import (
+    complete,
+    cosine,
+    embed,
+    open_tokenizer,
+    similarity_table,
+    stop_tokens,
+    tokenize,
+    upper,
+)
+from relax_tune.tuner.cli.report.console import make_console, say
+
+TOKENS = 32
+
+
+def run(
+    artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT", help="To embed, or to go on with. May be repeated. [default: none, then --inputs]"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="With --text: the folder with tokenizer.json. [default: none]"),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Arrays by parameter name, as numpy.savez. [default: none, then --text]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results. [default: nowhere]")
+    ] = None,
+    function: Function = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help=f"With --text, of a decoder: how many tokens to add. [default: {TOKENS}]"),
+    ] = None,
+    record_shapes: Annotated[
+        Path | None,
+        typer.Option(
+            "--record-shapes",
+            metavar="FILE.json",
+            help="Count there how often each symbol had which value, on top of what the file counts already. [default: nowhere]",
+        ),
+    ] = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Run an artifact on text or on arrays.
+
+    An encoder gives embeddings of texts, whose cosine similarities are printed pair by pair. A decoder (functions prefill and
+    decode) goes on with each text, with the likeliest token each time. Arrays give output0, output1 ...
+    """
+    if bool(text) == (inputs is not None):
+        raise UserError("wanted either --text (once per sentence) or --inputs FILE.npz; give one of the two")
+    loaded = load_artifact(artifact)
+    console = make_console(stderr=json)
+    shapes = None if record_shapes is None else read_profile(record_shapes)
+    if inputs is not None:
+        given = read_arrays(inputs)
+        if tokens is not None:
+            raise UserError("--tokens goes with --text; --inputs calls a function once")
+        with open_model(loaded, device, shapes) as opened:
+            results = opened.run(given, function)
+        named: dict[str, NDArray[Any]] = {f"output{n}": _as_array(f"output{n}", r) for n, r in enumerate(results)}
+        for name, array in named.items():
+            say(console, f"{name}: {array.dtype} {array.shape}")
+        document: dict[str, Any] = {
+            "outputs": {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in named.items()}
+        }
+    else:
+        assert text is not None
+        if model is None:
+            raise UserError("--text wants --model FOLDER, the folder with the model's tokenizer.json; found none")
+        if function is not None:
+            raise UserError("--function goes with --inputs; --text runs what the artifact is for")
+        folder = find_model(model)
+        if {PREFILL, DECODE} <= set(loaded.functions):
+            tokenizer = open_tokenizer(folder)
+            with open_model(loaded, device, shapes) as opened:
+                made = complete(opened, tokenizer, text, TOKENS if tokens is None else tokens, stop_tokens(folder))
+            named = {f"tokens{number}": ids for number, (ids, _) in enumerate(made)}
+            for given_text, (_, added) in zip(text, made, strict=True):
+                say(console, f"{given_text}{added}")
+            document = {
+                "texts": text,
+                "added": [added for _, added in made],
+                "tokens": [i[0].tolist() for i, _ in made],
+            }
+        elif tokens is not None:
+            raise UserError(
+                f"--tokens wants a decoder, found an artifact of {', '.join(loaded.functions)}; leave it out"
+            )
+        else:
+            read = tokenize(open_tokenizer(folder), text, upper(loaded, 1))
+            with open_model(loaded, device, shapes) as opened:
+                embeddings = embed(opened, read, upper(loaded, 0))
+            similarity = cosine(embeddings)
+            named = {"embeddings": embeddings}
+            console.print(similarity_table(text, similarity))
+            document = {"texts": text, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
+    if record_shapes is not None and shapes is not None:
+        shapes.save(record_shapes)
+        document["shapes"] = str(record_shapes)
+    if out is not None:
+        write_arrays(out, named)
+        say(console, f"wrote {out}")
+        document["out"] = str(out)
+    if json:
+        print_json(document)
+
+
+def _as_array(name: str, value: Any) -> NDArray[Any]:
+    """A result as a file of arrays holds it: shapes and scalars too. Raises UserError for anything else."""
+    try:
+        found = np.asarray(value)
+    except ValueError:  # a tuple of different things
+        found = np.asarray(None)
+    if found.dtype.kind == "O":
+        raise UserError(
+            f"{name}: wanted arrays, shapes and numbers as results, found a {type(value).__name__}; call the model from Python"
+        )
+    return found
+
+
+def read_profile(path: Path) -> ShapeProfile:
+    """What a file of shapes counts by now; nothing while there is no such file. Raises UserError for another kind of file."""
+    return ShapeProfile.read(path) if path.exists() else ShapeProfile()
+
+
+def open_model(artifact: Artifact, device: str | None, shapes: ShapeProfile | None = None) -> Model:
+    """The artifact on its device; what there is to warn about goes to stderr, a line each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = artifact.open(device, shapes=shapes)
+    console = make_console(stderr=True)
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            say(console, f"note: {warning.message}")
+    return model
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file, by name. Raises UserError for anything else."""
+    what_to_do = "make it with numpy.savez(FILE, NAME=array, ...)"
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a device or a pipe may never end
+        raise UserError(f"{path}: wanted an .npz file, found something else; {what_to_do}")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(6)
+        if not start.startswith(
+            (b"PK", b"\x93NUMPY")
+        ):  # numpy would take it for a pickle and say how to load that unsafely
+            raise UserError(f"{path}: wanted an .npz file of plain arrays, found another kind of file; {what_to_do}")
+        data = np.load(path, allow_pickle=False)
+        if isinstance(data, np.lib.npyio.NpzFile):
+            with data:
+                arrays = {name: data[name] for name in data.files}
+            # what numpy.savez makes of bfloat16, for which the format has no name
+            return {name: a.view("bfloat16") if a.dtype == np.dtype("V2") else a for name, a in arrays.items()}
+    except FileNotFoundError:
+        raise UserError(f"{path}: wanted an .npz file, found no such file; {what_to_do}") from None
+    except UserError:
+        raise
+    except Exception as error:  # what a damaged zip or array header makes numpy raise is not enumerable
+        raise UserError(
+            f"{path}: wanted an .npz file of plain arrays, found: {type(error).__name__}: {error!s:.200}; {what_to_do}"
+        ) from None
+    raise UserError(f"{path}: wanted an .npz file with an array per parameter, found a single array; {what_to_do}")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an .npz file under exactly this name, whole or not at all. Raises UserError when it cannot be written."""
+    plain = path.is_file() or not path.exists()
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part") if plain and path.name else path
+    try:
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            if partial != path:
+                partial.replace(path)
+        except BaseException:
+            if partial != path:
+                partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{path}: could not write the results: {error.strerror}; choose another place") from None

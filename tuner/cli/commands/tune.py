@@ -1,0 +1,206 @@
+"""`relax-tune tune`: measure what is missing, build, save, report."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_tune.database.store import open_store
+from relax_tune.errors import UserError
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.host_program import parts_of
+from relax_tune.runtime.program import Program
+from relax_tune.tuner.api import TuneResult, tune_result
+from relax_tune.tuner.cli.app import NOTHING_MEASURED
+from relax_tune.tuner.cli.commands.bench import time_artifacts
+from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
+from relax_tune.tuner.cli.commands.options import (
+    Bounds,
+    Ca,
+    CacheDtype,
+    Certificate,
+    Database,
+    Effort,
+    FormOfAttention,
+    JoinedProducts,
+    Json,
+    Key,
+    Model,
+    PlannedMemory,
+    Precision,
+    Profile,
+    Shapes,
+    Target,
+    TimedCaches,
+    among,
+    print_json,
+    settings_of,
+)
+from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.latency import LatencyRow, latency_table
+from relax_tune.tuner.cli.report.progress import ProgressView
+from relax_tune.tuner.cli.report.table import dispatch_table, task_table
+from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.tuner.job.job import Job, model_key, open_runner, parse_bounds
+from relax_tune.tuner.measure.cluster_address import check_needed
+from relax_tune.tuner.search.registry import STRATEGIES, check_strategy
+from relax_tune.tuner.settings import Policy
+
+COMPARE_SIZES = (8, 64, 256, 512)
+COMPARE_ROUNDS, COMPARE_SECS = 20, 4.0
+COMPARED: tuple[Policy, ...] = ("library", "generic")
+
+
+def tune(
+    context: typer.Context,
+    model: Model,
+    target: Target = None,
+    db: Database = None,
+    bound: Bounds = None,
+    effort: Effort = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Candidates per task. [default: the effort's number]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of every random choice. [default: 0]")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(STRATEGIES),
+            autocompletion=among(*STRATEGIES),
+            help="How candidates are proposed. [default: evolution]",
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Measure on the workers of this Dask scheduler: tcp://127.0.0.1:8786 on this machine, tls://HOST:8786 with "
+            "certificates elsewhere. [default: measure here]",
+        ),
+    ] = None,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    products: JoinedProducts = None,
+    attention: FormOfAttention = None,
+    precision: Precision = None,
+    cache_dtype: CacheDtype = None,
+    caches: TimedCaches = None,
+    memory: PlannedMemory = None,
+    shapes: Shapes = None,
+    profile: Profile = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also time the build against its all-library and all-generic forms.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure kernels for a model on a device, then build its artifact.
+
+    What the database already holds is not measured again: an interrupted job goes on, a finished one measures nothing
+    and writes the same artifact.
+    """
+    settings = settings_of(context)
+    check_needed(settings.scheduler, ca, certificate, key)
+    if compare and settings.scheduler is not None:
+        raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
+    check_strategy(settings.strategy)
+    path = artifact_path(model, settings.target, out)
+    console = make_console(stderr=json)
+    module = load_model(model, parse_bounds(bound or []), settings.cache_dtype)
+    check_destination(path, model_key(module), overwrite)
+    with contextlib.closing(open_runner(settings)) as runner:
+        device = runner.device_info()  # no database is made for a device that is not there
+        with open_store(settings.db) as store:
+            job = Job(module, device, store, settings)
+            say(console, f"device: {job.device.kind}, {job.device.name}")
+            say(console, f"database: {store.where}")
+            with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
+                job.report = view.report
+                work = job.tune(runner)
+            built = job.build()
+            if not any(plan.times for plan in built.plans.values()):
+                say(console, _nothing_usable(job))
+                raise typer.Exit(NOTHING_MEASURED)
+            job.store_plans(built)
+            result = tune_result(job, work, built)
+            others = {f"all {p}": job.artifact(job.build(p)) for p in COMPARED} if compare else {}
+    saved = job.artifact(built).save(path)
+    console.print(task_table(result.tasks))
+    console.print(dispatch_table(result.tasks))
+    say(console, _summary(result))
+    for name, problem in work.problems:
+        say(console, f"note: {name} could not be tuned to the end: {problem}")
+    for note in result.notes:
+        say(console, f"note: {note}")
+    say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
+    latency: tuple[LatencyRow, ...] = ()
+    if compare:
+        say(console, "comparing builds ...")
+        latency = _compare(saved, others, settings.target, {n: compare_shapes(p) for n, p in _timed(built)})
+        console.print(latency_table(latency, "Latency of the whole model, medians"))
+    if json:
+        print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
+
+
+def _summary(result: TuneResult) -> str:
+    work, tasks = result.work, len(result.tasks)
+    if work.measurements == 0:
+        return f"0 new measurements: all that was asked for {tasks} tasks is on record"
+    return (
+        f"{work.measurements} new measurements of {work.trials} candidates for {tasks} tasks, "
+        f"{work.failures} failed, in {work.wall_secs:.0f} s"
+    )
+
+
+def _nothing_usable(job: Job) -> str:
+    lines = ["nothing usable was measured; no artifact was written. What failed first, by task:"]
+    for name, choices in job.choices.items():
+        failure = next(iter(job.store.query(job.target.key, choices.task.key, status="failed")), None)
+        why = f"{failure.stage}: {failure.message.splitlines()[0][:200]}" if failure else "nothing on record"
+        lines.append(f"  {name}: {why}")
+    return "\n".join(lines)
+
+
+def _timed(built: BuildResult) -> list[tuple[str, Program]]:
+    """The functions whose calls can be timed by their symbols alone: not those that branch, nor their parts."""
+    parts = parts_of(built.drivers)
+    return [(n, p) for n, p in built.programs.items() if n not in parts]
+
+
+def compare_shapes(program: Program) -> list[dict[str, int]]:
+    """Where builds are compared: the symbol of the widest range takes 8, 64, 256, 512 as far as its bounds allow, or its
+    bounds; the others take their lower bound."""
+    base = {s.name: max(1, s.lower) for s in program.symbols}
+    if not base:
+        return [{}]
+    top = {s.name: s.upper if s.upper is not None else max(COMPARE_SIZES) for s in program.symbols}
+    wide = max(base, key=lambda name: top[name] / base[name])
+    sizes = [v for v in COMPARE_SIZES if base[wide] <= v <= top[wide]] or sorted({base[wide], top[wide]})
+    return [{**base, wide: value} for value in sizes]
+
+
+def _compare(
+    tuned: Path, others: Mapping[str, Artifact], target: str, shapes: Mapping[str, Sequence[Mapping[str, int]]]
+) -> tuple[LatencyRow, ...]:
+    """The tuned build against others of the same model from the same records, in a process of their own: threads that tuning
+    left behind would take the processors from some more than from others. shapes: where, by function."""
+    with (
+        tempfile.TemporaryDirectory(prefix="relax-tune-compare-") as folder,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+    ):
+        paths = {"tuned": tuned} | {name: a.save(Path(folder, f"{name}.rta")) for name, a in others.items()}
+        found = [
+            pool.submit(time_artifacts, paths, where, COMPARE_ROUNDS, target, COMPARE_SECS, function).result()
+            for function, where in shapes.items()
+        ]
+        return tuple(row for rows in found for row in rows)

@@ -1,0 +1,314 @@
+"""What is installed here, what is missing, and what would make it faster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from relax_tune.database.engine import default_url, parse_url, sqlite_path
+from relax_tune.database.store import MEMORY_URL, open_store
+from relax_tune.errors import BuildError, DatabaseError, RelaxTuneError, UserError
+from relax_tune.runtime.device import host
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.binaries import cache_folder
+from relax_tune.runtime.device.c import find_compiler
+from relax_tune.runtime.device.quirks import quirks_of
+from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
+from relax_tune.runtime.library.registry import open_libraries
+from relax_tune.runtime.program import KernelSource
+from relax_tune.tuner.task.alternatives import all_alternatives
+
+State = Literal["ok", "advice", "missing"]
+
+# Package -> (extra that brings it, what for). Those without an extra are needed everywhere.
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "numpy": ("", "arrays"),
+    "safetensors": ("", "weights"),
+    "sqlalchemy": ("tune", "records"),
+    "alembic": ("tune", "database versions"),
+    "xgboost": ("tune", "the cost model"),
+    "optuna": ("tune", "the optuna strategy"),
+    "cmaes": ("tune", "optuna's CMA-ES"),
+    "typer": ("tune", "commands"),
+    "rich": ("tune", "tables"),
+    "pyopencl": ("opencl", "OpenCL devices"),
+    "pocl-binary-distribution": ("opencl", "an OpenCL device for any Linux machine"),
+    "scipy-openblas32": ("openblas", "OpenBLAS"),
+    "onednn-cpu-gomp": ("onednn", "oneDNN"),
+    "pycuda": ("cuda", "NVIDIA GPUs"),
+    "nvidia-cublas": ("cuda", "cuBLAS and cuBLASLt"),
+    "nvidia-cuda-nvrtc": ("cuda-compiler", "compiling for NVIDIA GPUs"),
+    "cuda-bindings": ("cuda-compiler", "compiling for NVIDIA GPUs"),
+    "tokenizers": ("text", "sentences as input"),
+    "distributed": ("cluster", "far devices"),
+    "platformdirs": ("tune", "this user's database"),
+    "onnx": ("onnx", "ONNX models"),
+    "torch": ("torch", "programs of torch.export"),
+    "cryptography": ("cluster", "certificates of far devices"),
+    "psycopg": ("postgres", "a shared database"),
+    "z3-solver": ("solver", "proofs about sizes that ours leave open"),
+}
+# Variables that change how many threads run where, for kernels and libraries alike.
+THREAD_VARIABLES = (
+    *("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC", "OMP_PROC_BIND", "OMP_PLACES", "OMP_WAIT_POLICY"),
+    *("GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
+    *("POCL_DEVICES", "POCL_MAX_PTHREAD_COUNT", "POCL_AFFINITY"),
+)
+# Below this many free bytes a tuning job may fill the disk.
+SPACE = 2 * 2**30
+PROBE = {
+    "c": "void probe(float *a) {\n#pragma omp parallel for\n  for (int i = 0; i < 8; i++) a[i] += 1.0f;\n}\n",
+    "cuda": 'extern "C" __global__ void probe(float *a) { a[blockIdx.x] += 1.0f; }\n',
+    "opencl": "__kernel void probe(__global float *a) { a[get_global_id(0)] += 1.0f; }\n",
+}
+
+# What OpenBLAS calls processors without 512-bit vectors.
+_NARROW_CORES = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `advice` says what to do, and is empty when there is nothing to."""
+
+    area: str
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """As plain values."""
+        return asdict(self)
+
+
+def examine(db: str | None, environment: Mapping[str, str] | None = None) -> list[Finding]:
+    """Everything there is to say, by area. Opens and closes devices, libraries and the database; changes nothing but the cache of compiled
+    kernels."""
+    variables = os.environ if environment is None else environment
+    devices = list_devices()
+    return [
+        *_machine(),
+        *_devices(devices),
+        *_compilers(variables),
+        *_libraries(variables),
+        *_database(db),
+        *_threads(variables),
+        *_packages(),
+    ]
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("machine", "python", "ok", f"{platform.python_version()} at {sys.executable}")
+    yield Finding("machine", "processor", "ok", f"{host.cpu_model()}, {host.vector_bits()}-bit vectors")
+    yield Finding("machine", "system", "ok", f"{platform.system()} {platform.release()}")
+    load, cpus = os.getloadavg()[0], host.usable_cpus()
+    busy = load > 0.5 * cpus
+    advice = (
+        "times mislead on a busy machine, and so does what is decided by them: tune when it is quiet" if busy else ""
+    )
+    text = f"load {load:.1f} on {cpus} processors over the last minute"
+    yield Finding("machine", "load", "advice" if busy else "ok", text, advice)
+    quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
+    if quota is not None and quota < host.worker_threads():
+        yield Finding(
+            "machine",
+            "quota",
+            "advice",
+            f"this container may use {quota:g} processors, kernels use {host.worker_threads()} threads",
+            f"set OMP_NUM_THREADS={max(1, int(quota))} when tuning and running: threads that are throttled wait for each other",
+        )
+
+
+def cpu_quota(path: Path) -> float | None:
+    """How many processors' time a control group may use; None when it is not limited or not told."""
+    try:
+        allowed, period = path.read_text().split()
+        return None if allowed == "max" else int(allowed) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _devices(devices: list[DeviceInfo | DeviceFailure]) -> Iterator[Finding]:
+    for at, entry in enumerate(devices):
+        if isinstance(entry, DeviceFailure):
+            yield Finding("device", entry.spec, "missing", "cannot be opened", entry.reason)
+            continue
+        facts = dict(entry.fingerprint)
+        driver = facts.get("platform", facts.get("compiler", ""))
+        number = sum(isinstance(e, DeviceInfo) and e.kind == entry.kind for e in devices[:at])
+        part = {"c": "", "cuda": f":{number}"}.get(entry.kind, f":{driver} {entry.name}")
+        problem = probe(entry.kind + part, entry.kind)
+        if problem is None:
+            yield Finding("device", entry.kind, "ok", f"{entry.name} ({driver}), ran a kernel")
+            for quirk in quirks_of(entry.kind, entry.fingerprint):
+                yield Finding("quirk", f"{entry.kind}: {quirk.name}", "ok", f"{quirk.changes} ({quirk.seen})")
+        else:
+            text = f"{entry.name} ({driver}) does not run a kernel"
+            yield Finding("device", entry.kind, "missing", text, problem)
+    opened = [e for e in devices if isinstance(e, DeviceInfo) and e.kind == "opencl"]
+    pocl = [e for e in opened if any("max_vector_lanes" in q.caps for q in quirks_of(e.kind, e.fingerprint))]
+    others = [e for e in opened if e not in pocl]
+    faster = [e for e in others if "oclgrind" not in dict(e.fingerprint).get("platform", "").lower()]
+    if pocl and not faster and host.vector_bits() > 256:
+        yield Finding(
+            "device",
+            "opencl speed",
+            "advice",
+            "only an old PoCL, whose vectors are kept to 8 floats",
+            "this processor has wider vectors: target `c` uses them, and so does a newer OpenCL driver "
+            "(Debian, Ubuntu: apt-get install pocl-opencl-icd), chosen with --target opencl:PART of its name",
+        )
+
+
+def probe(spec: str, kind: str) -> str | None:
+    """Compile and run a kernel of one line on a device: None when it computes what it should, else why not."""
+    try:
+        device = open_device(spec)
+    except UserError as error:
+        return str(error)
+    try:
+        start = np.arange(8, dtype=np.float32)
+        kernel = device.compile([KernelSource("probe", kind, PROBE[kind])])["probe"]
+        buffer = device.alloc(start.nbytes)
+        device.upload(buffer, start)
+        device.bind(kernel, [buffer], [], *(([], []) if kind == "c" else ([8], [1])))()
+        found = device.download(buffer, start.dtype, start.shape)
+        device.free(buffer)
+    except RelaxTuneError as error:
+        return str(error)
+    finally:
+        device.close()
+    return None if np.array_equal(found, start + 1) else f"wanted {(start + 1).tolist()}, found {found.tolist()}"
+
+
+def _compilers(variables: Mapping[str, str]) -> Iterator[Finding]:
+    chosen = f", chosen by CC={variables['CC']}" if variables.get("CC") else ""
+    try:
+        yield Finding("compiler", "C", "ok", f"{find_compiler()}{chosen}")
+    except BuildError as error:
+        yield Finding("compiler", "C", "missing", f"none{chosen}", str(error))
+    try:
+        yield _folder("compiler", "cache", cache_folder(), "point RELAX_TUNE_CACHE at another folder")
+    except BuildError as error:
+        yield Finding("compiler", "cache", "missing", "none", str(error))
+
+
+def _folder(area: str, name: str, folder: Path, otherwise: str) -> Finding:
+    """Whether files can be written there, and whether there is space for them."""
+    place = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        return Finding(area, name, "missing", f"{folder} cannot be written", otherwise)
+    free = shutil.disk_usage(place).free
+    text = f"{folder}, {free / 2**30:.1f} GiB free"
+    return Finding(
+        area,
+        name,
+        "ok" if free >= SPACE else "advice",
+        text,
+        "" if free >= SPACE else f"free some space, or {otherwise}",
+    )
+
+
+def _libraries(variables: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        libraries = open_libraries()
+        all_alternatives()
+    except BuildError as error:  # a package that brings a library, and is wrong
+        yield Finding(
+            "library", "packages", "missing", str(error), "correct or remove that package: nothing is measured with it"
+        )
+        return
+    for name, library in sorted(libraries.items()):
+        yield Finding("library", name, "ok", ", ".join(f"{k} {v}" for k, v in library.fingerprint()))
+        core = dict(library.fingerprint()).get("core", "")
+        if core in _NARROW_CORES and host.vector_bits() > 256:
+            asked = variables.get("OPENBLAS_CORETYPE", "")
+            text = f"OPENBLAS_CORETYPE={asked} makes it" if asked else "it takes this processor for"
+            do = "unset OPENBLAS_CORETYPE" if asked else "set OPENBLAS_CORETYPE=SkylakeX when tuning and running"
+            advice = f"{do}: it then uses the 512-bit vectors there are (twice as fast where this was tried)"
+            yield Finding("library", f"{name} speed", "advice", f"{text} a {core}, with narrow vectors", advice)
+    if "openblas" not in libraries:
+        advice = "pip install 'relax-tune[openblas]': matrix products then have a library to be compared with"
+        yield Finding("library", "openblas", "advice", "none", advice)
+
+
+def _database(db: str | None) -> Iterator[Finding]:
+    try:
+        with open_store(db, create=False, read_only=True) as store:
+            targets = store.targets()
+            count = sum(store.count(t.key) for t in targets)
+            yield Finding("database", store.where, "ok", f"{count} measurements on {len(targets)} targets")
+        path = sqlite_path(parse_url(db or default_url())) if db != MEMORY_URL else None
+        if path is not None:
+            yield _folder("database", "folder", path.parent, "choose another place with --db")
+    except DatabaseError as error:
+        with contextlib.suppress(DatabaseError):
+            path = sqlite_path(parse_url(db or default_url()))
+            if path is not None and not path.exists():
+                yield Finding("database", str(path), "ok", "not there yet; `relax-tune tune` makes it")
+                yield _folder("database", "folder", path.parent, "choose another place with --db")
+                return
+        yield Finding("database", db or "default", "missing", "cannot be opened", str(error))
+
+
+def _threads(variables: Mapping[str, str]) -> Iterator[Finding]:
+    yield Finding("threads", "processors", "ok", f"{host.usable_cpus()} usable, kernels use {host.worker_threads()}")
+    for name in THREAD_VARIABLES:
+        if name in variables:
+            advice = thread_advice(name, variables[name], host.usable_cpus())
+            yield Finding("threads", name, "advice" if advice else "ok", variables[name], advice)
+    if shutil.which("nproc") and (os.cpu_count() or 1) != host.usable_cpus():
+        yield Finding("threads", "affinity", "ok", f"{host.usable_cpus()} of {os.cpu_count()} processors are allowed")
+
+
+def thread_advice(name: str, value: str, cpus: int) -> str:
+    """What to do about a variable that is set; empty when it does no harm. cpus: how many processors may be used."""
+    value = value.strip().lower()
+    first = value.split(",")[0].strip()
+    count = int(first) if first.isdigit() else None
+    same = "or tune and run with the same setting"
+    if (
+        name in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "POCL_MAX_PTHREAD_COUNT")
+        and count is not None
+        and count != cpus
+    ):
+        if count < cpus:
+            return f"kernels get {count} of {cpus} processors: unset it to use them all, {same}"
+        if name == "OMP_NUM_THREADS":
+            return f"{count} threads on {cpus} processors wait for each other: set it to {cpus} or less"
+    if name == "OMP_DYNAMIC" and value in ("true", "1", "yes"):
+        return f"a busy moment takes threads away, so times do not repeat: unset it, {same}"
+    if name == "OMP_PROC_BIND" and value not in ("", "false"):
+        return (
+            f"OpenCL and library threads that start later inherit the binding and share a processor: unset it, {same}"
+        )
+    if name == "GOMP_CPU_AFFINITY" and value:
+        return (
+            f"OpenCL and library threads that start later inherit the binding and share a processor: unset it, {same}"
+        )
+    if (name == "OMP_WAIT_POLICY" and value == "passive") or (name == "GOMP_SPINCOUNT" and value == "0"):
+        return f"threads sleep between kernels, which costs small kernels most: unset it, {same}"
+    if name == "OPENBLAS_NUM_THREADS" and count is not None and count != cpus:
+        return "it changes nothing here: OpenBLAS gets as many threads as kernels; OMP_NUM_THREADS sets both"
+    if name == "POCL_DEVICES" and "basic" in value:
+        return f"PoCL's basic device uses one thread: unset it, {same}"
+    return ""
+
+
+def _packages() -> Iterator[Finding]:
+    for name, (extra, purpose) in PACKAGES.items():
+        try:
+            yield Finding("package", name, "ok", f"{version(name)} ({purpose})")
+        except PackageNotFoundError:
+            advice = f"pip install 'relax-tune[{extra}]' for {purpose}" if extra else f"pip install {name}"
+            yield Finding("package", name, "advice" if extra else "missing", "not installed", advice)

@@ -1,0 +1,80 @@
+"""A model as `relax-tune show` has it: its program after any pass of the pipeline, and its tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from relax_tune.errors import UserError
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower
+from relax_tune.tuner.cli.report.console import make_table
+from relax_tune.tuner.cli.report.table import symbol_labels
+from relax_tune.tuner.task.task import Task
+
+IMPORTED, LOWERED = "imported", "lowered"
+
+
+def pass_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
+    """The passes of a pipeline in order; one that runs again has a number: `DeadCode`, `DeadCode.2`."""
+    seen: Counter[str] = Counter()
+    names = []
+    for step in passes:
+        name = type(step).__name__
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+    return tuple(names)
+
+
+def stage_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
+    """What `program_after` takes: `imported`, every pass, and `lowered` for all of them."""
+    return (IMPORTED, *pass_names(passes), LOWERED)
+
+
+def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD) -> IRModule:
+    """The module after the passes up to and including `stage` (any case), with calls of its functions put in place as `lower` does it.
+    Raises UserError naming the stages."""
+    names = stage_names(passes)
+    known = [name.lower() for name in names]
+    if stage.lower() not in known:
+        raise UserError(f"--after wants a stage of the pipeline, one of {', '.join(names)}; found {stage!r}")
+    count = min(known.index(stage.lower()), len(passes))
+    return lower(module, tuple(passes[:count])).module if count else module
+
+
+def task_document(task: Task) -> dict[str, Any]:
+    """A task as plain values. symbols: own name -> what it stands for in the model; sites: the same for each call."""
+    own = list(task.symbol_names.values())
+    return {
+        "name": task.name,
+        "key": task.key,
+        "calls": len(task.sites),
+        "symbols": dict(zip(own, symbol_labels(task))),
+        "sites": [dict(zip(own, map(str, site))) for site in task.sites],
+        "shapes": [dict(zip(own, point)) for point in task.domain.points],
+        "weights": list(task.domain.weights),
+    }
+
+
+def domain_text(task: Task) -> str:
+    """The range of every symbol: `b*n=1:4096`."""
+    columns = zip(*task.domain.points)
+    ranges = [f"{label}={min(found)}:{max(found)}" for label, found in zip(symbol_labels(task), columns)]
+    return ", ".join(ranges) or "one shape"
+
+
+def point_text(labels: Sequence[str], point: Sequence[int]) -> str:
+    """A shape: `b=1,n=8`."""
+    return ",".join(f"{label}={value}" for label, value in zip(labels, point)) or "-"
+
+
+def tasks_table(tasks: Sequence[Task]) -> Table:
+    """Name, start of the key, calls, domain and number of anchors of each task."""
+    table = make_table("task", "key", "calls", "domain", "shapes", right=("calls", "shapes"), title="Tasks")
+    for task in tasks:
+        numbers = str(len(task.sites)), domain_text(task), str(len(task.domain.points))
+        table.add_row(task.name, task.key[:12], *numbers)
+    return table

@@ -1,0 +1,80 @@
+"""What a tuning job shows while it runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from relax_tune.tuner.cli.report.console import make_table, on_terminal, ratio_text, say, seconds_text
+from relax_tune.tuner.job.loop import Progress
+
+
+@dataclass(slots=True)
+class _Row:
+    """The last progress of one task."""
+
+    name: str
+    calls: int
+    last: Progress | None = None
+
+
+class ProgressView:
+    """Shows `report`ed progress; a context manager. `tasks`: (name, calls) in the order of their positions."""
+
+    def __init__(self, tasks: Sequence[tuple[str, int]], console: Console) -> None:
+        self._rows = [_Row(name, calls) for name, calls in tasks]
+        self._console = console
+        self._started = time.monotonic()
+        self._live = Live(console=console, auto_refresh=False, transient=True) if on_terminal(console) else None
+
+    def __enter__(self) -> ProgressView:
+        if self._live is not None:
+            self._live.start()
+            self._live.update(self._table(), refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def report(self, progress: Progress) -> None:
+        """Show the newest numbers of a task."""
+        if 0 <= progress.position < len(self._rows):
+            self._rows[progress.position].last = progress
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+            return
+        known = f"library {seconds_text(progress.library_secs)}, generic {seconds_text(progress.generic_secs)}"
+        if progress.trials:
+            over = [ratio_text(secs, progress.best_secs) for secs in (progress.library_secs, progress.generic_secs)]
+            tried = f"{progress.trials} trials, {progress.failures} failed"
+            known = f"{tried}, best tuned {seconds_text(progress.best_secs)} ({over[0]} library, {over[1]} generic)"
+        say(self._console, f"[{progress.position + 1}/{progress.tasks}] {progress.task}: {known}")
+
+    def _table(self) -> Table:
+        numbers = ("calls", "trials", "failed", "best tuned", "over library", "over generic")
+        table = make_table("task", *numbers, right=numbers)
+        table.caption, table.caption_justify = f"{time.monotonic() - self._started:.0f} s", "left"
+        for row in self._rows:
+            p = row.last
+            if p is None:
+                table.add_row(row.name, str(row.calls), *["-"] * 5)
+                continue
+            table.add_row(
+                row.name,
+                str(row.calls),
+                str(p.trials),
+                str(p.failures),
+                seconds_text(p.best_secs),
+                ratio_text(p.library_secs, p.best_secs),
+                ratio_text(p.generic_secs, p.best_secs),
+            )
+        return table

@@ -1,0 +1,289 @@
+"""One task as `relax-tune show` has it, section by section, as plain values made from records; nothing is measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from relax_tune.database.records import Measurement, Workload
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.check.structural import workload_key
+from relax_tune.ir.core.expr import Expr, Var
+from relax_tune.ir.text.parser import parse_prim_func
+from relax_tune.ir.text.printer import print_text
+from relax_tune.schedules.trace import Trace
+from relax_tune.tuner.cli.report.explanation import opinion
+from relax_tune.tuner.cli.report.table import KINDS, dispatch_ranges, symbol_labels, variant_text
+from relax_tune.tuner.emit.emit import KernelStage
+from relax_tune.tuner.plan.plans import TaskPlan, plan_task, times_of
+from relax_tune.tuner.search.space import ParameterSpace
+from relax_tune.tuner.search.space import Sketch as SketchSpace
+from relax_tune.tuner.task.domain import Domain, Range, anchors
+from relax_tune.tuner.task.extract import DEFAULT_UPPER
+from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.unfused_variants import in_parts, parts_of
+
+BEST, GENERIC, LIBRARY = "best", "generic", "library"
+# Points of a sketch too large to list at which its constraints are tried, to estimate how many are legal.
+SAMPLED = 1 << 16
+
+
+def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
+    """The task of a recorded workload, without the model it came from: called nowhere, its anchors the shapes most variants
+    were timed at, all of one weight; or shapes up to the default bound when there is no record.
+
+    Raises UserError for a workload whose text this version cannot read, or whose key is another text's.
+    """
+    try:
+        func = parse_prim_func(workload.text)
+        key = workload_key(func)
+    except ParseError as error:
+        raise UserError(f"workload {workload.key[:12]}: wanted a text of this version, found: {error}") from None
+    if key != workload.key:
+        raise UserError(
+            f"workload {workload.key[:12]}: wanted the text of that key, found one whose key is {key[:12]}; the record was "
+            "altered or made by another version: tune the model again"
+        )
+    func = replace(func, name=workload.hint or "task")
+    symbols: tuple[Expr, ...] = func.symbols
+    at: dict[str, set[tuple[int, ...]]] = {}
+    for r in records:
+        if r.status == "ok" and r.checked and len(r.symbols) == len(symbols):
+            at.setdefault(r.variant.key, set()).add(tuple(r.symbols.get(f"s{a}", 0) for a in range(len(symbols))))
+    if at:
+        ((points, _),) = Counter(tuple(sorted(found)) for found in at.values()).most_common(1)
+        domain = Domain(points, tuple(1 / len(points) for _ in points))
+    else:
+        ranges: dict[Var, Range] = {v: Range(1, DEFAULT_UPPER) for v in func.symbols}
+        domain = anchors([symbols], ranges)
+    return Task(workload.key, workload.text, func, (), domain)
+
+
+@dataclass(frozen=True, eq=False)
+class TaskView:
+    """A task, everything that can be tried for it, and what is on record for one target.
+
+    of: the variant whose loops, trace and source are shown: `best`, `generic`, `library`, a sketch's name or the start of a
+    variant's key; None for the best there is.
+    """
+
+    choices: Choices
+    records: Sequence[Measurement]
+    of: str | None = None
+    _labels: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_labels", symbol_labels(self.choices.task))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What each symbol is called."""
+        return self._labels
+
+    @cached_property
+    def _times(self) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
+        return times_of(self.choices, self.records)
+
+    @cached_property
+    def plan(self) -> TaskPlan:
+        """What a build would dispatch."""
+        return plan_task(self.choices, self.records)
+
+    # -- the variant that is looked at -----------------------------------------------------------------------------------
+
+    @cached_property
+    def variant(self) -> tuple[VariantRecord, str]:
+        """The variant `of` names, and a sentence on how it was chosen. Raises UserError when there is none."""
+        tuned = self._fastest(lambda v: v.kind == "tuned")
+        if self.of is None:
+            return (
+                (tuned, "the fastest over all shapes")
+                if tuned
+                else (self.choices.generic(), "nothing tuned is on record")
+            )
+        if self.of == BEST:
+            if tuned is None:
+                raise UserError(
+                    f"--of {BEST} wants a tuned candidate on record, found none; run `relax-tune tune`, or choose generic"
+                )
+            return tuned, "the fastest over all shapes"
+        if self.of == GENERIC:
+            return self.choices.generic(), "the schedule without any tuning"
+        if self.of == LIBRARY:
+            known = {v.key: v for v in self.choices.of_libraries()}
+            if not known:
+                raise UserError(f"--of {LIBRARY}: wanted a library routine for {self.choices.task.name}, found none")
+            found = self._fastest(lambda v: v.key in known)
+            return (found, "the fastest library form") if found else (next(iter(known.values())), "not measured")
+        return self._named(self.of)
+
+    def _named(self, name: str) -> tuple[VariantRecord, str]:
+        on_record = {r.variant.key: r.variant for r in self.records}
+        matching = [v for key, v in on_record.items() if key.startswith(name)]
+        if len(matching) == 1:
+            return matching[0], "by its key"
+        names = [s.name for s in self.choices.sketches]
+        if name not in names:
+            known = ", ".join((BEST, GENERIC, LIBRARY, *names))
+            raise UserError(f"--of wants {known} or the start of one variant's key; found {name!r}")
+        found = self._fastest(lambda v: v.kind == "tuned" and v.sketch == name)
+        if found is not None:
+            return found, "the fastest of this sketch"
+        for seed in self.choices.seeds():
+            if names[seed.sketch] == name:
+                return self.choices.tuned(seed), "not measured: where the search begins"
+        raise UserError(f"--of {name}: wanted parameters that its constraints allow, found none")
+
+    def _fastest(self, wanted: Callable[[VariantRecord], bool]) -> VariantRecord | None:
+        """The variant with times at most anchors, then of the least weighted log time there."""
+        times, variants = self._times
+        weights = self.choices.task.domain.weights
+        found: list[tuple[int, float, str]] = []
+        for key, row in times.items():
+            timed = [(w, math.log(t)) for w, t in zip(weights, row) if t is not None]
+            if timed and wanted(variants[key]):
+                found.append((-len(timed), sum(w * t for w, t in timed) / sum(w for w, _ in timed), key))
+        return variants[min(found)[2]] if found else None
+
+    # -- sections --------------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The normalised program."""
+        return self.choices.task.text
+
+    def sketches(self) -> list[dict[str, Any]]:
+        """Every sketch: parameters with their domains, constraints, how many points its box has and how many of them are legal
+        (an estimate unless `exact`), how many candidates were tried and failed, and seconds of the fastest over all shapes."""
+        tried: dict[str, set[str]] = {}
+        for r in self.records:
+            if r.variant.kind == "tuned":
+                tried.setdefault(r.variant.sketch, set()).add(r.variant.key)
+        times, variants = self._times
+        weights = self.choices.task.domain.weights
+        rows = []
+        for sketch, space in zip(self.choices.sketches, self.choices.space.sketches):
+            legal, exact = _legal(space)
+            whole = [
+                sum(w * t for w, t in zip(weights, row) if t is not None)
+                for key, row in times.items()
+                if variants[key].kind == "tuned" and variants[key].sketch == sketch.name and None not in row
+            ]
+            mine = tried.get(sketch.name, set())
+            rows.append(
+                {
+                    "name": sketch.name,
+                    "parameters": {t.name: list(t.domain) for t in sketch.tunables},
+                    "constraints": [str(c) for c in sketch.constraints],
+                    "box": space.box,
+                    "legal": legal,
+                    "exact": exact,
+                    "tried": len(mine),
+                    "failed": len(mine - times.keys()),
+                    "best_secs": min(whole, default=None),
+                }
+            )
+        return rows
+
+    def times(self) -> list[dict[str, Any]]:
+        """For each anchor: the best median seconds of each kind, and what is dispatched there."""
+        times, variants = self._times
+        known = {**variants, **self.plan.variants}
+        rows = []
+        for a, point in enumerate(self.choices.task.domain.points):
+            chosen = known[self.plan.plan.choose(point)]
+            best: dict[str, Any] = {
+                kind: min(
+                    (t for k, row in times.items() if variants[k].kind == kind and (t := row[a]) is not None),
+                    default=None,
+                )
+                for kind in KINDS
+            }
+            rows.append({"shape": dict(zip(self.labels, point)), **best, "dispatched": chosen.kind})
+        return rows
+
+    def dispatch(self) -> list[dict[str, str]]:
+        """What a build dispatches where; the first range that fits counts."""
+        names = {key: variant_text(v) for key, v in self.plan.variants.items()}
+        return [
+            {"where": where, "variant": what}
+            for where, what in dispatch_ranges(self.plan.plan.entries, self.labels, names)
+        ]
+
+    def chosen(self) -> dict[str, Any]:
+        """The variant that loops, trace and source are of."""
+        variant, why = self.variant
+        row = self._times[0].get(variant.key, [None] * len(self.choices.task.domain.points))
+        return {
+            "text": variant_text(variant),
+            "why": why,
+            "kind": variant.kind,
+            "sketch": variant.sketch,
+            "parameters": variant.values,
+            "key": variant.key,
+            "median_secs": row,
+        }
+
+    def trace(self) -> dict[str, Any]:
+        """The steps from the program to the variant's loops, as Python over a schedule `s` of the program and as JSON."""
+        variant, _ = self.variant
+        if variant.trace == "[]":
+            return {"python": "", "json": []}
+        parts = parts_of(variant).variants if in_parts(variant) else (variant,)
+        scheduled = [(Trace.from_json(v.trace), v.values) for v in parts if v.trace != "[]"]
+        return {"python": "\n".join(t.as_python(values) for t, values in scheduled), "json": variant.trace}
+
+    def loops(self) -> list[str]:
+        """The scheduled program of each kernel, and each library call, in order."""
+        found = []
+        for stage in self.choices.stages(self.variant[0]):
+            if isinstance(stage, KernelStage):
+                found.append(print_text(stage.func))
+            else:
+                arguments = ", ".join([*(b.name for b in stage.buffers), *map(str, stage.scalars)])
+                found.append(f"{stage.routine}({arguments})")
+        return found
+
+    def source(self) -> list[dict[str, str]]:
+        """The generated kernels of the variant."""
+        kernels = self.choices.program(self.variant[0]).kernels
+        return [{"name": k.name, "language": k.language, "source": k.source} for k in kernels]
+
+    def model(self) -> dict[str, Any]:
+        """What the cost model thinks; see `opinion`."""
+        return opinion(self.choices, self.records)
+
+
+SECTIONS: Mapping[str, Callable[[TaskView], Any]] = {
+    "text": TaskView.text,
+    "sketches": TaskView.sketches,
+    "times": TaskView.times,
+    "dispatch": TaskView.dispatch,
+    "trace": TaskView.trace,
+    "loops": TaskView.loops,
+    "source": TaskView.source,
+    "model": TaskView.model,
+}
+"""Every section of a task by its name, in the order they are shown."""
+
+OF_VARIANT = frozenset({"trace", "loops", "source"})
+"""Sections that are about one variant."""
+
+
+def _legal(space: SketchSpace) -> tuple[int, bool]:
+    """How many points of a sketch's box satisfy its constraints: counted, or estimated from a sample when there are too
+    many (False)."""
+    listed = ParameterSpace([space]).listed()
+    if listed is not None:
+        return len(listed), True
+    if space.valid is None:
+        return space.box, True
+    generator = np.random.default_rng(0)
+    rows = np.stack([generator.choice(np.asarray(p.domain), SAMPLED) for p in space.parameters], axis=1)
+    return round(space.box * float(space.valid(rows.astype(np.int64)).mean())), False

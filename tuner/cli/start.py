@@ -1,0 +1,81 @@
+"""The `relax-tune` program: from its first import to its last line, an interruption is one sentence and an exit code."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from typing import Any
+
+from relax_tune.tuner.job.interrupts import STOPPING
+
+# After a first Ctrl-C, others are taken for impatience while the first one's clean-up runs.
+GRACE_SECS = 5.0
+SENTENCE = "interrupted; everything measured so far is kept, and the same command again goes on from there"
+
+
+class Interruptions:
+    """Turns Ctrl-C, termination and a closed terminal into one KeyboardInterrupt, wherever the program is."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._raised = -math.inf
+
+    def install(self) -> None:
+        """Handle what is not ignored on purpose (`nohup`, a shell's background jobs)."""
+        for number in STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+        sys.unraisablehook = self._unraisable
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.number is not None and time.monotonic() - self._raised < GRACE_SECS:
+            return
+        self._raise(number)
+
+    def _raise(self, number: int) -> None:
+        self.number = self.number or number
+        self._raised = time.monotonic()
+        raise KeyboardInterrupt
+
+    def _unraisable(self, lost: Any) -> None:
+        """Where Python cannot pass an exception on (destructors), it is dropped: raise ours again a little later."""
+        if self.number is None or not issubclass(lost.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(lost)
+            return
+        signal.signal(signal.SIGALRM, lambda *_: self._raise(self.number or signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    def end(self) -> None:
+        """Nothing is left that could be interrupted: whatever comes now must not disturb the interpreter's own end."""
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def main() -> None:
+    """Run the command line. Exits with its code, or after an interruption with 128 + the signal: 130 for Ctrl-C."""
+    interruptions = Interruptions()
+    interruptions.install()
+    code: int | str | None = 0
+    try:
+        from relax_tune.tuner.cli.app import main as command  # here, so that its imports can be interrupted too
+
+        command()
+    except SystemExit as wish:
+        code = wish.code
+    except BaseException as error:
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if interruptions.number is not None:
+            code = 1
+        elif missing not in ("", "relax_tune"):
+            print(f"error: wanted the package {missing}, found none; pip install 'relax-tune[tune]'", file=sys.stderr)
+            code = 2
+        else:
+            raise
+    finally:
+        interruptions.end()
+    if interruptions.number is not None and code != 0:
+        print(SENTENCE, file=sys.stderr)
+        code = 128 + interruptions.number
+    sys.exit(code)

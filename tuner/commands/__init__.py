@@ -1,1 +1,0 @@
-"""The commands of `relax-tune`, one module each; `relax_tune.tuner.cli` loads the one that is asked for."""

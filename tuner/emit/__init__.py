@@ -1,0 +1,1 @@
+"""Conversion of candidates and modules to runtime programs; the build."""

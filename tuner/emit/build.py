@@ -1,0 +1,126 @@
+"""The build: records to plans, plans and a lowered module to one `Program` (DESIGN 10).
+
+A pure function of the module, the set of records, the policy and the target: no clock, no randomness, nothing measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from relax_tune.database.records import Measurement
+from relax_tune.errors import UserError
+from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.passes.memory.inplace import Inplace
+from relax_tune.ir.passes.memory.memory_plan import PlanMemory
+from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.runtime.host_program import Driver
+from relax_tune.runtime.model import choose_function
+from relax_tune.runtime.program import Program
+from relax_tune.tuner.emit.emit import ProgramBuilder
+from relax_tune.tuner.emit.emit_graph import GraphEmitter, settle_places
+from relax_tune.tuner.emit.emit_host_program import emit_driver
+from relax_tune.tuner.emit.prepack import Packing
+from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes
+from relax_tune.tuner.plan.plans import TaskPlan, kept_plan, plan_task
+from relax_tune.tuner.plan.stored_plans import PlanSet
+from relax_tune.tuner.settings import Memory, Policy
+from relax_tune.tuner.task.task import Choices
+
+MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
+    "symbolic": (PlanMemory(), False),
+    "constant": (PlanMemory(constant=True), False),
+    "inplace": (PlanMemory(), True),
+    "constant-inplace": (PlanMemory(constant=True), True),
+}
+"""How storages are planned, and whether outputs are put in place of arguments."""
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """The program of every straight function, the plan of every task, and for each task what it lacked. packings: what the steps of
+    each program's `prepare` do. drivers: of the functions that are not straight."""
+
+    programs: Mapping[str, Program]
+    plans: Mapping[str, TaskPlan]
+    notes: tuple[str, ...]
+    packings: Mapping[str, Sequence[Packing | None]]
+    drivers: tuple[Driver, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """That of `main`, or the only one. Raises UserError when there are several, none of them `main`."""
+        return choose_function(self.programs, None)
+
+
+def build_programs(
+    lowered: LoweredModule,
+    choices: Mapping[str, Choices],
+    facts: LibraryFacts,
+    target_key: str,
+    target: CodeTarget,
+    policy: Policy = "measured",
+    memory: Memory = "symbolic",
+    stored: PlanSet | None = None,
+) -> BuildResult:
+    """Plan every task and emit the program or driver of every graph function. `choices` by the name of the tensor function in the
+    module; `facts` holds the records, and the libraries there are; `memory` says how storages are planned, and whether outputs
+    take the memory of arguments that nobody reads later; `stored` are the plans of policy `stored`."""
+    plans: dict[str, TaskPlan] = {}
+    notes = []
+    for callee, own in choices.items():
+        records = facts.store.query(target_key, own.task.key, regime=own.task.regime)
+        current = [r for r in records if facts.counts(r)]
+        if stored is None:
+            plans[callee] = plan_task(own, current, policy)
+        else:
+            plans[callee] = kept_plan(own, current, *stored.plan(own.task.key))
+        notes += _notes(callee, plans[callee], current, policy)
+        if policy != "generic":
+            notes += library_notes(callee, own, plans[callee], records, facts)
+    planner, inplace = MEMORY[memory]
+    if inplace:
+        lowered = replace(lowered, module=Inplace()(lowered.module))
+    lowered, moved = settle_places(lowered, choices, plans)
+    notes += moved
+    builders = {n: ProgramBuilder(n, target) for n in lowered.functions}
+    programs = {
+        n: GraphEmitter(lowered, f, choices, plans, builders[n], planner).run() for n, f in lowered.functions.items()
+    }
+    drivers = tuple(emit_driver(n, lowered.cut, programs, n in lowered.entries) for n in lowered.drivers)
+    packings = {n: tuple(b.packings) for n, b in builders.items()}
+    return BuildResult(programs, plans, tuple(notes), packings, drivers)
+
+
+def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
+    """What a task lacks."""
+    found = []
+    if policy != "generic":
+        if not plan.times:
+            (kind,) = {plan.variants[k].kind for k in plan.plan.variants}
+            found.append(
+                f"{callee}: no usable record for this device, so the {kind} form is dispatched; "
+                "run `relax-tune tune` to measure some"
+            )
+        elif not any(r.variant.kind == "tuned" for r in records):
+            found.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
+    if plan.lost:
+        why = next(iter(plan.lost.values()))
+        found.append(
+            f"{callee}: {len(plan.lost)} of the kernels on record, the fastest somewhere, can no longer be made ({why:.200}); "
+            "run `relax-tune tune` to measure others"
+        )
+    failures = [r for r in records if r.status == "failed" and r.variant.key in plan.plan.variants]
+    if failures and plan.plan.variants[0] not in plan.times:
+        why = f"{failures[0].stage}: {failures[0].message.splitlines()[0][:200]}"
+        kind = plan.variants[plan.plan.variants[0]].kind
+        found.append(f"{callee}: the {kind} form is dispatched although it failed on this device ({why})")
+    return found
+
+
+def check_policy(policy: str) -> Policy:
+    """Raises UserError for an unknown policy."""
+    if policy not in get_args(Policy):
+        raise UserError(f"--policy wants one of {', '.join(get_args(Policy))}; found {policy!r}")
+    return policy  # type: ignore[return-value]

@@ -1,0 +1,397 @@
+"""From scheduled functions to the runtime's `Program`: the one place where live IR becomes numbers and text.
+
+A candidate under measurement and a whole built model are put together by the same `ProgramBuilder` (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import i8, u8
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, ne, postorder, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.passes.memory.inplace import in_one_memory, obstacle, reads_of
+from relax_tune.runtime.program import BufferSpec, Call, Check, Fill, KernelSource, Program, Role, Step, Symbol, Variant
+from relax_tune.runtime.scalars import Op as ScalarOp
+from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.tuner.emit.prepack import Packing
+
+_SCALAR_OPS: Mapping[str, ScalarOp] = {
+    "add": ScalarOp.ADD, "sub": ScalarOp.SUB, "mul": ScalarOp.MUL, "floordiv": ScalarOp.FLOORDIV,
+    "floormod": ScalarOp.FLOORMOD, "min": ScalarOp.MIN, "max": ScalarOp.MAX, "lt": ScalarOp.LT, "le": ScalarOp.LE,
+    "eq": ScalarOp.EQ, "ne": ScalarOp.NE, "and": ScalarOp.AND, "or": ScalarOp.OR, "not": ScalarOp.NOT,
+    "select": ScalarOp.SELECT,
+}  # fmt: skip
+
+_DIVIDING = frozenset({"floordiv", "floormod"})
+
+SlotOf = Mapping[Var, int]
+
+
+def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Collection[Expr] = ()) -> int:
+    """The slot of an integer or boolean expression over `symbols`; where one of `unsure` divides and is 0, 1 divides instead.
+    Raises BuildError for anything else in it."""
+    slots: dict[Expr, int] = {}
+    for node in postorder((e,)):
+        if isinstance(node, Const):
+            slots[node] = builder.const(int(node.value))
+        elif isinstance(node, Var):
+            if node not in symbols:
+                raise BuildError(f"the expression {e!r} mentions {node.name!r}, which no symbol of the call defines")
+            slots[node] = symbols[node]
+        elif isinstance(node, Op) and node.op in _SCALAR_OPS:
+            args = [slots[a] for a in node.args]
+            if node.op in _DIVIDING and node.args[1] in unsure:
+                args[1] = builder.op(ScalarOp.SELECT, args[1], args[1], builder.const(1))
+            slots[node] = builder.op(_SCALAR_OPS[node.op], *args)
+        elif isinstance(node, Op) and node.op == "cast":
+            slots[node] = slots[node.args[0]]
+        else:
+            raise BuildError(f"wanted an integer expression over shape symbols, found {node!r}")
+    return slots[e]
+
+
+@dataclass(frozen=True, eq=False)
+class KernelStage:
+    """A scheduled function among a variant's stages. `arguments` names, for its parameters, the task's buffers or temporaries
+    shared with other stages, and `meaning` its symbols over the task's; what is left out stands for itself."""
+
+    func: PrimFunc
+    arguments: Mapping[Buffer, Buffer] = field(default_factory=dict)
+    meaning: Mapping[Var, Expr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class LibraryStage:
+    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols. once: it runs when the
+    program is loaded, and packs constants into its last buffer."""
+
+    routine: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+    once: bool = False
+
+
+Stage = KernelStage | LibraryStage
+
+
+@dataclass
+class ProgramBuilder:
+    """Collects the parts of one `Program`. Kernels and scalar expressions that are equal are kept once."""
+
+    name: str
+    target: CodeTarget
+    scalars: ScalarBuilder = field(default_factory=ScalarBuilder)
+    symbols: list[Symbol] = field(default_factory=list)
+    buffers: list[BufferSpec] = field(default_factory=list)
+    storages: list[int] = field(default_factory=list)
+    kernels: dict[str, KernelSource] = field(default_factory=dict)
+    prepare: list[Step] = field(default_factory=list)
+    packings: list[Packing | None] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    _ranges: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
+    _placed: dict[tuple[PrimFunc, tuple[tuple[Buffer, Buffer], ...]], PrimFunc] = field(default_factory=dict)
+    _split: dict[PrimFunc, tuple[PrimFunc, ...]] = field(default_factory=dict)
+
+    def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> int:
+        """Declare a program symbol; returns its slot."""
+        self.symbols.append(Symbol(name, lower, upper))
+        slot = self.scalars.symbol(len(self.symbols) - 1)
+        self._ranges[slot] = lower, upper
+        return slot
+
+    def slot(self, e: Expr, symbols: SlotOf) -> int:
+        """The slot of an expression. Divisors that may be 0 are checked, before anything is computed with what they divide."""
+        unsure = self._unsure(e, symbols)
+        for divisor, whole in unsure.items():
+            nonzero = lower_scalar(self.scalars, ne(divisor, 0), symbols, unsure)
+            check = Check(nonzero, f"wanted {divisor!r}, which divides in {whole!r}, other than 0, found 0", ())
+            if all(c.slot != nonzero for c in self.checks):
+                self.checks.append(check)
+        return lower_scalar(self.scalars, e, symbols, unsure)
+
+    def _unsure(self, e: Expr, symbols: SlotOf) -> Mapping[Expr, Expr]:
+        """What divides in `e` and is not known to be other than 0, with what it is divided by it."""
+        found = {
+            n.args[1]: n
+            for n in postorder((e,))
+            if isinstance(n, Op) and n.op in _DIVIDING and not isinstance(n.args[1], Const)
+        }
+        if not found:
+            return found
+        env = Env({v: self._ranges[s] for v, s in symbols.items() if s in self._ranges})
+        return {d: n for d, n in found.items() if prove(ne(d, 0), env) is not Proof.YES}
+
+    def buffer(
+        self,
+        name: str,
+        buffer: Buffer,
+        role: Role,
+        symbols: SlotOf,
+        storage: int | None = None,
+        fill: Fill | None = None,
+    ) -> int:
+        """Declare an array; returns its index."""
+        shape = tuple(self.slot(d, symbols) for d in buffer.shape)
+        self.buffers.append(BufferSpec(name, buffer.dtype.name, shape, role, storage, fill or Fill()))
+        return len(self.buffers) - 1
+
+    def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf) -> int:
+        """An array in the memory of another: that one itself when it has the same dims, and one for all views of equal dims."""
+        shape = tuple(self.slot(d, symbols) for d in buffer.shape)
+        if shape == self.buffers[base].shape:
+            return base
+        view = BufferSpec(name, buffer.dtype.name, shape, "view", base=base)
+        if view not in self.buffers:
+            self.buffers.append(view)
+        return self.buffers.index(view)
+
+    def storage(self, nbytes: Expr, symbols: SlotOf) -> int:
+        """A planned piece of memory; returns its index."""
+        self.storages.append(self.slot(nbytes, symbols))
+        return len(self.storages) - 1
+
+    def workspaces(self, stages: Sequence[Stage], params: Iterable[Buffer]) -> tuple[Expr, ...]:
+        """Bytes of every array that a variant's stages share beyond the task's parameters, over the task's symbols."""
+        shared, sizes = set(params), list[Expr]()
+
+        def need(wanted: Iterable[Buffer], held: set[Buffer], meaning: Mapping[Var, Expr]) -> None:
+            new = [b for b in dict.fromkeys(wanted) if b not in held]
+            held.update(new)
+            sizes.extend(substitute(nbytes(b), meaning) for b in new)
+
+        for stage in stages:
+            if isinstance(stage, LibraryStage):
+                if stage.once:
+                    shared.update(stage.buffers)
+                need(stage.buffers, shared, {})
+                continue
+            need(stage.arguments.values(), shared, {})
+            inner = set(stage.arguments) if stage.arguments else shared
+            for part in self._parts(stage.func):
+                if _runs_once(part):
+                    inner.update(part.buffers)
+                else:
+                    need(_arrays(part), inner, stage.meaning)
+        return tuple(sizes)
+
+    def variant(
+        self,
+        label: str,
+        key: str,
+        stages: Sequence[Stage],
+        arguments: Mapping[Buffer, int],
+        symbols: SlotOf,
+        workspaces: Sequence[int] = (),
+    ) -> Variant:
+        """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; `workspaces` are the
+        storages of what `ProgramBuilder.workspaces` lists; `prepare` blocks become packed arrays written once."""
+        known = dict(arguments)
+        steps: list[Step] = []
+        left = iter(workspaces)
+        for stage in stages:
+            if isinstance(stage, LibraryStage):
+                if stage.once:
+                    self._prepare_by_library(stage, known, symbols)
+                    continue
+                self._declare(stage.buffers, known, left, symbols)
+                scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
+                steps.append(Step("library", stage.routine, tuple(known[b] for b in stage.buffers), scalars))
+                continue
+            self._declare(tuple(stage.arguments.values()), known, left, symbols)
+            inner = {p: known[b] for p, b in stage.arguments.items()} if stage.arguments else known
+            own = {v: self.slot(e, symbols) for v, e in stage.meaning.items()} if stage.meaning else symbols
+            for part in self._parts(self._in_place(stage.func, inner)):
+                if _runs_once(part):
+                    self._prepare(part, inner, own)
+                    continue
+                self._declare(_arrays(part), inner, left, own)
+                steps.append(self._step(part, inner, own))
+        return Variant(label, tuple(steps), key)
+
+    def _declare(
+        self, wanted: Sequence[Buffer], known: dict[Buffer, int], left: Iterator[int], symbols: SlotOf
+    ) -> None:
+        for b in wanted:
+            if b not in known:
+                known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, next(left))
+
+    def _in_place(self, func: PrimFunc, known: Mapping[Buffer, int]) -> PrimFunc:
+        """The function with one pointer for an input and the output in its memory."""
+        written = {known[b]: b for b in func.output_buffers if b in known}
+        same = {b: written[known[b]] for b in func.input_buffers if known.get(b) in written}
+        if not same:
+            return func
+        key = func, tuple(same.items())
+        if key not in self._placed:
+            self._placed[key] = in_one_memory(func, same)
+        return self._placed[key]
+
+    def _parts(self, func: PrimFunc) -> tuple[PrimFunc, ...]:
+        """The kernels of a function, split once for all calls."""
+        if func not in self._split:
+            self._split[func] = split_kernels(func)
+        return self._split[func]
+
+    def _prepare(self, part: PrimFunc, known: dict[Buffer, int], symbols: SlotOf) -> None:
+        target = next(b for b in part.buffers if any(x.body.buffer is b for x in blocks(part.body)))
+        name = self._kernel(part).name
+        sources = tuple(known[b] for b in part.buffers if b is not target)
+        found = self._packed.get((name, sources))
+        if found is None:
+            found = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
+            self._packed[(name, sources)] = found
+            known[target] = found
+            self.prepare.append(self._step(part, known, symbols))
+            self.packings.append(Packing(part, target, sources, found))
+        known[target] = found
+
+    def _prepare_by_library(self, stage: LibraryStage, known: dict[Buffer, int], symbols: SlotOf) -> None:
+        *given, target = stage.buffers
+        sources = tuple(known[b] for b in given)
+        name = f"{stage.routine}{stage.scalars}"
+        found = self._packed.get((name, sources))
+        if found is None:
+            found = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
+            self._packed[(name, sources)] = found
+            scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
+            self.prepare.append(Step("library", stage.routine, (*sources, found), scalars))
+            self.packings.append(None)
+        known[target] = found
+
+    def _kernel(self, func: PrimFunc) -> GeneratedKernel:
+        """Generated once per function; named by its text, so that equal kernels are one."""
+        made = self._generated.get(func)
+        if made is None:
+            # under a name nothing else in the text contains
+            made = generate(replace(func, name="named_by_its_text"), self.target)
+            digest = hashlib.blake2b(made.source.replace(made.name, "@").encode(), digest_size=8).hexdigest()
+            made = replace(made, name=f"k{digest}", source=made.source.replace(made.name, f"k{digest}"))
+            self.kernels.setdefault(made.name, KernelSource(made.name, self.target.language, made.source))
+            self._generated[func] = made
+        return made
+
+    def _step(self, func: PrimFunc, known: Mapping[Buffer, int], symbols: SlotOf) -> Step:
+        made = self._kernel(func)
+        return Step(
+            "kernel",
+            made.name,
+            tuple(known[b] for b in made.buffers),
+            tuple(self.slot(e, symbols) for e in made.scalars),
+            tuple(self.slot(e, symbols) for e in made.grid),
+            tuple(made.local),
+        )
+
+    def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+        used = {s.target for c in self.calls for v in c.variants for s in v.steps} | {s.target for s in self.prepare}
+        return Program(
+            symbols=tuple(self.symbols),
+            scalars=self.scalars.code,
+            checks=tuple(self.checks),
+            buffers=tuple(self.buffers),
+            storages=tuple(self.storages),
+            kernels=tuple(k for n, k in sorted(self.kernels.items()) if n in used),
+            prepare=tuple(self.prepare),
+            calls=tuple(self.calls),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            name=self.name,
+        )
+
+
+def nbytes(buffer: Buffer) -> Expr:
+    """Bytes of a buffer, over the symbols of its shape."""
+    total: Expr = const(buffer.dtype.bytes)
+    for d in buffer.shape:
+        total = mul(total, d)
+    return total
+
+
+def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> str | None:
+    """Why a variant may not write its task's `output` in the memory of the input `source`; None when it may."""
+    written = read = False
+    for stage in stages:
+        if isinstance(stage, LibraryStage):
+            if source in stage.buffers:
+                return f"{stage.routine} reads {source.name}"
+            written = written or output in stage.buffers
+            continue
+        given = stage.arguments or {b: b for b in stage.func.buffers}
+        sources = [p for p in stage.func.input_buffers if given.get(p) is source]
+        targets = [p for p in stage.func.output_buffers if given.get(p) is output]
+        if any(x.buffer in sources for b in blocks(stage.func.body) for x in reads_of(b)):
+            if written or read or not targets:
+                return f"{stage.func.name} reads {source.name} apart from writing {output.name}"
+            read = True
+            found = [why for p in sources if (why := obstacle(stage.func, targets[0], p)) is not None]
+            if found:
+                return found[0]
+        written = written or bool(targets)
+    return None
+
+
+def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
+    """Every array a kernel is given: its parameters, and intermediates that only it uses but that no register holds."""
+    return (*part.buffers, *(a for a in part.allocs if a.scope == "global"))
+
+
+def _runs_once(part: PrimFunc) -> bool:
+    """Whether a kernel only prepares constants."""
+    found = blocks(part.body)
+    return bool(found) and all(b.role == "prepare" for b in found)
+
+
+def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
+    """Whether a parameter is a weight of fixed size, which can be packed ahead; a weight that grows with a symbol is an input."""
+    return buffer in func.consts and not free_vars(*buffer.shape)
+
+
+def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
+    """Random contents that keep an integer input inside the dimension it indexes; of bytes that index nothing, all there are."""
+    if not buffer.dtype.is_int:
+        return Fill()
+    limit = None
+    for block in blocks(func.body):
+        for node in postorder((block.body.value,)):
+            if isinstance(node, Load):
+                for e, dim in zip(node.indices, node.buffer.shape):
+                    if any(isinstance(x, Load) and x.buffer is buffer for x in postorder((e,))) and isinstance(
+                        dim, Const
+                    ):
+                        size = int(dim.value)
+                        limit = size if limit is None else min(limit, size)
+    if limit is None and buffer.dtype in (i8, u8):  # numbers that stand for floats, or two in a byte: every bit counts
+        return Fill("integers", -128, 128) if buffer.dtype is i8 else Fill("integers", 0, 256)
+    return Fill("integers", 0, limit if limit is not None else 2)
+
+
+def candidate_program(
+    func: PrimFunc, label: str, stages: Sequence[Stage], target: CodeTarget, symbol_names: Mapping[Var, str]
+) -> Program:
+    """The program that measures one variant of a task: one call, one variant. Symbols carry the task's names."""
+    builder = ProgramBuilder(func.name, target)
+    symbols: dict[Var, int] = {v: builder.symbol(symbol_names[v]) for v in func.symbols}
+    arguments: dict[Buffer, int] = {}
+    inputs, outputs = [], []
+    for number, b in enumerate(func.buffers):
+        role: Role = "const" if is_constant(func, b) else "output" if b in func.output_buffers else "input"
+        arguments[b] = builder.buffer(f"p{number}", b, role, symbols, fill=input_fill(func, b))
+        if role == "input":
+            inputs.append(arguments[b])
+        elif role == "output":
+            outputs.append(arguments[b])
+    storages = [builder.storage(size, symbols) for size in builder.workspaces(stages, func.buffers)]
+    variant = builder.variant(label, "", stages, arguments, symbols, storages)
+    builder.calls.append(Call(func.name, "", builder.scalars.const(0), (variant,)))
+    return builder.finish(inputs, outputs)

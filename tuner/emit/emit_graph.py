@@ -1,0 +1,314 @@
+"""A straight graph function and the plans of its tasks to one `Program`: arrays, memory, calls and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Var, substitute
+from relax_tune.ir.core.graph import (
+    Binding,
+    CallDPSLibrary,
+    CallTIR,
+    Constant,
+    Function,
+    GVar,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+    Value,
+    all_bindings,
+)
+from relax_tune.ir.core.graph import Call as GraphCall
+from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.deduce import info_of
+from relax_tune.ir.deduce.relations import info_symbols
+from relax_tune.ir.op.base import env_of
+from relax_tune.ir.passes.memory.aliasing import Roots, Tensor
+from relax_tune.ir.passes.memory.inplace import misuses, sources_of, without_places
+from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
+from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.ir.rewrite.emitter import is_view
+from relax_tune.runtime.plan import Entry, choice_slot
+from relax_tune.runtime.program import Call, Check, Program, Step, Variant
+from relax_tune.runtime.scalars import Op, ScalarBuilder
+from relax_tune.tuner.emit.emit import ProgramBuilder, SlotOf, place_obstacle
+from relax_tune.tuner.plan.plans import TaskPlan
+from relax_tune.tuner.plan.select import Test
+from relax_tune.tuner.task.extract import site_symbols
+from relax_tune.tuner.task.index_ranges import index_range, meet, range_fill
+from relax_tune.tuner.task.task import Choices
+
+
+def settle_places(
+    lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan]
+) -> tuple[LoweredModule, list[str]]:
+    """Without the outputs that cannot lie in the memory of an argument after all: passes have moved what reads it, or a variant
+    that is dispatched reads ahead. What each of them was, and why."""
+    functions, notes = dict(lowered.module.functions), []
+    for name, f in lowered.module.functions.items():
+        if not isinstance(f, Function):
+            continue
+        dropped = {(m.var, m.output): m.why for m in misuses(f, lowered.module)}
+        roots = Roots(inplace=False)
+        for b in all_bindings(f):
+            var, call = b.var, b.value
+            for i, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
+                if at is None or (var, i) in dropped or not isinstance(call, CallTIR):
+                    continue
+                own, plan = choices[call.callee], plans[call.callee]
+                output, (tensor,) = own.task.func.output_buffers[i], roots.fields(call.args[at])
+                for source in sources_of(own.task.func, call, tensor, roots):
+                    for key in plan.plan.variants:
+                        why = place_obstacle(own.stages(plan.variants[key]), output, source)
+                        if why is not None:
+                            dropped.setdefault((var, i), why)
+            roots.bind(var, call)
+        functions[name] = without_places(f, dropped)
+        notes += [f"{v.name}: not written in place of an argument: {why}" for (v, _), why in dropped.items()]
+    return (replace(lowered, module=replace(lowered.module, functions=functions)) if notes else lowered), notes
+
+
+def workspaces(
+    lowered: LoweredModule,
+    main: Function,
+    choices: Mapping[str, Choices],
+    plans: Mapping[str, TaskPlan],
+    builder: ProgramBuilder,
+) -> dict[GVar, tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]]:
+    """Bytes every call of a graph function needs while it runs, whichever of its variants that is, and which of them each variant uses."""
+    env = env_of(lowered.module.bounds)
+    found = {}
+    for binding in main.bindings:
+        call = binding.value
+        if isinstance(call, CallTIR):
+            own, plan = choices[call.callee], plans[call.callee]
+            meaning = site_symbols(own.task.func, call)
+            variants = [own.stages(plan.variants[key]) for key in plan.plan.variants]
+            needs = [builder.workspaces(stages, own.task.func.buffers) for stages in variants]
+            found[binding.var] = overlay([[simplify(substitute(e, meaning), env) for e in n] for n in needs], env)
+    return found
+
+
+class GraphEmitter:
+    """Walks one graph function once and declares arrays, calls and checks."""
+
+    def __init__(
+        self,
+        lowered: LoweredModule,
+        main: Function,
+        choices: Mapping[str, Choices],
+        plans: Mapping[str, TaskPlan],
+        builder: ProgramBuilder,
+        memory: PlanMemory,
+    ) -> None:
+        self.lowered, self.main = lowered, main
+        self.choices = choices
+        self.plans = plans
+        self.builder = builder
+        self.symbols: dict[Var, int] = {}
+        self.arrays: dict[Tensor, int] = {}
+        self.definitions = {x.var: x.value for x in main.bindings}
+        self.constants: dict[str, int] = {}
+        found = workspaces(lowered, main, choices, plans, builder)
+        self.places = {v: places for v, (_, places) in found.items()}
+        sizes = {v: sizes for v, (sizes, _) in found.items()}
+        self.memory: MemoryPlan = memory.plan(lowered.module, main.name, sizes)
+
+    def run(self) -> Program:
+        main, b = self.main, self.builder
+        own = {v for x in (*main.params, *(y.var for y in main.bindings)) for v in info_symbols(x.info)}
+        for bound in self.lowered.module.bounds:
+            if bound.var not in own:
+                continue  # of another function
+            self.symbols[bound.var] = b.symbol(bound.var.name, bound.lower, bound.upper)
+        inputs = []
+        ranges = self._index_ranges()
+        for p in main.params:
+            if isinstance(p.info, ShapeInfo):  # the caller gives the symbols in it
+                continue
+            fill = range_fill(ranges.get(p))
+            self.arrays[p, 0] = b.buffer(
+                p.name, _buffer(p.name, _known(p.name, p.info)), "input", self.symbols, fill=fill
+            )
+            inputs.append(self.arrays[p, 0])
+        storages = [b.storage(size, self.symbols) for size in self.memory.storages]
+        outputs = [self._output(value, name) for value, name in results(main.ret)]
+        for binding in main.bindings:
+            value = binding.value
+            if isinstance(value, CallTIR) and isinstance(binding, Binding):
+                self._call(binding.var, value, storages)
+            elif isinstance(value, CallDPSLibrary):
+                self._library(binding.var, value, storages)
+            elif not is_view(value) and not isinstance(
+                value, (TupleValue, TupleItem, GVar, Constant, ShapeValue, PrimValue)
+            ):
+                raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
+        for check in self.lowered.checks[main.name]:
+            slot = b.slot(check.cond, self.symbols)
+            b.checks.append(Check(slot, check.message, tuple(b.slot(v, self.symbols) for v in check.values)))
+        return b.finish(inputs, outputs)
+
+    def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
+        """The values parameters of the model may hold that are used as indices."""
+        found: dict[GVar, tuple[int, int]] = {}
+        params = set(self.main.params)
+        for call in (b.value for b in self.main.bindings):
+            if not isinstance(call, CallTIR):
+                continue
+            func = self.choices[call.callee].task.func
+            given = dict(zip(func.input_buffers, call.args, strict=True))
+            numbers = {b: n for b, a in given.items() if (n := self._number(a)) is not None}
+            for buffer, argument in given.items():
+                source = self._source(argument)
+                if isinstance(source, tuple) and source[0] in params:
+                    allowed = index_range(func, buffer, numbers)
+                    if allowed is not None:
+                        found[source[0]] = meet(found.get(source[0], allowed), allowed)
+        return found
+
+    def _number(self, v: Value) -> int | None:
+        """The value of an integer constant without dims."""
+        array = self.lowered.module.constants[v.name] if isinstance(v, Constant) else None
+        return int(array) if array is not None and array.ndim == 0 and array.dtype.kind in "iu" else None
+
+    def _output(self, value: Value, name: str) -> int:
+        """The array a result is read from: one of its own, or one that another result, a parameter or a weight has."""
+        source, wanted = self._source(value), _buffer(name, _known(name, info_of(value)))
+        if isinstance(source, tuple) and source not in self.arrays:
+            self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols)
+            return self.arrays[source]
+        held = self._array(source)
+        return self.builder.view(name, wanted, held, self.symbols)
+
+    def _source(self, v: Value) -> Tensor | Constant:
+        """The made tensor, parameter or weight whose memory `v` is: through casts, tuples, views and calls that write in place."""
+        fields: list[int] = []
+        while True:
+            if isinstance(v, Constant):
+                return v
+            made = self.definitions.get(v) if isinstance(v, GVar) else v
+            if isinstance(v, GVar) and (made is None or isinstance(made, (CallTIR, CallDPSLibrary))):
+                field = fields.pop() if fields else 0
+                at = made.inplace[field] if isinstance(made, CallTIR) and made.inplace else None
+                if at is None or not isinstance(made, CallTIR):
+                    return v, field
+                v = made.args[at]
+            elif isinstance(made, TupleItem):
+                fields.append(made.index)
+                v = made.value
+            elif isinstance(made, TupleValue):
+                v = made.fields[fields.pop()]
+            elif isinstance(made, GraphCall) and is_view(made):
+                v = made.args[0]
+            elif isinstance(made, (GVar, Constant)):
+                v = made
+            else:
+                raise BuildError(f"wanted a tensor, found {made!r}")
+
+    def _array(self, v: Value | Tensor) -> int:
+        source = v if isinstance(v, tuple) else self._source(v)
+        if isinstance(source, tuple):
+            return self.arrays[source]
+        if source.name not in self.constants:
+            info = _buffer(source.name, source.info)
+            self.constants[source.name] = self.builder.buffer(source.name, info, "const", self.symbols)
+        return self.constants[source.name]
+
+    def _destinations(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> list[int]:
+        """The arrays a call writes, declared unless they are results of the model."""
+        found = []
+        for i, info in enumerate(call.out):
+            source = self._source(var if len(call.out) == 1 else TupleItem(var, i))
+            assert isinstance(source, tuple)
+            if source not in self.arrays:
+                number = self.memory.assignment[var][i]
+                assert number is not None
+                name = var.name if len(call.out) == 1 else f"{var.name}.{i}"
+                buffer = _buffer(name, info)
+                self.arrays[source] = self.builder.buffer(name, buffer, "temp", self.symbols, storages[number])
+            found.append(self.arrays[source])
+        return found
+
+    def _library(self, var: GVar, call: CallDPSLibrary, storages: Sequence[int]) -> None:
+        """A routine that the model itself names: one variant, nothing to choose."""
+        b = self.builder
+        buffers = (*map(self._array, call.args), *self._destinations(var, call, storages))
+        step = Step("library", call.routine, buffers, tuple(b.slot(e, self.symbols) for e in call.scalars))
+        b.calls.append(Call(var.name, "", b.scalars.const(0), (Variant("library", (step,)),)))
+
+    def _call(self, var: GVar, call: CallTIR, storages: Sequence[int]) -> None:
+        b = self.builder
+        choices, task_plan = self.choices[call.callee], self.plans[call.callee]
+        func = choices.task.func
+        arguments = {p: self._array(a) for p, a in zip(func.input_buffers, call.args, strict=True)}
+        arguments |= zip(func.output_buffers, self._destinations(var, call, storages), strict=True)
+        meaning = site_symbols(func, call)
+        symbols: SlotOf = {v: b.slot(e, self.symbols) for v, e in meaning.items()}
+        keys = task_plan.plan.variants
+        variants: list[Variant] = []
+        workspaces = [storages[number] for number in self.memory.workspaces.get(var, ())]
+        for key, places in zip(keys, self.places[var], strict=True):
+            record = task_plan.variants[key]
+            own = [workspaces[p] for p in places]
+            variants.append(b.variant(record.kind, key, choices.stages(record), arguments, symbols, own))
+        entries = []
+        for entry in task_plan.plan.entries:
+            guard = None
+            for test, wanted in entry.tests:
+                slot = self._test(func.symbols, test, symbols)
+                slot = slot if wanted else b.scalars.op(Op.NOT, slot)
+                guard = slot if guard is None else b.scalars.op(Op.AND, guard, slot)
+            entries.append(Entry(guard, keys.index(entry.variant)))
+        entries[-1] = Entry(None, entries[-1].variant)
+        b.calls.append(Call(var.name, choices.task.key, choice_slot(b.scalars, entries), tuple(variants)))
+
+    def _test(self, order: Sequence[Var], test: Test, symbols: SlotOf) -> int:
+        product = symbols[order[test.axes[0]]]
+        for axis in test.axes[1:]:
+            product = self.builder.scalars.op(Op.MUL, product, symbols[order[axis]])
+        return guard_slot(self.builder.scalars, product, test)
+
+
+def guard_slot(scalars: ScalarBuilder, product: int, test: Test) -> int:
+    """The slot that is 1 where a test holds of the product in a slot."""
+    if test.divisor > 1:
+        ahead = scalars.op(Op.ADD, product, scalars.const(test.divisor - 1))
+        product = scalars.op(Op.FLOORDIV, ahead, scalars.const(test.divisor))
+    if test.modulus:
+        product = scalars.op(Op.FLOORMOD, product, scalars.const(test.modulus))
+    return scalars.op(Op.EQ if test.modulus else Op.LE, product, scalars.const(test.threshold))
+
+
+def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
+    """The tensors that are returned, tuples taken apart, and what each is called.
+
+    Raises BuildError for anything else."""
+    if isinstance(ret, TupleValue):
+        for field in ret.fields:
+            yield from results(field, name)
+        return
+    info = info_of(ret)
+    name = ret.name if isinstance(ret, (GVar, Constant)) else name
+    if isinstance(info, TupleInfo):
+        for i in range(len(info.fields)):
+            yield from results(TupleItem(ret, i), f"{name}.{i}")
+    elif isinstance(info, TensorInfo):
+        yield ret, name
+    else:
+        raise BuildError(f"wanted tensors as results, found {ret!r}")
+
+
+def _known(name: str, info: StructInfo) -> TensorInfo:
+    if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None:
+        raise BuildError(f"{name}: wanted a tensor of known dims and dtype, found {info!r}; add a match_cast")
+    return info
+
+
+def _buffer(name: str, info: TensorInfo) -> Buffer:
+    assert info.shape is not None and info.dtype is not None
+    return Buffer(name, info.shape, info.dtype)

@@ -1,0 +1,394 @@
+"""From a function that was cut to the runtime's `Driver`: what happens between its parts, as instructions over registers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.expr import Const, Expr, Var, as_int, eq, free_vars, le
+from relax_tune.ir.core.function import Bound
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    Body,
+    Call,
+    CallFunction,
+    CallHost,
+    Constant,
+    Function,
+    FunctionRef,
+    GVar,
+    If,
+    MatchCast,
+    PrimValue,
+    ShapeValue,
+    TupleItem,
+    TupleValue,
+)
+from relax_tune.ir.core.graph import Value as GraphValue
+from relax_tune.ir.core.struct_info import (
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    TupleInfo,
+)
+from relax_tune.ir.deduce.deduce import infer_value, info_of, signature
+from relax_tune.ir.deduce.relations import differences, info_dims, is_base, own_symbols, solve
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.movement import VIEWS
+from relax_tune.ir.op.shapes import ShapeOperator
+from relax_tune.ir.passes.control.inline_walk import MAX_LINE
+from relax_tune.ir.passes.control.outline import CutModule
+from relax_tune.ir.text.printer import Excerpts
+from relax_tune.runtime.host_program import (
+    Apply,
+    Branch,
+    CallDriver,
+    CallPart,
+    Compute,
+    Copy,
+    Driver,
+    Instruction,
+    Item,
+    Match,
+    Number,
+    Pack,
+    Refer,
+    Require,
+    Value,
+    Want,
+    Weight,
+)
+from relax_tune.runtime.host_program import CallHost as CallHostRoutine
+from relax_tune.runtime.program import Program
+from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.tuner.emit.emit import lower_scalar
+
+
+def emit_driver(name: str, cut: CutModule, programs: Mapping[str, Program], entry: bool) -> Driver:
+    """The driver of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
+    return _Emitter(name, cut, programs).run(entry)
+
+
+_WANTED: Mapping[type[StructInfo], Want] = {
+    TensorInfo: "tensor", ShapeInfo: "shape", PrimInfo: "scalar", TupleInfo: "tuple", CallableInfo: "function",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """Something an annotation says in symbols, and the register of what was found: `axis` of a tensor or shape, or a scalar."""
+
+    where: str
+    info: StructInfo
+    axis: int
+    dim: Expr
+    register: int
+    node: object
+
+
+class _Emitter:
+    def __init__(self, name: str, cut: CutModule, programs: Mapping[str, Program]) -> None:
+        f = cut.module.functions[name]
+        assert isinstance(f, Function)
+        self.f, self.cut, self.programs = f, cut, programs
+        self.excerpts = Excerpts(f)
+        self.bounds: dict[Var, Bound] = {b.var: b for b in cut.module.bounds}
+        self.ctx = Deduction(env_of(cut.module.bounds))
+        self.registers = 0
+        self.values: dict[GVar, int] = {}
+        self.symbols: dict[Var, int] = {}
+        self.blocks: list[list[Instruction]] = [[]]
+        self.block = self.blocks[0]
+
+    def run(self, entry: bool) -> Driver:
+        f = self.f
+        for p in f.params:
+            self.values[p] = self.register()
+        self.bind([d for p in f.params for d in self.match(self.values[p], p.info, f"parameter {p.name}", p)])
+        for b in f.bindings:
+            self.binding(b)
+        result = self.value(f.ret, f.ret)
+        self.agree(result, f.ret_info, info_of(f.ret), "the result", f.ret)
+        params = tuple(described(p.name, p.info) for p in f.params)
+        results = tuple(_results(f.ret, f.ret_info))
+        blocks = tuple(map(tuple, self.blocks))
+        return Driver(f.name, params, results, self.registers, blocks, result, entry)
+
+    def register(self) -> int:
+        self.registers += 1
+        return self.registers - 1
+
+    def add(self, instruction: Instruction) -> None:
+        self.block.append(instruction)
+
+    def shown(self, node: object) -> str:
+        return "\n".join(line[:MAX_LINE] for line in self.excerpts.around(node).splitlines())
+
+    # annotations
+
+    def match(self, register: int, info: StructInfo, where: str, node: object) -> list[_Dim]:
+        """Ask for all that `info` says but in symbols; the dims that are left to `bind`."""
+        if isinstance(info, ObjectInfo):
+            return []
+        if isinstance(info, TupleInfo):
+            self.add(self.want(register, "tuple", None, len(info.fields), (), where, info, node))
+            found: list[_Dim] = []
+            for i, part in enumerate(info.fields):
+                item = self.register()
+                self.add(Item(register, i, item))
+                found += self.match(item, part, f"{where}, field {i}", node)
+            return found
+        if isinstance(info, CallableInfo):
+            drivers = ((n, self.cut.module.functions[n]) for n in self.cut.drivers)
+            fitting = [n for n, f in drivers if isinstance(f, Function) and self.fits(info, f)]
+            self.add(Match(register, "function", None, None, tuple(fitting), (), where, repr(info), self.shown(node)))
+            return []
+        dims = info_dims(info) or ()
+        into = tuple(self.register() for _ in dims)
+        if isinstance(info, PrimInfo):
+            if dims and not (info.dtype.is_int or info.dtype is bool_):
+                raise BuildError(f"{self.f.name}: {where}: wanted a whole number by symbols, found {info!r}")
+            self.add(self.want(register, "scalar", info.dtype.name, None, into, where, info, node))
+        elif isinstance(info, ShapeInfo):
+            self.add(self.want(register, "shape", None, info.ndim, into, where, info, node))
+        else:
+            element = None if info.dtype is None else info.dtype.name
+            self.add(self.want(register, "tensor", element, info.ndim, into, where, info, node))
+        return [_Dim(where, info, axis, d, r, node) for axis, (d, r) in enumerate(zip(dims, into, strict=True))]
+
+    def want(
+        self,
+        register: int,
+        want: Want,
+        dtype: str | None,
+        count: int | None,
+        into: tuple[int, ...],
+        where: str,
+        info: StructInfo,
+        node: object,
+    ) -> Match:
+        return Match(register, want, dtype, count, (), into, where, repr(info), self.shown(node))
+
+    def fits(self, info: CallableInfo, f: Function) -> bool:
+        return is_base(info, signature(f), self.ctx.env) is not Proof.NO
+
+    def bind(self, dims: Sequence[_Dim]) -> None:
+        """Give new symbols the values that dims determine, and require that every dim and bound holds."""
+        if not dims:
+            return
+        stands = {Var(f"found{i}"): d.register for i, d in enumerate(dims)}
+        known = tuple(v for v in free_vars(*(d.dim for d in dims)) if v in self.symbols)
+        wanted = ShapeInfo((*known, *(d.dim for d in dims)))
+        meaning = solve(CallableInfo((wanted,), ObjectInfo()), (ShapeInfo((*known, *stands)),), self.ctx.env)
+        new = {v: e for v, e in meaning.items() if v not in self.symbols}
+        scope = {**self.symbols, **stands}
+        for v, e in new.items():
+            if e is None:
+                first = next(d for d in dims if v in free_vars(d.dim))
+                raise BuildError(
+                    f"{self.f.name}: {first.where}: nothing determines symbol {v.name} of {first.info!r}; make it a dim by "
+                    f"itself somewhere\n{self.shown(first.node)}"
+                )
+        for (v, _), register in zip(
+            new.items(), self.scalars([e for e in new.values() if e is not None], scope), strict=True
+        ):
+            self.symbols[v] = scope[v] = register
+        for d, found in zip(dims, stands, strict=True):
+            if meaning.get(d.dim) is found if isinstance(d.dim, Var) else False:
+                continue
+            place = "" if isinstance(d.info, PrimInfo) else f" with dim {d.axis} ({d.dim!r})"
+            text = f"{d.where}: wanted {d.info!r}{place} equal to {{0}}, found {{1}}"
+            self.require(eq(d.dim, found), text, (d.dim, found), scope, d.node)
+        for v in new:
+            self.within_bounds(v, dims, scope)
+
+    def within_bounds(self, v: Var, dims: Sequence[_Dim], scope: Mapping[Var, int]) -> None:
+        bound = self.bounds.get(v, Bound(v))
+        at = next(d for d in dims if v in free_vars(d.dim))
+        is_dim = any(d.dim is v and isinstance(d.info, TensorInfo) for d in dims)
+        where = at.where if at.where.startswith("match_cast") else "arguments"
+        limits = f"{bound.lower} <= {v.name}" + ("" if bound.upper is None else f" <= {bound.upper}")
+        text = f"{where}: wanted {limits}, found {v.name} = {{0}}"
+        if bound.lower > 0 or not is_dim:
+            self.require(le(bound.lower, v), text, (v,), scope, at.node)
+        if bound.upper is not None:
+            self.require(le(v, bound.upper), text, (v,), scope, at.node)
+
+    def require(self, cond: Expr, message: str, values: Sequence[Expr], scope: Mapping[Var, int], node: object) -> None:
+        test, *found = self.scalars([cond, *values], scope)
+        self.add(Require(test, f"{message}\n{self.shown(node)}", tuple(found)))
+
+    def agree(self, register: int, wanted: StructInfo, found: StructInfo, where: str, node: object) -> None:
+        """A check that a value is as `wanted`, unless what is known of it already says so."""
+        if any(True for _ in differences(wanted, found, self.ctx.env)):
+            self.bind(self.match(register, wanted, where, node))
+
+    # values
+
+    def scalars(self, exprs: Sequence[Expr], scope: Mapping[Var, int]) -> list[int]:
+        """Registers of scalars over symbols."""
+        wanted = [e for e in dict.fromkeys(exprs) if not isinstance(e, Var)]
+        for e in wanted:
+            if not e.dtype.is_int and e.dtype is not bool_:
+                raise BuildError(f"{self.f.name}: wanted a whole number or condition over symbols, found {e!r}")
+        into = {e: self.register() for e in wanted}
+        if wanted:
+            builder = ScalarBuilder()
+            used = [v for v in free_vars(*wanted) if v in scope]
+            slots = {v: builder.symbol(i) for i, v in enumerate(used)}
+            found = tuple(lower_scalar(builder, e, slots) for e in wanted)
+            names = tuple(e.dtype.name for e in wanted)
+            symbols = tuple(scope[v] for v in used)
+            self.add(Compute(builder.code, symbols, found, names, tuple(into.values())))
+        return [scope[e] if isinstance(e, Var) else into[e] for e in exprs]
+
+    def value(self, v: GraphValue, node: object) -> int:
+        """The register of an atom, or of a tuple of atoms."""
+        if isinstance(v, GVar):
+            return self.values[v]
+        if isinstance(v, PrimValue) and not _is_floating_number(v.value):
+            return self.scalars([v.value], self.symbols)[0]
+        into = self.register()
+        if isinstance(v, PrimValue) and isinstance(v.value, Const):
+            self.add(Number(float(v.value.value), v.value.dtype.name, into))
+            return into
+        if isinstance(v, ShapeValue):
+            self.add(Pack(tuple(self.scalars(v.values, self.symbols)), into))
+        elif isinstance(v, TupleValue):
+            self.add(Pack(tuple(self.value(x, node) for x in v.fields), into))
+        elif isinstance(v, FunctionRef):
+            self.add(Refer(v.name, into))
+        elif isinstance(v, Constant):
+            sizes = [as_int(d) for d in v.info.shape or ()]
+            assert v.info.dtype is not None and None not in sizes
+            self.add(Weight(v.name, v.info.dtype.name, tuple(s for s in sizes if s is not None), into))
+        else:
+            raise BuildError(f"{self.f.name}: wanted a variable or constant, found a {type(v).__name__}")
+        return into
+
+    def binding(self, b: AnyBinding) -> None:
+        value = b.value
+        if isinstance(b, MatchCast):
+            name = value.name if isinstance(value, (GVar, Constant)) else b.var.name
+            self.values[b.var] = register = self.value(value, b)
+            self.bind(self.match(register, b.info, f"match_cast of {name}", b))
+            self.agree(register, b.var.info, b.info, f"value {b.var.name}", b)
+            return
+        ctx = Deduction(self.ctx.env)
+        found = infer_value(value, ctx)
+        if (
+            isinstance(value, CallFunction)
+            and isinstance(value.callee, FunctionRef)
+            and value.callee.name in self.cut.parts
+        ):
+            self.part(b, value.callee.name, value)
+            return
+        for check in ctx.checks:
+            if not isinstance(value, CallFunction):  # a callee asks for itself
+                self.require(check.cond, check.message, check.values, self.symbols, b)
+        if isinstance(value, If):
+            self.values[b.var] = self.branch(b, value)
+        elif isinstance(value, CallFunction):
+            args = tuple(self.value(a, b) for a in value.args)
+            direct = value.callee.name if isinstance(value.callee, FunctionRef) else None
+            callee = None if direct is not None else self.value(value.callee, b)
+            self.values[b.var] = into = self.register()
+            self.add(CallDriver(direct, callee, args, into))
+            if direct is None:
+                found = ObjectInfo()  # it fits its annotation as far as signatures tell
+        elif isinstance(value, CallHost):
+            args = tuple(self.value(a, b) for a in value.args)
+            self.values[b.var] = into = self.register()
+            self.add(CallHostRoutine(value.routine, args, into))
+            self.bind(self.match(into, value.out, f"host routine {value.routine!r}", b))
+        elif isinstance(value, Call):
+            self.values[b.var] = self.operator(b, value)
+        elif isinstance(value, TupleItem):
+            self.values[b.var] = into = self.register()
+            self.add(Item(self.value(value.value, b), value.index, into))
+        else:
+            self.values[b.var] = self.value(value, b)
+        self.agree(self.values[b.var], b.var.info, found, f"value {b.var.name}", b)
+
+    def part(self, b: Binding, name: str, value: CallFunction) -> None:
+        """The program of a part on the tensors among the arguments, given every symbol of its own."""
+        program = self.programs[name]
+        f = self.cut.module.functions[name]
+        assert isinstance(f, Function)
+        by_name = {v.name: v for v in own_symbols(signature(f))}
+        symbols = tuple(self.symbols[by_name[s.name]] for s in program.symbols)
+        args = tuple(self.value(a, b) for a in value.args if not isinstance(a, ShapeValue))
+        into = tuple(self.register() for _ in program.outputs)
+        self.add(CallPart(name, args, symbols, into))
+        if isinstance(f.ret, TupleValue):
+            self.values[b.var] = self.register()
+            self.add(Pack(into, self.values[b.var]))
+        else:
+            (self.values[b.var],) = into
+
+    def operator(self, b: Binding, value: Call) -> int:
+        into = self.register()
+        args = tuple(self.value(a, b) for a in value.args)
+        op = value.op
+        if isinstance(op, VIEWS):
+            assert isinstance(b.var.info, TensorInfo)
+            dims = self.register()
+            self.add(Pack(tuple(self.scalars(b.var.info.shape or (), self.symbols)), dims))
+            self.add(Apply("reshape_to", (*args, dims), into, self.shown(b)))
+            return into
+        assert isinstance(op, ShapeOperator) and isinstance(op, OperatorSpec) and not fields(op)
+        self.add(Apply(op.name, args, into, self.shown(b)))
+        return into
+
+    def branch(self, b: Binding, value: If) -> int:
+        cond, into = self.value(value.cond, b), self.register()
+        outer = self.block
+        at = len(outer)
+        starts = []
+        for side in (value.then, value.orelse):
+            starts.append(len(self.blocks))
+            self.block = []
+            self.blocks.append(self.block)
+            self.side(side, into, b)
+        self.block = outer
+        assert len(outer) == at
+        self.add(Branch(cond, starts[0], starts[1], self.shown(b)))
+        return into
+
+    def side(self, side: Body, into: int, b: Binding) -> None:
+        values, symbols = dict(self.values), dict(self.symbols)
+        for inner in side.bindings:
+            self.binding(inner)
+        self.add(Copy(self.value(side.ret, b), into))
+        self.values, self.symbols = values, symbols
+
+
+def _is_floating_number(e: Expr) -> bool:
+    return isinstance(e, Const) and e.dtype.is_float and math.isfinite(e.value)
+
+
+def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:
+    """A parameter or result, for people."""
+    if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None:
+        return Value(name, _WANTED.get(type(info)), repr(info), path=path)
+    dims = tuple(str(d.value) if isinstance(d, Const) else repr(d) for d in info.shape)
+    return Value(name, "tensor", repr(info), info.dtype.name, dims, path)
+
+
+def _results(ret: GraphValue, info: StructInfo, path: tuple[int, ...] = ()) -> list[Value]:
+    """What a function gives, tuples field by field."""
+    if isinstance(info, TupleInfo):
+        parts = ret.fields if isinstance(ret, TupleValue) else [ret] * len(info.fields)
+        return [v for i, (r, x) in enumerate(zip(parts, info.fields, strict=True)) for v in _results(r, x, (*path, i))]
+    name = ret.name if isinstance(ret, (GVar, Constant)) else "result"
+    return [
+        described(name + "".join(f"_{i}" for i in path) if path and not isinstance(ret, GVar) else name, info, path)
+    ]

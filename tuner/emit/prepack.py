@@ -1,0 +1,111 @@
+"""Weights packed when building: what a program would pack on the device each time it is loaded is a weight of the artifact."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Op, postorder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.interp.reference import evaluate_prim
+from relax_tune.ir.passes.fusion.plain_loops import with_blocks
+from relax_tune.runtime.program import Program, Step
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """What one step of `Program.prepare` computes: `func` writes `target`; `sources` are the arrays of its other parameters."""
+
+    func: PrimFunc
+    target: Buffer
+    sources: tuple[int, ...]
+    result: int
+
+
+def pack_weights(
+    programs: Sequence[Program], packings: Mapping[str, Sequence[Packing | None]], constants: Mapping[str, Array]
+) -> tuple[tuple[Program, ...], dict[str, Array]]:
+    """The programs without the steps that only move weights, over the weights as those steps leave them; and all weights that the
+    programs name now. What nobody reads unpacked is not among them.
+
+    packings: of every step of `prepare`, in order, by program; None for one of a library, which knows best on the machine that it
+    runs on. Results are the same to the bit: a step that computes with floats
+    stays where it is, for devices round in their own ways."""
+    made: dict[str, Array] = {}
+    found: list[Program] = []
+    for program in programs:
+        arrays = {i: constants[b.name] for i, b in enumerate(program.buffers) if b.role == "const"}
+        buffers, prepare = list(program.buffers), list[Step]()
+        for step, packing in zip(program.prepare, packings[program.name], strict=True):
+            if packing is None or not all(i in arrays for i in packing.sources):
+                prepare.append(step)
+                continue
+            array = packed(packing, [arrays[i] for i in packing.sources])
+            if array is None:
+                prepare.append(step)
+                continue
+            names = " ".join((step.target, *(buffers[i].name for i in packing.sources)))
+            name = f"packed.{hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}"
+            made[name] = arrays[packing.result] = array
+            buffers[packing.result] = replace(buffers[packing.result], name=name, role="const")
+        found.append(_without_unread(replace(program, buffers=tuple(buffers), prepare=tuple(prepare))))
+    named = {b.name for p in found for b in p.buffers if b.role == "const"}
+    return tuple(found), {n: a for n, a in {**constants, **made}.items() if n in named}
+
+
+def packed(packing: Packing, sources: Sequence[Array]) -> Array | None:
+    """What a packing step writes, in NumPy; None where it does more than move values."""
+    func, target = packing.func, packing.target
+    found = [replace(b, role="compute") for b in blocks(func.body)]
+    moves = all(b.init is None and b.predicate is TRUE and _moves(b.body.value) for b in found)
+    if not moves or func.scalar_params:
+        return None
+    inputs = tuple(b for b in func.buffers if b is not target)
+    plain = with_blocks(PrimFunc(func.name, (*inputs, target), 1, func.body), found)
+    (array,) = evaluate_prim(plain, sources)
+    return np.ascontiguousarray(array.astype(target.dtype.numpy))
+
+
+def _moves(value: Expr) -> bool:
+    """Whether a value is one of its loads and literals, as they are: what is chosen between by position."""
+    nodes = tuple(postorder((value,)))
+    indices = {i for n in nodes if isinstance(n, Load) for i in postorder(n.indices)}
+    computed = [n for n in nodes if isinstance(n, Op) and n.op != "select" and n not in indices]
+    return not any(isinstance(x, Load) for x in postorder(computed))
+
+
+def _without_unread(program: Program) -> Program:
+    """The program without constants and kernels that nothing reads or runs any more."""
+    steps = [*program.prepare, *(s for c in program.calls for v in c.variants for s in v.steps)]
+    read = {i for s in steps for i in s.buffers} | {*program.inputs, *program.outputs}
+    read |= {b.base for b in program.buffers if b.base is not None}
+    kept = [i for i, b in enumerate(program.buffers) if i in read or b.role not in ("const", "packed")]
+    at = {old: new for new, old in enumerate(kept)}
+
+    def moved(step: Step) -> Step:
+        return replace(step, buffers=tuple(at[i] for i in step.buffers))
+
+    calls = tuple(
+        replace(c, variants=tuple(replace(v, steps=tuple(map(moved, v.steps))) for v in c.variants))
+        for c in program.calls
+    )
+    used = {s.target for s in steps}
+    buffers = (program.buffers[i] for i in kept)
+    return replace(
+        program,
+        buffers=tuple(b if b.base is None else replace(b, base=at[b.base]) for b in buffers),
+        kernels=tuple(k for k in program.kernels if k.name in used),
+        prepare=tuple(map(moved, program.prepare)),
+        calls=calls,
+        inputs=tuple(at[i] for i in program.inputs),
+        outputs=tuple(at[i] for i in program.outputs),
+    )

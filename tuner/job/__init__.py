@@ -1,0 +1,1 @@
+"""A tuning job: the loop over tasks, leases, interruption, scheduling of trials."""

@@ -1,0 +1,45 @@
+"""Whether a tuning job's arrays fit in memory, asked before anything is measured.
+
+A kernel that dies for want of memory looks like a kernel that is broken, and is recorded as one: the record would outlive
+the mistake. So bounds that no machine of this size can run are refused instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from relax_tune.errors import UserError
+from relax_tune.ir.core.expr import as_int, const, substitute
+from relax_tune.ir.core.function import Bound
+from relax_tune.tuner.task.task import Task
+
+# Arrays exist in the process that measures, beside their reference in double precision.
+COPIES = 3
+
+
+def task_bytes(task: Task) -> int:
+    """Bytes of a task's arguments and results at its largest anchor."""
+    most = 0
+    for point in task.domain.points:
+        values = {v: const(x) for v, x in zip(task.func.symbols, point, strict=True)}
+        sizes = [
+            b.dtype.bytes * math.prod(as_int(substitute(d, values)) or 0 for d in b.shape) for b in task.func.buffers
+        ]
+        most = max(most, sum(sizes))
+    return most
+
+
+def check_footprint(tasks: Sequence[Task], bounds: Sequence[Bound], available: int) -> None:
+    """Raises UserError when measuring the largest task takes more than `available` bytes, naming it and the bounds."""
+    largest = max(tasks, key=task_bytes, default=None)
+    wanted = COPIES * task_bytes(largest) if largest is not None else 0
+    if largest is not None and wanted > available:
+        ends = (
+            ", ".join(f"{b.var.name} <= {'any, for want of a bound' if b.upper is None else b.upper}" for b in bounds)
+            or "no symbol"
+        )
+        raise UserError(
+            f"bounds of the model: wanted arrays that fit into the {available / 1e9:.1f} GB of memory here, found that "
+            f"measuring {largest.name} at their upper ends ({ends}) takes {wanted / 1e9:,.1f} GB; lower a bound"
+        )

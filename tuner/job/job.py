@@ -1,0 +1,252 @@
+"""One job from end to end: a model, a device, a store; tuned, built, opened (DESIGN 4). The commands are thin over this."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+
+from relax_tune.database.records import Measurement, Regime, ShapeHistogram, Target, canonical_json
+from relax_tune.database.store import Store
+from relax_tune.errors import UserError
+from relax_tune.ir.arith.solver import installed_solver
+from relax_tune.ir.codegen.generate import CodeTarget, Language
+from relax_tune.ir.core.dtype import dtype
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
+from relax_tune.ir.rewrite.rules import Rule
+from relax_tune.ir.text.printer import print_text
+from relax_tune.runtime.artifact import Artifact, new_artifact
+from relax_tune.runtime.device import host
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.host_program import Weight
+from relax_tune.runtime.library.registry import library_facts, open_libraries
+from relax_tune.runtime.shapes import Histogram, ShapeProfile
+from relax_tune.schedules.target import Machine
+from relax_tune.tuner.emit.build import BuildResult, build_programs
+from relax_tune.tuner.emit.prepack import pack_weights
+from relax_tune.tuner.job.footprint import check_footprint
+from relax_tune.tuner.job.job_log import RunningJob
+from relax_tune.tuner.job.loop import Progress, Tuner, Work
+from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.cluster import DaskRunner
+from relax_tune.tuner.measure.cluster_address import tls_files
+from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.plan.library_facts import LibraryFacts
+from relax_tune.tuner.plan.stored_plans import PlanSet, plan_sets, plan_texts
+from relax_tune.tuner.settings import Memory, Policy, Settings
+from relax_tune.tuner.task.alternatives import alternatives_here
+from relax_tune.tuner.task.domain import Range
+from relax_tune.tuner.task.extract import extract_tasks
+from relax_tune.tuner.task.task import Choices, Task
+
+Bounds = Mapping[str, tuple[int, int]]
+
+
+def model_key(module: IRModule) -> str:
+    """What tells two models apart: BLAKE2 of the program without its declared bounds, and of every weight."""
+    state = hashlib.blake2b(print_text(replace(module, constants={}, bounds=())).encode(), digest_size=16)
+    for name, array in sorted(module.constants.items()):
+        state.update(f"{name}:{array.dtype}:{array.shape}".encode())
+        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return state.hexdigest()
+
+
+def open_runner(settings: Settings) -> Runner:
+    """The local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none,
+    UserError for some but not all of the certificate files."""
+    if settings.scheduler is not None:
+        tls = tls_files(settings.ca, settings.certificate, settings.key)
+        return DaskRunner(settings.scheduler, settings.target, tls=tls)
+    return LocalRunner(settings.target)
+
+
+def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
+    """`name=low:high` items. Raises UserError for anything else."""
+    found: dict[str, tuple[int, int]] = {}
+    for item in items:
+        name, _, span = item.partition("=")
+        low, colon, high = span.partition(":")
+        plain = all(end.isascii() and end.isdigit() and len(end) <= 18 for end in (low, high))
+        if not (name and colon and plain and int(low) <= int(high)):
+            raise UserError(
+                f"--bound wants NAME=LOW:HIGH with whole numbers LOW <= HIGH of at most 18 digits, such as n=1:512; found {item!r:.80}"
+            )
+        if name in found:
+            raise UserError(f"--bound wants each symbol once, found {name} twice; leave one of them out")
+        found[name] = (int(low), int(high))
+    return found
+
+
+@dataclass(eq=False)
+class Job:
+    """A lowered model for one device, with everything that can be tried for each of its tasks.
+
+    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules: a user's
+    own rewriting, each at its level of the lowering.
+    """
+
+    module: IRModule
+    device: DeviceInfo
+    store: Store
+    settings: Settings
+    report: Callable[[Progress], None] = field(default=lambda _: None)
+    overrides: Mapping[str, Range] = field(default_factory=dict)
+    rules: Sequence[Rule] = ()
+
+    @cached_property
+    def target(self) -> Target:
+        """The identity under which this device's records are kept."""
+        return Target(self.device.kind, self.device.name, self.device.fingerprint)
+
+    @cached_property
+    def machine(self) -> Machine:
+        return Machine.from_limits(self.device.kind, dict(self.device.limits))
+
+    @cached_property
+    def code_target(self) -> CodeTarget:
+        machine = self.machine
+        return CodeTarget(
+            cast(Language, machine.language), machine.lanes, machine.local_bytes if machine.groups else None
+        )
+
+    @cached_property
+    def lowered(self) -> LoweredModule:
+        passes = passes_for(self.settings.products, dtype(self.settings.precision), self.settings.attention)
+        return lower(self.module, passes, self.rules)
+
+    @cached_property
+    def key(self) -> str:
+        """The model's key."""
+        return model_key(self.module)
+
+    @cached_property
+    def profile(self) -> ShapeProfile | None:
+        """Which shapes are served, where the settings ask for it: of their file, or of the database. Raises UserError for a file
+        of another model or none of ours, and when there is none."""
+        if self.settings.profile is not None:
+            found = ShapeProfile.read(self.settings.profile)
+            found.of_model(self.key)
+            return found
+        return stored_profile(self.store, self.key) if self.settings.shapes == "profile" else None
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        return extract_tasks(self.lowered, self.settings.anchors, self.overrides, self.profile, self.settings.caches)
+
+    @cached_property
+    def libraries(self) -> Mapping[str, str]:
+        """Name and fingerprint of each library beside the device: what was told with it, or what this process finds."""
+        told = self.device.libraries
+        return dict(library_facts(open_libraries()) if told is None else told)
+
+    @cached_property
+    def facts(self) -> LibraryFacts:
+        return LibraryFacts(self.store, self.libraries)
+
+    def records(self, workload: str, regime: Regime) -> list[Measurement]:
+        """What is on record of a workload for this device, but for times of libraries that are not here or were others."""
+        return [r for r in self.store.query(self.target.key, workload, regime=regime) if self.facts.counts(r)]
+
+    @cached_property
+    def choices(self) -> dict[str, Choices]:
+        """By the name of the tensor function in the lowered module."""
+        alternatives = alternatives_here(self.machine.language, self.libraries)
+        return {t.name: Choices(t, self.machine, self.code_target, alternatives) for t in self.tasks}
+
+    def tune(self, runner: Runner) -> Work:
+        """Measure what the settings ask for and the store does not have yet. Raises UserError for bounds that cannot be
+        measured on this machine."""
+        if self.settings.scheduler is None:
+            check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
+        self.store.add_target(self.target)
+        if self.settings.profile is not None and self.profile is not None:
+            store_profile(self.store, self.profile)
+        with RunningJob(self.store, self.settings) as running:
+            tasks, key = list(self.choices.values()), self.target.key
+            tuner = Tuner(
+                tasks, key, runner, self.store, self.settings, running.name, self.libraries, self.report, running.beat
+            )
+            return tuner.run()
+
+    def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
+        """The programs that the store's records ask for. memory: other than the settings'."""
+        how, key = memory or self.settings.memory, self.target.key
+        stored = self.current_plans() if policy == "stored" else None
+        return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored)
+
+    def plan_sets(self) -> list[PlanSet]:
+        """The plans of this model that were stored for this device, the current ones last."""
+        workloads = frozenset(c.task.key for c in self.choices.values())
+        return plan_sets(self.store, self.target.key, self.key, workloads)
+
+    def current_plans(self) -> PlanSet:
+        """Raises UserError when none were stored."""
+        found = self.plan_sets()
+        if not found:
+            raise UserError(
+                f"wanted plans of this model for this device, found none in {self.store.where} that fit all its tasks; "
+                "`relax-tune tune` stores some"
+            )
+        return found[-1]
+
+    def store_plans(self, built: BuildResult) -> None:
+        """Make a build's plans the current ones, all at once; nothing is added where they are already."""
+        texts = plan_texts(self.key, {self.choices[name].task.key: plan for name, plan in built.plans.items()})
+        self.store.put_plans(self.target.key, texts)
+
+    def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
+        """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as
+        the chosen kernels want them, instead of packing them whenever the artifact is opened."""
+        programs, constants = tuple(built.programs.values()), self.lowered.module.constants
+        if pack:
+            programs, constants = pack_weights(programs, built.packings, constants)
+        names = {b.name for p in programs for b in p.buffers if b.role == "const"}
+        constants = {n: a for n, a in constants.items() if n in names}
+        driven = {i.name for d in built.drivers for i in d.instructions() if isinstance(i, Weight)}
+        constants |= {n: self.lowered.module.constants[n] for n in driven}
+        solver = installed_solver()  # it can decide more: other checks, other reuse of memory
+        extra = {
+            "fingerprint": dict(self.target.fingerprint),
+            "model": self.key,
+            "notes": list(built.notes),
+            "solver": None if solver is None else solver.name,
+            "target": self.target.key,
+        }
+        return new_artifact(programs, constants, extra, built.drivers, self.device.kind)
+
+
+def store_profile(store: Store, profile: ShapeProfile) -> None:
+    """Keep a model's profile in the database, in place of what was there of its symbols."""
+    for function, symbols in profile.histograms.items():
+        for symbol, histogram in symbols.items():
+            counts = canonical_json({str(value): count for value, count in histogram.values.items()})
+            store.put_histogram(ShapeHistogram(profile.model, f"{function}.{symbol}", counts))
+
+
+def stored_profile(store: Store, model: str) -> ShapeProfile:
+    """The profile of a model in the database. Raises UserError when there is none."""
+    found = ShapeProfile(model)
+    for histogram in store.histograms(model):
+        function, _, symbol = histogram.symbol.rpartition(".")
+        found.add(function, symbol, Histogram.of({v: c for v, c in histogram.by_value.items() if v >= 0 and c > 0}))
+    if not found.histograms:
+        raise UserError(
+            f"--shapes profile: wanted counts of the shapes this model was served, {store.where} has none; record some with "
+            "`relax-tune run --record-shapes FILE` and give them with --profile FILE"
+        )
+    return found
+
+
+def device_info(spec: str) -> DeviceInfo:
+    """What is known of a local device, which is opened and closed for it."""
+    device = open_device(spec)
+    try:
+        return device.info
+    finally:
+        device.close()

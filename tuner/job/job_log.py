@@ -1,0 +1,87 @@
+"""What a database says of running jobs: written by the job while it runs, judged by whoever reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import TracebackType
+
+from relax_tune.database.records import Job as JobRecord
+from relax_tune.database.records import JobState, canonical_json
+from relax_tune.database.store import Store
+from relax_tune.errors import DatabaseError
+from relax_tune.tuner.job.interrupts import shielded
+from relax_tune.tuner.job.job_names import lives, new_holder
+from relax_tune.tuner.settings import Settings
+
+# A job says that it is alive this often; one that has not for `SILENT_SECS` is taken for dead.
+BEAT_SECS = 20.0
+SILENT_SECS = 120.0
+SEEN = "seen_at"
+
+
+class RunningJob:
+    """One tuning job in the database, from `running` to `done` or `interrupted`; a context manager.
+
+    name: unique among all that write to the store; it also tells readers on this machine whether the job's process still
+    lives (`relax_tune.tuner.job.job_names`). Readers elsewhere go by the time it was last seen, which `beat` writes down.
+    """
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.name = new_holder()
+        self._store = store
+        chosen = {
+            "target": settings.target,
+            "effort": settings.effort,
+            "trials": settings.trials,
+            "strategy": settings.strategy,
+            "seed": settings.seed,
+        }
+        self._settings = {name: value for name, value in chosen.items() if value is not None}
+        self._beaten = 0.0
+
+    def beat(self) -> None:
+        """Say that the job is alive, unless it has said so a moment ago."""
+        if time.monotonic() - self._beaten >= BEAT_SECS:
+            self._put("running")
+            self._beaten = time.monotonic()
+
+    def _put(self, state: JobState) -> None:
+        text = canonical_json(self._settings | {SEEN: int(time.time())})
+        with shielded():
+            self._store.put_job(JobRecord(self.name, text, state))
+
+    def __enter__(self) -> RunningJob:
+        with shielded():
+            for job in self._store.jobs("running"):
+                if state_of(job) == "interrupted":
+                    self._store.put_job(JobRecord(job.id, job.settings, "interrupted"))
+            self.beat()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._put("done" if kind is None else "interrupted")
+        except DatabaseError:
+            if kind is None:
+                raise
+            # the first error says more: perhaps that this very database is gone
+
+
+def state_of(job: JobRecord, now: float | None = None) -> JobState:
+    """The state of a job as far as can be known: one that says `running` may have been killed.
+
+    now: Unix seconds. A job of this machine runs as long as its process lives, one of another machine as long as it was
+    seen lately.
+    """
+    if job.state != "running":
+        return job.state
+    alive = lives(job.id)
+    if alive is not None:
+        return "running" if alive else "interrupted"
+    settings = json.loads(job.settings)
+    seen = settings.get(SEEN) if isinstance(settings, dict) else None
+    lately = isinstance(seen, int | float) and abs((time.time() if now is None else now) - seen) <= SILENT_SECS
+    return "running" if lately else "interrupted"

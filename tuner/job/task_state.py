@@ -1,0 +1,192 @@
+"""What a job knows of one task: which variants have been tried, their times at the anchors, and the strategy over them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from relax_tune.database.records import Measurement
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.tuner.job.scheduling import expected_saving
+from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
+from relax_tune.tuner.task.domain import Point
+from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.unfused_variants import in_parts
+
+# Contenders of each anchor that are timed once more: this many candidates, besides the best library and generic form.
+FINALISTS = 3
+# Nothing this many times slower than the best is a contender.
+HOPELESS = 2.0
+
+
+@dataclass(eq=False)
+class TaskState:
+    """One task under tuning.
+
+    times: seconds per variant key and anchor, medians of all samples, for variants that never failed. failed: variants that
+    did. tuned: candidates of this version's space that need no more measuring. attempted, retimed: variants this job has
+    asked for, and asked for once more. visits: records per variant and anchor. counts: which records say something here; the others
+    are passed over. finals, validations: batches of contenders. lacking: for so many records, the shapes that contenders still
+    lack. rng: what the strategy draws from. strategy: None before it is begun, and when the task has no space; untold: what it is told
+    then.
+    """
+
+    position: int
+    choices: Choices
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    strategy: SearchStrategy | None = None
+    untold: dict[str, dict[int, Outcome]] = field(default_factory=dict)
+    baselines: tuple[VariantRecord, ...] = ()
+    tuned: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    times: dict[str, list[float | None]] = field(default_factory=dict)
+    variants: dict[str, VariantRecord] = field(default_factory=dict)
+    records: set[str] = field(default_factory=set)
+    attempted: set[str] = field(default_factory=set)
+    retimed: set[str] = field(default_factory=set)
+    samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    visits: dict[tuple[str, int], int] = field(default_factory=dict)
+    counts: Callable[[Measurement], bool] = lambda _: True
+    finals: int = 0
+    validations: int = 0
+    lacking: tuple[int, Mapping[str, Sequence[Point]]] | None = None
+    exhausted: bool = False
+    given_up: bool = False
+
+    @property
+    def task(self) -> Task:
+        return self.choices.task
+
+    def known(self, key: str) -> bool:
+        """Whether a variant has a time at every anchor, or failed."""
+        return key in self.failed or (key in self.times and None not in self.times[key])
+
+    def settled(self, key: str) -> bool:
+        """Whether this job has no reason to measure a variant."""
+        return self.known(key) or key in self.attempted
+
+    def best(self, kind: str | None = None) -> float | None:
+        """Weighted seconds over the anchors of the best variant at each; None when some anchor has none."""
+        keys = [k for k in self.times if kind is None or self.variants[k].kind == kind]
+        total = 0.0
+        for a, w in enumerate(self.task.domain.weights):
+            known = [t for k in keys if (t := self.times[k][a]) is not None]
+            if not known:
+                return None
+            total += w * min(known)
+        return total
+
+    def best_at(self, anchor: int) -> float | None:
+        """The smallest time at one anchor."""
+        return min((t for row in self.times.values() if (t := row[anchor]) is not None), default=None)
+
+    def dispatchable(self) -> list[float]:
+        """Seconds at each anchor of the best that is no candidate of the space, inf where there is none."""
+        tried = self.variants
+        rows = [row for k, row in self.times.items() if tried[k].kind != "tuned" or in_parts(tried[k])]
+        count = len(self.task.domain.points)
+        return [min((t for row in rows if (t := row[a]) is not None), default=math.inf) for a in range(count)]
+
+    def saving(self, batch: int) -> float:
+        """Seconds of the model that a batch of more candidates is expected to save: over the anchors by weight, at every call."""
+        total = 0.0
+        rows = [row for key, row in self.times.items() if self.variants[key].kind == "tuned"]
+        for a, weight in enumerate(self.task.domain.weights):
+            best = self.best_at(a)
+            times = [t for row in rows if (t := row[a]) is not None]
+            total += weight * expected_saving(times, len(self.tuned), batch, 1.0 if best is None else best)
+        return total * max(1, len(self.task.sites))
+
+    def seconds(self) -> float:
+        """Seconds of the model that this task takes by now; 0 while some anchor has no time."""
+        return (self.best() or 0.0) * max(1, len(self.task.sites))
+
+    def incomplete(self) -> list[VariantRecord]:
+        """Candidates measured over another range: with no time at some anchor. Best first where they have one."""
+        found: list[tuple[float, str]] = []
+        for key, row in self.times.items():
+            variant = self.variants[key]
+            if variant.kind != "tuned" or self.settled(key) or self.choices.candidate_of(variant) is None:
+                continue
+            lags = [math.log(t / b) for a, t in enumerate(row) if t is not None and (b := self.best_at(a)) is not None]
+            found.append((sum(lags) / len(lags) if lags else math.inf, key))
+        return [self.variants[key] for _, key in sorted(found)]
+
+    def finalists(self) -> list[VariantRecord]:
+        """The contenders to time once more, all in one interleaved batch: early figures come from different moments.
+
+        Empty when every contender has been timed twice; so a job whose trials are all recorded measures nothing."""
+        anchors = range(len(self.task.domain.points))
+        contenders: dict[str, None] = {}
+        leaders: dict[str, None] = {}
+        for a in anchors:
+            best = self.best_at(a) or 0.0
+            for kind, count in (("tuned", FINALISTS), ("library", 1), ("generic", 1)):
+                timed = [
+                    (t, k)
+                    for k, row in self.times.items()
+                    if self.variants[k].kind == kind and None not in row and (t := row[a]) is not None
+                ]
+                contenders |= dict.fromkeys(k for t, k in sorted(timed)[:count] if t < HOPELESS * best)
+                leaders |= dict.fromkeys(k for t, k in timed if t == best)
+        new = [k for k in contenders if k not in self.retimed and any(self.visits.get((k, a), 0) < 2 for a in anchors)]
+        return [self.variants[k] for k in sorted({*new, *leaders})] if new else []
+
+    def learn(self, records: Sequence[Measurement], job: str) -> None:
+        """Put records into the matrix of times and tell the strategy. A record that was learnt before changes nothing."""
+        points = {tuple(sorted(b.items())): a for a, b in enumerate(self.task.bindings())}
+        told: dict[str, dict[int, Outcome]] = {}
+        for record in sorted(records, key=lambda r: r.id):
+            if record.id in self.records:
+                continue
+            self.records.add(record.id)
+            if (record.stage == "device-lost" and record.job != job) or not self.counts(record):
+                continue  # says nothing of the variant
+            key = record.variant.key
+            self.variants[key] = record.variant
+            outcomes = told.setdefault(key, {})
+            if record.status == "failed":
+                self.failed.add(key)
+                for a in range(len(points)):
+                    outcomes.setdefault(a, Failure(record.stage or "runtime", record.message))
+                continue
+            if not record.checked or record.median_secs <= 0:
+                continue
+            row = self.times.setdefault(key, [None] * len(points))
+            spot = points.get(tuple(sorted(record.symbols.items())))
+            if spot is not None:
+                pooled = self.samples.setdefault((key, spot), [])
+                pooled += record.samples_secs
+                self.visits[key, spot] = self.visits.get((key, spot), 0) + 1
+                row[spot] = outcomes[spot] = statistics.median(pooled)
+        for key in self.failed:
+            self.times.pop(key, None)
+        self._tell(told)
+
+    def begin(self, strategy: SearchStrategy) -> None:
+        """Have a strategy from now on, which is told all that is known."""
+        self.strategy = strategy
+        self._tell(self.untold)
+        self.untold = {}
+
+    def _tell(self, told: dict[str, dict[int, Outcome]]) -> None:
+        if self.strategy is None:
+            for key, outcomes in told.items():
+                self.untold.setdefault(key, {}).update(outcomes)
+            return
+        results = []
+        for key, outcomes in told.items():
+            variant = self.variants[key]
+            candidate = self.choices.candidate_of(variant) if variant.kind == "tuned" else None
+            if candidate is None:
+                continue
+            if self.known(key):
+                self.tuned.add(key)
+            if outcomes:
+                results.append(Result(candidate, outcomes))
+        if results:
+            self.strategy.tell(results)

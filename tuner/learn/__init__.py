@@ -1,0 +1,1 @@
+"""The cost model and its warm start from records."""

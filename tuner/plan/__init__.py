@@ -1,0 +1,1 @@
+"""Plans: selection of variants by measured times, guard trees, validation, stored sets."""

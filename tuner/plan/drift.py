@@ -1,0 +1,97 @@
+"""Whether a plan still fits the shapes that are served: what it is predicted to lose there, from the times on record alone.
+
+Between the shapes a variant was timed at, its time is taken for a straight line on log-log paper (of several symbols: the mean of the
+times nearest by, weighted by closeness); outside of them nothing is predicted. A plan loses where another variant is predicted faster
+by more than selection would have cared for.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from relax_tune.database.records import Measurement
+from relax_tune.tuner.plan.plans import pooled, usable
+from relax_tune.tuner.plan.select import NOISE
+from relax_tune.tuner.plan.stored_plans import KeptPlan
+from relax_tune.tuner.task.domain import Domain, Point, distance
+from relax_tune.tuner.task.task import Choices
+
+ALLOWED = 0.03
+"""The regret from which a model is worth tuning again."""
+SHAPES = 48
+"""How many shapes, at most, stand for those that are served."""
+NEIGHBOURS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A task under the shapes that are served. secs, lost: seconds of a call, weighted, with the fastest variants on record and what
+    the plan takes beyond that; unmeasured: the share of calls at shapes between which the plan's variant was never timed."""
+
+    secs: float
+    lost: float
+    unmeasured: float
+
+    @property
+    def regret(self) -> float:
+        """The share of time lost."""
+        return self.lost / self.secs if self.secs > 0 else 0.0
+
+
+def drift(choices: Choices, records: Sequence[Measurement], plan: KeptPlan, domain: Domain) -> Drift:
+    """What a stored plan loses over a domain, whose points stand for the calls that are served."""
+    samples, variants = pooled(records)
+    known = {k: _Times.of(own) for k, own in samples.items() if usable(choices, variants[k])}
+    secs = lost = unmeasured = 0.0
+    for point, share in zip(domain.points, domain.served or domain.weights, strict=True):
+        times = {k: t for k, of in known.items() if (t := of.at(point)) is not None}
+        own = times.get(plan[0].choose(point))
+        if own is None:
+            unmeasured += share
+            continue
+        best = min(times.values())
+        secs += share * best
+        lost += share * (own - best) if own > (1 + NOISE) * best else 0.0
+    return Drift(secs, lost, unmeasured)
+
+
+def model_regret(found: Mapping[str, Drift], calls: Mapping[str, int]) -> float:
+    """The share of a model's time that its plans lose; calls: of each task in one run."""
+    secs = sum(calls[k] * d.secs for k, d in found.items())
+    return sum(calls[k] * d.lost for k, d in found.items()) / secs if secs > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Median seconds of a variant at the shapes it was timed at."""
+
+    points: tuple[Point, ...]
+    secs: tuple[float, ...]
+
+    @staticmethod
+    def of(samples: Mapping[tuple[tuple[str, int], ...], Sequence[float]]) -> _Times:
+        timed = {tuple(x for _, x in _in_order(shape)): statistics.median(own) for shape, own in samples.items()}
+        points = sorted(timed)
+        return _Times(tuple(points), tuple(timed[p] for p in points))
+
+    def at(self, point: Point) -> float | None:
+        """Seconds at a point; None outside of what was timed."""
+        ranges = list(zip(*self.points, strict=True))
+        if any(not min(r) <= x <= max(r) for r, x in zip(ranges, point, strict=True)):
+            return None
+        if len(point) == 1:
+            logs = [math.log(max(p[0], 1)) for p in self.points]
+            return float(np.exp(np.interp(math.log(max(point[0], 1)), logs, np.log(self.secs))))
+        near = sorted((distance(p, point), t) for p, t in zip(self.points, self.secs))[:NEIGHBOURS]
+        weights = [1 / (d + 1e-9) for d, _ in near]
+        return math.exp(sum(w * math.log(t) for w, (_, t) in zip(weights, near)) / sum(weights))
+
+
+def _in_order(shape: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
+    """Symbols of a record by their number."""
+    return sorted(shape, key=lambda s: int(s[0][1:]))

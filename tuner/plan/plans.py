@@ -1,0 +1,218 @@
+"""Records to plans: which variants a task dispatches, and where (DESIGN 7)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from relax_tune.database.records import Measurement
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.errors import RelaxTuneError
+from relax_tune.tuner.plan.select import NOISE, Plan, PlanEntry, beyond, select, standard_error
+from relax_tune.tuner.settings import Policy
+from relax_tune.tuner.task.domain import Domain, Point, distance
+from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.unfused_variants import in_parts, routines_of
+
+Shape = tuple[tuple[str, int], ...]
+Samples = dict[str, dict[Shape, list[float]]]
+"""Seconds by variant and shape."""
+
+# How many sizes of the fastest variants remainders are asked by, and up to which.
+STEPS = 6
+LARGEST_STEP = 256
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What a task dispatches: the plan over variant keys, those variants, and the times it was chosen from. lost: why each variant
+    that would have been dispatched cannot be made any more. added: shapes beside the anchors at which a plan made for the anchors
+    alone was found to lose, and which therefore count as well."""
+
+    plan: Plan
+    variants: Mapping[str, VariantRecord]
+    times: Mapping[str, Sequence[float | None]]
+    lost: Mapping[str, str] = field(default_factory=dict)
+    added: tuple[Point, ...] = ()
+
+
+def times_of(
+    choices: Choices, records: Sequence[Measurement]
+) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
+    """The matrix of median seconds per variant and anchor over all samples of ok, checked records; a variant that ever failed
+    is left out."""
+    samples, variants = pooled(records)
+    found = timed(samples, choices.task.domain.points)
+    times = {key: row for key, row in found.items() if any(t is not None for t in row)}
+    return times, {key: variants[key] for key in times}
+
+
+def timed(samples: Samples, points: Sequence[Point]) -> dict[str, list[float | None]]:
+    """Median seconds of every variant at points."""
+    shapes = [shape_of(p) for p in points]
+    return {key: [statistics.median(own[s]) if s in own else None for s in shapes] for key, own in samples.items()}
+
+
+def errors_of(samples: Samples, points: Sequence[Point]) -> dict[str, list[float | None]]:
+    """Relative standard errors of those medians."""
+    shapes = [shape_of(p) for p in points]
+    return {key: [standard_error(own[s]) if s in own else None for s in shapes] for key, own in samples.items()}
+
+
+def shape_of(point: Point) -> Shape:
+    """A point as records have it."""
+    return tuple(sorted((f"s{a}", x) for a, x in enumerate(point)))
+
+
+def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRecord]]:
+    """All samples of ok, checked records, by variant and shape, of variants that never failed."""
+    samples: Samples = {}
+    variants: dict[str, VariantRecord] = {}
+    failed = {r.variant.key for r in records if r.status == "failed" and r.stage != "device-lost"}
+    for r in sorted(records, key=lambda r: r.id):
+        if r.status != "ok" or not r.checked or r.variant.key in failed:
+            continue
+        if r.median_secs <= 0:
+            continue  # below the clock's resolution: nothing can be concluded
+        variants[r.variant.key] = r.variant
+        shape = tuple(sorted(r.symbols.items()))
+        samples.setdefault(r.variant.key, {}).setdefault(shape, []).extend(r.samples_secs)
+    return samples, variants
+
+
+def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy = "measured") -> TaskPlan:
+    """Choose variants for a task. Without usable records the generic form is dispatched everywhere, or the library where the
+    policy asks for it."""
+    times, variants = times_of(choices, records)
+    samples, _ = pooled(records)
+    domain = choices.task.domain
+    allowed = {k for k, v in variants.items() if usable(choices, v)}
+    if policy == "generic":
+        allowed = {k for k in allowed if variants[k].kind == "generic"}
+    elif policy == "library":
+        of_library = {k for k in allowed if variants[k].kind == "library"}
+        allowed = of_library or allowed
+    lost: dict[str, str] = {}
+    while True:
+        if not any(None not in times[k] for k in allowed):
+            asked = choices.of_libraries()[:1] if policy == "library" else ()
+            (default,) = asked or (choices.generic(),)
+            return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
+        kept = {k: samples[k] for k in sorted(allowed)}
+        libraries = {k for k in kept if variants[k].kind == "library"}
+        rows = timed(kept, domain.points)
+        best = [min(t for row in rows.values() if (t := row[a]) is not None) for a in range(len(domain.points))]
+        steps = _steps(rows, variants)
+        plan, chosen_for = choose(kept, domain.timed(best), libraries, steps, choices.machine.workers)
+        broken = {k: why for k in plan.variants if (why := _obstacle(choices, variants[k])) is not None}
+        if not broken:
+            return TaskPlan(plan, variants, times, lost, chosen_for.points[len(domain.points) :])
+        lost |= broken
+        allowed -= set(broken)
+
+
+def kept_plan(
+    choices: Choices, records: Sequence[Measurement], plan: Plan, variants: Mapping[str, VariantRecord]
+) -> TaskPlan:
+    """A plan as it was stored, unless one of its variants cannot be made here any more: then the one that records ask for."""
+    times, measured = times_of(choices, records)
+    lost = {k: _obstacle(choices, v) or "its library is not here" for k, v in variants.items() if not _made(choices, v)}
+    if lost:
+        chosen = plan_task(choices, records)
+        return replace(chosen, lost={**chosen.lost, **lost})
+    return TaskPlan(plan, {**measured, **variants}, times)
+
+
+def _made(choices: Choices, variant: VariantRecord) -> bool:
+    return usable(choices, variant) and _obstacle(choices, variant) is None
+
+
+def choose(
+    samples: Samples, domain: Domain, libraries: Collection[str], steps: Sequence[int] = (), workers: int = 1
+) -> tuple[Plan, Domain]:
+    """The plan for a domain, and the domain with every shape on record at which plans made without it were beaten."""
+    while True:
+        times, errors = timed(samples, domain.points), errors_of(samples, domain.points)
+        plan = select(times, domain, errors, libraries, steps=steps, workers=workers)
+        beaten = _beaten(plan, samples, domain)
+        if not beaten:
+            return plan, domain
+        domain = _with(domain, beaten)
+
+
+def _beaten(plan: Plan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
+    """Shapes beside the domain's points at which what is dispatched was beaten beyond noise."""
+    found = []
+    for point in elsewhere(plan, samples, domain):
+        shape = shape_of(point)
+        own = samples[plan.choose(point)][shape]
+        if any(shape in rival and slower(own, rival[shape]) for rival in samples.values()):
+            found.append(point)
+    return tuple(found)
+
+
+def elsewhere(plan: Plan, samples: Samples, domain: Domain) -> list[Point]:
+    """Shapes between the domain's points, none of them, at which what a plan dispatches was timed."""
+    shapes = {s for key in plan.variants for s in samples.get(key, ())}
+    return [p for p in between(shapes, domain) if shape_of(p) in samples.get(plan.choose(p), ())]
+
+
+def between(shapes: Collection[Shape], domain: Domain) -> list[Point]:
+    """Those of the shapes that are between a domain's points and none of them."""
+    symbols = len(domain.points[0])
+    ends = [(min(p[a] for p in domain.points), max(p[a] for p in domain.points)) for a in range(symbols)]
+    found = []
+    for values in map(dict, shapes):
+        if len(values) != symbols or any(f"s{a}" not in values for a in range(symbols)):
+            continue
+        point = tuple(values[f"s{a}"] for a in range(symbols))
+        if point not in domain.points and all(low <= x <= top for x, (low, top) in zip(point, ends)):
+            found.append(point)
+    return sorted(found)
+
+
+def slower(own: Sequence[float], rival: Sequence[float]) -> bool:
+    """Whether samples are slower than others beyond noise."""
+    behind = math.log(statistics.median(own) / statistics.median(rival))
+    return behind > max(math.log1p(NOISE), beyond(standard_error(own), standard_error(rival)))
+
+
+def _with(domain: Domain, added: Sequence[Point]) -> Domain:
+    """More points, each with an equal part of what the nearest point weighs."""
+    nearest = [min(range(len(domain.points)), key=lambda a: (distance(domain.points[a], p), a)) for p in added]
+    parts = [w / (1 + nearest.count(a)) for a, w in enumerate(domain.weights)]
+    return Domain((*domain.points, *added), (*parts, *(parts[a] for a in nearest)))
+
+
+def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, VariantRecord]) -> tuple[int, ...]:
+    """The sizes that the fastest variants at any point are made of, in whose multiples they may do well: the smallest few."""
+    fastest = set()
+    for a in range(len(next(iter(times.values())))):
+        fastest |= {min(((t, k) for k, row in times.items() if (t := row[a]) is not None), default=(0.0, ""))[1]}
+    sizes = {x for k in fastest if k for x in variants[k].values.values() if 1 < x <= LARGEST_STEP}
+    return tuple(sorted(sizes)[:STEPS])
+
+
+def usable(choices: Choices, variant: VariantRecord) -> bool:
+    """Whether this version of the tool, on this machine, has such a variant at all."""
+    try:
+        if in_parts(variant):
+            return routines_of(variant) <= {a.routine for a in choices.alternatives}
+        if variant.kind == "library":
+            return variant.key in {v.key for v in choices.library_variants()}
+        if variant.kind == "generic":
+            return variant.key == choices.generic().key
+        return True  # whether a winner's trace still applies is seen when it is replayed
+    except RelaxTuneError:
+        return False
+
+
+def _obstacle(choices: Choices, variant: VariantRecord) -> str | None:
+    """Why a variant's steps cannot be made, where they cannot: records outlive the schedules they were made with."""
+    try:
+        choices.stages(variant)
+    except RelaxTuneError as error:
+        return str(error).splitlines()[0]
+    return None

@@ -1,0 +1,212 @@
+"""From a matrix of measured times to a plan: few variants, total guards, least weighted log-regret (DESIGN 7.7).
+
+The choice is by measurement alone. A difference counts as far as it is one: what is expected of it, given its standard error.
+Guards compare a task symbol, or the product of all of them, with a threshold, or ask for a remainder: of the symbol itself by a tile
+size, or of its number of tiles by the number of workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.)
+They form a tree (`tuner/plan/guard_tree`) that is flattened to an ordered list whose last entry is unconditional, so no shape is ever
+without a variant.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import UserError
+from relax_tune.tuner.plan.guard_tree import FloatArray, GuardTree, Leaf, Quantity, Split, Tree, leaves
+from relax_tune.tuner.task.domain import Domain, Point
+
+# What one more leaf must gain, as a fraction of weighted log-time, and how much faster than a library a kernel must be at least.
+LEAF_COST = 0.005
+NOISE = 0.03
+# Two times differ when they are so many of their joint standard errors apart.
+BEYOND = 2.0
+# What counts as the spread of a shape that was timed once.
+UNKNOWN_SPREAD = 0.03
+# The cost of a point at which a variant has no time: more than any ratio of times, and finite, so that fewer are still better.
+MISSING = 1e3
+# By how much, in log time, variants that are worth comparing differ before anything is measured: the standard deviation.
+APART = 0.1
+
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+Times = Mapping[str, Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """`ceildiv(product of symbols[axes], divisor)` is at most `threshold`; with a modulus, its remainder is `threshold`."""
+
+    axes: tuple[int, ...]
+    threshold: int
+    divisor: int = 1
+    modulus: int = 0
+
+    def holds(self, point: Point) -> bool:
+        value = Quantity(self.axes, self.divisor, self.modulus).at(point)
+        return value == self.threshold if self.modulus else value <= self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """Dispatch `variant` where all tests have the wanted outcome; an entry without tests always applies."""
+
+    tests: tuple[tuple[Test, bool], ...]
+    variant: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ordered entries, the last one unconditional; and what was predicted for it."""
+
+    entries: tuple[PlanEntry, ...]
+    regret: float
+
+    def choose(self, point: Point) -> str:
+        for entry in self.entries:
+            if all(t.holds(point) == wanted for t, wanted in entry.tests):
+                return entry.variant
+        raise AssertionError("a plan's last entry is unconditional")
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(e.variant for e in self.entries))
+
+
+def standard_error(samples: Sequence[float]) -> float:
+    """Of the median of samples, relative to it: from their median absolute deviation, which outliers leave alone."""
+    middle = statistics.median(samples)
+    if len(samples) < 2 or middle <= 0:
+        return UNKNOWN_SPREAD
+    deviation = 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle
+    return 1.2533 * deviation / math.sqrt(len(samples))
+
+
+def beyond(error: float, other: float) -> float:
+    """By how much the logarithms of two times with these standard errors must differ."""
+    return BEYOND * math.hypot(error, other)
+
+
+def select(
+    times: Times,
+    domain: Domain,
+    errors: Times | None = None,
+    libraries: Collection[str] = (),
+    leaf_cost: float = LEAF_COST,
+    steps: Sequence[int] = (),
+    workers: int = 1,
+) -> Plan:
+    """The plan over `times` (variant key -> seconds per point, None where it has none).
+
+    errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise, and by
+    NOISE at least; steps: tile sizes whose remainders may be asked for; workers: likewise, of the number of tiles. Ties go to fewer
+    variants and smaller keys, so the same times give the same plan. Raises UserError when some point has no measured variant.
+    """
+    keys = sorted(times)
+    log_time = np.asarray([[math.nan if t is None else math.log(t) for t in times[k]] for k in keys])
+    log_time = log_time.reshape(len(keys), len(domain.points))
+    known = np.isfinite(log_time)
+    if not known.any(axis=0).all():
+        missing = [p for p, k in zip(domain.points, known.any(axis=0)) if not k]
+        raise UserError(f"no variant was measured at the shapes {missing}; tune again to measure them")
+    error = np.zeros_like(log_time)
+    if errors is not None:
+        error = np.asarray([[e or 0.0 for e in errors.get(k, [0.0] * len(domain.points))] for k in keys])
+    order = np.argsort([math.prod(p) for p in domain.points], kind="stable")
+    gaps = _gaps(log_time, error, np.asarray([k in libraries for k in keys], dtype=np.bool_), order)
+    weights = np.asarray(domain.weights)
+    costs = np.where(known, weights * gaps, MISSING)
+    ordered, remainders = _quantities(len(domain.points[0]), steps, workers)
+    if not ordered:
+        tree: Tree = Leaf(np.arange(len(domain.points)), int(np.argmin(costs.sum(axis=1))))
+    else:
+        _, tree = GuardTree(costs, domain.points, leaf_cost, ordered, remainders).best()
+    entries = _merge(_flattened(tree, keys, log_time, domain.points))
+    plan = Plan(entries, 0.0)
+    row = {k: n for n, k in enumerate(keys)}
+    chosen = log_time[[row[plan.choose(p)] for p in domain.points], np.arange(len(domain.points))]
+    return Plan(entries, float((weights * np.expm1(chosen - np.nanmin(log_time, axis=0))).sum()))
+
+
+def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> FloatArray:
+    """How far each variant is expected to lie behind the one to dispatch at each point, (K, N) in log time: the posterior mean of a
+    difference that was measured with these errors, where true ones are normal around 0 (`APART`).
+
+    Where a library was timed the others carry a handicap: what it takes to beat it. order: of the points by size; the noise is that
+    of all neighbours together that say the same, slower or faster."""
+    count = log_time.shape[1]
+    points = np.arange(count)
+    timed = np.where(np.isfinite(log_time), log_time, np.inf)
+    handicap = np.zeros_like(log_time)
+    if library.any():
+        of_library = np.where(library[:, None], timed, np.inf)
+        best = np.argmin(of_library, axis=0)
+        there = np.isfinite(of_library[best, points])
+        agreeing = _runs((timed < of_library[best, points])[:, order])[:, np.argsort(order)]
+        margin = np.maximum(math.log1p(NOISE), BEYOND * np.hypot(error, error[best, points]) / np.sqrt(agreeing))
+        handicap = np.where(there & ~library[:, None], margin, 0.0)
+    first = np.argmin(timed + handicap, axis=0)
+    gaps = log_time + handicap - (timed + handicap)[first, points]
+    expected: FloatArray = gaps * APART**2 / (APART**2 + error**2 + error[first, points] ** 2)
+    return expected
+
+
+def _runs(x: BoolArray) -> IntArray:
+    """For each element of a row, how many neighbours in a row, itself among them, are the same."""
+    found = np.ones(x.shape, np.int64)
+    for row, lengths in zip(x, found, strict=True):
+        starts = np.flatnonzero(np.diff(row, prepend=not row[0] if row.size else False))
+        sizes = np.diff(starts, append=row.size)
+        lengths[:] = np.repeat(sizes, sizes)
+    return found
+
+
+def _quantities(symbols: int, steps: Sequence[int], workers: int) -> tuple[list[Quantity], list[Quantity]]:
+    """What may be compared with thresholds, and what may be asked for a remainder."""
+    axes: list[tuple[int, ...]] = [(s,) for s in range(symbols)]
+    if symbols > 1:
+        axes.append(tuple(range(symbols)))
+    sizes = sorted({s for s in steps if s > 1})
+    remainders = [Quantity(a, 1, s) for a in axes for s in sizes]
+    if workers > 1:
+        remainders += [Quantity(a, s, workers) for a in axes for s in sizes]
+    return [Quantity(a) for a in axes], remainders
+
+
+def _flattened(tree: Tree, keys: Sequence[str], log_time: FloatArray, points: Sequence[Point]) -> tuple[PlanEntry, ...]:
+    if isinstance(tree, Leaf):
+        return (PlanEntry((), keys[tree.variant]),)
+    q = tree.quantity
+    threshold = tree.low if q.modulus else _crossing(tree, log_time, points)
+    test = Test(q.axes, threshold, q.divisor, q.modulus)
+    inside = _flattened(tree.yes, keys, log_time, points)
+    outside = _flattened(tree.no, keys, log_time, points)
+    return (*(PlanEntry(((test, True), *e.tests), e.variant) for e in inside), *outside)
+
+
+def _crossing(split: Split, log_time: FloatArray, points: Sequence[Point]) -> int:
+    """Where between its two points the variants on both sides are equally fast, both times taken for straight lines on log-log
+    paper; their geometric mean where the times do not say."""
+    q, low, high = split.quantity, split.low, split.high
+    below = [(m, n.variant) for n in leaves(split.yes) for m in n.members if q.at(points[m]) == low]
+    above = [(m, n.variant) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]
+    at_low = [log_time[b][m] - log_time[a][m] for m, a in below for _, b in above]
+    at_high = [log_time[a][m] - log_time[b][m] for m, b in above for _, a in below]
+    lead, lag = float(np.mean(at_low)), float(np.mean(at_high))  # of the lower side at its end, of the upper at its own
+    if low < 1 or not (math.isfinite(lead) and math.isfinite(lag) and lead >= 0 and lag >= 0 and lead + lag > 0):
+        return max(low, min(high - 1, math.isqrt(low * high)))
+    share = lead / (lead + lag)
+    return max(low, min(high - 1, math.floor(math.exp((1 - share) * math.log(low) + share * math.log(high)) + 1e-9)))
+
+
+def _merge(entries: Sequence[PlanEntry]) -> tuple[PlanEntry, ...]:
+    """Drop entries that the unconditional last one would answer alike."""
+    kept = list(entries)
+    while len(kept) > 1 and kept[-2].variant == kept[-1].variant:
+        del kept[-2]
+    return tuple(kept)

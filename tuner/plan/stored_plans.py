@@ -1,0 +1,93 @@
+"""Plans as the database keeps them: those of a model together as a set, which replaces the one before it all at once.
+
+A plan's text says its entries with their guards, what each dispatched variant is, whose model's set it belongs to, and the set's
+name, which is a hash of all its plans. So sets that say the same have one name, storing one again adds nothing while it is the
+newest, and an earlier set is made the current one by storing its texts once more: nothing is ever taken away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from relax_tune.database.records import Plan as PlanRecord
+from relax_tune.database.records import Variant, canonical_json, parse_json
+from relax_tune.database.store import Store
+from relax_tune.errors import DatabaseError
+from relax_tune.tuner.plan.plans import TaskPlan
+from relax_tune.tuner.plan.select import Plan, PlanEntry, Test
+
+KeptPlan = tuple[Plan, Mapping[str, Variant]]
+"""A plan and the variants it dispatches, by key."""
+
+
+@dataclass(frozen=True)
+class PlanSet:
+    """All plans of a model that were stored together, by workload; with the version each had when the set was last stored."""
+
+    name: str
+    records: Mapping[str, PlanRecord]
+
+    def plan(self, workload: str) -> KeptPlan:
+        """Raises DatabaseError for entries that are no plan of ours."""
+        return read_plan(self.records[workload])
+
+
+def plan_texts(model: str, plans: Mapping[str, TaskPlan]) -> dict[str, str]:
+    """The texts of a set, by workload. The same plans give the same texts."""
+    bodies = {workload: _body(plan) for workload, plan in sorted(plans.items())}
+    name = hashlib.blake2b(canonical_json([model, bodies]).encode(), digest_size=6).hexdigest()
+    return {w: canonical_json({**body, "model": model, "set": name}) for w, body in bodies.items()}
+
+
+def _body(plan: TaskPlan) -> dict[str, Any]:
+    entries = [
+        {"tests": [[asdict(test), wanted] for test, wanted in e.tests], "variant": e.variant} for e in plan.plan.entries
+    ]
+    variants = {key: plan.variants[key] for key in plan.plan.variants}
+    kept = {
+        k: {"kind": v.kind, "sketch": v.sketch, "trace": v.trace, "parameters": v.parameters}
+        for k, v in sorted(variants.items())
+    }
+    return {"entries": entries, "variants": kept}
+
+
+def plan_sets(store: Store, target: str, model: str, workloads: frozenset[str]) -> list[PlanSet]:
+    """The sets of a model that hold a plan for each of these workloads, in the order they were last stored: the last is the
+    current one."""
+    found: dict[str, dict[str, PlanRecord]] = {}
+    for record in sorted(store.plans(target), key=lambda p: p.version):
+        document = parse_json(record.entries, "plan entries")
+        if record.workload in workloads and isinstance(document, dict) and document.get("model") == model:
+            found.setdefault(str(document.get("set")), {})[record.workload] = record
+    whole = [PlanSet(name, records) for name, records in found.items() if set(records) == workloads]
+    return sorted(whole, key=lambda s: sorted((w, r.version) for w, r in s.records.items()))
+
+
+def read_plan(record: PlanRecord) -> KeptPlan:
+    """A plan and its variants from a record. Raises DatabaseError for entries that are no plan of ours."""
+    where = f"plan {record.version} of workload {record.workload}"
+    document = parse_json(record.entries, where)
+    try:
+        variants = {key: Variant(**data) for key, data in document["variants"].items()}
+        entries = tuple(
+            PlanEntry(tuple((_test(data), bool(wanted)) for data, wanted in e["tests"]), str(e["variant"]))
+            for e in document["entries"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DatabaseError(f"{where}: wanted entries and variants, found others: {error!r:.80}; tune again") from None
+    whole = entries and not entries[-1].tests and all(e.variant in variants for e in entries)
+    if not whole or any(v.key != key for key, v in variants.items()):
+        raise DatabaseError(f"{where}: wanted a total list over its own variants, found another; tune again")
+    return Plan(entries, 0.0), variants
+
+
+def _test(data: dict[str, Any]) -> Test:
+    numbers = {f.name: data[f.name] for f in fields(Test) if f.name != "axes"}
+    axes = tuple(data["axes"])
+    plain = all(type(x) is int for x in (*axes, *numbers.values()))
+    if not axes or not plain or min(axes) < 0 or numbers["divisor"] < 1 or numbers["modulus"] < 0:
+        raise ValueError(f"a test {data!r}")
+    return Test(axes, **numbers)

@@ -1,0 +1,125 @@
+"""Plans looked at where nobody trained: which shapes, which variants, and what was found (DESIGN 7.8).
+
+The variants of a finished plan, and of each kind the fastest besides where that comes near, are checked and timed at shapes between
+the anchors: next to the bounds, primes, on both sides of each threshold. The answers are ordinary records. A variant that is wrong
+there is out; a shape at which the plan is slower than another variant beyond noise counts from then on when plans are chosen
+(`tuner/plan/plans`), which may bring other variants and thresholds in, so this is asked again until nothing is lacking. A task is looked
+at in VALIDATIONS x SHAPES shapes at most, whatever number of jobs works on it, so it costs no more than that by its contenders.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from relax_tune.database.records import VARIANT_KINDS, Measurement
+from relax_tune.ir.core.expr import Var
+from relax_tune.tuner.plan.plans import TaskPlan, between, elsewhere, plan_task, pooled, shape_of, slower
+from relax_tune.tuner.plan.select import Times
+from relax_tune.tuner.settings import Effort
+from relax_tune.tuner.task.check import check_work
+from relax_tune.tuner.task.domain import Point, distance
+from relax_tune.tuner.task.task import Choices, Task
+
+SHAPES: Mapping[Effort, int] = {"quick": 3, "normal": 6, "full": 12}
+"""How many shapes a plan is looked at, half of them at its thresholds."""
+VALIDATIONS = 3
+"""How many times SHAPES a task gets in all: a plan that was chosen again may have other thresholds, or dispatch others there."""
+NEAR = 2.0
+"""What is everywhere so many times slower than the best, or more, is left out."""
+CHECKED_WORK = 1 << 28
+"""Loop iterations of the reference up to which outputs are compared; larger shapes are timed only."""
+
+
+def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ...]:
+    """Up to `count` shapes, from thresholds and from those between the anchors by turns."""
+    known = set(task.domain.points)
+    borders = [p for p in dict.fromkeys(_borders(task, plan)) if p not in known]
+    others = [p for p in task.domain.others if p not in known and p not in borders]
+    left = max(count - len(borders), count - count // 2)
+    return tuple((others[:left] + borders)[:count])
+
+
+def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
+    """The last shape of each threshold and the first beyond it, where one symbol can have that value by itself."""
+    points = task.domain.points
+    symbols = len(task.func.symbols)
+    free = symbols == 1 or any(len({v for v in site if isinstance(v, Var)}) == symbols for site in task.sites)
+    for entry in plan.plan.entries:
+        for test, _ in entry.tests:
+            if test.modulus or len(test.axes) > 1 or not free:
+                continue
+            (axis,) = test.axes
+            values = [p[axis] for p in points]
+            for value in (test.threshold, test.threshold + 1):
+                if min(values) <= value <= max(values):
+                    moved = [(*p[:axis], value, *p[axis + 1 :]) for p in points]
+                    yield min(zip(moved, points), key=lambda m: (distance(*m), m))[0]
+
+
+def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort) -> dict[str, tuple[Point, ...]]:
+    """The shapes that contenders still lack, by variant: those the plan dispatches, and of each kind the fastest besides."""
+    plan = plan_task(choices, records)
+    if not plan.times or not choices.task.domain.points[0]:
+        return {}
+    _, variants = pooled(records)
+    contenders = [k for k in plan.plan.variants if k in plan.times]
+    rest = {k: row for k, row in plan.times.items() if k not in contenders}
+    for kind in VARIANT_KINDS:
+        if found := _best({k: row for k, row in rest.items() if variants[k].kind == kind}, plan.times, choices.task):
+            contenders.append(found)
+    wanted = validation_shapes(choices.task, plan, SHAPES[effort])
+    asked = {(r.variant.key, tuple(sorted(r.symbols.items()))) for r in records}
+    looked = between({shape for _, shape in asked}, choices.task.domain)
+    room = max(VALIDATIONS * SHAPES[effort] - len(looked), 0)
+    new = [p for p in wanted if p not in looked][room:]
+    wanted = tuple(p for p in wanted if p not in new)
+    lacking = {k: tuple(p for p in wanted if (k, shape_of(p)) not in asked) for k in contenders}
+    return {k: points for k, points in lacking.items() if points}
+
+
+def _best(rows: Times, times: Times, task: Task) -> str | None:
+    """The fastest of rows with all times; None where there is none, or it comes near to the best of all times at no anchor."""
+    near, found = False, []
+    for key, row in rows.items():
+        if None in row:
+            continue
+        known = [t for t in row if t is not None]
+        best = [min(t for other in times.values() if (t := other[a]) is not None) for a in range(len(known))]
+        near = near or any(t < NEAR * b for t, b in zip(known, best))
+        found.append((sum(w * math.log(t) for w, t in zip(task.domain.weights, known)), key))
+    return min(found)[1] if near else None
+
+
+def checkable(task: Task, points: Sequence[Point]) -> list[Point]:
+    """The shapes whose outputs are compared with the reference."""
+    return [p for p in points if check_work(task, p) <= CHECKED_WORK]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What a plan did at shapes nobody trained on. shapes: how many it was timed at; worst: the largest ratio there of what is
+    dispatched to the best that was timed; slower: shapes where that is beyond noise; added: shapes that the plan was chosen again
+    for; wrong: variants whose outputs were found wrong."""
+
+    shapes: int
+    worst: float | None
+    slower: tuple[Point, ...]
+    added: tuple[Point, ...]
+    wrong: int
+
+
+def validation_of(choices: Choices, plan: TaskPlan, records: Sequence[Measurement]) -> Validation:
+    """Read off the records."""
+    samples, _ = pooled(records)
+    behind, points = [], []
+    for point in elsewhere(plan.plan, samples, choices.task.domain):
+        own = samples[plan.plan.choose(point)][shape_of(point)]
+        rivals = [s for other in samples.values() if (s := other.get(shape_of(point))) is not None]
+        behind.append(statistics.median(own) / min(map(statistics.median, rivals)))
+        if any(slower(own, s) for s in rivals):
+            points.append(point)
+    wrong = {r.variant.key for r in records if r.stage == "wrong-result"}
+    return Validation(len(behind), max(behind, default=None), tuple(points), plan.added, len(wrong))

@@ -1,0 +1,1 @@
+"""Tasks: extraction from a module, shape domain, reference results, alternatives."""

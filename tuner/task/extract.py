@@ -1,0 +1,123 @@
+"""From a lowered module to tasks: unique fused tensor functions with their call sites, domain and text (DESIGN 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from relax_tune.database.records import Regime
+from relax_tune.errors import BuildError, UserError
+from relax_tune.ir.check.structural import workload_key
+from relax_tune.ir.core.expr import Expr, Var, free_vars
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.deduce.relations import info_symbols
+from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
+from relax_tune.ir.passes.pipeline import LoweredModule
+from relax_tune.ir.text.parser import parse_prim_func
+from relax_tune.ir.text.printer import print_text
+from relax_tune.runtime.shapes import ShapeProfile
+from relax_tune.tuner.settings import Caches
+from relax_tune.tuner.task.domain import Range, anchors
+from relax_tune.tuner.task.task import Task
+
+# A symbol without a declared upper bound is tuned up to here; it runs beyond, by the last entry of each plan.
+DEFAULT_UPPER = 512
+# Bytes of weights that a worker's nearest cache cannot keep from one call to the next.
+MANY_WEIGHTS = 64 << 10
+
+
+def ranges_of(module: IRModule) -> dict[Var, Range]:
+    """The declared bounds of the model's symbols."""
+    return {b.var: Range(b.lower, DEFAULT_UPPER if b.upper is None else b.upper) for b in module.bounds}
+
+
+def tensor_infos(values: Sequence[Value]) -> list[TensorInfo]:
+    """Annotations of tensor operands. Raises BuildError for anything else."""
+    found = []
+    for v in values:
+        if not isinstance(v, (GVar, Constant)) or not isinstance(v.info, TensorInfo):
+            raise BuildError(f"wanted tensors as arguments of a tensor function, found {v!r}")
+        found.append(v.info)
+    return found
+
+
+def site_symbols(func: PrimFunc, call: CallTIR) -> dict[Var, Expr]:
+    """What the symbols of `func` stand for at this call."""
+    return bind_symbols(func, tensor_infos(call.args), call.out, call.scalars)
+
+
+def extract_tasks(
+    lowered: LoweredModule,
+    count: int = 6,
+    overrides: Mapping[str, Range] | None = None,
+    profile: ShapeProfile | None = None,
+    caches: Caches = "warm",
+) -> tuple[Task, ...]:
+    """The tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served;
+    caches: as of the settings.
+
+    Raises UserError for an override of a symbol the model does not have, and for a profile that counts none of its symbols.
+    """
+    ranges = ranges_of(lowered.module)
+    counted = {} if profile is None else _counted(lowered, profile)
+    for bound in lowered.module.bounds:
+        if bound.upper is None:  # what was served says how far it goes
+            seen = [x for symbols in counted.values() for x in symbols.get(bound.var, ())]
+            ranges[bound.var] = Range(bound.lower, max(DEFAULT_UPPER, *seen, bound.lower))
+    for name, narrower in (overrides or {}).items():
+        matches = [v for v in ranges if v.name == name]
+        if not matches:
+            known = ", ".join(v.name for v in ranges) or "none"
+            raise UserError(f"--bound {name}: wanted a symbol of the model, which has {known}")
+        ranges.update(dict.fromkeys(matches, narrower))
+    sites: dict[str, list[tuple[Expr, ...]]] = {}
+    weights: dict[str, int] = {}
+    served: dict[str, list[tuple[tuple[Expr, ...], Mapping[Var, Mapping[int, int]]]]] = {}
+    for caller in lowered.functions:
+        for call in lowered.calls(caller):
+            func = lowered.prims[call.callee]
+            meaning = site_symbols(func, call)
+            site = tuple(meaning[v] for v in func.symbols)
+            sites.setdefault(call.callee, []).append(site)
+            held = (lowered.module.constants[v.name] for v in call.args if isinstance(v, Constant))
+            weights[call.callee] = sum(array.nbytes for array in held)
+            own, wanted = counted.get(caller, {}), free_vars(*site)
+            if all(v in own for v in wanted):
+                served.setdefault(call.callee, []).append((site, {v: own[v] for v in wanted}))
+    tasks = []
+    for name, where in sites.items():
+        func = lowered.prims[name]
+        domain = anchors(where, _used(where, ranges), count, served=served.get(name, ()))
+        text = print_text(func, normalise=True)
+        # traces name loops and blocks: they are made on the normalised function, so a record fits whatever the model calls things
+        plain = replace(parse_prim_func(text), name=name)
+        regime: Regime = "flushed" if caches == "model" and weights[name] >= MANY_WEIGHTS else "warm"
+        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime))
+    return tuple(tasks)
+
+
+def _counted(lowered: LoweredModule, profile: ShapeProfile) -> dict[str, dict[Var, dict[int, int]]]:
+    """How often each symbol of each straight function had which value. Raises UserError when the profile knows none of them."""
+    found: dict[str, dict[Var, dict[int, int]]] = {}
+    for name, function in lowered.functions.items():
+        own = {v for x in (*function.params, *(b.var for b in function.bindings)) for v in info_symbols(x.info)}
+        known = profile.histograms.get(name, {})
+        symbols = {
+            b.var: known[b.var.name].values for b in lowered.module.bounds if b.var in own and b.var.name in known
+        }
+        if symbols:
+            found[name] = symbols
+    if not found:
+        has = ", ".join(f"{f}: {' '.join(s)}" for f, s in profile.histograms.items()) or "no calls at all"
+        raise UserError(
+            f"shape profile: wanted counts of the symbols of {', '.join(lowered.functions)}, found {has}; record them with an "
+            "artifact of this model"
+        )
+    return found
+
+
+def _used(sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range]) -> dict[Var, Range]:
+    wanted = set(free_vars(*(e for site in sites for e in site)))
+    return {v: r for v, r in ranges.items() if v in wanted}

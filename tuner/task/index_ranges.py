@@ -1,0 +1,87 @@
+"""Which values an input may hold: those that, used as indices, stay inside what they index.
+
+Compiled loops read the nearest element for an index that is outside (`ir/op/indices`), which is safe but not what anybody
+meant. So a built model says which range each of its inputs must keep, and the runtime refuses a call with other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Const, Expr, Load, Op, as_int, postorder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.runtime.program import Fill
+
+Range = tuple[int, int]  # [low, high)
+Numbers = Mapping[Buffer, int]
+
+
+def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | None:
+    """The values every element of `buffer` may have so that each index `func` makes of it is inside its dim; None where it
+    makes none, or none that can be judged (dims that are symbols, indices computed in other ways).
+
+    numbers: the values of those parameters of `func` that are constants without dims.
+    """
+    solver = _Solver(buffer, numbers)
+    found: Range | None = None
+    for block in blocks(func.body):
+        for node in postorder((block.body.value,)):
+            if not isinstance(node, Load) or node.buffer is buffer:
+                continue
+            for index, dim in zip(node.indices, node.buffer.shape, strict=True):
+                size = as_int(dim)
+                allowed = None if size is None else solver.solve(index, 0, size)
+                if allowed is not None:
+                    found = meet(found or allowed, allowed)
+    return found
+
+
+def meet(a: Range, b: Range) -> Range:
+    """The values in both ranges."""
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def range_fill(allowed: Range | None) -> Fill:
+    """As a program states it."""
+    return Fill() if allowed is None else Fill("integers", allowed[0], allowed[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Solver:
+    """Turns a range of an expression into one of the elements of `buffer` it is made of."""
+
+    buffer: Buffer
+    numbers: Numbers
+
+    def solve(self, e: Expr, low: int, high: int) -> Range | None:
+        """The values of an element for which `low <= e < high`; None when `e` is no simple function of one."""
+        if isinstance(e, Load):
+            return (low, high) if e.buffer is self.buffer else None
+        if not isinstance(e, Op):
+            return None
+        if e.op == "cast" and e.args[0].dtype.is_int:
+            return self.solve(e.args[0], low, high)
+        if e.op in ("min", "max"):  # what keeps loops inside: an index it would change is one too many
+            inner = [a for a in e.args if not isinstance(a, Const)]
+            return self.solve(inner[0], low, high) if len(inner) == 1 else None
+        if e.op == "add":
+            step = self.number(e.args[1])
+            return None if step is None else self.solve(e.args[0], low - step, high - step)
+        return self.from_the_end(e, low, high) if e.op == "select" else None
+
+    def from_the_end(self, e: Op, low: int, high: int) -> Range | None:
+        """`x + step if x < 0 else x`: indices that count from the end when they are negative."""
+        cond, moved, plain = e.args
+        if not (isinstance(cond, Op) and cond.op == "lt" and cond.args[0] is plain and self.number(cond.args[1]) == 0):
+            return None
+        if not (isinstance(moved, Op) and moved.op == "add" and moved.args[0] is plain):
+            return None
+        step = self.number(moved.args[1])
+        return self.solve(plain, low - step, high) if step is not None and low == 0 and step <= high else None
+
+    def number(self, e: Expr) -> int | None:
+        """The value of a literal or of a constant parameter."""
+        return self.numbers.get(e.buffer) if isinstance(e, Load) else as_int(e)

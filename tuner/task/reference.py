@@ -1,0 +1,64 @@
+"""What a task's outputs should be, and how far from that a right kernel may be (DESIGN 8).
+
+The reference is the unscheduled tensor function in vectorised NumPy (`ir/interp/reference`): independent of schedules and code
+generation, so it can tell a wrong kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.expr import Load, Op, Var, postorder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.interp.reference import evaluate_prim, size_of
+
+Array = NDArray[Any]
+
+
+def evaluate(func: PrimFunc, inputs: Sequence[Array], symbols: Mapping[Var, int]) -> tuple[Array, ...]:
+    """The outputs of an unscheduled function, floats in float64. `inputs` in the order of its input buffers.
+
+    Raises: VerifyError for a function whose loops were already changed, or a reduction that is not `C = op(C, x)`; UserError
+    for inputs that do not fit the symbols.
+    """
+    shapes = [tuple(size_of(d, symbols) for d in b.shape) for b in func.output_buffers]
+    return evaluate_prim(func, inputs, [symbols[v] for v in func.scalar_params], shapes)
+
+
+def tolerances(func: PrimFunc, symbols: Mapping[Var, int], expected: Sequence[Array]) -> list[tuple[float, float]]:
+    """(rtol, atol) per output: grows with the longest reduction and the outputs' magnitude (f32 epsilon 1.2e-7). Where a value
+    is rounded to 16 bits, kernel and reference may come to lie on two sides of a tie: one epsilon of that type apart."""
+    longest = 1
+    for block in blocks(func.body):
+        size = 1
+        for i in block.iters:
+            if i.kind == "reduce":
+                size *= max(1, size_of(i.extent, symbols))
+        longest = max(longest, size)
+    out = []
+    for b, e in zip(func.output_buffers, expected, strict=True):
+        if not b.dtype.is_float:
+            out.append((0.0, 0.0))
+            continue
+        magnitude = float(np.max(np.abs(e[np.isfinite(e)]), initial=0.0))
+        outer = b.dtype.epsilon if b.dtype.is_half else 0.0
+        atol = (1.2e-7 * 4 * longest**0.5 + _inner_rounding(func)) * max(magnitude, 1e-3) + 1e-6
+        out.append((2e-5 + outer, atol))
+    return out
+
+
+def _inner_rounding(func: PrimFunc) -> float:
+    """The coarsest epsilon among 16-bit types that values are rounded to on the way: computed ones, for what is loaded rounds
+    the same everywhere."""
+    inner = [b.dtype for b in func.allocs]
+    for block in blocks(func.body):
+        for e in postorder((block.body.value,)):
+            stored = e is block.body.value and block.body.buffer in func.output_buffers
+            if isinstance(e, Op) and e.op == "cast" and not stored and not isinstance(e.args[0], Load):
+                inner.append(e.dtype)
+    return max((d.epsilon for d in inner if d.is_half), default=0.0)

@@ -1,0 +1,345 @@
+"""Tasks: a workload on a target, with its domain; and the space of everything that can be tried for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.database.records import Regime
+from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.errors import BuildError, ParseError, ScheduleError
+from relax_tune.ir.check.structural import workload_key
+from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Expr, Var, substitute
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
+from relax_tune.ir.passes.fusion.unfuse import FunctionStep, cut_points, split_at
+from relax_tune.ir.passes.library.library_forms import Alternative
+from relax_tune.ir.passes.library.library_lowering import LibraryForm, library_forms
+from relax_tune.ir.text.printer import print_text
+from relax_tune.runtime.library.registry import how_to_install
+from relax_tune.runtime.program import Program
+from relax_tune.schedules.cost.constraints import ConstraintFunction
+from relax_tune.schedules.cost.features import FeatureFunction, sketch_features
+from relax_tune.schedules.rules.cpu import fallback, injective
+from relax_tune.schedules.sketch import Sketch, first_to_try, generate_sketches, instantiate, replay_with
+from relax_tune.schedules.target import Machine
+from relax_tune.schedules.trace import Trace
+from relax_tune.tuner.emit.emit import KernelStage, LibraryStage, Stage, candidate_program
+from relax_tune.tuner.search import space as search_space
+from relax_tune.tuner.task.domain import Domain
+from relax_tune.tuner.task.unfused_variants import Parts, choices_of_parts, in_parts, parts_of
+
+# Sketches that the epilogue of a library call is tried with.
+EPILOGUES = ("injective.parallel", "injective.serial")
+# Rows of a sketch looked at to seed a search.
+SEED_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
+
+    `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: what is in the caches when it is
+    timed; records of another say nothing of it.
+    """
+
+    key: str
+    text: str
+    func: PrimFunc
+    sites: tuple[tuple[Expr, ...], ...]
+    domain: Domain
+    regime: Regime = "warm"
+
+    @property
+    def name(self) -> str:
+        return self.func.name
+
+    @property
+    def symbol_names(self) -> Mapping[Var, str]:
+        return {v: f"s{a}" for a, v in enumerate(self.func.symbols)}
+
+    def bindings(self) -> tuple[dict[str, int], ...]:
+        """The anchors as symbol bindings."""
+        return tuple(map(binding, self.domain.points))
+
+
+def binding(point: Sequence[int]) -> dict[str, int]:
+    """A point as symbol binding."""
+    return {f"s{a}": x for a, x in enumerate(point)}
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Everything that can be tried for a task on a machine: sketches, library forms, generic form.
+
+    alternatives: the library routines there are on this machine."""
+
+    task: Task
+    machine: Machine
+    target: CodeTarget
+    alternatives: tuple[Alternative, ...] = ()
+    _programs: dict[str, Program] = field(default_factory=dict)
+    _stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def sketches(self) -> tuple[Sketch, ...]:
+        """Tunable sketches (the fallback is the generic variant and not searched when anything else fits)."""
+        found = generate_sketches(self.task.func, self.machine)
+        tunable = tuple(s for s in found if s.name != "fallback")
+        return tunable or found
+
+    @cached_property
+    def space(self) -> search_space.ParameterSpace:
+        """The union of the sketches as integers, with vectorised constraints and features."""
+        return search_space.ParameterSpace([self._sketch_space(s) for s in self.sketches])
+
+    def _sketch_space(self, sketch: Sketch) -> search_space.Sketch:
+        names = [t.name for t in sketch.tunables]
+        valid, features = ConstraintFunction(sketch), FeatureFunction(sketch, self.machine)
+        symbols = [v.name for v in self.task.func.symbols]
+
+        def constraint(rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+            return valid(dict(zip(names, rows.T))) if names else np.ones(len(rows), np.bool_)
+
+        def describe(rows: NDArray[np.int64], shapes: NDArray[np.int64]) -> NDArray[np.float32]:
+            return features(dict(zip(names, rows.T)), dict(zip(symbols, shapes.T)))
+
+        parameters = tuple(search_space.Parameter(t.name, t.domain) for t in sketch.tunables)
+        return search_space.Sketch(sketch.name, parameters, constraint, describe)
+
+    def seeds(self, count: int | None = None) -> tuple[search_space.Candidate, ...]:
+        """Up to `count` candidates (None: all there are) that look best before anything is known: the guesses of the rules, first
+        those each sketch thinks best, then one of each sketch without any: fewest loads per point, least padding, workers evenly
+        used, at the middle anchor."""
+        ranked = [
+            (rank, number, search_space.Candidate(number, tuple(values[t.name] for t in sketch.tunables)))
+            for number, sketch in enumerate(self.sketches)
+            for rank, values in enumerate(sketch.guesses)
+        ]
+        guessed = [c for _, _, c in sorted(ranked, key=lambda g: g[:2]) if self.space.contains(c)]
+        return (*guessed, *self._sampled({c.sketch for c in guessed}))[:count]
+
+    def _sampled(self, known: Collection[int]) -> list[search_space.Candidate]:
+        """The best of a sample of every sketch but the known ones, best first."""
+        points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]
+        drawn = self.space.sample(np.random.default_rng(0), SEED_ROWS * len(self.sketches))
+        found = []
+        for number, sketch in enumerate(self.sketches):
+            codes = drawn[drawn[:, 0] == number]
+            if number in known or not len(codes):
+                continue
+            names = [f.name for f in sketch_features(sketch.func, self.machine)]
+            rows = self.space.features(codes, points)[:, 0, :]
+            padding, loads = (rows[:, names.index(n)] for n in ("padding", "loads_per_point"))
+            score = loads + padding - rows[:, names.index("wave_use")]
+            best = int(np.argmin(score))
+            found.append((float(score[best]), number, self.space.candidates(codes[best : best + 1])[0]))
+        return [c for _, _, c in sorted(found, key=lambda f: f[:2])]
+
+    # -- records and programs -----------------------------------------------------------------------------------------
+
+    def tuned(self, candidate: search_space.Candidate) -> VariantRecord:
+        """The record identity of a candidate of the space."""
+        sketch = self.sketches[candidate.sketch]
+        values = {t.name: v for t, v in zip(sketch.tunables, candidate.values, strict=True)}
+        return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(values))
+
+    def candidate_of(self, record: VariantRecord) -> search_space.Candidate | None:
+        """The point of the space a tuned record stands for; None when this version has no such sketch or value."""
+        for number, sketch in enumerate(self.sketches):
+            if sketch.name == record.sketch and sketch.trace.to_json() == record.trace:
+                values = tuple(record.values.get(t.name, -1) for t in sketch.tunables)
+                found = search_space.Candidate(number, values)
+                return found if self.space.contains(found) else None
+        return None
+
+    def generic(self) -> VariantRecord:
+        """The always-correct schedule."""
+        ((_, schedule),) = fallback.sketches(self.task.func, self.machine)
+        return VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
+
+    @cached_property
+    def forms(self) -> tuple[LibraryForm, ...]:
+        """The unfused forms around library calls, one for each routine that can take the work."""
+        return library_forms(self.task.func, self.alternatives)
+
+    def library_variants(self) -> tuple[VariantRecord, ...]:
+        """Each library call with a few settings of its epilogue's schedule (one when it has none)."""
+        return tuple(v for form in self.forms for v in self._variants_of(form))
+
+    def _variants_of(self, form: LibraryForm) -> tuple[VariantRecord, ...]:
+        if form.after is None:
+            return (VariantRecord("library", form.routine, "[]", "{}"),)
+        found = []
+        for name, schedule in injective.sketches(form.after.func, self.machine):
+            if name not in EPILOGUES:
+                continue
+            trace = schedule.trace
+            sizes = [(d.domain[-1] if d.name == "VL" else d.domain[len(d.domain) // 2]) for d in trace.tunables]
+            values = dict(zip((t.name for t in trace.tunables), sizes))
+            found.append(VariantRecord("library", f"{form.routine}+{name}", trace.to_json(), json.dumps(values)))
+        return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
+
+    def of_libraries(self) -> tuple[VariantRecord, ...]:
+        """The variants with a library call: of the task as a whole, or in parts where no routine takes that."""
+        return self.library_variants() or tuple(v for v in self.variants_in_parts() if v.kind == "library")
+
+    def variants_in_parts(self) -> tuple[VariantRecord, ...]:
+        """The task cut into its products and what is between them, each part by a library's routine or as the rules guess."""
+        return self._in_parts
+
+    @cached_property
+    def _in_parts(self) -> tuple[VariantRecord, ...]:
+        begins = cut_points(self.task.func)
+        if not begins:
+            return ()
+        options = [self._of_part(step)._options() for step in split_at(self.task.func, begins)]
+        return tuple(Parts(begins, chosen).record() for chosen in choices_of_parts(options))
+
+    def _of_part(self, step: FunctionStep) -> Choices:
+        """What can be tried for a part; nothing is measured of a part alone, so its domain has no points."""
+        key, text = workload_key(step.func), print_text(step.func, normalise=True)
+        return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={})
+
+    def _options(self) -> tuple[VariantRecord, ...]:
+        """One variant of each routine, and the one that the rules think best."""
+        first = {v.sketch.split("+")[0]: v for v in reversed(self.library_variants())}
+        return (*(first[form.routine] for form in self.forms), self.guess())
+
+    def guess(self) -> VariantRecord:
+        """The first guess of the sketch to try first, or its middle where nothing is guessed; the generic form where neither is
+        legal."""
+        sketch = first_to_try(self.sketches)
+        domains = {t.name: t.domain for t in sketch.tunables}
+        middle = {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables}
+        legal = ConstraintFunction(sketch)
+        for values in (*sketch.guesses, middle):
+            there = all(x in domains[n] for n, x in values.items())
+            if there and (not values or legal({n: np.asarray([x], np.int64) for n, x in values.items()})[0]):
+                return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(dict(values)))
+        return self.generic()
+
+    def stages(self, record: VariantRecord) -> tuple[Stage, ...]:
+        """The scheduled functions and library calls of a variant, replayed from its record.
+
+        Raises BuildError when the record does not apply to this task with this version of the tool.
+        """
+        found = self._stages.get(record.key)
+        if found is None:
+            try:
+                found = self._made_stages(record)
+            except (ScheduleError, ParseError) as error:
+                raise BuildError(
+                    f"the record {record.key} of task {self.task.name!r} does not apply: {error}"
+                ) from None
+            self._stages[record.key] = found
+        return found
+
+    def _made_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
+        if in_parts(record):
+            return self._stages_in_parts(parts_of(record))
+        if record.kind == "library":
+            return self._library_stages(record)
+        # a build replays its few winners; a tuning job has the sketches already, which gives the same function sooner
+        if record.kind == "tuned" and "sketches" in self.__dict__:
+            found = self._of_sketch(record)
+            if found is not None:
+                return (KernelStage(found),)
+        try:
+            return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
+        except ScheduleError:  # what was proved of every tunable may not be seen of its value alone
+            found = self._of_sketch(record) if record.kind == "tuned" else None
+            if found is None:
+                raise
+            return (KernelStage(found),)
+
+    def _of_sketch(self, record: VariantRecord) -> PrimFunc | None:
+        """The function of the sketch that a record was drawn from; None when this version has no such sketch."""
+        sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
+        return None if sketch is None else instantiate(sketch, record.values)
+
+    def _library_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
+        routine = record.sketch.split("+")[0]
+        form = next((f for f in self.forms if f.routine == routine), None)
+        if form is None:
+            raise BuildError(
+                f"task {self.task.name!r}: wanted the library routine {routine!r}, which is not at hand; "
+                f"{how_to_install(routine.split('.')[0])}, or build with another policy"
+            )
+        stages: list[Stage] = [_stage(step, self._plain(step.func)) for step in form.before]
+        if form.packing is not None:
+            stages.append(LibraryStage(form.packing.routine, form.packing.buffers, form.packing.scalars, once=True))
+        stages.append(LibraryStage(form.routine, form.buffers, form.scalars))
+        if form.after is not None:
+            after = form.after.func
+            if record.trace == "[]":
+                stages.append(_stage(form.after, self._plain(after)))
+            else:
+                stages.append(_stage(form.after, replay_with(Trace.from_json(record.trace), after, record.values)))
+        return tuple(stages)
+
+    def _stages_in_parts(self, parts: Parts) -> tuple[Stage, ...]:
+        steps = split_at(self.task.func, parts.begins)
+        made = (self._of_part(step).stages(v) for step, v in zip(steps, parts.variants, strict=True))
+        return tuple(stage for step, stages in zip(steps, made, strict=True) for stage in _outside(step, stages))
+
+    def _plain(self, func: PrimFunc) -> PrimFunc:
+        """A function no search looks at: the middle setting of its first sketch."""
+        sketch = generate_sketches(func, self.machine)[0]
+        return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
+
+    def program(self, record: VariantRecord) -> Program:
+        """The program that measures a variant."""
+        found = self._programs.get(record.key)
+        if found is None:
+            stages = self.stages(record)
+            found = candidate_program(self.task.func, record.kind, stages, self.target, self.task.symbol_names)
+            self._programs[record.key] = found
+        return found
+
+
+def _stage(step: FunctionStep, scheduled: PrimFunc) -> KernelStage:
+    """A step of a library form, scheduled, with its parameters and symbols in terms of the fused function's."""
+    return KernelStage(scheduled, dict(zip(step.func.buffers, step.args, strict=True)), _meaning(step))
+
+
+def _outside(step: FunctionStep, stages: Sequence[Stage]) -> list[Stage]:
+    """The stages of a part's variant, with buffers, those that only they share too, and symbols in terms of the whole task's."""
+    meaning = _meaning(step)
+    known = dict(zip(step.func.buffers, step.args, strict=True))
+
+    def place(b: Buffer) -> Buffer:
+        if b not in known:
+            known[b] = replace(b, shape=tuple(substitute(d, meaning) for d in b.shape))
+        return known[b]
+
+    found: list[Stage] = []
+    for stage in stages:
+        if isinstance(stage, LibraryStage):
+            scalars = tuple(substitute(e, meaning) for e in stage.scalars)
+            found.append(replace(stage, buffers=tuple(map(place, stage.buffers)), scalars=scalars))
+        else:
+            arguments = {p: place(stage.arguments.get(p, p)) for p in stage.func.buffers}
+            own = {v: substitute(e, meaning) for v, e in stage.meaning.items()} or meaning
+            found.append(KernelStage(stage.func, arguments, own))
+    return found
+
+
+def _meaning(step: FunctionStep) -> dict[Var, Expr]:
+    """A step's symbols in terms of the fused function's."""
+    infos = [TensorInfo(b.shape, b.dtype) for b in step.args]
+    inputs = len(infos) - step.func.outputs
+    return bind_symbols(step.func, infos[:inputs], infos[inputs:], step.scalars)
+
+
+def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Anchors as an (S, D) array."""
+    return np.asarray(points, dtype=np.int64).reshape(len(points), -1)
