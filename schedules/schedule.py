@@ -22,7 +22,7 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import For, LoopKind, Tail, loops, walk
+from relax_tune.ir.core.stmt import For, LoopKind, Tail, blocks, loops, walk
 from relax_tune.schedules.excerpt import loop_nest, named_in
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives import arithmetic as on_arithmetic
@@ -53,12 +53,12 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_loops.reorder,
         on_loops.set_kind,
         on_loops.set_tail,
-        on_loops.stream_stores,
-        on_loops.ask_ahead,
+        on_loops.nontemporal_stores,
+        on_loops.prefetch,
         on_loops.copy_async,
-        on_loops.merge_loops,
-        on_iterators.join_iters,
-        on_iterators.join_rows,
+        on_loops.fuse_sibling_loops,
+        on_iterators.fuse_block_iters,
+        on_iterators.flatten_rows,
         on_parts.partition,
         on_parts.fission,
         on_blocks.compute_at,
@@ -69,7 +69,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_reductions.decompose_reduction,
         on_reductions.rfactor,
         on_reductions.tree_reduce,
-        on_shares.share_evenly,
+        on_shares.stream_k,
         on_products.hoist_factors,
         on_online.split_k_update,
         on_online.rolling_update,
@@ -85,11 +85,11 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         on_layouts.swizzle,
         on_padding.pad,
         on_padding.pad_spatial,
-        on_keys.pad_keys,
+        on_keys.pad_softmax_axis,
         on_pipeline.software_pipeline,
         on_tensorize.tensorize,
         on_buffers.reuse_output,
-        on_buffers.mark_prepare,
+        on_buffers.mark_prepack,
     )
 }
 
@@ -125,10 +125,13 @@ class Schedule:
         """Values of all tunables that are worth trying first, best first."""
         self.guesses = values
 
-    def apply(self, primitive: str, **args: Any) -> None:
-        """Apply a primitive by name and record it. Numbers may be expressions over tunables and the function's shape symbols, or
-        their places (`relax_tune.schedules.symbols`), which is what is recorded. Raises ScheduleError when the primitive
-        refuses, or for arguments it does not take."""
+    def apply(self, primitive: str, **args: Any) -> tuple[str, ...]:
+        """Apply a primitive by name, record it, and return the names of the blocks it made, in program order.
+
+        args: the primitive's arguments. A number may be an expression over tunables and the function's shape symbols; the trace
+            records a symbol as its slot (`relax_tune.schedules.symbols`).
+        Raises: ScheduleError when the primitive refuses, or for arguments it does not take.
+        """
         known = PRIMITIVES.get(primitive)
         if known is None:
             raise ScheduleError(f"wanted a primitive, one of {', '.join(PRIMITIVES)}; found {primitive!r}")
@@ -139,9 +142,11 @@ class Schedule:
         for t in (t for v in recorded.values() for e in each(v) if isinstance(e, Expr) for t in free_vars(e)):
             if isinstance(t, Tunable) and found.setdefault(require_name(t.name), t) is not t:
                 raise ScheduleError(f"{self.func.name}: tunable {t.name!r} is already another one's name")
+        old = {b.name for b in blocks(self.func.body)}
         self.func = known(self.func, **actual)
         self.tunables = found
         self.steps.append(Step(primitive, tuple(recorded.items())))
+        return tuple(b.name for b in blocks(self.func.body) if b.name not in old)
 
     # -- the primitives that name new loops return those names -------------------------------------------------------
 
@@ -196,8 +201,8 @@ class Schedule:
     def set_tail(self, loop: str, tail: Tail) -> None:
         self.apply("set_tail", loop=loop, tail=tail)
 
-    def merge_loops(self, first: str, second: str) -> None:
-        self.apply("merge_loops", first=first, second=second)
+    def fuse_sibling_loops(self, first: str, second: str) -> None:
+        self.apply("fuse_sibling_loops", first=first, second=second)
 
     def compute_at(self, block: str, loop: str) -> list[str]:
         """Returns the loops of the block's new nest."""

@@ -1,4 +1,4 @@
-"""Primitives on what a block iterates over, and on inputs laid out by it: join_iters, join_rows, reindex."""
+"""Primitives on what a block iterates over, and on inputs laid out by it: fuse_block_iters, flatten_rows, reindex."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from relax_tune.schedules.primitives.loops import require_serial
 LETTERS = "ijlpqstuwxyz"
 
 
-def join_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
+def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
     """One loop and one iterator in place of several neighbouring ones of a block. Unlike `fuse`, which leaves the block its
     iterators, this lets a region be an interval of the joined one, whatever the extents.
 
@@ -61,22 +61,24 @@ def join_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
     """
     node = find_block(func, block)
     path = trivial_loops(func, node, any_order=True)
-    require_role(func, "join_iters", node)
+    require_role(func, "fuse_block_iters", node)
     nest = [find_loop(func, n) for n in names]
     if len(nest) < 2:
         return func
     at = path.index(nest[0]) if nest[0] in path else len(path)
     if list(path[at : at + len(nest)]) != nest:
         raise ScheduleError(
-            f"{func.name}: join_iters wants loops of {block!r} directly inside each other, found {', '.join(names)} among "
+            f"{func.name}: fuse_block_iters wants loops of {block!r} directly inside each other, found {', '.join(names)} among "
             f"{', '.join(p.var.name for p in path)}"
         )
     for loop in nest:
-        require_serial(func, loop, "join_iters")
-    require_rectangular(func, path, "join_iters")
+        require_serial(func, loop, "fuse_block_iters")
+    require_rectangular(func, path, "fuse_block_iters")
     joined = [next(i for i, b in zip(node.iters, node.bindings) if b is loop.var) for loop in nest]
     if len({i.kind for i in joined}) != 1:
-        raise ScheduleError(f"{func.name}: join_iters wants iterators of one kind, found those of {', '.join(names)}")
+        raise ScheduleError(
+            f"{func.name}: fuse_block_iters wants iterators of one kind, found those of {', '.join(names)}"
+        )
     total: Expr = const(1)
     for i in joined:
         total = mul(total, i.extent)
@@ -102,7 +104,7 @@ def join_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
     return with_body(func, replace_node(func.body, nest[0], For(var, one.extent, body)))
 
 
-def join_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) -> PrimFunc:
+def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) -> PrimFunc:
     """Let a block walk along whole rows of an input, from the first element of a plane to the last, through what lies between
     the rows of its own output: neighbours are then neighbours in both, at any shift.
 
@@ -114,20 +116,22 @@ def join_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) -> 
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
-    require_role(func, "join_rows", node)
-    require_rectangular(func, path, "join_rows")
+    require_role(func, "flatten_rows", node)
+    require_rectangular(func, path, "flatten_rows")
     out = node.body.buffer
     if len(names) != 2 or [p.var.name for p in path if p.var.name in names] != list(names):
-        raise ScheduleError(f"{func.name}: join_rows wants two loops of {block!r} in their order, found {list(names)}")
+        raise ScheduleError(
+            f"{func.name}: flatten_rows wants two loops of {block!r} in their order, found {list(names)}"
+        )
     for name in names:
-        require_serial(func, find_loop(func, name), "join_rows")
+        require_serial(func, find_loop(func, name), "flatten_rows")
     i, j = (next(it for it, b in zip(node.iters, node.bindings) if b is find_loop(func, n).var) for n in names)
     if path.index(find_loop(func, names[1])) != path.index(find_loop(func, names[0])) + 1:
-        raise ScheduleError(f"{func.name}: join_rows wants {names[1]!r} directly inside {names[0]!r}")
+        raise ScheduleError(f"{func.name}: flatten_rows wants {names[1]!r} directly inside {names[0]!r}")
     plain = out in func.allocs and out.dtype.is_float and len(writers(func, out)) == 1 and writes_everything(node)
     if not plain or node.body.indices[-2:] != (i.var, j.var):
         raise ScheduleError(
-            f"{func.name}: join_rows wants {block!r} to write all of an intermediate of floats by itself, at {i.var.name}, "
+            f"{func.name}: flatten_rows wants {block!r} to write all of an intermediate of floats by itself, at {i.var.name}, "
             f"{j.var.name} last, found {out!r} at {node.body.indices!r}"
         )
     pitch, shifts = _rows_of(func, node, buffer, i, j)
@@ -178,20 +182,20 @@ def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -
         steps = [p and p[0] for p in parts]
         if x.buffer.name != buffer or elsewhere or loads(*x.indices) or steps != [{i.var: const(1)}, {j.var: const(1)}]:
             raise ScheduleError(
-                f"{func.name}: join_rows wants {node.name!r} to read {buffer!r} at {i.var.name} and {j.var.name} and shifts in "
+                f"{func.name}: flatten_rows wants {node.name!r} to read {buffer!r} at {i.var.name} and {j.var.name} and shifts in "
                 f"its last two dims, found {x!r}"
             )
         made_by = writers(func, x.buffer)
         if made_by and not any(writes_everything(b) for b in made_by):
-            raise ScheduleError(f"{func.name}: join_rows wants all of {buffer!r} written, found it in parts")
+            raise ScheduleError(f"{func.name}: flatten_rows wants all of {buffer!r} written, found it in parts")
         (_, a), (_, b) = (p for p in parts if p is not None)
         pitch = x.buffer.shape[-1]
         inside = and_(le(0, a), le(i.extent + a, x.buffer.shape[-2]), le(0, b), le(j.extent + b, pitch))
         if prove(inside, env) is not Proof.YES:
-            raise ScheduleError(f"{func.name}: join_rows cannot prove that {x!r} stays inside {x.buffer!r}")
+            raise ScheduleError(f"{func.name}: flatten_rows cannot prove that {x!r} stays inside {x.buffer!r}")
         shifts[x] = a * pitch + b
     if not shifts:
-        raise ScheduleError(f"{func.name}: join_rows wants {node.name!r} to read {buffer!r} along {j.var.name}")
+        raise ScheduleError(f"{func.name}: flatten_rows wants {node.name!r} to read {buffer!r} along {j.var.name}")
     return pitch, shifts
 
 

@@ -1,4 +1,4 @@
-"""Primitives on buffers: cache_read, cache_write, set_scope, store_as, reuse_output, mark_prepare."""
+"""Primitives on buffers: cache_read, cache_write, set_scope, store_as, reuse_output, mark_prepack."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _check_ahead(func: PrimFunc, user: Block, last: Block, buffer: Buffer) -> No
                 )
 
 
-def mark_prepare(func: PrimFunc, block: str) -> PrimFunc:
+def mark_prepack(func: PrimFunc, block: str) -> PrimFunc:
     """Run a block once, before any call, because everything it reads is constant.
 
     Before: `for i in range(4): W_cache[i] = W[i]` in every call

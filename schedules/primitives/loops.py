@@ -1,5 +1,5 @@
-"""Primitives that reshape loop nests: split, fuse, reorder, merge_loops, set_kind, set_tail, stream_stores,
-ask_ahead, copy_async."""
+"""Primitives that reshape loop nests: split, fuse, reorder, fuse_sibling_loops, set_kind, set_tail, nontemporal_stores,
+prefetch, copy_async."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
     return with_body(func, replace_node(func.body, node, replace(node, tail=tail)))
 
 
-def stream_stores(func: PrimFunc, loop: str) -> PrimFunc:
+def nontemporal_stores(func: PrimFunc, loop: str) -> PrimFunc:
     """Let the vectors that a loop stores go to memory past the caches; meaning does not change.
 
     Before: `for i in vectorized(16): B[i] = A[i]`
@@ -314,19 +314,21 @@ def stream_stores(func: PrimFunc, loop: str) -> PrimFunc:
     """
     node = find_loop(func, loop)
     if node.kind != "vectorized":
-        raise ScheduleError(f"{func.name}: stream_stores wants a vectorized loop, found {loop!r}, which is {node.kind}")
+        raise ScheduleError(
+            f"{func.name}: nontemporal_stores wants a vectorized loop, found {loop!r}, which is {node.kind}"
+        )
     read = {x.buffer for b in blocks(node.body) for x in block_loads(b)}
     for block in blocks(node.body):
         target = block.body.buffer
         if target.scope != "global" or target in read or block.init is not None:
             raise ScheduleError(
-                f"{func.name}: stream_stores wants stores to global memory that nothing below {loop!r} reads, found "
+                f"{func.name}: nontemporal_stores wants stores to global memory that nothing below {loop!r} reads, found "
                 f"those of {block.name!r} to {target.name!r}"
             )
     return with_body(func, replace_node(func.body, node, replace(node, stream=True)))
 
 
-def ask_ahead(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
+def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     """Ask memory early for the vectors that a loop only reads, which hides how far away they are; meaning does not change.
 
     Before: `for k in serial(512): for j in vectorized(16): C[j] = C[j] + A[k] * B[k, j]`
@@ -336,12 +338,12 @@ def ask_ahead(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     node = find_loop(func, loop)
     if node.kind != "serial" or not 1 <= iterations <= MOST_AHEAD:
         raise ScheduleError(
-            f"{func.name}: ask_ahead wants a serial loop and 1 to {MOST_AHEAD} iterations, found {loop!r}, which is {node.kind}, "
+            f"{func.name}: prefetch wants a serial loop and 1 to {MOST_AHEAD} iterations, found {loop!r}, which is {node.kind}, "
             f"and {iterations}"
         )
     written = {b.body.buffer for b in blocks(node.body)}
     if all(x.buffer in written or x.buffer.scope != "global" for b in blocks(node.body) for x in block_loads(b)):
-        raise ScheduleError(f"{func.name}: ask_ahead wants reads of global memory, found none below {loop!r}")
+        raise ScheduleError(f"{func.name}: prefetch wants reads of global memory, found none below {loop!r}")
     return with_body(func, replace_node(func.body, node, replace(node, ahead=iterations)))
 
 
@@ -370,7 +372,7 @@ def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
     return with_body(func, replace_node(func.body, node, replace(node, asynchronous=True)))
 
 
-def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
+def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     """Make one loop of two loops of equal extent in the same body; statements between them go before it.
 
     Before: `for a in range(N): P(a)` followed by `R`, then `for b in range(N): Q(b)`
@@ -380,19 +382,19 @@ def merge_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     only at the same iteration.
     """
     a, b = find_loop(func, first), find_loop(func, second)
-    require_serial(func, a, "merge_loops")
-    require_serial(func, b, "merge_loops")
+    require_serial(func, a, "fuse_sibling_loops")
+    require_serial(func, b, "fuse_sibling_loops")
     parent = next((n for n in walk(func.body) if isinstance(n, Seq) and a in n.stmts), None)
     if parent is None or b not in parent.stmts or parent.stmts.index(b) <= parent.stmts.index(a):
-        raise ScheduleError(f"{func.name}: merge_loops wants {second!r} to follow {first!r} in the same body")
+        raise ScheduleError(f"{func.name}: fuse_sibling_loops wants {second!r} to follow {first!r} in the same body")
     between = parent.stmts[parent.stmts.index(a) + 1 : parent.stmts.index(b)]
     env = loop_env(enclosing(func, a))
     if prove(eq(a.extent, b.extent), env) is not Proof.YES:
-        raise ScheduleError(f"{func.name}: merge_loops wants equal extents, found {a.extent!r} and {b.extent!r}")
+        raise ScheduleError(f"{func.name}: fuse_sibling_loops wants equal extents, found {a.extent!r} and {b.extent!r}")
     body_b = rebind(b.body, {b.var: a.var})
-    require_role(func, "merge_loops", *blocks(a.body), *blocks(b.body))
+    require_role(func, "fuse_sibling_loops", *blocks(a.body), *blocks(b.body))
     _check_passes(func, a, between)
-    check_same_iteration(func, "merge_loops", a, a.body, body_b)
+    check_same_iteration(func, "fuse_sibling_loops", a, a.body, body_b)
     tail: Tail = a.tail if a.tail == b.tail else "predicate"
     merged = replace(a, body=seq(a.body, body_b), tail=tail)
     rest = [s for s in parent.stmts if s is not b and s not in between]
@@ -407,7 +409,7 @@ def _check_passes(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
     for block in (x for s in between for x in blocks(s)):
         if block.body.buffer in touched or any(t in written for t, _ in touches(block)):
             raise ScheduleError(
-                f"{func.name}: merge_loops would move {block.name!r} before {a.var.name!r}, which it needs"
+                f"{func.name}: fuse_sibling_loops would move {block.name!r} before {a.var.name!r}, which it needs"
             )
 
 

@@ -1,4 +1,4 @@
-"""A primitive for softmaxes over as many keys as there may be: pad_keys."""
+"""A primitive for softmaxes over as many keys as there may be: pad_softmax_axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relax_tune.schedules.primitives.online_softmax import hidden, softmax_of
 from relax_tune.schedules.primitives.padding import Padded, fill_nest, held_of, pad_spatial
 
 
-def pad_keys(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
+def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     """Compute a softmax, and what its scores are made of, over whole blocks of keys: behind the last one all are hidden.
 
     Before: `S[i, k] = f(B[i, k])`, `M[i] = max(M[i], S[i, k])`, `W[i, k] = exp(S[i, k] - M[i])`, `A[i] = A[i] + W[i, k] * x[k]`
@@ -27,14 +27,16 @@ def pad_keys(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     may be made along more keys as by `pad_spatial`; the sums read what they weigh by iterators of their own; the factor is
     positive. A row whose scores are all minus infinity sums up to 0.
     """
-    f = positive(func, f"pad_keys({block!r})", factor)
+    f = positive(func, f"pad_softmax_axis({block!r})", factor)
     found = softmax_of(func, block)
     score, extent = found.score, found.step.extent
     at = [d for d, e in enumerate(score.indices) if e is found.step.var] if isinstance(score, Load) else []
     made_by = writers(func, score.buffer) if isinstance(score, Load) else []
     if len(at) != 1 or len(made_by) != 1 or not isinstance(score, Load) or score.buffer not in func.allocs:
-        raise ScheduleError(f"{func.name}: pad_keys wants {block!r} to read scores of an intermediate, found {score!r}")
-    require_role(func, "pad_keys", found.top, *(s.block for s in found.sums))
+        raise ScheduleError(
+            f"{func.name}: pad_softmax_axis wants {block!r} to read scores of an intermediate, found {score!r}"
+        )
+    require_role(func, "pad_softmax_axis", found.top, *(s.block for s in found.sums))
     guarded = replace(found.weights, body=replace(found.weights.body, value=found.weight()))
     func = replace(func, body=replace_node(func.body, found.weights, guarded))
     func = pad_spatial(func, made_by[0].name, at[0], f)

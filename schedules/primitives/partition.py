@@ -74,7 +74,7 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
 
 
 def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
-    """Cut the body of a loop behind the statement that holds a block; what follows gets a loop of its own. Undoes `merge_loops`.
+    """Cut the body of a loop behind the statement that holds a block; what follows gets a loop of its own. Undoes `fuse_sibling_loops`.
 
     Before: `for i in range(N): P(i); Q(i)`
     After: `for i in range(N): P(i)` then `for i_after in range(N): Q(i_after)`

@@ -1,4 +1,4 @@
-"""The primitive that shares out the steps of all tiles of a reduction evenly: share_evenly."""
+"""The primitive that shares out the steps of all tiles of a reduction evenly: stream_k."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _Stretches:
         return ceildiv(mul(steps, self.workers), maximum(self.total, 1))
 
 
-def share_evenly(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, workers: ExprLike) -> PrimFunc:
+def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, workers: ExprLike) -> PrimFunc:
     """Let workers share evenly the steps that all tiles of a reduction take together, and combine what they have of each tile.
 
     block: the reduction, whose sums another block stores after the steps of a tile.
@@ -120,19 +120,19 @@ def share_evenly(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, w
     own iteration.
     """
     node, target = find_block(func, block), find_loop(func, steps)
-    wanted = positive(func, f"share_evenly({block!r})", workers, node)
+    wanted = positive(func, f"stream_k({block!r})", workers, node)
     operation, term = combiner(node)
     alone = all(x.buffer is not node.body.buffer for x in loads(term))
     if not starts_neutral(node) or not alone or node.predicate is not TRUE:
         raise ScheduleError(
-            f"{func.name}: share_evenly wants {block!r} to combine what it reads elsewhere, under no condition and from an initial value "
+            f"{func.name}: stream_k wants {block!r} to combine what it reads elsewhere, under no condition and from an initial value "
             f"that may be combined more than once"
         )
     outer = tuple(find_loop(func, t) for t in tiles)
     copy = _copy_of(func, node, outer, target)
     for p in (*outer, target):
-        require_serial(func, p, "share_evenly")
-    require_role(func, "share_evenly", *blocks(outer[0]))
+        require_serial(func, p, "stream_k")
+    require_role(func, "stream_k", *blocks(outer[0]))
     cuts = _cuts(func, copy, outer)
     _require_apart(func, node, copy, outer[-1], target, cuts)
     made = decompose_reduction(func, block, steps)
@@ -173,7 +173,7 @@ def _copy_of(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> 
         if plain and lone and writers(func, sums) == (node,) and readers(func, sums) == (copy,):
             return copy
     raise ScheduleError(
-        f"{func.name}: share_evenly wants {', '.join(p.var.name for p in outer) or 'loops over tiles'} around {target.var.name!r}, which "
+        f"{func.name}: stream_k wants {', '.join(p.var.name for p in outer) or 'loops over tiles'} around {target.var.name!r}, which "
         f"holds {node.name!r}, and then one block that copies its sums to an intermediate, and nothing else"
     )
 
@@ -193,7 +193,7 @@ def _require_apart(func: PrimFunc, node: Block, copy: Block, outer: For, target:
             or (cut.loop is not None and prove(le(span.extent, cut.size), env) is not Proof.YES)
         ):
             raise ScheduleError(
-                f"{func.name}: share_evenly wants {node.name!r} to sum up what {copy.name!r} stores of a tile, found {span.start!r}"
+                f"{func.name}: stream_k wants {node.name!r} to sum up what {copy.name!r} stores of a tile, found {span.start!r}"
             )
     order = blocks(target)
     for b in order:
@@ -201,11 +201,11 @@ def _require_apart(func: PrimFunc, node: Block, copy: Block, outer: For, target:
             continue
         made = b.body.buffer
         if made not in func.allocs or writers(func, made) != (b,) or updates_in_place(b):
-            raise ScheduleError(f"{func.name}: share_evenly wants {b.name!r} to make an intermediate by itself")
+            raise ScheduleError(f"{func.name}: stream_k wants {b.name!r} to make an intermediate by itself")
         for reader in readers(func, made):
             if reader not in order or order.index(reader) <= order.index(b):
                 raise ScheduleError(
-                    f"{func.name}: share_evenly wants readers of {made.name!r} after {b.name!r} in {target.var.name!r}, found "
+                    f"{func.name}: stream_k wants readers of {made.name!r} after {b.name!r} in {target.var.name!r}, found "
                     f"{reader.name!r}"
                 )
             _require_same(func, b, reader, target)
@@ -240,7 +240,7 @@ def _cuts(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _Cut]:
         own = [] if parts is None else [chosen[v] for v in parts[0] if v in chosen]
         if parts is None or len(own) > 1 or any(p.var is c.loop for p in own for c in found.values()):
             raise ScheduleError(
-                f"{func.name}: share_evenly wants tiles along single dimensions of {copy.name!r}, found {it.var.name} = {bound!r}"
+                f"{func.name}: stream_k wants tiles along single dimensions of {copy.name!r}, found {it.var.name} = {bound!r}"
             )
         rest = simplify(substitute(bound, {p.var: const(0) for p in own}))
         size = extent_of(rest, {v: x for v, x in inner.items() if v in free_vars(rest)}) if own else it.extent
@@ -251,7 +251,7 @@ def _cuts(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _Cut]:
             or (own and not _covers(mul(own[0].extent, size), it.extent))
         ):
             raise ScheduleError(
-                f"{func.name}: share_evenly wants tiles of {it.var.name!r} side by side over {it.extent!r}, found {bound!r}"
+                f"{func.name}: stream_k wants tiles of {it.var.name!r} side by side over {it.extent!r}, found {bound!r}"
             )
         found[it.var] = _Cut(own[0].var if own else None, size)
     used = {c.loop for c in found.values()}
@@ -259,7 +259,7 @@ def _cuts(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _Cut]:
     strange = [c for c in conjuncts(copy.predicate) if c not in bounds]
     if idle or strange:
         raise ScheduleError(
-            f"{func.name}: share_evenly wants tiles of {copy.name!r} under no condition but its bounds, found "
+            f"{func.name}: stream_k wants tiles of {copy.name!r} under no condition but its bounds, found "
             f"{strange[0] if strange else f'{idle[0]!r}, which chooses none'!r}"
         )
     return found
@@ -409,7 +409,7 @@ class _Rewrite:
             chosen = self._chosen(bound)
             if chosen is None:
                 raise ScheduleError(
-                    f"{self.func.name}: share_evenly wants sums of multiples of loops in {b.name!r}, found {bound!r}"
+                    f"{self.func.name}: stream_k wants sums of multiples of loops in {b.name!r}, found {bound!r}"
                 )
             iters.append(replace(i, extent=sizes.get(i.var, i.extent)))
             bindings.append(simplify(substitute(bound, here)))

@@ -102,7 +102,7 @@ def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
     scratch = find_block(s.func, main).body.buffer.name
     nest = nest_of(s, main)
     length = as_int(s.extent(nest[column]))
-    s.apply("join_rows", block=main, names=[nest[line], nest[column]], buffer=roles.source.buffer.name)
+    s.apply("flatten_rows", block=main, names=[nest[line], nest[column]], buffer=roles.source.buffer.name)
     pack_weights(s, main, roles, tile.height, roles.steps)
     s.apply("cache_write", block=main, scope="local")
     if length is not None:
@@ -153,8 +153,8 @@ def _flat(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
     pack_weights(s, main, roles, tile.height, steps)
     nest, after = nest_of(s, main), followers(s, main)
     places = [w.place for w in roles.windows]
-    s.apply("join_iters", block=main, names=[nest[v] for v in places])
-    s.apply("join_iters", block=epilogue, names=[after[v] for v in places])
+    s.apply("fuse_block_iters", block=main, names=[nest[v] for v in places])
+    s.apply("fuse_block_iters", block=epilogue, names=[after[v] for v in places])
     join_dims(s, out, len(out.shape) - len(places), len(places))
     s.apply("set_scope", buffer=out.name, scope="local")
     after = followers(s, main)

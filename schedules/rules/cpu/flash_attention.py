@@ -151,7 +151,7 @@ def _exponentials(s: Schedule, r: Roles, key: str) -> None:
     s.compute_at(r.weights, key)
     lanes, keys = (feeding(s, r.weights, key, v) for v in (r.weight_row, r.weight_key))
     s.reorder([*keys, *lanes])
-    s.merge_loops(keys[0], step)
+    s.fuse_sibling_loops(keys[0], step)
     s.set_tail(keys[0], "peel")
 
 
@@ -167,7 +167,7 @@ def _scores(s: Schedule, r: Roles, key: str, unroll: Tunable) -> None:
     lanes, keys = (feeding(s, r.score, key, v)[0] for v in (r.score_row, r.score_key))
     j_0, j_1 = s.split(keys, [None, unroll])
     s.reorder([j_0, j_1, lanes])
-    s.merge_loops(j_0, m_0)
+    s.fuse_sibling_loops(j_0, m_0)
     s.set_tail(j_0, "pow2")
     s.unroll(j_1)
     s.compute_at(r.product, j_0)
@@ -264,10 +264,10 @@ def apart(s: Schedule, r: Roles, queries: Expr) -> list[str]:
     keys, which leave a maximum and sums for statements of their own. Returns these loops."""
     paths = [_written_down(s, r, name, queries) for name in (r.top, r.total, r.context)]
     for a, b in zip(paths[1], paths[2], strict=True):
-        s.merge_loops(a, b)
+        s.fuse_sibling_loops(a, b)
     s.compute_at(r.weights, paths[1][-1])
     for a, b in zip(paths[0], paths[1], strict=True):
-        s.merge_loops(a, b)
+        s.fuse_sibling_loops(a, b)
     s.compute_at(r.score, paths[0][-1])
     return paths[0]
 

@@ -125,7 +125,7 @@ def _columns(s: Schedule, main: str, epilogue: str, roles: Contraction, machine:
         s.set_kind(steps[-1], "unrolled")
     if choice.ahead:
         each = roles.operand.buffer.dtype.bytes * machine.lanes
-        s.apply("ask_ahead", loop=steps[0], iterations=AHEAD_BYTES // each)
+        s.apply("prefetch", loop=steps[0], iterations=AHEAD_BYTES // each)
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute":
             _mark(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
@@ -149,8 +149,8 @@ def _sum_groups(s: Schedule, main: str, groups: str, outer: Sequence[str], inner
         own = s.loops_of(name)[len(outer) :]
         s.reorder([*own[len(inner) :], *own[: len(inner)]])
         around.append(own[len(inner)])
-    s.merge_loops(around[0], around[1])
-    s.merge_loops(around[0], around[2])
+    s.fuse_sibling_loops(around[0], around[1])
+    s.fuse_sibling_loops(around[0], around[2])
 
 
 def _apart(s: Schedule, stages: Sequence[str], outer: int, inner: int) -> None:
@@ -231,7 +231,7 @@ def _panels(s: Schedule, main: str, roles: Contraction, machine: Machine) -> Non
             raise ScheduleError(f"{s.func.name}: {name!r} cannot be packed by columns")
         s.apply("cache_read", block=main, buffer=name, scope="global")
         copy = next(b for b in blocks(s.func.body) if b.body.buffer.name == f"{name}_cache")
-        s.apply("mark_prepare", block=copy.name)
+        s.apply("mark_prepack", block=copy.name)
         rest = [d for d in range(rank + 1) if d not in (dims[0], dims[0] + 1)]
         order = [dims[0], *rest, dims[0] + 1]
         s.apply("tile_layout", buffer=f"{name}_cache", dim=dims[0], factor=machine.lanes, order=order)

@@ -104,7 +104,7 @@ def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:
         s.set_tail(c_1, "peel")
         s.set_kind(c_2, "vectorized")
         if form == "stream":
-            s.apply("stream_stores", loop=c_2)
+            s.apply("nontemporal_stores", loop=c_2)
         if machine.groups:
             s.set_kind(top, "group", axis=0)
         else:
@@ -159,7 +159,7 @@ def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Sch
     s.set_tail(inner, "peel")
     s.set_kind(c_1, "vectorized")
     if form == "stream":
-        s.apply("stream_stores", loop=c_1)
+        s.apply("nontemporal_stores", loop=c_1)
     if form != "serial":
         parts = s.tunable("GP", [machine.workers * k for k in (1, 2, 4, 8)])
         top, rest = s.split(s.fuse(spread), [parts, None])

@@ -209,7 +209,7 @@ def _fill(s: Schedule, copy: Copy, choice: Choice, machine: Machine, width: Tuna
     """Where and how a copy is made: a constant one before any call, another one for each panel where it is used or, in `blocks`, all
     of it first."""
     if copy.constant:
-        s.apply("mark_prepare", block=copy.block)
+        s.apply("mark_prepack", block=copy.block)
         return
     spread: list[str] = []
     if choice.order == "blocks":

@@ -112,7 +112,7 @@ def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
     first, *others = [s.loops_of(b.name)[:rows] for b in found]
     for other in others:
         for a, b in zip(first, other, strict=True):
-            s.merge_loops(a, b)
+            s.fuse_sibling_loops(a, b)
     f_0, f_1 = s.split(s.fuse(first), [None, per_thread])
     s.set_tail(f_0, "peel")
     return f_0, f_1
@@ -197,7 +197,7 @@ def _merge(s: Schedule, stages: list[str]) -> None:
         a, b = find_loop(s.func, current), find_loop(s.func, following)
         try:
             if prove(eq(a.extent, b.extent), loop_env(())) is Proof.YES:
-                s.merge_loops(current, following)
+                s.fuse_sibling_loops(current, following)
                 continue
         except ScheduleError:
             pass

@@ -120,9 +120,7 @@ def chunked(s: Schedule, block: str, chunk: str, outer: int) -> str:
 
 def new_blocks(s: Schedule, primitive: str, **arguments: Expr | str | bool | Sequence[str]) -> list[str]:
     """The names of the blocks that a step makes."""
-    before = {b.name for b in blocks(s.func.body)}
-    s.apply(primitive, **arguments)
-    return [b.name for b in blocks(s.func.body) if b.name not in before]
+    return list(s.apply(primitive, **arguments))
 
 
 def apart(s: Schedule, block: str, outer: int) -> None:

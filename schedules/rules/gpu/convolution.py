@@ -73,9 +73,9 @@ def _product(func: PrimFunc, machine: Machine, split: bool, ahead: bool) -> Sche
     after, epilogue = followers(s, main), final_block(s.func).name
     nest = nest_of(s, main)
     s.reorder([nest[v] for v in nest if v not in roles.steps] + [nest[v] for v in roles.steps])
-    s.apply("join_iters", block=main, names=[nest[v] for v in places])
-    s.apply("join_iters", block=main, names=[nest[v] for v in roles.steps])
-    s.apply("join_iters", block=epilogue, names=[after[v] for v in places])
+    s.apply("fuse_block_iters", block=main, names=[nest[v] for v in places])
+    s.apply("fuse_block_iters", block=main, names=[nest[v] for v in roles.steps])
+    s.apply("fuse_block_iters", block=epilogue, names=[after[v] for v in places])
     join_dims(s, node.body.buffer, first, len(places))
     _join_copy(s, weights, 1, len(roles.steps))
     _join_copy(s, read, others, len(roles.steps))
@@ -90,7 +90,7 @@ def _join_copy(s: Schedule, buffer: str, first: int, count: int) -> None:
     node, nest = find_block(s.func, block), nest_of(s, block)
     loops = [nest[v] for v in node.body.indices if isinstance(v, Var)]
     s.reorder(loops)
-    s.apply("join_iters", block=block, names=loops[first : first + count])
+    s.apply("fuse_block_iters", block=block, names=loops[first : first + count])
     join_dims(s, find_alloc(s.func, buffer), first, count)
 
 

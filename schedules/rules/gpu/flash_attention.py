@@ -198,7 +198,7 @@ def _one_row(s: Schedule, step: str) -> str:
     body = find_loop(s.func, step).body
     own = [p.var.name for p in (body.stmts if isinstance(body, Seq) else (body,)) if isinstance(p, For)]
     for other in own[1:]:
-        s.merge_loops(own[0], other)
+        s.fuse_sibling_loops(own[0], other)
     return own[0]
 
 

@@ -85,7 +85,7 @@ def build(func: PrimFunc, machine: Machine, skip: str = "late") -> Schedule:
     key = other_operand(s, r.product, r.query)
     fetched = [new_blocks(s, "cache_read", block=r.product, buffer=x, scope="shared")[0] for x in (r.query, key)]
     s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=tile.rows)
-    fetched += new_blocks(s, "pad_keys", block=r.top, factor=tile.block)
+    fetched += new_blocks(s, "pad_softmax_axis", block=r.top, factor=tile.block)
     s.apply("set_scope", buffer=find_block(s.func, fetched[-1]).body.buffer.name, scope="shared")
     s.apply("split_k_update", block=r.top, factor=tile.block)
     parts = _parts(s, r)

@@ -235,8 +235,8 @@ def _by_groups(s: Schedule, main: str, groups: str, items: Tunable) -> tuple[str
     item, rounds = s.split(left, [items, None])
     partial = factored(s, main, item, "shared")
     first, inner = s.split(groups, [items, None])
-    s.merge_loops(first, item)
-    s.merge_loops(inner, rounds)
+    s.fuse_sibling_loops(first, item)
+    s.fuse_sibling_loops(inner, rounds)
     return first, partial, of_group
 
 
@@ -283,7 +283,7 @@ def _lay_out(s: Schedule, roles: Contraction, items: int) -> None:
             "permute_layout", buffer=copy.body.buffer.name, order=[*(d for d in range(rank) if d != dims[0]), dims[0]]
         )
         each_point(s, s.loops_of(copy.name), items)
-        s.apply("mark_prepare", block=copy.name)
+        s.apply("mark_prepack", block=copy.name)
 
 
 def _rows(s: Schedule, roles: Contraction, nest: Mapping[Var, str], each: Expr) -> tuple[Sequence[str], Sequence[str]]:

@@ -115,7 +115,7 @@ def _by_rows(s: Schedule, rows: int, height: Tunable) -> tuple[list[str], str, s
     first, *others = [s.loops_of(b.name)[:rows] for b in found]
     for other in others:
         for a, b in zip(first, other, strict=True):
-            s.merge_loops(a, b)
+            s.fuse_sibling_loops(a, b)
     f_0, f_1 = s.split(first[-1], [None, height])
     return first[:-1], f_0, f_1
 

@@ -44,7 +44,7 @@ def stretches(
         s.compute_at(block, slices)
     own = s.reverse_compute_at(write, tiles[-1])
     workers = mul(s.tunable("WAVES", WAVES), const(machine.workers))
-    *_, total = new_blocks(s, "share_evenly", block=main, tiles=tiles, steps=slices, workers=workers)
+    *_, total = new_blocks(s, "stream_k", block=main, tiles=tiles, steps=slices, workers=workers)
     add_up(s, total, epilogue, machine)
     group, piece, step, *_ = s.loops_of(main)
     return own, group, piece, step

@@ -101,7 +101,7 @@ def pack_weights(s: Schedule, main: str, roles: Roles, panel: Tunable, steps: Se
     s.apply("cache_read", block=main, buffer=name, scope="global")
     copy = writer_of(s, made := f"{name}_cache")
     if roles.weights.buffer in s.func.consts:
-        s.apply("mark_prepare", block=copy)
+        s.apply("mark_prepack", block=copy)
     dim = roles.channel_dim
     rest = [d for v in steps for d, w in enumerate(roles.weights.indices) if w is v]
     order = [dim, *(d if d < dim else d + 1 for d in rest), dim + 1]

@@ -50,33 +50,38 @@ ROWS = ["slide_i", "slide_j"]
 SPLIT = step("split", loop="slide_j", factors=[None, 4])
 
 REFUSALS = [
-    refuse("join what is split", make.windows, SPLIT, step("join_iters", block="slide", names=ROWS), message="one loop per iterator"),
+    refuse("join what is split", make.windows, SPLIT, step("fuse_block_iters", block="slide", names=ROWS), message="one loop per iterator"),
     refuse(
-        "join another order", make.windows, step("join_iters", block="slide", names=ROWS[::-1]), message="directly inside each other"
+        "join another order", make.windows, step("fuse_block_iters", block="slide", names=ROWS[::-1]), message="directly inside each other"
     ),
     refuse(
         "join places and taps",
         make.windows,
-        step("join_iters", block="slide", names=["slide_j", "slide_k"]),
+        step("fuse_block_iters", block="slide", names=["slide_j", "slide_k"]),
         message="iterators of one kind",
     ),
     refuse(
         "join marked loops",
         make.windows,
         step("set_kind", loop="relu_j", kind="parallel"),
-        step("join_iters", block="relu", names=["relu_i", "relu_j"]),
+        step("fuse_block_iters", block="relu", names=["relu_i", "relu_j"]),
         message="wants a serial loop",
     ),
     refuse(
         "rows of an output",
         make.windows,
-        step("join_rows", block="relu", names=["relu_i", "relu_j"], buffer="B"),
+        step("flatten_rows", block="relu", names=["relu_i", "relu_j"], buffer="B"),
         message="an intermediate of floats",
     ),
-    refuse("one loop of rows", make.windows, step("join_rows", block="slide", names=["slide_i"], buffer="A"), message="two loops"),
-    refuse("rows of another", make.windows, step("join_rows", block="slide", names=ROWS, buffer="W"), message="to read 'W'"),
-    refuse("rows in steps", halved, step("join_rows", block="half", names=["half_i", "half_j"], buffer="A"), message="shifts in its last"),
-    refuse("rows without an end", wide, step("join_rows", block="slide", names=ROWS, buffer="A"), message="stays inside"),
+    refuse("one loop of rows", make.windows, step("flatten_rows", block="slide", names=["slide_i"], buffer="A"), message="two loops"),
+    refuse("rows of another", make.windows, step("flatten_rows", block="slide", names=ROWS, buffer="W"), message="to read 'W'"),
+    refuse(
+        "rows in steps",
+        halved,
+        step("flatten_rows", block="half", names=["half_i", "half_j"], buffer="A"),
+        message="shifts in its last",
+    ),
+    refuse("rows without an end", wide, step("flatten_rows", block="slide", names=ROWS, buffer="A"), message="stays inside"),
     refuse("taps of two places", twice, step("reindex", block="pair", buffer="A", dims=[0]), message="one place, found 2"),
     refuse("taps that are read", twice, step("reindex", block="take", buffer="A", dims=[0]), message="read nothing"),
     refuse("a dim that is none", make.windows, step("reindex", block="slide", buffer="A", dims=[2]), message="distinct dimensions"),

@@ -70,7 +70,7 @@ def summed() -> PrimFunc:
 
 
 CACHE_W = step("cache_read", block="mm", buffer="W")
-PREPARE_W = step("mark_prepare", block="W_cache_copy")
+PREPARE_W = step("mark_prepack", block="W_cache_copy")
 CACHE_Q = step("cache_read", block="matmul", buffer="q")
 DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_i")
 
@@ -80,7 +80,7 @@ REFUSALS = [
     refuse(
         "read before it is made",
         make.chain,
-        step("merge_loops", first="double_i", second="inc_i"),
+        step("fuse_sibling_loops", first="double_i", second="inc_i"),
         step("cache_read", block="inc", buffer="B"),
         message="complete before",
     ),
@@ -104,7 +104,7 @@ REFUSALS = [
     refuse(
         "write out of a shared nest",
         make.chain,
-        step("merge_loops", first="double_i", second="inc_i"),
+        step("fuse_sibling_loops", first="double_i", second="inc_i"),
         step("cache_write", block="inc"),
         message="alone in its nest",
     ),
@@ -116,7 +116,7 @@ REFUSALS = [
         "scope of what is filled once",
         plain,
         CACHE_W,
-        step("mark_prepare", block="W_cache_copy"),
+        step("mark_prepack", block="W_cache_copy"),
         step("set_scope", buffer="W_cache", scope="local"),
         message="runs once",
     ),
@@ -144,7 +144,7 @@ REFUSALS = [
     refuse(
         "reuse what an earlier iteration overwrote",
         shifted,
-        step("merge_loops", first="inc_i", second="inc_i"),
+        step("fuse_sibling_loops", first="inc_i", second="inc_i"),
         message="to follow",
     ),
     refuse(
@@ -158,27 +158,27 @@ REFUSALS = [
         "prepare an input",
         plain,
         step("cache_read", block="mm", buffer="A"),
-        step("mark_prepare", block="A_cache_copy"),
+        step("mark_prepack", block="A_cache_copy"),
         message="not constant",
     ),
     refuse(
         "prepare a local copy",
         plain,
         step("cache_read", block="mm", buffer="W", scope="local"),
-        step("mark_prepare", block="W_cache_copy"),
+        step("mark_prepack", block="W_cache_copy"),
         message="global intermediate",
     ),
-    refuse("prepare in parts", in_parts, step("mark_prepare", block="first"), message="global intermediate"),
+    refuse("prepare in parts", in_parts, step("mark_prepack", block="first"), message="global intermediate"),
     refuse(
         "prepare inside another nest",
         plain,
         CACHE_W,
         step("compute_at", block="W_cache_copy", loop="mm_i"),
-        step("mark_prepare", block="W_cache_copy"),
+        step("mark_prepack", block="W_cache_copy"),
         message="nest of its own",
     ),
-    refuse("prepare a symbolic size", make.matmul, CACHE_W, step("mark_prepare", block="W_cache_copy"), message="symbolic extent"),
-    refuse("prepare a symbolic value", sized, step("mark_prepare", block="scale"), message="shape symbol"),
+    refuse("prepare a symbolic size", make.matmul, CACHE_W, step("mark_prepack", block="W_cache_copy"), message="symbolic extent"),
+    refuse("prepare a symbolic value", sized, step("mark_prepack", block="scale"), message="shape symbol"),
     refuse("write under a condition", guarded, step("cache_write", block="some"), message="all of 'B'"),
 ]  # fmt: skip
 
@@ -194,7 +194,7 @@ def test_layouts_compose() -> None:
     s.apply("cache_read", block="mm", buffer="W")
     s.apply("tile_layout", buffer="W_cache", dim=1, factor=tile, order=[1, 0, 2])
     s.apply("permute_layout", buffer="W_cache", order=[2, 0, 1])
-    s.apply("mark_prepare", block="W_cache_copy")
+    s.apply("mark_prepack", block="W_cache_copy")
     for width in tile.domain:
         assert_same_meaning(make.matmul(5, 7), s.func, {"m": 3}, tunables={tile: width})
 

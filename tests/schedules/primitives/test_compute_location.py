@@ -70,7 +70,7 @@ def first_rows() -> PrimFunc:
 
 
 REUSED = step("reuse_output", buffer="e", output="y")
-PREPARED = (step("cache_read", block="mm", buffer="W"), step("mark_prepare", block="W_cache_copy"))
+PREPARED = (step("cache_read", block="mm", buffer="W"), step("mark_prepack", block="W_cache_copy"))
 
 REFUSALS = [
     refuse("an unknown block", make.chain, step("compute_at", block="x", loop="inc_i"), message="block called 'x'"),
@@ -92,7 +92,7 @@ REFUSALS = [
     refuse(
         "move out of a shared nest",
         softmax,
-        step("merge_loops", first="exp_i", second="row_sum_i"),
+        step("fuse_sibling_loops", first="exp_i", second="row_sum_i"),
         step("compute_at", block="exp", loop="div_i"),
         message="holds other statements",
     ),
@@ -209,7 +209,7 @@ def test_compute_at_computes_a_tile_only() -> None:
 
 def test_readers_under_different_conditions_get_what_either_needs() -> None:
     s = Schedule(shared_rows())
-    s.merge_loops("sum_i", "add_i")
+    s.fuse_sibling_loops("sum_i", "add_i")
     s.split("add_j", [None, 4])
     s.split("sum_k", [None, 3])
     s.compute_at("inc", "sum_i")

@@ -51,12 +51,12 @@ CASES: dict[str, Case] = {
             ("set_tail", {"loop": "inc_j_0", "tail": "peel"}),
         ],
     ),
-    "stream_stores": Case(
+    "nontemporal_stores": Case(
         make.chain,
         [
             ("split", {"loop": "inc_j", "factors": [None, 4]}),
             ("set_kind", {"loop": "inc_j_1", "kind": "vectorized"}),
-            ("stream_stores", {"loop": "inc_j_1"}),
+            ("nontemporal_stores", {"loop": "inc_j_1"}),
         ],
     ),
     "copy_async": Case(
@@ -70,11 +70,11 @@ CASES: dict[str, Case] = {
             ("copy_async", {"loop": "A_cache_copy_j_1_1"}),
         ],
     ),
-    "ask_ahead": Case(make.chain, [("ask_ahead", {"loop": "inc_j", "iterations": 8})]),
-    "merge_loops": Case(make.chain, [("merge_loops", {"first": "double_i", "second": "inc_i"})]),
-    "join_iters": Case(make.chain, [("join_iters", {"block": "inc", "names": ["inc_i", "inc_j"]})]),
-    "join_rows": Case(
-        make.windows, [("join_rows", {"block": "slide", "names": ["slide_i", "slide_j"], "buffer": "A"})]
+    "prefetch": Case(make.chain, [("prefetch", {"loop": "inc_j", "iterations": 8})]),
+    "fuse_sibling_loops": Case(make.chain, [("fuse_sibling_loops", {"first": "double_i", "second": "inc_i"})]),
+    "fuse_block_iters": Case(make.chain, [("fuse_block_iters", {"block": "inc", "names": ["inc_i", "inc_j"]})]),
+    "flatten_rows": Case(
+        make.windows, [("flatten_rows", {"block": "slide", "names": ["slide_i", "slide_j"], "buffer": "A"})]
     ),
     "partition": Case(
         row_sum,
@@ -125,7 +125,7 @@ CASES: dict[str, Case] = {
     ),
     "hoist_factors": Case(lambda: make.quantised(3, 5, 8), [("hoist_factors", {"block": "matmul"})]),
     "tree_reduce": Case(lambda: make.matmul(3, 5, epilogue=False), [("tree_reduce", {"block": "mm"})]),
-    "share_evenly": Case(
+    "stream_k": Case(
         lambda: make.matmul(3, 5, epilogue=True),
         [
             ("cache_write", {"block": "mm", "scope": "global"}),
@@ -134,11 +134,11 @@ CASES: dict[str, Case] = {
             ("split", {"loop": "mm_i", "factors": [None, T]}),
             ("reorder", {"names": ["mm_i_0", "mm_k", "mm_i_1", "mm_j"]}),
             ("reverse_compute_at", {"block": "C_write", "loop": "mm_i_0"}),
-            ("share_evenly", {"block": "mm", "tiles": ["mm_i_0"], "steps": "mm_k", "workers": 3}),
+            ("stream_k", {"block": "mm", "tiles": ["mm_i_0"], "steps": "mm_k", "workers": 3}),
         ],
     ),
     "split_k_update": Case(make.weighted, [("split_k_update", {"block": "top", "factor": T})]),
-    "pad_keys": Case(make.weighted, [("pad_keys", {"block": "top", "factor": T})]),
+    "pad_softmax_axis": Case(make.weighted, [("pad_softmax_axis", {"block": "top", "factor": T})]),
     "rolling_update": Case(
         make.weighted,
         [
@@ -190,9 +190,9 @@ CASES: dict[str, Case] = {
         ],
     ),
     "reuse_output": Case(softmax, [("reuse_output", {"buffer": "e", "output": "y"})]),
-    "mark_prepare": Case(
+    "mark_prepack": Case(
         lambda: make.matmul(3, 5, epilogue=False),
-        [("cache_read", {"block": "mm", "buffer": "W"}), ("mark_prepare", {"block": "W_cache_copy"})],
+        [("cache_read", {"block": "mm", "buffer": "W"}), ("mark_prepack", {"block": "W_cache_copy"})],
     ),
 }
 

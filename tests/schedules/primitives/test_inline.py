@@ -81,7 +81,7 @@ REFUSALS = [
         lambda: make.matmul(4, 6, epilogue=False),
         step("cache_read", block="mm", buffer="W"),
         step("cache_read", block="mm", buffer="W_cache"),
-        step("mark_prepare", block="W_cache_copy"),
+        step("mark_prepack", block="W_cache_copy"),
         step("reverse_compute_inline", block="W_cache_cache_copy"),
         message="runs once",
     ),

@@ -1,4 +1,4 @@
-"""What split, fuse, reorder, set_kind, set_tail, stream_stores, ask_ahead and merge_loops refuse, and a few things they must not refuse."""
+"""Refusals of the primitives on loops, and cases that they must accept."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ REFUSALS = [
     refuse(
         "reorder two blocks",
         make.chain,
-        step("merge_loops", first="double_i", second="inc_i"),
-        step("merge_loops", first="double_j", second="inc_j"),
+        step("fuse_sibling_loops", first="double_i", second="inc_i"),
+        step("fuse_sibling_loops", first="double_j", second="inc_j"),
         step("reorder", names=["double_j", "double_i"]),
         message="one block",
     ),
     refuse(
         "reorder an imperfect nest",
         make.chain,
-        step("merge_loops", first="double_i", second="inc_i"),
+        step("fuse_sibling_loops", first="double_i", second="inc_i"),
         step("reorder", names=["inc_j", "double_i"]),
         message="perfect nest",
     ),
@@ -115,51 +115,51 @@ REFUSALS = [
         message="nested",
     ),
     refuse("an unknown tail", make.chain, step("set_tail", loop="inc_i", tail="shark"), message="wanted a tail"),
-    refuse("merge what is marked", make.chain, PARALLEL, step("merge_loops", first="double_i", second="inc_i"), message="serial"),
-    refuse("merge backwards", make.chain, step("merge_loops", first="inc_i", second="double_i"), message="to follow"),
-    refuse("merge other depths", make.chain, step("merge_loops", first="double_i", second="inc_j"), message="to follow"),
-    refuse("merge other extents", make.chain, SPLIT_J, step("merge_loops", first="double_j", second="inc_j_0"), message="follow"),
-    refuse("stream of a serial loop", make.chain, step("stream_stores", loop="inc_j"), message="vectorized loop, found 'inc_j'"),
+    refuse("merge what is marked", make.chain, PARALLEL, step("fuse_sibling_loops", first="double_i", second="inc_i"), message="serial"),
+    refuse("merge backwards", make.chain, step("fuse_sibling_loops", first="inc_i", second="double_i"), message="to follow"),
+    refuse("merge other depths", make.chain, step("fuse_sibling_loops", first="double_i", second="inc_j"), message="to follow"),
+    refuse("merge other extents", make.chain, SPLIT_J, step("fuse_sibling_loops", first="double_j", second="inc_j_0"), message="follow"),
+    refuse("stream of a serial loop", make.chain, step("nontemporal_stores", loop="inc_j"), message="vectorized loop, found 'inc_j'"),
     refuse(
         "stream into registers",
         make.chain,
         step("set_scope", buffer="B", scope="local"),
         step("split", loop="double_j", factors=[None, 4]),
         step("set_kind", loop="double_j_1", kind="vectorized"),
-        step("stream_stores", loop="double_j_1"),
+        step("nontemporal_stores", loop="double_j_1"),
         message="found those of 'double' to 'B'",
     ),
-    refuse("ask ahead of nothing", make.chain, step("ask_ahead", loop="inc_j", iterations=0), message="1 to 4096 iterations"),
-    refuse("ask ahead of many", make.chain, PARALLEL, step("ask_ahead", loop="inc_i", iterations=2), message="which is parallel"),
+    refuse("ask ahead of nothing", make.chain, step("prefetch", loop="inc_j", iterations=0), message="1 to 4096 iterations"),
+    refuse("ask ahead of many", make.chain, PARALLEL, step("prefetch", loop="inc_i", iterations=2), message="which is parallel"),
     refuse(
         "ask ahead of registers",
         make.chain,
         step("set_scope", buffer="B", scope="local"),
-        step("ask_ahead", loop="inc_j", iterations=2),
+        step("prefetch", loop="inc_j", iterations=2),
         message="found none below 'inc_j'",
     ),
-    refuse("merge other sizes", make.stencil, step("merge_loops", first="square_i", second="pair_i"), message="equal extents"),
-    refuse("merge with the past", make.reverse, step("merge_loops", first="inc_i", second="flip_i"), message="another iteration"),
+    refuse("merge other sizes", make.stencil, step("fuse_sibling_loops", first="square_i", second="pair_i"), message="equal extents"),
+    refuse("merge with the past", make.reverse, step("fuse_sibling_loops", first="inc_i", second="flip_i"), message="another iteration"),
     refuse(
         "merge a sum with its reader",
         lambda: zoo.softmax().func,
-        step("merge_loops", first="row_max_i", second="exp_i"),
-        step("merge_loops", first="row_max_k", second="exp_j"),
+        step("fuse_sibling_loops", first="row_max_i", second="exp_i"),
+        step("fuse_sibling_loops", first="row_max_k", second="exp_j"),
         message="another iteration",
     ),
     refuse(
         "merge past what is needed",
         lambda: zoo.softmax().func,
-        step("merge_loops", first="row_max_i", second="row_sum_i"),
+        step("fuse_sibling_loops", first="row_max_i", second="row_sum_i"),
         message="before 'row_max_i', which it needs",
     ),
     refuse(
         "merge what runs once",
         lambda: make.matmul(4, 4, epilogue=False),
         step("cache_read", block="mm", buffer="W"),
-        step("mark_prepare", block="W_cache_copy"),
+        step("mark_prepack", block="W_cache_copy"),
         step("reorder", names=["mm_k", "mm_i"]),
-        step("merge_loops", first="W_cache_copy_i", second="mm_k"),
+        step("fuse_sibling_loops", first="W_cache_copy_i", second="mm_k"),
         message="runs once",
     ),
 ]  # fmt: skip
@@ -213,7 +213,7 @@ def test_threads_may_take_fused_and_split_rows(order: str) -> None:
 def test_merge_moves_what_is_between_to_the_front() -> None:
     s = Schedule(make.softmax_mask(2))
     s.apply("decompose_reduction", block="row_max", loop="row_max_i")
-    s.merge_loops("add_mask_i", "row_max_i")
+    s.fuse_sibling_loops("add_mask_i", "row_max_i")
     assert isinstance(s.func.body, Seq)
     first, second, *_ = s.func.body.stmts
     assert [b.name for b in blocks(first)] == ["row_max_init"]

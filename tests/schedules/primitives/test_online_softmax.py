@@ -70,7 +70,7 @@ def split(block: str = "top", factor: Any = 4) -> tuple[str, dict[str, Any]]:
     return step("split_k_update", block=block, factor=factor)
 
 
-PAD_KEYS = step("pad_keys", block="top", factor=4)
+PAD_KEYS = step("pad_softmax_axis", block="top", factor=4)
 ROLL = step("rolling_update", block="top")
 SEEN = step("rolling_update", block="top", skip="hidden")
 # Conditions on rows and keys that hide some of the keys, by what they are.
@@ -139,7 +139,7 @@ def rolled(blocks_of: Any | None, tile: Any | None, whole: Any | None, guarded: 
     if tile is not None:
         s.apply("pad_spatial", block="top", dim=0, factor=tile)
     if whole is not None:
-        s.apply("pad_keys", block="top", factor=whole)
+        s.apply("pad_softmax_axis", block="top", factor=whole)
     if blocks_of is not None:
         s.apply("split_k_update", block="top", factor=blocks_of)
         names[1] = "top_scale"

@@ -86,7 +86,7 @@ REFUSALS = [
         "what runs once",
         lambda: make.matmul(4, 6, epilogue=False),
         step("cache_read", block="mm", buffer="W"),
-        step("mark_prepare", block="W_cache_copy"),
+        step("mark_prepack", block="W_cache_copy"),
         padded("W_cache_copy", 4, None),
         message="runs once",
     ),

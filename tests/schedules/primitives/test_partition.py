@@ -25,7 +25,7 @@ REFUSALS = [
         "a nest that runs once",
         lambda: make.matmul(4, 6, epilogue=False),
         step("cache_read", block="mm", buffer="W"),
-        step("mark_prepare", block="W_cache_copy"),
+        step("mark_prepack", block="W_cache_copy"),
         step_of("W_cache_copy_i"),
         message="runs once",
     ),

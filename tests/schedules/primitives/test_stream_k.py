@@ -1,4 +1,4 @@
-"""What share_evenly refuses, and stretches of steps that begin and end anywhere in tiles."""
+"""What stream_k refuses, and stretches of steps that begin and end anywhere in tiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TILES = (COPIED, PADDED, TAKEN, *CUT, ORDER, *FETCHED, STORED)
 
 
 def share(workers: int, tiles: tuple[str, ...] = ("mm_i_0", "mm_j_0"), steps: str = "mm_k_0") -> Step:
-    return step("share_evenly", block="mm", tiles=list(tiles), steps=steps, workers=workers)
+    return step("stream_k", block="mm", tiles=list(tiles), steps=steps, workers=workers)
 
 
 def product() -> PrimFunc:

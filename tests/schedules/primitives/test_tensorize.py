@@ -82,7 +82,7 @@ def put(loop: str, intrinsic: str = "outer_f32_4x16") -> tuple[str, dict[str, ob
 DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_k")
 INSIDE = step("reorder", names=["mm_i_0", "mm_k", "mm_i_1", "mm_j"])
 SPLIT = step("split", loop="mm_i", factors=[None, 4])
-MERGED = step("merge_loops", first="double_i", second="inc_i")
+MERGED = step("fuse_sibling_loops", first="double_i", second="inc_i")
 PADDED = step("pad", block="mm", factors=[4, None, None])
 
 REFUSALS = [

@@ -161,7 +161,7 @@ def _pad_spatial(v: _View) -> dict[str, Any]:
     return {"block": v.block(), "dim": v.rng.randrange(3), "factor": v.factor()}
 
 
-def _share_evenly(v: _View) -> dict[str, Any]:
+def _stream_k(v: _View) -> dict[str, Any]:
     block = v.block()
     own = [x.var.name for x in enclosing(v.func, find_block(v.func, block))] or ["none"]
     at = v.rng.randrange(len(own))
@@ -174,12 +174,12 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "reorder": _reorder,
     "set_kind": lambda v: {"loop": v.loop(), "kind": v.rng.choice(KINDS), "axis": v.rng.randrange(3)},
     "set_tail": lambda v: {"loop": v.loop(), "tail": v.rng.choice(TAILS)},
-    "stream_stores": lambda v: {"loop": v.loop()},
-    "ask_ahead": lambda v: {"loop": v.loop(), "iterations": v.rng.randrange(3)},
+    "nontemporal_stores": lambda v: {"loop": v.loop()},
+    "prefetch": lambda v: {"loop": v.loop(), "iterations": v.rng.randrange(3)},
     "copy_async": lambda v: {"loop": v.loop()},
     "partition": _partition,
     "fission": _beside,
-    "merge_loops": lambda v: {"first": v.loop(), "second": v.loop()},
+    "fuse_sibling_loops": lambda v: {"first": v.loop(), "second": v.loop()},
     "compute_at": _at,
     "reverse_compute_at": _at,
     "compute_inline": lambda v: {"block": v.block()},
@@ -189,14 +189,18 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "rfactor": lambda v: {**_reduction(v), "scope": v.rng.choice(["local", "global"])},
     "hoist_factors": lambda v: {"block": v.block()},
     "tree_reduce": lambda v: {"block": v.block()},
-    "share_evenly": _share_evenly,
+    "stream_k": _stream_k,
     "cache_read": lambda v: {
         "block": v.block(),
         "buffer": v.rng.choice(v.buffers),
         "scope": v.rng.choice(["local", "global"]),
     },
-    "join_iters": lambda v: {"block": (block := v.block()), "names": v.own(block)},
-    "join_rows": lambda v: {"block": (block := v.block()), "names": v.own(block, 2), "buffer": v.rng.choice(v.buffers)},
+    "fuse_block_iters": lambda v: {"block": (block := v.block()), "names": v.own(block)},
+    "flatten_rows": lambda v: {
+        "block": (block := v.block()),
+        "names": v.own(block, 2),
+        "buffer": v.rng.choice(v.buffers),
+    },
     "reindex": lambda v: {
         "block": v.block(),
         "buffer": v.rng.choice(v.buffers),
@@ -213,11 +217,11 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "swizzle": lambda v: {"buffer": v.alloc(), "vector": v.rng.choice([1, 2, 4, 4])},
     "pad": _pad,
     "pad_spatial": _pad_spatial,
-    "pad_keys": lambda v: {"block": v.block(), "factor": v.factor()},
+    "pad_softmax_axis": lambda v: {"block": v.block(), "factor": v.factor()},
     "split_k_update": lambda v: {"block": v.block(), "factor": v.factor()},
     "rolling_update": lambda v: {"block": v.block()},
     "tensorize": lambda v: {"loop": v.loop(), "intrinsic": v.rng.choice(sorted(INTRINSICS))},
     "software_pipeline": lambda v: {**_beside(v), "stages": v.rng.choice([2, 2, 3])},
     "reuse_output": lambda v: {"buffer": v.alloc(), "output": v.rng.choice(v.buffers)},
-    "mark_prepare": lambda v: {"block": v.block()},
+    "mark_prepack": lambda v: {"block": v.block()},
 }

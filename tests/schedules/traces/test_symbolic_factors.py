@@ -104,7 +104,7 @@ def split_by(factor: Expr | int, loop: str = "inc_i") -> tuple[str, dict[str, ob
 
 PREPARED = (
     step("cache_read", block="mm", buffer="W"),
-    step("mark_prepare", block="W_cache_copy"),
+    step("mark_prepack", block="W_cache_copy"),
 )
 
 
