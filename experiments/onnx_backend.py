@@ -112,7 +112,7 @@ def symbolic(model: Any) -> bool:
 
 def computes(module: Any) -> bool:
     """Whether anything but views and copies is left that reads the values of an input, when constants are folded."""
-    from relax_tune.ir.core.graph import Call, operands
+    from relax_tune.ir.core.graph import Call
     from relax_tune.ir.op.movement import VIEWS, Permute
     from relax_tune.ir.passes.graph.cleanup import DeadCode
     from relax_tune.ir.passes.graph.constant_fold import FoldConstants
@@ -120,7 +120,7 @@ def computes(module: Any) -> bool:
     main = DeadCode()(FoldConstants()(module)).functions["main"]
     fed = set(main.params)
     for b in main.bindings:
-        if not fed.intersection(operands(b.value)):
+        if not fed.intersection(b.value.operands):
             continue
         fed.add(b.var)
         op = b.value.op if isinstance(b.value, Call) else None

@@ -9,32 +9,22 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, VerifyError
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.expr import Expr, Var, const, free_vars
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    ATOMS,
-    AnyBinding,
-    AnyBlock,
-    CallDPSLibrary,
-    CallTIR,
-    Constant,
-    DataflowBlock,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    PrimValue,
-    ShapeValue,
-    TupleValue,
-    Value,
-    is_impure,
-    operands,
+from relax_tune.ir.core.struct_info import (
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    TensorInfo,
+    TupleInfo,
+    info_dims,
+    info_symbols,
 )
-from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.deduce import check_condition, infer_value, info_of, side_env, signature
-from relax_tune.ir.deduce.relations import call_differences, conflict, differences, info_dims, info_symbols, solve
+from relax_tune.ir.deduce.relations import call_differences, conflict, differences, solve
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.passes.memory.inplace import misuses
 from relax_tune.ir.text.printer import excerpt
@@ -42,17 +32,17 @@ from relax_tune.ir.text.printer import excerpt
 INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
 
 
-def verify_function(f: Function, module: IRModule) -> None:
+def verify_function(f: g.Function, module: IRModule) -> None:
     """Check one graph function of `module`. Raises VerifyError showing the binding."""
     _Graph(f, module).run()
 
 
 class _Graph:
-    def __init__(self, f: Function, module: IRModule) -> None:
+    def __init__(self, f: g.Function, module: IRModule) -> None:
         self.f = f
         self.module = module
         self.ctx = Deduction(env_of(module.bounds))
-        self.defined: set[GVar] = set()
+        self.defined: set[g.GVar] = set()
         self.symbols: set[Var] = {b.var for b in module.bounds}
 
     def fail(self, message: str, node: object) -> NoReturn:
@@ -74,7 +64,7 @@ class _Graph:
         if problem:
             self.fail(f"the result does not fit the declared {self.f.ret_info!r}: {problem}", ret)
 
-    def annotation(self, var: GVar) -> None:
+    def annotation(self, var: g.GVar) -> None:
         """A variable says what it holds, in integers."""
         if not isinstance(var.info, INFOS):
             raise VerifyError(f"{self.f.name}: wanted an annotation on {var.name}, found {var.info!r}")
@@ -96,22 +86,22 @@ class _Graph:
                         p,
                     )
 
-    def blocks(self, blocks: Sequence[AnyBlock]) -> None:
+    def blocks(self, blocks: Sequence[g.AnyBlock]) -> None:
         for block in blocks:
             for b in block.bindings:
                 self.annotation(b.var)
-                if isinstance(block, DataflowBlock) and (isinstance(b.value, If) or is_impure(b.value)):
-                    what = "an if" if isinstance(b.value, If) else "a call with side effects"
+                if isinstance(block, g.DataflowBlock) and (isinstance(b.value, g.If) or g.is_impure(b.value)):
+                    what = "an if" if isinstance(b.value, g.If) else "a call with side effects"
                     self.fail(f"wanted only pure bindings in a dataflow block, found {what}; bind it outside", b)
-                if self.f.pure and is_impure(b.value):
+                if self.f.pure and g.is_impure(b.value):
                     self.fail(f"{self.f.name} is declared pure, but this has side effects; say pure=False", b)
                 self.binding(b)
 
-    def result(self, ret: Value, node: object) -> None:
+    def result(self, ret: g.Value, node: object) -> None:
         """An atom, or a tuple of atoms."""
-        self.atoms(ret.fields if isinstance(ret, TupleValue) else (ret,), node)
+        self.atoms(ret.fields if isinstance(ret, g.TupleValue) else (ret,), node)
 
-    def branch(self, value: If, b: AnyBinding) -> None:
+    def branch(self, value: g.If, b: g.AnyBinding) -> None:
         """Each side by itself; what it defines and binds ends with it."""
         self.atoms((value.cond,), b)
         try:
@@ -125,7 +115,7 @@ class _Graph:
             self.result(body.ret, body)
             self.defined, self.symbols, self.ctx.env = set(defined), set(symbols), env
 
-    def define(self, var: GVar, node: object) -> None:
+    def define(self, var: g.GVar, node: object) -> None:
         if var in self.defined:
             self.fail(f"{var.name} is defined twice", node)
         self.defined.add(var)
@@ -135,34 +125,34 @@ class _Graph:
             if s not in self.symbols:
                 self.fail(f"symbol {s.name} is bound by no parameter and no match_cast before", node)
 
-    def atoms(self, values: Sequence[Value], node: object) -> None:
+    def atoms(self, values: Sequence[g.Value], node: object) -> None:
         """Operands must be atoms that exist."""
         for v in values:
-            if isinstance(v, GVar):
+            if isinstance(v, g.GVar):
                 if v not in self.defined:
                     self.fail(f"{v.name} is used before it is defined", node)
-            elif isinstance(v, Constant):
+            elif isinstance(v, g.Constant):
                 self.constant(v, node)
-            elif isinstance(v, ShapeValue):
+            elif isinstance(v, g.ShapeValue):
                 self.known(free_vars(*v.values), node)
-            elif isinstance(v, PrimValue):
+            elif isinstance(v, g.PrimValue):
                 self.known(free_vars(v.value), node)
-            elif isinstance(v, FunctionRef):
+            elif isinstance(v, g.FunctionRef):
                 self.reference(v, node)
             else:
                 self.fail(f"wanted a variable, constant or shape here, found a {type(v).__name__}; bind it first", node)
 
-    def reference(self, v: FunctionRef, node: object) -> None:
+    def reference(self, v: g.FunctionRef, node: object) -> None:
         found = self.module.functions.get(v.name)
-        if not isinstance(found, Function):
-            known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, Function)) or "none"
+        if not isinstance(found, g.Function):
+            known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, g.Function)) or "none"
             self.fail(f"wanted a graph function called {v.name!r}; the module has {known}", node)
         real = signature(found)
         problem = next((str(d) for d in differences(v.info, real, self.ctx.env)), None)
         if problem:
             self.fail(f"{v.name} is not what its annotation says: {problem}", node)
 
-    def constant(self, v: Constant, node: object) -> None:
+    def constant(self, v: g.Constant, node: object) -> None:
         array = self.module.constants.get(v.name)
         if array is None:
             self.fail(f"the module has no constant called {v.name!r}", node)
@@ -170,13 +160,13 @@ class _Graph:
         if problem:
             self.fail(f"constant {v.name!r} is not what its annotation says: {problem}", node)
 
-    def binding(self, b: AnyBinding) -> None:
+    def binding(self, b: g.AnyBinding) -> None:
         value = b.value
-        if isinstance(value, If):
+        if isinstance(value, g.If):
             self.branch(value, b)
         else:
-            self.atoms((value,) if isinstance(value, ATOMS) else operands(value), b)
-        if isinstance(b, MatchCast):
+            self.atoms((value,) if isinstance(value, g.ATOMS) else value.operands, b)
+        if isinstance(b, g.MatchCast):
             self.symbols.update(info_symbols(b.info))
             self.known(info_symbols(b.var.info), b)
             problem = conflict(b.info, info_of(value), self.ctx.env) or conflict(b.var.info, b.info, self.ctx.env)
@@ -184,9 +174,9 @@ class _Graph:
                 self.fail(f"this match_cast can never hold: {problem}", b)
             self.define(b.var, b)
             return
-        if isinstance(value, CallTIR):
+        if isinstance(value, g.CallTIR):
             self.call_tir(value, b)
-        elif isinstance(value, CallDPSLibrary):
+        elif isinstance(value, g.CallDPSLibrary):
             self.call_library(value, b)
         self.known(info_symbols(b.var.info), b)
         try:
@@ -198,7 +188,7 @@ class _Graph:
             self.fail(f"deduction disagrees with the annotation of {b.var.name}: {problem}", b)
         self.define(b.var, b)
 
-    def call_tir(self, call: CallTIR, b: AnyBinding) -> None:
+    def call_tir(self, call: g.CallTIR, b: g.AnyBinding) -> None:
         callee = self.module.functions.get(call.callee)
         if not isinstance(callee, PrimFunc):
             known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, PrimFunc)) or "none"
@@ -216,7 +206,7 @@ class _Graph:
             if problem is not None:
                 self.fail(f"{call.callee}, parameter {buffer.name}: {problem}", b)
 
-    def call_library(self, call: CallDPSLibrary, b: AnyBinding) -> None:
+    def call_library(self, call: g.CallDPSLibrary, b: g.AnyBinding) -> None:
         self.known([*free_vars(*call.scalars), *(s for o in call.out for s in info_symbols(o))], b)
         routine = self.module.functions.get(call.routine)
         if not isinstance(routine, ExternFunc) or routine.signature is None or routine.signature.params is None:

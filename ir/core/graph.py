@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeVar, Union
 
-from relax_tune.ir.core.expr import Expr
-from relax_tune.ir.core.struct_info import CallableInfo, StructInfo, TensorInfo
+from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
+from relax_tune.ir.core.names import same_objects
+from relax_tune.ir.core.struct_info import INFOS, CallableInfo, StructInfo, TensorInfo, info_symbols
+
+MapInfo = Callable[[StructInfo], StructInfo]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +23,117 @@ class Operator:
     """
 
     commutative: ClassVar[bool] = False
-    """Whether it gives the same for its arguments in any order."""
+    """The result does not depend on the order of the arguments."""
+
+    def symbols(self) -> tuple[Var, ...]:
+        """The symbols in the attributes."""
+        return free_vars(*_expressions(tuple(getattr(self, f.name) for f in fields(self))))
+
+    def substituted(self, mapping: Mapping[Var, Expr]) -> Self:
+        """This operator with symbols in its attributes replaced; the same object when none occurs."""
+        changed: dict[str, Any] = {}
+        for f in fields(self):
+            old = getattr(self, f.name)
+            new = _substitute_attribute(old, mapping)
+            if new != old:
+                changed[f.name] = new
+        return replace(self, **changed) if changed else self
+
+
+def _expressions(attribute: object) -> Iterator[Expr]:
+    if isinstance(attribute, Expr):
+        yield attribute
+    elif isinstance(attribute, tuple):
+        for a in attribute:
+            yield from _expressions(a)
+
+
+def _substitute_attribute(attribute: Any, mapping: Mapping[Var, Expr]) -> Any:
+    if isinstance(attribute, Expr):
+        return substitute(attribute, mapping)
+    if isinstance(attribute, tuple):
+        return tuple(_substitute_attribute(a, mapping) for a in attribute)
+    return attribute
+
+
+class _Atom:
+    """A value without operands, which may be an operand itself."""
+
+    __slots__ = ()
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """The values that this one is computed from."""
+        return ()
+
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        """Everything that says what is computed, except the operands."""
+        return ()
+
+    def with_operands(self, new: Sequence[Value]) -> Self:
+        """This value computed from `new`; the same object when these are the operands it has."""
+        assert not new, f"{type(self).__name__} has no operands"
+        return self
+
+    def symbols(self) -> Iterator[Var]:
+        """The symbols that this value mentions, operands and branches included; one may come several times."""
+        return iter(())
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Self:
+        """This value with symbols replaced by `meaning` and annotations by `info`; the same object when nothing changes."""
+        return self
+
+
+class _Computation:
+    """A value computed from operands. See `_Atom` for the meaning of the methods."""
+
+    __slots__ = ()
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        raise NotImplementedError(f"{type(self).__name__}.operands")
+
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return ()
+
+    def with_operands(self, new: Sequence[Value]) -> Self:
+        return self if same_objects(new, self.operands) else self._made_of(tuple(new))
+
+    def _made_of(self, new: tuple[Value, ...]) -> Self:
+        """This value computed from other operands."""
+        raise NotImplementedError(f"{type(self).__name__}.with_operands")
+
+    def symbols(self) -> Iterator[Var]:
+        for a in self.attributes:
+            yield from _attribute_symbols(a)
+        for v in self.operands:
+            yield from v.symbols()
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Self:
+        return self
+
+
+def _attribute_symbols(attribute: object) -> Iterator[Var]:
+    if isinstance(attribute, Expr):
+        yield from free_vars(attribute)
+    elif isinstance(attribute, Operator):
+        yield from attribute.symbols()
+    elif isinstance(attribute, tuple):
+        for a in attribute:
+            yield from _attribute_symbols(a)
+    elif isinstance(attribute, INFOS):
+        yield from info_symbols(attribute)
+
+
+def _same_or(old: T, new: T) -> T:
+    """`old` where `new` is equal to it."""
+    return old if new == old else new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GVar:
+class GVar(_Atom):
     """A graph variable: identity; `info` is its annotation."""
 
     name: str
@@ -34,7 +144,7 @@ class GVar:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Constant:
+class Constant(_Atom):
     """A weight, by its name in `IRModule.constants`."""
 
     name: str
@@ -42,15 +152,30 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class Call(_Computation):
     """A graph operator applied to values."""
 
     op: Operator
     args: tuple[Value, ...]
 
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return self.args
+
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return (self.op,)
+
+    def _made_of(self, new: tuple[Value, ...]) -> Call:
+        return Call(self.op, new)
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Call:
+        op = self.op.substituted(meaning)
+        return self if op is self.op else Call(op, self.args)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallTIR:
+class CallTIR(_Computation):
     """`call_tir`: a tensor function called in destination-passing style. `out` annotates each output and carries the
     symbols; `scalars` are the explicit scalar arguments.
 
@@ -63,9 +188,26 @@ class CallTIR:
     scalars: tuple[Expr, ...] = ()
     inplace: tuple[int | None, ...] = ()
 
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return self.args
+
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return (self.callee, self.scalars, self.out)
+
+    def _made_of(self, new: tuple[Value, ...]) -> CallTIR:
+        # an argument that has become a weight keeps its memory
+        kept = tuple(None if at is None or isinstance(new[at], Constant) else at for at in self.inplace)
+        return replace(self, args=new, inplace=kept if any(at is not None for at in kept) else ())
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> CallTIR:
+        out, scalars = _outputs(self.out, info), tuple(substitute(s, meaning) for s in self.scalars)
+        return self if (out, scalars) == (self.out, self.scalars) else replace(self, out=out, scalars=scalars)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallDPSLibrary:
+class CallDPSLibrary(_Computation):
     """`call_dps_library`: a library routine called in destination-passing style, with integer arguments `scalars`."""
 
     routine: str
@@ -73,34 +215,93 @@ class CallDPSLibrary:
     out: tuple[TensorInfo, ...]
     scalars: tuple[Expr, ...] = ()
 
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return self.args
+
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return (self.routine, self.scalars, self.out)
+
+    def _made_of(self, new: tuple[Value, ...]) -> CallDPSLibrary:
+        return replace(self, args=new)
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> CallDPSLibrary:
+        out, scalars = _outputs(self.out, info), tuple(substitute(s, meaning) for s in self.scalars)
+        return self if (out, scalars) == (self.out, self.scalars) else replace(self, out=out, scalars=scalars)
+
+
+def _outputs(out: tuple[TensorInfo, ...], info: MapInfo) -> tuple[TensorInfo, ...]:
+    return tuple(i for i in map(info, out) if isinstance(i, TensorInfo))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TupleValue:
+class TupleValue(_Computation):
     fields: tuple[Value, ...]
 
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return self.fields
+
+    def _made_of(self, new: tuple[Value, ...]) -> TupleValue:
+        return TupleValue(new)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TupleItem:
+class TupleItem(_Computation):
     value: Value
     index: int
 
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return (self.value,)
+
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return (self.index,)
+
+    def _made_of(self, new: tuple[Value, ...]) -> TupleItem:
+        return TupleItem(new[0], self.index)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShapeValue:
+class ShapeValue(_Atom):
     """A first-class shape."""
 
     values: tuple[Expr, ...]
 
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return (self.values,)
+
+    def symbols(self) -> Iterator[Var]:
+        yield from free_vars(*self.values)
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> ShapeValue:
+        dims = tuple(substitute(d, meaning) for d in self.values)
+        return self if same_objects(dims, self.values) else ShapeValue(dims)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PrimValue:
+class PrimValue(_Atom):
     """A scalar over the shape symbols: a number, or a condition such as `n < 8`."""
 
     value: Expr
 
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return (self.value,)
+
+    def symbols(self) -> Iterator[Var]:
+        yield from free_vars(self.value)
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> PrimValue:
+        new = substitute(self.value, meaning)
+        return self if new is self.value else PrimValue(new)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FunctionRef:
+class FunctionRef(_Atom):
     """A graph function of the module as a value, by name, with its signature."""
 
     name: str
@@ -108,15 +309,22 @@ class FunctionRef:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallFunction:
+class CallFunction(_Computation):
     """A graph function called: one of the module, or whichever a variable holds."""
 
     callee: Value
     args: tuple[Value, ...]
 
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return (self.callee, *self.args)
+
+    def _made_of(self, new: tuple[Value, ...]) -> CallFunction:
+        return CallFunction(new[0], new[1:])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallHost:
+class CallHost(_Computation):
     """A routine of the host program, opaque: `out` is all that is known of its result. Unless `pure` it may do more than
     compute that, so it stays where it is."""
 
@@ -124,6 +332,21 @@ class CallHost:
     args: tuple[Value, ...]
     out: StructInfo
     pure: bool = False
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return self.args
+
+    @property
+    def attributes(self) -> tuple[object, ...]:
+        return (self.routine, self.out)
+
+    def _made_of(self, new: tuple[Value, ...]) -> CallHost:
+        return replace(self, args=new)
+
+    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> CallHost:
+        out = info(self.out)
+        return self if out == self.out else replace(self, out=out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,14 +360,35 @@ class Body:
     def bindings(self) -> tuple[AnyBinding, ...]:
         return tuple(b for block in self.blocks for b in block.bindings)
 
+    def replaced(self, mapping: Mapping[Value, Value]) -> Body:
+        """This side with variables, weights and functions replaced; the same object when none occurs."""
+        blocks = tuple(block.replaced(mapping) for block in self.blocks)
+        ret = replace_operands(self.ret, mapping)
+        return self if ret is self.ret and same_objects(blocks, self.blocks) else Body(blocks, ret)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class If:
+class If(_Computation):
     """`then` where `cond`, a scalar of bool, holds, otherwise `orelse`; only that side is computed."""
 
     cond: Value
     then: Body
     orelse: Body
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """The condition and what the sides read from outside."""
+        return (self.cond, *captured(self))
+
+    def _made_of(self, new: tuple[Value, ...]) -> If:
+        mapping = dict(zip(captured(self), new[1:], strict=True))
+        return If(new[0], self.then.replaced(mapping), self.orelse.replaced(mapping))
+
+    def symbols(self) -> Iterator[Var]:
+        yield from self.cond.symbols()
+        for side in (self.then, self.orelse):
+            yield from (v for b in side.bindings for v in b.symbols())
+            yield from side.ret.symbols()
 
 
 Atom = Union[GVar, Constant, ShapeValue, PrimValue, FunctionRef]
@@ -162,6 +406,11 @@ class Binding:
     var: GVar
     value: Value
 
+    def symbols(self) -> Iterator[Var]:
+        """The symbols that the value and its annotation mention."""
+        yield from self.value.symbols()
+        yield from info_symbols(self.var.info)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchCast:
@@ -171,19 +420,38 @@ class MatchCast:
     value: Value
     info: StructInfo
 
+    def symbols(self) -> Iterator[Var]:
+        """The symbols that the value and both annotations mention."""
+        yield from self.value.symbols()
+        yield from info_symbols(self.var.info)
+        yield from info_symbols(self.info)
+
 
 AnyBinding = Union[Binding, MatchCast]
 
 
+class _Block:
+    __slots__ = ()
+    bindings: tuple[AnyBinding, ...]
+
+    def replaced(self, mapping: Mapping[Value, Value]) -> Self:
+        """This block with variables, weights and functions replaced; the same object when none occurs."""
+        new: list[AnyBinding] = []
+        for b in self.bindings:
+            value = replace_operands(b.value, mapping)
+            new.append(b if value is b.value else replace(b, value=value))
+        return self if same_objects(new, self.bindings) else type(self)(tuple(new))  # type: ignore[call-arg]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class DataflowBlock:
+class DataflowBlock(_Block):
     """Bindings without side effects and without branches: any of them may be removed, reordered or fused."""
 
     bindings: tuple[AnyBinding, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BindingBlock:
+class BindingBlock(_Block):
     """Bindings that may branch or have side effects: they run in order."""
 
     bindings: tuple[AnyBinding, ...]
@@ -210,17 +478,11 @@ class Function:
         return tuple(b for block in self.blocks for b in block.bindings)
 
 
-def operands(value: Value) -> Sequence[Value]:
-    """The values a value is made of; of an `if` its condition and what its sides take from outside."""
-    if isinstance(value, (Call, CallTIR, CallDPSLibrary, CallHost)):
-        return value.args
-    if isinstance(value, CallFunction):
-        return (value.callee, *value.args)
-    if isinstance(value, TupleValue):
-        return value.fields
-    if isinstance(value, If):
-        return (value.cond, *captured(value))
-    return (value.value,) if isinstance(value, TupleItem) else ()
+def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
+    """`value` with variables, weights and functions replaced, inside branches too; the same object when none occurs."""
+    if isinstance(value, ATOMS):
+        return mapping.get(value, value)
+    return value.with_operands([replace_operands(v, mapping) for v in value.operands])
 
 
 def captured(value: If) -> tuple[Value, ...]:
@@ -234,7 +496,7 @@ def captured(value: If) -> tuple[Value, ...]:
                 v = stack.pop()
                 if isinstance(v, (Constant, FunctionRef)) or (isinstance(v, GVar) and v not in own):
                     found[v] = None
-                stack.extend(reversed(operands(v)))
+                stack.extend(reversed(v.operands))
     return tuple(found)
 
 
@@ -289,7 +551,7 @@ def nested_values(f: Function | Body) -> Iterator[Value]:
             for body in (v.orelse, v.then):
                 stack += [body.ret, *(b.value for b in reversed(body.bindings))]
         else:
-            stack.extend(reversed(operands(v)))
+            stack.extend(reversed(v.operands))
 
 
 def is_impure(value: Value) -> bool:

@@ -8,35 +8,13 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import DType, dtype, f32
 from relax_tune.ir.core.expr import Expr, ExprLike, Var, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    BindingBlock,
-    Body,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    PrimValue,
-    TupleItem,
-    TupleValue,
-    Value,
-    into_blocks,
-    is_impure,
-)
-from relax_tune.ir.core.graph import Call as GraphCall
-from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo, info_symbols
 from relax_tune.ir.deduce.deduce import infer_value, info_of, require_bounds, side_env, signature
-from relax_tune.ir.deduce.relations import check_annotation, info_symbols, solve
+from relax_tune.ir.deduce.relations import check_annotation, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
 from relax_tune.ir.text.printer import excerpt
 
@@ -56,8 +34,8 @@ class GraphBuilder:
     def __init__(self, name: str = "main") -> None:
         self.name = name
         self._bounds: list[Bound] = []
-        self._params: list[GVar] = []
-        self._bindings: list[AnyBinding] = []
+        self._params: list[g.GVar] = []
+        self._bindings: list[g.AnyBinding] = []
         self._constants: dict[str, NDArray[Any]] = {}
         self._functions: dict[str, AnyFunction] = {}
         self._names: dict[str, int] = {}
@@ -83,26 +61,26 @@ class GraphBuilder:
         self._names[hint] = number + 1
         return hint if number == 0 else self.fresh(f"{hint}_{number}")
 
-    def input(self, name: str, shape: Sequence[ExprLike] | None, element: DType | None = f32) -> GVar:
+    def input(self, name: str, shape: Sequence[ExprLike] | None, element: DType | None = f32) -> g.GVar:
         """A tensor parameter of the function."""
         dims = None if shape is None else tuple(expr(d) for d in shape)
         return self.parameter(name, TensorInfo(dims, element))
 
-    def parameter(self, name: str, info: StructInfo) -> GVar:
+    def parameter(self, name: str, info: StructInfo) -> g.GVar:
         """A parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
         if name in self._names:
             raise UserError(f"wanted distinct parameter names, found {name!r} twice")
         self._seen.update(info_symbols(info))
-        var = GVar(self.fresh(name), info)
+        var = g.GVar(self.fresh(name), info)
         self._params.append(var)
         return var
 
-    def constant(self, name: str, array: NDArray[Any]) -> Constant:
+    def constant(self, name: str, array: NDArray[Any]) -> g.Constant:
         """A weight. The array is kept, not copied."""
         if name in self._constants:
             raise UserError(f"wanted distinct constant names, found {name!r} twice")
         self._constants[name] = array
-        return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
+        return g.Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
 
     def add(self, function: PrimFunc | ExternFunc) -> str:
         """Make a tensor function or library routine known; gives its name."""
@@ -124,52 +102,52 @@ class GraphBuilder:
             if bound.var not in known:
                 self._declare(bound)
 
-    def function(self, name: str) -> FunctionRef:
+    def function(self, name: str) -> g.FunctionRef:
         """A graph function that was included, as a value."""
         found = self._functions.get(name)
-        if not isinstance(found, Function):
-            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, Function)) or "none"
+        if not isinstance(found, g.Function):
+            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, g.Function)) or "none"
             raise UserError(f"wanted a graph function that was included, found {name!r}; there are: {known}")
-        return FunctionRef(name, signature(found))
+        return g.FunctionRef(name, signature(found))
 
-    def emit(self, value: Value, hint: str = "v") -> GVar:
+    def emit(self, value: g.Value, hint: str = "v") -> g.GVar:
         """Bind `value` to a new variable with the deduced annotation. Raises DeduceError, showing the binding."""
         try:
             info = infer_value(value, self.deduction)
         except DeduceError as error:
-            self._fail(error, Binding(GVar(hint, ObjectInfo()), value))
-        var = GVar(self.fresh(hint), info)
-        self._bindings.append(Binding(var, value))
+            self._fail(error, g.Binding(g.GVar(hint, ObjectInfo()), value))
+        var = g.GVar(self.fresh(hint), info)
+        self._bindings.append(g.Binding(var, value))
         return var
 
-    def _fail(self, error: DeduceError, binding: AnyBinding) -> NoReturn:
+    def _fail(self, error: DeduceError, binding: g.AnyBinding) -> NoReturn:
         """`error`, with the function so far and a caret under `binding`."""
-        blocks = (BindingBlock((*self._bindings, binding)),)
-        so_far = Function(self.name, tuple(self._params), blocks, binding.var, binding.var.info)
+        blocks = (g.BindingBlock((*self._bindings, binding)),)
+        so_far = g.Function(self.name, tuple(self._params), blocks, binding.var, binding.var.info)
         raise DeduceError(f"{error}\n{excerpt(so_far, binding)}") from None
 
-    def call(self, op: OperatorSpec, *args: Value, hint: str | None = None) -> GVar:
+    def call(self, op: OperatorSpec, *args: g.Value, hint: str | None = None) -> g.GVar:
         """An operator on values."""
-        return self.emit(GraphCall(op, args), hint or op.name)
+        return self.emit(g.Call(op, args), hint or op.name)
 
-    def call_function(self, callee: str | Value, *args: Value, hint: str | None = None) -> GVar:
+    def call_function(self, callee: str | g.Value, *args: g.Value, hint: str | None = None) -> g.GVar:
         """A graph function on values: one that was included, or one that a variable holds."""
         target = self.function(callee) if isinstance(callee, str) else callee
-        name = target.name if isinstance(target, (FunctionRef, GVar)) else "call"
-        return self.emit(CallFunction(target, args), hint or name)
+        name = target.name if isinstance(target, (g.FunctionRef, g.GVar)) else "call"
+        return self.emit(g.CallFunction(target, args), hint or name)
 
-    def call_host(self, routine: str, args: Sequence[Value], out: StructInfo, pure: bool = False) -> GVar:
+    def call_host(self, routine: str, args: Sequence[g.Value], out: StructInfo, pure: bool = False) -> g.GVar:
         """An opaque routine of the host program, by name."""
-        return self.emit(CallHost(routine, tuple(args), out, pure), routine.rpartition(".")[2])
+        return self.emit(g.CallHost(routine, tuple(args), out, pure), routine.rpartition(".")[2])
 
     def call_tir(
         self,
         callee: str,
-        args: Sequence[Value],
+        args: Sequence[g.Value],
         out: TensorInfo | Sequence[TensorInfo],
         scalars: Sequence[ExprLike] = (),
         inplace: Sequence[int | None] = (),
-    ) -> GVar:
+    ) -> g.GVar:
         """`call_tir`; `out` annotates what it writes. inplace: `call_tir_inplace`, for each output the position of the argument
         whose memory it takes, or None. Raises UserError for a callee that `add` has not made known."""
         if not isinstance(self._functions.get(callee), PrimFunc):
@@ -179,46 +157,46 @@ class GraphBuilder:
             )
         outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
         numbers = tuple(expr(s) for s in scalars)
-        return self.emit(CallTIR(callee, tuple(args), outs, numbers, tuple(inplace)), callee)
+        return self.emit(g.CallTIR(callee, tuple(args), outs, numbers, tuple(inplace)), callee)
 
     def call_library(
         self,
         routine: str,
-        args: Sequence[Value],
+        args: Sequence[g.Value],
         out: TensorInfo | Sequence[TensorInfo],
         scalars: Sequence[ExprLike] = (),
-    ) -> GVar:
+    ) -> g.GVar:
         """`call_dps_library`; `out` annotates what it writes."""
         outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
         hint = routine.rpartition(".")[2]
-        return self.emit(CallDPSLibrary(routine, tuple(args), outs, tuple(expr(s) for s in scalars)), hint)
+        return self.emit(g.CallDPSLibrary(routine, tuple(args), outs, tuple(expr(s) for s in scalars)), hint)
 
     def branch(
-        self, cond: Value | Expr, then: Callable[[], Value], orelse: Callable[[], Value], hint: str = "chosen"
-    ) -> GVar:
+        self, cond: g.Value | Expr, then: Callable[[], g.Value], orelse: Callable[[], g.Value], hint: str = "chosen"
+    ) -> g.GVar:
         """`then()` where `cond` holds, otherwise `orelse()`: each emits its own bindings and gives the value of its side."""
-        test = PrimValue(cond) if isinstance(cond, Expr) else cond
-        sides: list[Body] = []
+        test = g.PrimValue(cond) if isinstance(cond, Expr) else cond
+        sides: list[g.Body] = []
         outer, seen, env = self._bindings, set(self._seen), self.deduction.env
         try:
             for taken, side in ((True, then), (False, orelse)):
                 self._bindings, self._seen = [], set(seen)
                 self.deduction.env = side_env(env, test, taken)
                 ret = side()
-                sides.append(Body(into_blocks(self._bindings), ret))
+                sides.append(g.Body(g.into_blocks(self._bindings), ret))
         finally:
             self._bindings, self._seen, self.deduction.env = outer, seen, env
-        return self.emit(If(test, sides[0], sides[1]), hint)
+        return self.emit(g.If(test, sides[0], sides[1]), hint)
 
-    def item(self, value: Value, index: int) -> GVar:
+    def item(self, value: g.Value, index: int) -> g.GVar:
         """One field of a tuple."""
-        return self.emit(TupleItem(value, index), "item")
+        return self.emit(g.TupleItem(value, index), "item")
 
-    def match_cast(self, value: Value, info: StructInfo, hint: str = "cast") -> GVar:
+    def match_cast(self, value: g.Value, info: StructInfo, hint: str = "cast") -> g.GVar:
         """Assert `info` of `value`: what can be decided now is, the rest is checked at run time.
 
         Raises DeduceError when the value can never have that annotation."""
-        name = value.name if isinstance(value, (GVar, Constant)) else hint
+        name = value.name if isinstance(value, (g.GVar, g.Constant)) else hint
         found = info_of(value)
         try:
             meaning = solve(CallableInfo((info,), ObjectInfo()), (found,), self.deduction.env)
@@ -226,9 +204,9 @@ class GraphBuilder:
             self._seen = check_annotation(name, found, info, self.deduction, self._seen)
             require_bounds(name, new, self.deduction)
         except DeduceError as error:
-            self._fail(error, MatchCast(GVar(hint, info), value, info))
-        var = GVar(self.fresh(hint), info)
-        self._bindings.append(MatchCast(var, value, info))
+            self._fail(error, g.MatchCast(g.GVar(hint, info), value, info))
+        var = g.GVar(self.fresh(hint), info)
+        self._bindings.append(g.MatchCast(var, value, info))
         return var
 
     @property
@@ -236,14 +214,16 @@ class GraphBuilder:
         """What deduction left to run time so far."""
         return tuple(self.deduction.checks)
 
-    def finish(self, result: Value | Sequence[Value], declared: StructInfo | None = None) -> IRModule:
+    def finish(self, result: g.Value | Sequence[g.Value], declared: StructInfo | None = None) -> IRModule:
         """The module. declared: the result's annotation, checked against the deduced one.
 
         Raises DeduceError when the two can never agree."""
-        ret: Value = TupleValue(tuple(result)) if isinstance(result, Sequence) else result
+        ret: g.Value = g.TupleValue(tuple(result)) if isinstance(result, Sequence) else result
         found = info_of(ret)
-        pure = not any(is_impure(b.value) for b in self._bindings)
-        function = Function(self.name, tuple(self._params), into_blocks(self._bindings), ret, declared or found, pure)
+        pure = not any(g.is_impure(b.value) for b in self._bindings)
+        function = g.Function(
+            self.name, tuple(self._params), g.into_blocks(self._bindings), ret, declared or found, pure
+        )
         if declared is not None:
             try:
                 check_annotation(f"result of {self.name}", found, declared, self.deduction)

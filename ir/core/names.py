@@ -1,8 +1,8 @@
-"""Names that nothing else has."""
+"""Fresh names, and comparison by identity."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 
 def unused(hint: str, taken: Container[str]) -> str:
@@ -12,3 +12,8 @@ def unused(hint: str, taken: Container[str]) -> str:
         number += 1
         name = f"{hint}_{number}"
     return name
+
+
+def same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
+    """The very same objects, in order."""
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from relax_tune.ir.core.dtype import DType
-from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.core.expr import Expr, Var, free_vars
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +90,28 @@ class CallableInfo:
 
 
 StructInfo = Union[ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo]
+INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
+
+
+def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
+    """The scalars an annotation states itself: dims of a tensor or shape, the value of a scalar; None when unknown."""
+    if isinstance(info, TensorInfo):
+        return info.shape
+    if isinstance(info, ShapeInfo):
+        return info.values
+    return (info.value,) if isinstance(info, PrimInfo) and info.value is not None else None
+
+
+def info_symbols(info: StructInfo) -> tuple[Var, ...]:
+    """The symbols in an annotation, in order; those a signature binds in its parameters are its own and left out."""
+    if isinstance(info, TupleInfo):
+        return tuple(dict.fromkeys(v for f in info.fields for v in info_symbols(f)))
+    if isinstance(info, CallableInfo):
+        own = own_symbols(info)
+        return tuple(v for v in info_symbols(info.ret) if v not in own)
+    return free_vars(*(info_dims(info) or ()))
+
+
+def own_symbols(signature: CallableInfo) -> dict[Var, None]:
+    """The symbols a signature binds anew at every call, in order."""
+    return dict.fromkeys(v for p in signature.params or () for v in info_symbols(p))

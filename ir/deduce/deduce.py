@@ -7,27 +7,9 @@ from collections.abc import Mapping, Sequence
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Const, Expr, Var, const, ge, le, not_
-from relax_tune.ir.core.graph import (
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-    Value,
-    operands,
-)
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -36,35 +18,28 @@ from relax_tune.ir.core.struct_info import (
     StructInfo,
     TensorInfo,
     TupleInfo,
-)
-from relax_tune.ir.deduce.relations import (
-    differences,
     info_symbols,
-    join,
     own_symbols,
-    require_all,
-    solve,
-    substitute_info,
-    without_symbols,
 )
+from relax_tune.ir.deduce.relations import differences, join, require_all, solve, substitute_info, without_symbols
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 
 
-def info_of(value: Value) -> StructInfo:
+def info_of(value: g.Value) -> StructInfo:
     """The annotation a value has by itself: an atom, a tuple of atoms or a destination-passing call."""
-    if isinstance(value, (GVar, Constant, FunctionRef)):
+    if isinstance(value, (g.GVar, g.Constant, g.FunctionRef)):
         return value.info
-    if isinstance(value, ShapeValue):
+    if isinstance(value, g.ShapeValue):
         return ShapeInfo(value.values)
-    if isinstance(value, PrimValue):
+    if isinstance(value, g.PrimValue):
         return PrimInfo(value.value.dtype, value.value)
-    if isinstance(value, TupleValue):
+    if isinstance(value, g.TupleValue):
         return TupleInfo(tuple(info_of(f) for f in value.fields))
-    if isinstance(value, (CallTIR, CallDPSLibrary)):
+    if isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
         return value.out[0] if len(value.out) == 1 else TupleInfo(value.out)
-    if isinstance(value, CallHost):
+    if isinstance(value, g.CallHost):
         return value.out
-    if isinstance(value, TupleItem):
+    if isinstance(value, g.TupleItem):
         owner = info_of(value.value)
         if isinstance(owner, ObjectInfo):
             return owner
@@ -76,15 +51,15 @@ def info_of(value: Value) -> StructInfo:
     return ObjectInfo()
 
 
-def infer_value(value: Value, ctx: Deduction) -> StructInfo:
+def infer_value(value: g.Value, ctx: Deduction) -> StructInfo:
     """The annotation of any value; the bindings inside an `if` count as they are annotated. Raises DeduceError."""
-    if isinstance(value, CallFunction):
+    if isinstance(value, g.CallFunction):
         return infer_call(value, ctx)
-    if isinstance(value, If):
+    if isinstance(value, g.If):
         return infer_if(value, ctx)
-    if isinstance(value, CallTIR):
+    if isinstance(value, g.CallTIR):
         require_places(value, ctx)
-    if isinstance(value, Call):
+    if isinstance(value, g.Call):
         if not isinstance(value.op, OperatorSpec):
             raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
         args = [info_of(a) for a in value.args]
@@ -92,8 +67,8 @@ def infer_value(value: Value, ctx: Deduction) -> StructInfo:
         require_dims(value.op.name, args, info, ctx)
         return info
     info = info_of(value)
-    if isinstance(value, (CallTIR, CallDPSLibrary)):
-        name = value.callee if isinstance(value, CallTIR) else value.routine
+    if isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
+        name = value.callee if isinstance(value, g.CallTIR) else value.routine
         require_dims(name, [info_of(a) for a in value.args], info, ctx)
     return info
 
@@ -127,7 +102,7 @@ def _natural(e: Expr, env: Env) -> bool:
     return low is not None and low >= 0
 
 
-def require_places(call: CallTIR, ctx: Deduction) -> None:
+def require_places(call: g.CallTIR, ctx: Deduction) -> None:
     """What is written in place is what lay there before, in dims and dtype. Raises DeduceError; unknown becomes a check."""
     if call.inplace and len(call.inplace) != len(call.out):
         raise DeduceError(
@@ -150,18 +125,18 @@ def require_places(call: CallTIR, ctx: Deduction) -> None:
             ctx.require_equal(wanted, found, f"{where}, dim {dim}")
 
 
-def signature(f: Function) -> CallableInfo:
+def signature(f: g.Function) -> CallableInfo:
     """What a caller sees of a graph function: symbols that its body binds are unknown in the result."""
     whole = CallableInfo(tuple(p.info for p in f.params), f.ret_info, f.pure, tuple(p.name for p in f.params))
     return CallableInfo(whole.params, without_symbols(f.ret_info, own_symbols(whole)), f.pure, whole.names)
 
 
-def infer_call(value: CallFunction, ctx: Deduction) -> StructInfo:
+def infer_call(value: g.CallFunction, ctx: Deduction) -> StructInfo:
     """The result of calling a graph function: its symbols are bound by the arguments and put into its result.
 
     Raises DeduceError naming the function, the parameter, the dim and both sizes when an argument never fits."""
     callee = value.callee
-    name = callee.name if isinstance(callee, (GVar, FunctionRef)) else "the callee"
+    name = callee.name if isinstance(callee, (g.GVar, g.FunctionRef)) else "the callee"
     info = info_of(callee)
     if not isinstance(info, CallableInfo):
         raise DeduceError(f"{name}: wanted a function to call, found {info!r}")
@@ -220,19 +195,19 @@ def require_bounds(
                 ctx.require(cond, f"{name}: wanted {limits}, found {symbol.name} = {{0}}", found)
 
 
-def infer_if(value: If, ctx: Deduction) -> StructInfo:
+def infer_if(value: g.If, ctx: Deduction) -> StructInfo:
     """What holds on both sides, without the symbols that only one of them binds. Raises DeduceError."""
     check_condition(value.cond)
-    outer = {v for o in operands(value) for v in info_symbols(info_of(o))}
+    outer = {v for o in value.operands for v in info_symbols(info_of(o))}
     sides = []
     for body in (value.then, value.orelse):
-        inside = {v for b in body.bindings if isinstance(b, MatchCast) for v in info_symbols(b.info)} - outer
+        inside = {v for b in body.bindings if isinstance(b, g.MatchCast) for v in info_symbols(b.info)} - outer
         info = info_of(body.ret)
         sides.append(without_symbols(info, set(info_symbols(info)) - inside))
     return join(sides[0], sides[1], ctx.env)
 
 
-def side_env(env: Env, cond: Value, taken: bool) -> Env:
+def side_env(env: Env, cond: g.Value, taken: bool) -> Env:
     """What is known on a side of an `if`: its condition holds there, or does not, where that is said in symbols."""
     info = info_of(cond)
     if not isinstance(info, PrimInfo) or info.value is None or isinstance(info.value, Const):
@@ -240,7 +215,7 @@ def side_env(env: Env, cond: Value, taken: bool) -> Env:
     return env.with_fact(info.value if taken else not_(info.value))
 
 
-def check_condition(cond: Value) -> None:
+def check_condition(cond: g.Value) -> None:
     """Raises DeduceError unless `cond` can be a scalar of bool."""
     info = info_of(cond)
     if isinstance(info, PrimInfo) and info.dtype is bool_:

@@ -25,20 +25,14 @@ from relax_tune.ir.core.struct_info import (
     StructInfo,
     TensorInfo,
     TupleInfo,
+    info_dims,
+    info_symbols,
+    own_symbols,
 )
 from relax_tune.ir.op.base import Deduction
 
 Meaning = Mapping[Var, Expr | None]
 """What symbols stand for; None for a symbol whose value is not known."""
-
-
-def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
-    """The scalars an annotation states itself: dims of a tensor or shape, the value of a scalar; None when unknown."""
-    if isinstance(info, TensorInfo):
-        return info.shape
-    if isinstance(info, ShapeInfo):
-        return info.values
-    return (info.value,) if isinstance(info, PrimInfo) and info.value is not None else None
 
 
 def tensor_dims(info: StructInfo) -> tuple[Expr, ...]:
@@ -54,21 +48,6 @@ def is_known(info: StructInfo) -> TypeGuard[TensorInfo]:
 def is_certain(wanted: StructInfo, found: StructInfo, env: Env) -> bool:
     """Whether a value annotated `found` is certain to be all that `wanted` says."""
     return next(differences(wanted, found, env), None) is None
-
-
-def info_symbols(info: StructInfo) -> tuple[Var, ...]:
-    """The symbols in an annotation, in order; those a signature binds in its parameters are its own and left out."""
-    if isinstance(info, TupleInfo):
-        return tuple(dict.fromkeys(v for f in info.fields for v in info_symbols(f)))
-    if isinstance(info, CallableInfo):
-        own = own_symbols(info)
-        return tuple(v for v in info_symbols(info.ret) if v not in own)
-    return free_vars(*(info_dims(info) or ()))
-
-
-def own_symbols(signature: CallableInfo) -> dict[Var, None]:
-    """The symbols a signature binds anew at every call, in order."""
-    return dict.fromkeys(v for p in signature.params or () for v in info_symbols(p))
 
 
 def substitute_info(info: StructInfo, meaning: Meaning, env: Env | None = None) -> StructInfo:

@@ -14,29 +14,10 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError, VerifyError
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import DType, bool_, dtype
 from relax_tune.ir.core.expr import Expr, as_int, const, free_vars
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Body,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-    Value,
-)
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -45,9 +26,10 @@ from relax_tune.ir.core.struct_info import (
     StructInfo,
     TensorInfo,
     TupleInfo,
+    info_dims,
 )
 from relax_tune.ir.deduce.deduce import infer_value, info_of, signature
-from relax_tune.ir.deduce.relations import differences, info_dims, is_base, solve
+from relax_tune.ir.deduce.relations import differences, is_base, solve
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.interp_expr import Env, Fault, Tape
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
@@ -94,22 +76,22 @@ def run_function(
     return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {})).run(args)
 
 
-def _graph(module: IRModule, name: str) -> Function:
+def _graph(module: IRModule, name: str) -> g.Function:
     found = module.functions.get(name)
-    if not isinstance(found, Function):
-        known = ", ".join(n for n, f in module.functions.items() if isinstance(f, Function)) or "none"
+    if not isinstance(found, g.Function):
+        known = ", ".join(n for n, f in module.functions.items() if isinstance(f, g.Function)) or "none"
         raise UserError(f"wanted a graph function called {name!r}; the module has {known}")
     return found
 
 
 class _Run:
-    def __init__(self, module: IRModule, f: Function, given: _Outside, depth: int = 0) -> None:
+    def __init__(self, module: IRModule, f: g.Function, given: _Outside, depth: int = 0) -> None:
         self.module = module
         self.f = f
         self.given = given
         self.depth = depth
         self.symbols: Env = {}
-        self.values: dict[GVar, Result] = {}
+        self.values: dict[g.GVar, Result] = {}
         self.deduction = env_of(module.bounds)
 
     def run(self, args: Sequence[Result]) -> Result:
@@ -174,7 +156,7 @@ class _Run:
         elif isinstance(info, PrimInfo):
             self.scalar(info, value, where)
         elif isinstance(info, CallableInfo):
-            if not isinstance(value, FunctionRef):
+            if not isinstance(value, g.FunctionRef):
                 raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
             real = signature(_graph(self.module, value.name))
             if is_base(info, real, self.deduction) is Proof.NO:
@@ -219,10 +201,10 @@ class _Run:
 
     # values
 
-    def binding(self, b: AnyBinding) -> Result:
+    def binding(self, b: g.AnyBinding) -> Result:
         value = self.value(b.value, b)
-        if isinstance(b, MatchCast):
-            name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
+        if isinstance(b, g.MatchCast):
+            name = b.value.name if isinstance(b.value, (g.GVar, g.Constant)) else b.var.name
             try:
                 self.bind([b.info], [value])
                 self.match(b.info, value, f"{self.f.name}: match_cast of {name}")
@@ -237,40 +219,40 @@ class _Run:
             raise VerifyError(str(e)) from None
         return value
 
-    def says_more(self, b: AnyBinding) -> bool:
+    def says_more(self, b: g.AnyBinding) -> bool:
         """The annotation of a binding claims what deduction leaves open."""
-        if isinstance(b, MatchCast):
+        if isinstance(b, g.MatchCast):
             return False
         found = infer_value(b.value, Deduction(self.deduction))
         return {d.proof for d in differences(b.var.info, found, self.deduction)} == {Proof.UNKNOWN}
 
-    def value(self, v: Value, at: object = None) -> Result:
-        if isinstance(v, GVar):
+    def value(self, v: g.Value, at: object = None) -> Result:
+        if isinstance(v, g.GVar):
             return self.values[v]
-        if isinstance(v, Constant):
+        if isinstance(v, g.Constant):
             return self.module.constants[v.name]
-        if isinstance(v, ShapeValue):
+        if isinstance(v, g.ShapeValue):
             return tuple(self.number(d) for d in v.values)
-        if isinstance(v, PrimValue):
+        if isinstance(v, g.PrimValue):
             return self.compute(v.value)
-        if isinstance(v, FunctionRef):
+        if isinstance(v, g.FunctionRef):
             return v
-        if isinstance(v, TupleValue):
+        if isinstance(v, g.TupleValue):
             return tuple(self.value(f, at) for f in v.fields)
-        if isinstance(v, TupleItem):
+        if isinstance(v, g.TupleItem):
             return self.value(v.value, at)[v.index]
-        if isinstance(v, If):
+        if isinstance(v, g.If):
             return self.branch(v)
         args = [self.value(a, at) for a in v.args]
-        if isinstance(v, CallFunction):
+        if isinstance(v, g.CallFunction):
             return self.call(v, args, at)
-        if isinstance(v, CallHost):
+        if isinstance(v, g.CallHost):
             return self.host(v, args)
-        return self.operator(v, args, at) if isinstance(v, Call) else self.destination(v, args, at)
+        return self.operator(v, args, at) if isinstance(v, g.Call) else self.destination(v, args, at)
 
-    def branch(self, v: If) -> Result:
+    def branch(self, v: g.If) -> Result:
         """One side; what it binds ends with it."""
-        side: Body = v.then if bool(self.value(v.cond)) else v.orelse
+        side: g.Body = v.then if bool(self.value(v.cond)) else v.orelse
         values, symbols = dict(self.values), dict(self.symbols)
         for b in side.bindings:
             self.values[b.var] = self.binding(b)
@@ -278,9 +260,9 @@ class _Run:
         self.values, self.symbols = values, symbols
         return result
 
-    def call(self, v: CallFunction, args: Sequence[Result], at: object) -> Result:
+    def call(self, v: g.CallFunction, args: Sequence[Result], at: object) -> Result:
         target = self.value(v.callee)
-        assert isinstance(target, FunctionRef)
+        assert isinstance(target, g.FunctionRef)
         if self.depth >= MAX_DEPTH:
             raise UserError(
                 f"{self.f.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call of {target.name}"
@@ -291,14 +273,14 @@ class _Run:
             where = f"\n{excerpt(self.f, at)}" if self.depth < 3 else ""
             raise UserError(f"{e}{where}") from None
 
-    def host(self, v: CallHost, args: Sequence[Result]) -> Result:
+    def host(self, v: g.CallHost, args: Sequence[Result]) -> Result:
         routine = self.given.hosts.get(v.routine)
         if routine is None:
             known = ", ".join(self.given.hosts) or "none"
             raise UserError(f"{self.f.name}: wanted the host routine {v.routine!r}; given: {known}")
         return routine(*args)
 
-    def operator(self, call: Call, args: Sequence[Any], at: object) -> Result:
+    def operator(self, call: g.Call, args: Sequence[Any], at: object) -> Result:
         if not isinstance(call.op, OperatorSpec):
             raise VerifyError(f"{self.f.name}: wanted an operator with a meaning, found {call.op!r}")
         self.undecided(call, at)
@@ -309,7 +291,7 @@ class _Run:
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
 
-    def undecided(self, call: Call | CallTIR | CallDPSLibrary, at: object) -> None:
+    def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
         """What deduction leaves to run time, decided with the symbols' values. Raises UserError, VerifyError."""
         deduction = Deduction(self.deduction)
         try:
@@ -324,7 +306,7 @@ class _Run:
                 found = check.text([self.number(x) for x in check.values])
                 raise UserError(f"{self.f.name}: {found}\n{excerpt(self.f, at)}")
 
-    def destination(self, call: CallTIR | CallDPSLibrary, args: Sequence[Any], at: object) -> Result:
+    def destination(self, call: g.CallTIR | g.CallDPSLibrary, args: Sequence[Any], at: object) -> Result:
         self.undecided(call, at)
         outs: list[Array] = []
         for info in call.out:
@@ -332,13 +314,13 @@ class _Run:
                 raise VerifyError(f"{self.f.name}: wanted a full annotation for an output, found {info!r}")
             outs.append(np.zeros([self.number(d) for d in info.shape], info.dtype.numpy))
         scalars = [self.number(s) for s in call.scalars]
-        for number, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
+        for number, at in enumerate(call.inplace if isinstance(call, g.CallTIR) else ()):
             if at is not None and args[at].shape != outs[number].shape:
                 raise UserError(
                     f"{self.f.name}: output {number} in place of argument {at}: wanted shape {outs[number].shape}, "
                     f"found {args[at].shape}"
                 )
-        if isinstance(call, CallTIR):
+        if isinstance(call, g.CallTIR):
             run_prim(self.module.prim(call.callee), [*args, *outs], scalars)
         else:
             routine = self.given.libraries.get(call.routine)
@@ -389,7 +371,7 @@ def describe(value: object) -> str:
     """A value in an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
-    if isinstance(value, FunctionRef):
+    if isinstance(value, g.FunctionRef):
         return f"the function {value.name}"
     if scalar_dtype(value) is not None:
         return f"the number {value}"

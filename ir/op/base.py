@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.core.dtype import DType, is_floating
-from relax_tune.ir.core.expr import Expr, ExprLike, Var, eq, expr, free_vars, ge, mul, substitute
+from relax_tune.ir.core.expr import Expr, ExprLike, eq, expr, ge, mul
 from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import Operator, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
@@ -158,27 +158,6 @@ class OperatorSpec(Operator):
         between its own steps may be of that type, too."""
         return self
 
-    def substituted(self, mapping: Mapping[Var, Expr]) -> OperatorSpec:
-        """This operator with symbols in its attributes replaced."""
-        changed: dict[str, Any] = {}
-        for f in fields(self):
-            old = getattr(self, f.name)
-            new = _substitute_attribute(old, mapping)
-            if new != old:
-                changed[f.name] = new
-        return replace(self, **changed) if changed else self
-
-    def symbols(self) -> tuple[Var, ...]:
-        """The symbols in its attributes."""
-        stack, found = [getattr(self, f.name) for f in fields(self)], list[Expr]()
-        while stack:
-            value = stack.pop()
-            if isinstance(value, Expr):
-                found.append(value)
-            elif isinstance(value, tuple):
-                stack += value
-        return free_vars(*reversed(found))
-
     def tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
         """The arguments, which must be `arity` tensors."""
         if len(infos) != self.arity:
@@ -200,14 +179,6 @@ class OperatorSpec(Operator):
 def env_of(bounds: Sequence[Bound]) -> Env:
     """Declared bounds as facts for proofs, which ask the solver where one is installed."""
     return Env({b.var: (b.lower, b.upper) for b in bounds}, solver=installed_solver())
-
-
-def _substitute_attribute(value: Any, mapping: Mapping[Var, Expr]) -> Any:
-    if isinstance(value, Expr):
-        return substitute(value, mapping)
-    if isinstance(value, tuple):
-        return tuple(_substitute_attribute(v, mapping) for v in value)
-    return value
 
 
 def shape_of(info: TensorInfo) -> tuple[Expr, ...]:

@@ -10,7 +10,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Function, all_bindings, callees, entries
-from relax_tune.ir.deduce.relations import info_symbols
+from relax_tune.ir.core.struct_info import info_symbols
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.control.outline import Cut, CutModule, is_straight

@@ -13,40 +13,19 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify_graph import verify_function
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, ExprLike, and_, eq, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    ATOMS,
-    AnyBinding,
-    Binding,
-    Body,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallTIR,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    Operator,
-    PrimValue,
-    TupleValue,
-    Value,
-    all_blocks,
-    into_blocks,
-    operands,
-)
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.deduce import infer_value, info_of, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, differences, is_known
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, used_vars, with_operands
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, used_vars
 from relax_tune.ir.rewrite.match import Match, Scope, find_matches
 from relax_tune.ir.rewrite.pattern import Operand, Pattern, pattern
 from relax_tune.ir.text.printer import excerpt
 
-Given = Union[Value, str]
+Given = Union[g.Value, str]
 """An argument of what is put: a value, or the name of a capture."""
 
 T = TypeVar("T")
@@ -69,7 +48,7 @@ class Rule:
     """
 
     pattern: Pattern
-    put: Callable[[Site], Value | None]
+    put: Callable[[Site], g.Value | None]
     name: str = ""
     guarded: bool = False
     level: Level = "operators"
@@ -101,13 +80,13 @@ class Site:
     level: Level
     module: _Parts
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> g.Value:
         return self.match[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.match
 
-    def made(self, name: str) -> Value:
+    def made(self, name: str) -> g.Value:
         """As `Match.made`."""
         return self.match.made(name)
 
@@ -115,7 +94,7 @@ class Site:
         """As `Match.dim`."""
         return self.match.dim(name)
 
-    def _args(self, args: Sequence[Given]) -> tuple[Value, ...]:
+    def _args(self, args: Sequence[Given]) -> tuple[g.Value, ...]:
         return tuple(self.match[a] if isinstance(a, str) else a for a in args)
 
     def _out(self, out: TensorInfo | Sequence[TensorInfo] | None) -> tuple[TensorInfo, ...]:
@@ -127,9 +106,9 @@ class Site:
             raise Unfit
         return known
 
-    def call(self, operator: Operator, *args: Given) -> Call:
+    def call(self, operator: g.Operator, *args: Given) -> g.Call:
         """An operator on captures or values."""
-        return Call(operator, self._args(args))
+        return g.Call(operator, self._args(args))
 
     def tir(
         self,
@@ -137,10 +116,10 @@ class Site:
         *args: Given,
         scalars: Sequence[ExprLike] = (),
         out: TensorInfo | Sequence[TensorInfo] | None = None,
-    ) -> CallTIR:
+    ) -> g.CallTIR:
         """`call_tir` of a tensor function, which joins the module, or of one that the module has under this name."""
         callee = self.module.table.add(func) if isinstance(func, PrimFunc) else func
-        return CallTIR(callee, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
+        return g.CallTIR(callee, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
 
     def library(
         self,
@@ -148,18 +127,18 @@ class Site:
         *args: Given,
         scalars: Sequence[ExprLike] = (),
         out: TensorInfo | Sequence[TensorInfo] | None = None,
-    ) -> CallDPSLibrary:
+    ) -> g.CallDPSLibrary:
         """`call_dps_library` of a routine such as `openblas.sgemm`."""
-        return CallDPSLibrary(routine, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
+        return g.CallDPSLibrary(routine, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
 
-    def function(self, module: IRModule, *args: Given) -> CallFunction:
+    def function(self, module: IRModule, *args: Given) -> g.CallFunction:
         """A call of the one graph function of another module, which joins this one with all it needs; made by a
         `GraphBuilder` of a name that is still free. At level "operators" only: calls are put in place before the others."""
         if self.level != "operators":
             raise UserError(
                 f"wanted a graph function at level 'operators', found level {self.level!r}; put a tensor function"
             )
-        return CallFunction(self.module.include(module), self._args(args))
+        return g.CallFunction(self.module.include(module), self._args(args))
 
 
 @dataclass
@@ -170,8 +149,8 @@ class _Parts:
     constants: dict[str, NDArray[Any]]
     bounds: tuple[Bound, ...]
 
-    def include(self, other: IRModule) -> FunctionRef:
-        graphs = [f for f in other.functions.values() if isinstance(f, Function)]
+    def include(self, other: IRModule) -> g.FunctionRef:
+        graphs = [f for f in other.functions.values() if isinstance(f, g.Function)]
         if len(graphs) != 1:
             raise UserError(f"wanted a module with one graph function, found {len(graphs)}")
         (f,) = graphs
@@ -179,7 +158,7 @@ class _Parts:
         _join(self.constants, other.constants, "weight")
         known = {b.var for b in self.bounds}
         self.bounds += tuple(b for b in other.bounds if b.var not in known)
-        return FunctionRef(f.name, signature(f))
+        return g.FunctionRef(f.name, signature(f))
 
 
 def _join(mine: dict[str, T], theirs: Mapping[str, T], what: str) -> None:
@@ -194,8 +173,8 @@ class _Chosen:
 
     rule: Rule
     match: Match
-    bindings: tuple[Binding, ...]
-    value: Value
+    bindings: tuple[g.Binding, ...]
+    value: g.Value
     unknown: tuple[Expr, ...]
 
 
@@ -217,9 +196,9 @@ class RewriteByPattern:
 
     def __call__(self, module: IRModule) -> IRModule:
         parts = _Parts(FunctionTable.of(module.functions), dict(module.constants), module.bounds)
-        changed: dict[str, Function] = {}
+        changed: dict[str, g.Function] = {}
         for name, f in module.functions.items():
-            if isinstance(f, Function):
+            if isinstance(f, g.Function):
                 new = _Rewriter(self.rules, module, parts, f).run()
                 if new is not f:
                     changed[name] = new
@@ -246,7 +225,7 @@ def rewrite(module: IRModule, rules: Rule | Iterable[Rule]) -> IRModule:
 def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
     """Every match in the module's graph functions, outside branches, from the last value to the first; for trying a pattern."""
     for f in module.functions.values():
-        if isinstance(f, Function):
+        if isinstance(f, g.Function):
             scope = Scope.over(f.bindings, f.ret, module, env_of(module.bounds))
             for b in reversed(f.bindings):
                 yield from find_matches(pattern(wanted), b.var, scope)
@@ -255,32 +234,32 @@ def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
 class _Rewriter:
     """One graph function."""
 
-    def __init__(self, rules: Sequence[Rule], module: IRModule, parts: _Parts, f: Function) -> None:
+    def __init__(self, rules: Sequence[Rule], module: IRModule, parts: _Parts, f: g.Function) -> None:
         self.rules, self.module, self.parts, self.f = rules, module, parts, f
         self.env: Env = env_of(module.bounds)
         self.out = Emitter(
-            names={p.name: 1 for p in f.params} | {b.var.name: 1 for block in all_blocks(f) for b in block.bindings}
+            names={p.name: 1 for p in f.params} | {b.var.name: 1 for block in g.all_blocks(f) for b in block.bindings}
         )
 
-    def run(self) -> Function:
+    def run(self) -> g.Function:
         bindings = self.region(self.f.bindings, self.f.ret)
         ret = self.out.value(self.f.ret)
         if bindings is None:
             return self.f
-        return replace(self.f, blocks=into_blocks(bindings), ret=ret)
+        return replace(self.f, blocks=g.into_blocks(bindings), ret=ret)
 
-    def region(self, bindings: Sequence[AnyBinding], ret: Value) -> list[AnyBinding] | None:
+    def region(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> list[g.AnyBinding] | None:
         """The bindings of a function or a side of an `if`, rewritten; None when nothing is."""
         scope = Scope.over(bindings, ret, self.module, self.env)
-        chosen: dict[GVar, _Chosen] = {}
-        claimed: set[GVar] = set()
+        chosen: dict[g.GVar, _Chosen] = {}
+        claimed: set[g.GVar] = set()
         live = set(used_vars(ret))
-        dropped: dict[GVar, Binding] = {}
+        dropped: dict[g.GVar, g.Binding] = {}
         for b in reversed(bindings):
-            if isinstance(b, Binding) and b.var not in live and b.var in claimed:
+            if isinstance(b, g.Binding) and b.var not in live and b.var in claimed:
                 dropped[b.var] = b
                 continue
-            found = self.choose(b, scope) if isinstance(b, Binding) and b.var in live else None
+            found = self.choose(b, scope) if isinstance(b, g.Binding) and b.var in live else None
             if found is None:
                 live.update(used_vars(b.value))
                 continue
@@ -303,28 +282,28 @@ class _Rewriter:
         del self.out.bindings[mark:]
         return made if changed else None
 
-    def keep(self, b: AnyBinding) -> bool:
+    def keep(self, b: g.AnyBinding) -> bool:
         """The binding itself, over what its operands have become; whether anything inside it was rewritten."""
-        if not isinstance(b.value, If):
+        if not isinstance(b.value, g.If):
             self.out.keep(b)
             return False
-        sides: list[Body] = []
+        sides: list[g.Body] = []
         env = self.env
         for taken, side in ((True, b.value.then), (False, b.value.orelse)):
             before = dict(self.out.mapping)
             self.env = side_env(env, b.value.cond, taken)
             inner = self.region(side.bindings, side.ret)
-            sides.append(side if inner is None else Body(into_blocks(inner), self.out.value(side.ret)))
+            sides.append(side if inner is None else g.Body(g.into_blocks(inner), self.out.value(side.ret)))
             self.out.mapping, self.env = before, env
         same = sides[0] is b.value.then and sides[1] is b.value.orelse
-        self.out.keep(b if same else replace(b, value=If(b.value.cond, sides[0], sides[1])))
+        self.out.keep(b if same else replace(b, value=g.If(b.value.cond, sides[0], sides[1])))
         return not same
 
     # choosing
 
-    def choose(self, b: Binding, scope: Scope) -> _Chosen | None:
+    def choose(self, b: g.Binding, scope: Scope) -> _Chosen | None:
         """What the first rule that fits puts in place of a value."""
-        if isinstance(b.value, ATOMS):
+        if isinstance(b.value, g.ATOMS):
             return None  # another name for a value
         for rule in self.rules:
             for match in find_matches(rule.pattern, b.var, scope):
@@ -335,7 +314,7 @@ class _Rewriter:
                     return found
         return None
 
-    def fill(self, rule: Rule, match: Match, b: Binding) -> _Chosen | None:
+    def fill(self, rule: Rule, match: Match, b: g.Binding) -> _Chosen | None:
         ctx, old = Deduction(self.env), Deduction(self.env)
         if not match.inside:  # a pattern of any value or of a weight, which nothing computes
             return None
@@ -343,7 +322,7 @@ class _Rewriter:
             put = rule.put(Site(match, b.var.info, rule.level, self.parts))
             if put is None:
                 return None
-            bindings: list[Binding] = []
+            bindings: list[g.Binding] = []
             value = self.flat(put, bindings, ctx, rule)
             info = self.infer(value, ctx)
             for d in differences(b.var.info, info, self.env):
@@ -364,23 +343,23 @@ class _Rewriter:
         more = [c for c in asked if c not in before]
         return _Chosen(rule, match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
 
-    def flat(self, value: Value, bindings: list[Binding], ctx: Deduction, rule: Rule) -> Value:
+    def flat(self, value: g.Value, bindings: list[g.Binding], ctx: Deduction, rule: Rule) -> g.Value:
         """`value` over atoms, with a binding for each part that is none."""
-        if not isinstance(value, (*ATOMS, Call, CallTIR, CallDPSLibrary, CallFunction, TupleValue)):
+        if not isinstance(value, (*g.ATOMS, g.Call, g.CallTIR, g.CallDPSLibrary, g.CallFunction, g.TupleValue)):
             raise DeduceError(f"wanted a value that the site's methods make, found a {type(value).__name__}")
-        args: list[Value] = []
-        for a in operands(value):
+        args: list[g.Value] = []
+        for a in value.operands:
             inner = self.flat(a, bindings, ctx, rule)
-            if not isinstance(inner, ATOMS):
-                var = GVar(self.out.fresh(_hint(inner)), self.infer(inner, ctx))
-                bindings.append(Binding(var, inner))
+            if not isinstance(inner, g.ATOMS):
+                var = g.GVar(self.out.fresh(_hint(inner)), self.infer(inner, ctx))
+                bindings.append(g.Binding(var, inner))
                 inner = var
             args.append(inner)
-        return with_operands(value, args)
+        return value.with_operands(args)
 
-    def infer(self, value: Value, ctx: Deduction) -> StructInfo:
+    def infer(self, value: g.Value, ctx: Deduction) -> StructInfo:
         """The annotation of a value; what that leaves to run time goes into `ctx`."""
-        if isinstance(value, CallTIR):
+        if isinstance(value, g.CallTIR):
             callee = self.parts.table.functions.get(value.callee)
             if not isinstance(callee, PrimFunc):
                 raise DeduceError(f"wanted a tensor function called {value.callee!r}, found none in the module")
@@ -394,47 +373,47 @@ class _Rewriter:
 
     # emitting
 
-    def emit(self, b: AnyBinding, found: _Chosen, inside: Sequence[Binding]) -> None:
+    def emit(self, b: g.AnyBinding, found: _Chosen, inside: Sequence[g.Binding]) -> None:
         out = self.out
         if not found.unknown:
             for new in found.bindings:
                 out.keep(new)
-            if isinstance(found.value, ATOMS):
+            if isinstance(found.value, g.ATOMS):
                 out.mapping[b.var] = out.value(found.value)
             else:
-                out.bindings.append(Binding(b.var, out.value(found.value)))
+                out.bindings.append(g.Binding(b.var, out.value(found.value)))
             return
         cond = found.unknown[0]
         for other in found.unknown[1:]:
             cond = and_(cond, other)
         then = self.side([*found.bindings], found.value, b)
-        old = [*(Binding(x.var, x.value) for x in reversed(inside))]
+        old = [*(g.Binding(x.var, x.value) for x in reversed(inside))]
         orelse = self.side(old, b.value, b)
-        out.bindings.append(Binding(b.var, If(PrimValue(cond), then, orelse)))
+        out.bindings.append(g.Binding(b.var, g.If(g.PrimValue(cond), then, orelse)))
 
-    def side(self, bindings: Sequence[Binding], value: Value, b: AnyBinding) -> Body:
+    def side(self, bindings: Sequence[g.Binding], value: g.Value, b: g.AnyBinding) -> g.Body:
         """A side of a guard: `bindings` under variables of its own, then `value` as annotated before."""
         out, mark, before = self.out, len(self.out.bindings), dict(self.out.mapping)
         for x in bindings:
             made = out.bind(out.value(x.value), x.var.info, x.var.name)
             out.mapping[x.var] = made
         result = out.value(value)
-        if not isinstance(result, ATOMS):
+        if not isinstance(result, g.ATOMS):
             result = out.bind(result, self.infer(result, Deduction(self.env)), b.var.name)
         if any(True for _ in differences(b.var.info, info_of(result), self.env)):
-            cast = GVar(out.fresh(b.var.name), b.var.info)
-            out.bindings.append(MatchCast(cast, result, b.var.info))
+            cast = g.GVar(out.fresh(b.var.name), b.var.info)
+            out.bindings.append(g.MatchCast(cast, result, b.var.info))
             result = cast
         made_here = out.bindings[mark:]
         del out.bindings[mark:]
         out.mapping = before
-        return Body(into_blocks(made_here), result)
+        return g.Body(g.into_blocks(made_here), result)
 
 
-def _hint(value: Value) -> str:
+def _hint(value: g.Value) -> str:
     """A name for what a value computes."""
-    if isinstance(value, Call):
+    if isinstance(value, g.Call):
         return str(getattr(value.op, "name", "v"))
-    if isinstance(value, CallTIR):
+    if isinstance(value, g.CallTIR):
         return value.callee
-    return value.routine.rpartition(".")[2] if isinstance(value, CallDPSLibrary) else "v"
+    return value.routine.rpartition(".")[2] if isinstance(value, g.CallDPSLibrary) else "v"

@@ -7,32 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import get_type_hints
 
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, expr
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    AnyBlock,
-    Binding,
-    BindingBlock,
-    Body,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    DataflowBlock,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    Operator,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-    Value,
-)
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -51,7 +27,7 @@ _INFOS = ("Tensor", "Shape", "Prim", "Tuple", "Callable", "Object")
 class GraphReader(Reader):
     """A reader that also knows the graph level; `operators` maps names to operator classes."""
 
-    def __init__(self, text: str, operators: Mapping[str, type[Operator]]) -> None:
+    def __init__(self, text: str, operators: Mapping[str, type[g.Operator]]) -> None:
         super().__init__(text)
         self.operators = operators
         self.signatures: dict[str, CallableInfo] = {}
@@ -100,16 +76,16 @@ class GraphReader(Reader):
 
     # values
 
-    def value(self, node: ast.expr) -> Value:
+    def value(self, node: ast.expr) -> g.Value:
         if isinstance(node, ast.Name):
             found = self.names.get(node.id)
-            if not isinstance(found, GVar):
+            if not isinstance(found, g.GVar):
                 raise self.error(node, f"nothing is called {node.id!r} here, wanted a value defined before")
             return found
         if isinstance(node, ast.Tuple):
-            return TupleValue(tuple(self.value(e) for e in node.elts))
+            return g.TupleValue(tuple(self.value(e) for e in node.elts))
         if isinstance(node, ast.Subscript):
-            return TupleItem(self.value(node.value), self.integer(node.slice, "the number of a tuple's field"))
+            return g.TupleItem(self.value(node.value), self.integer(node.slice, "the number of a tuple's field"))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             return self._operator(node, node.func)
         kinds = (
@@ -127,13 +103,13 @@ class GraphReader(Reader):
         if kind in ("shape", "prim", "fn", "call"):
             self.only(options, ())
         if kind == "prim" and len(args) == 1:
-            return PrimValue(self.expr(args[0]))
+            return g.PrimValue(self.expr(args[0]))
         if kind == "fn" and len(args) == 1:
             return self.reference(args[0])
         if kind == "call" and args:
             named = isinstance(args[0], ast.Constant)
             target = self.reference(args[0]) if named else self.value(args[0])
-            return CallFunction(target, tuple(self.value(a) for a in args[1:]))
+            return g.CallFunction(target, tuple(self.value(a) for a in args[1:]))
         if kind in ("prim", "fn", "call"):
             raise self.error(node, f"{kind}(...) does not take {len(args)} arguments")
         if kind == "call_host":
@@ -141,9 +117,9 @@ class GraphReader(Reader):
         if kind == "const":
             if len(args) != 2 or options:
                 raise self.error(node, 'wanted const("name", Tensor(dims, dtype))')
-            return Constant(self.constant(args[0], str, "the weight's name in quotes"), self.tensor(args[1]))
+            return g.Constant(self.constant(args[0], str, "the weight's name in quotes"), self.tensor(args[1]))
         if kind == "shape":
-            return ShapeValue(tuple(self.expr(a) for a in args))
+            return g.ShapeValue(tuple(self.expr(a) for a in args))
         inplace = kind == "call_tir_inplace"
         self.only(options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
         if len(args) != 2 or "out" not in options:
@@ -154,7 +130,7 @@ class GraphReader(Reader):
         infos = tuple(self.tensor(o) for o in outs)
         scalars = [self.expr(s) for s in self.items(options["scalars"], "a list")] if "scalars" in options else []
         if not inplace:
-            make = CallTIR if kind == "call_tir" else CallDPSLibrary
+            make = g.CallTIR if kind == "call_tir" else g.CallDPSLibrary
             return make(callee, values, infos, tuple(scalars))
         wanted = "inplace=[...]: for each output the position of an argument, or None"
         if "inplace" not in options:
@@ -163,26 +139,26 @@ class GraphReader(Reader):
         numbers = tuple(
             None if _is_none(p) else self.integer(p, "the position of an argument, or None") for p in places
         )
-        return CallTIR(callee, values, infos, tuple(scalars), numbers)
+        return g.CallTIR(callee, values, infos, tuple(scalars), numbers)
 
-    def reference(self, node: ast.expr) -> FunctionRef:
+    def reference(self, node: ast.expr) -> g.FunctionRef:
         """A graph function of the module, which may come later in the text."""
         name = self.constant(node, str, "a graph function's name in quotes")
         found = self.signatures.get(name)
         if found is None:
             known = ", ".join(self.signatures) or "none"
             raise self.error(node, f"wanted a graph function of the module, found {name!r}; the text has {known}")
-        return FunctionRef(name, found)
+        return g.FunctionRef(name, found)
 
-    def host(self, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> CallHost:
+    def host(self, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> g.CallHost:
         self.only(options, ("out", "pure"))
         if len(args) != 2 or "out" not in options:
             raise self.error(node, 'wanted call_host("routine", (arguments,), out=annotation)')
         values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
         routine = self.constant(args[0], str, "the routine's name in quotes")
-        return CallHost(routine, values, self.annotation(options["out"]), self.flag(options, "pure", False))
+        return g.CallHost(routine, values, self.annotation(options["out"]), self.flag(options, "pure", False))
 
-    def _operator(self, node: ast.Call, func: ast.Attribute) -> Value:
+    def _operator(self, node: ast.Call, func: ast.Attribute) -> g.Value:
         name = ast.unparse(func)
         if not name.startswith("op."):
             raise self.error(node, f"wanted an operator such as op.add(x, y), found {name}")
@@ -196,7 +172,7 @@ class GraphReader(Reader):
             self.hints[name] = get_type_hints(operator)
         wanted = self.hints[name]
         try:
-            return Call(operator(**{k: _dims(wanted.get(k), v) for k, v in attributes.items()}), args)
+            return g.Call(operator(**{k: _dims(wanted.get(k), v) for k, v in attributes.items()}), args)
         except TypeError as e:
             raise self.error(node, f"operator {name[3:]} refuses its attributes: {e}") from None
 
@@ -224,13 +200,13 @@ class GraphReader(Reader):
 
     # functions
 
-    def params(self, node: ast.FunctionDef) -> tuple[GVar, ...]:
+    def params(self, node: ast.FunctionDef) -> tuple[g.GVar, ...]:
         """The parameters, which the names then mean."""
-        params: list[GVar] = []
+        params: list[g.GVar] = []
         for arg in node.args.args:
             if arg.annotation is None:
                 raise self.error(arg, f"parameter {arg.arg}: wanted an annotation such as Tensor((n, 4), f32)")
-            params.append(GVar(arg.arg, self.annotation(arg.annotation)))
+            params.append(g.GVar(arg.arg, self.annotation(arg.annotation)))
             self.names[arg.arg] = params[-1]
         return tuple(params)
 
@@ -243,10 +219,10 @@ class GraphReader(Reader):
         """What callers of a graph function may know, before its body is read."""
         with self.scope():
             params = self.params(node)
-            whole = Function(name, params, (), TupleValue(()), self.result(node), pure)
+            whole = g.Function(name, params, (), g.TupleValue(()), self.result(node), pure)
         self.signatures[name] = signature(whole)
 
-    def function(self, node: ast.FunctionDef, name: str, pure: bool = True) -> Function:
+    def function(self, node: ast.FunctionDef, name: str, pure: bool = True) -> g.Function:
         with self.scope():
             params = self.params(node)
             *body, last = node.body
@@ -254,12 +230,12 @@ class GraphReader(Reader):
             if not isinstance(last, ast.Return) or last.value is None:
                 raise self.error(last, "wanted a graph function to end in `return value`")
             ret = self.value(last.value)
-            return Function(name, params, blocks, ret, self.result(node), pure)
+            return g.Function(name, params, blocks, ret, self.result(node), pure)
 
-    def blocks(self, body: Sequence[ast.stmt]) -> tuple[AnyBlock, ...]:
+    def blocks(self, body: Sequence[ast.stmt]) -> tuple[g.AnyBlock, ...]:
         """Dataflow blocks, and the plain bindings and branches between them."""
-        blocks: list[AnyBlock] = []
-        plain: list[AnyBinding] = []
+        blocks: list[g.AnyBlock] = []
+        plain: list[g.AnyBinding] = []
         rest = list(reversed(body))
         while rest:
             part = rest.pop()
@@ -270,23 +246,23 @@ class GraphReader(Reader):
                     plain.append(self.binding(part))
                 continue
             if plain:
-                blocks.append(BindingBlock(tuple(plain)))
+                blocks.append(g.BindingBlock(tuple(plain)))
                 plain = []
             if not isinstance(part, ast.With) or len(part.items) != 1:
                 raise self.error(part, "wanted `with dataflow():`, a binding, or the final return")
             self.call(part.items[0].context_expr, ("dataflow",))
             bindings = [self.binding(b) for b in part.body if not isinstance(b, ast.Pass)]
-            blocks.append(DataflowBlock(tuple(bindings)))
+            blocks.append(g.DataflowBlock(tuple(bindings)))
         if plain:
-            blocks.append(BindingBlock(tuple(plain)))
+            blocks.append(g.BindingBlock(tuple(plain)))
         return tuple(blocks)
 
-    def branch(self, declared: ast.AnnAssign, node: ast.If) -> Binding:
+    def branch(self, declared: ast.AnnAssign, node: ast.If) -> g.Binding:
         """`y: annotation`, then an `if` whose sides both end in `y = value`."""
         name = self.one_name(declared.target, "the result of an `if`")
-        var = GVar(name, self.annotation(declared.annotation))
+        var = g.GVar(name, self.annotation(declared.annotation))
         cond = self.value(node.test)
-        sides: list[Body] = []
+        sides: list[g.Body] = []
         for side in (node.body, node.orelse):
             last = side[-1] if side else node
             ends = isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Name) and last.targets[0].id == name
@@ -294,23 +270,23 @@ class GraphReader(Reader):
                 raise self.error(last, f"wanted both sides of the `if` to end in `{name} = value`")
             with self.scope():
                 blocks = self.blocks(side[:-1])
-                sides.append(Body(blocks, self.value(last.value)))
+                sides.append(g.Body(blocks, self.value(last.value)))
         self.names[name] = var
-        return Binding(var, If(cond, sides[0], sides[1]))
+        return g.Binding(var, g.If(cond, sides[0], sides[1]))
 
-    def binding(self, node: ast.stmt) -> AnyBinding:
+    def binding(self, node: ast.stmt) -> g.AnyBinding:
         if not isinstance(node, ast.AnnAssign) or node.value is None:
             raise self.error(node, "wanted a binding such as y: Tensor((n,), f32) = op.exp(x)")
         name = self.one_name(node.target, "a binding")
-        var = GVar(name, self.annotation(node.annotation))
+        var = g.GVar(name, self.annotation(node.annotation))
         called = node.value.func if isinstance(node.value, ast.Call) else None
         if isinstance(called, ast.Name) and called.id == "match_cast":
             _, args, options = self.call(node.value, ("match_cast",))
             if len(args) != 2 or options:
                 raise self.error(node.value, "wanted match_cast(value, annotation)")
-            result: AnyBinding = MatchCast(var, self.value(args[0]), self.annotation(args[1]))
+            result: g.AnyBinding = g.MatchCast(var, self.value(args[0]), self.annotation(args[1]))
         else:
-            result = Binding(var, self.value(node.value))
+            result = g.Binding(var, self.value(node.value))
         self.names[name] = var
         return result
 

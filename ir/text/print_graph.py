@@ -6,31 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields
 
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Const, Expr
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    AnyBlock,
-    Binding,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    Operator,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-    Value,
-    regions,
-)
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -46,7 +24,7 @@ from relax_tune.ir.text.print_tensor import TensorPrinter, quote
 class GraphPrinter(TensorPrinter):
     """A printer that also knows the graph level."""
 
-    def function(self, f: Function, key: str) -> None:
+    def function(self, f: g.Function, key: str) -> None:
         with self.scope():
             params: list[str] = []
             for p in f.params:
@@ -66,12 +44,12 @@ class GraphPrinter(TensorPrinter):
             self.lines += body
 
     @staticmethod
-    def _in_body(f: Function, key: int) -> bool:
+    def _in_body(f: g.Function, key: int) -> bool:
         return key not in {id(p) for p in f.params}
 
-    def blocks(self, blocks: Sequence[AnyBlock]) -> None:
+    def blocks(self, blocks: Sequence[g.AnyBlock]) -> None:
         """Dataflow blocks under their heading, other bindings plain."""
-        for dataflow, bindings in regions(blocks):
+        for dataflow, bindings in g.regions(blocks):
             if dataflow:
                 self.emit("with dataflow():")
                 self.depth += 1
@@ -82,17 +60,17 @@ class GraphPrinter(TensorPrinter):
                     self.emit("pass")
                 self.depth -= 1
 
-    def binding(self, b: AnyBinding) -> None:
+    def binding(self, b: g.AnyBinding) -> None:
         info = self.annotation(b.var.info)
-        if isinstance(b.value, If) and isinstance(b, Binding):
+        if isinstance(b.value, g.If) and isinstance(b, g.Binding):
             self.branch(b, b.value, info)
             return
         value = self.value(b.value)
-        if isinstance(b, MatchCast):
+        if isinstance(b, g.MatchCast):
             value = f"match_cast({value}, {self.annotation(b.info)})"
         self.emit(f"{self.declare(b.var, 'g')}: {info} = {value}", b)
 
-    def branch(self, b: Binding, value: If, info: str) -> None:
+    def branch(self, b: g.Binding, value: g.If, info: str) -> None:
         """The result's annotation first; each side ends in an assignment to it."""
         cond = self.value(value.cond)
         name = self.declare(b.var, "g")
@@ -107,41 +85,41 @@ class GraphPrinter(TensorPrinter):
                 self.emit(f"{name} = {self.value(body.ret)}", body)
             self.depth -= 1
 
-    def value(self, v: Value) -> str:
-        if isinstance(v, GVar):
+    def value(self, v: g.Value) -> str:
+        if isinstance(v, g.GVar):
             return self.name(v)
-        if isinstance(v, Constant):
+        if isinstance(v, g.Constant):
             return f"const({quote(v.name)}, {self.info(v.info)})"
-        if isinstance(v, ShapeValue):
+        if isinstance(v, g.ShapeValue):
             return f"shape({', '.join(map(self.expr, v.values))})"
-        if isinstance(v, PrimValue):
+        if isinstance(v, g.PrimValue):
             return f"prim({self.attribute(v.value)})"
-        if isinstance(v, FunctionRef):
+        if isinstance(v, g.FunctionRef):
             return f"fn({quote(v.name)})"
-        if isinstance(v, CallFunction):
-            callee = quote(v.callee.name) if isinstance(v.callee, FunctionRef) else self.value(v.callee)
+        if isinstance(v, g.CallFunction):
+            callee = quote(v.callee.name) if isinstance(v.callee, g.FunctionRef) else self.value(v.callee)
             return f"call({', '.join([callee, *map(self.value, v.args)])})"
-        if isinstance(v, CallHost):
+        if isinstance(v, g.CallHost):
             pure = ", pure=True" if v.pure else ""
             args = self.tuple([self.value(a) for a in v.args])
             return f"call_host({quote(v.routine)}, {args}, out={self.annotation(v.out)}{pure})"
-        if isinstance(v, TupleValue):
+        if isinstance(v, g.TupleValue):
             return self.tuple([self.value(x) for x in v.fields])
-        if isinstance(v, TupleItem):
+        if isinstance(v, g.TupleItem):
             return f"{self.value(v.value)}[{v.index}]"
-        if isinstance(v, Call):
+        if isinstance(v, g.Call):
             attributes = [f"{f.name}={self.attribute(getattr(v.op, f.name))}" for f in fields(v.op)]
             return f"op.{operator_name(v.op)}({', '.join([*map(self.value, v.args), *attributes])})"
-        assert isinstance(v, (CallTIR, CallDPSLibrary))
+        assert isinstance(v, (g.CallTIR, g.CallDPSLibrary))
         return self.call(v)
 
-    def call(self, v: CallTIR | CallDPSLibrary) -> str:
-        kind, callee = ("call_tir", v.callee) if isinstance(v, CallTIR) else ("call_dps_library", v.routine)
+    def call(self, v: g.CallTIR | g.CallDPSLibrary) -> str:
+        kind, callee = ("call_tir", v.callee) if isinstance(v, g.CallTIR) else ("call_dps_library", v.routine)
         infos = [self.annotation(o) for o in v.out]
         out = infos[0] if len(infos) == 1 else self.tuple(infos)
         scalars = f", scalars=[{', '.join(map(self.expr, v.scalars))}]" if v.scalars else ""
         where = ""
-        if isinstance(v, CallTIR) and v.inplace:
+        if isinstance(v, g.CallTIR) and v.inplace:
             kind, where = "call_tir_inplace", f", inplace=[{', '.join(map(str, v.inplace))}]"
         return f"{kind}({quote(callee)}, {self.tuple([self.value(a) for a in v.args])}, out={out}{scalars}{where})"
 
@@ -198,7 +176,7 @@ class GraphPrinter(TensorPrinter):
         return "Object()"
 
 
-def operator_name(op: Operator) -> str:
+def operator_name(op: g.Operator) -> str:
     """The name an operator's class sets."""
     name: str = getattr(op, "name")  # noqa: B009 - the base class declares no attributes
     return name

@@ -24,9 +24,8 @@ from relax_tune.ir.core.graph import (
     all_bindings,
 )
 from relax_tune.ir.core.graph import Call as GraphCall
-from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of
-from relax_tune.ir.deduce.relations import info_symbols
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.memory.aliasing import Roots, Tensor
 from relax_tune.ir.passes.memory.inplace import misuses, sources_of, without_places

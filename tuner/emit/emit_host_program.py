@@ -8,28 +8,10 @@ from dataclasses import dataclass, fields
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Const, Expr, Var, as_int, eq, free_vars, le
 from relax_tune.ir.core.function import Bound
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Body,
-    Call,
-    CallFunction,
-    CallHost,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-)
-from relax_tune.ir.core.graph import Value as GraphValue
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -38,9 +20,11 @@ from relax_tune.ir.core.struct_info import (
     StructInfo,
     TensorInfo,
     TupleInfo,
+    info_dims,
+    own_symbols,
 )
 from relax_tune.ir.deduce.deduce import infer_value, info_of, signature
-from relax_tune.ir.deduce.relations import differences, info_dims, is_base, own_symbols, solve
+from relax_tune.ir.deduce.relations import differences, is_base, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
@@ -97,13 +81,13 @@ class _Dim:
 class _Emitter:
     def __init__(self, name: str, cut: CutModule, programs: Mapping[str, Program]) -> None:
         f = cut.module.functions[name]
-        assert isinstance(f, Function)
+        assert isinstance(f, g.Function)
         self.f, self.cut, self.programs = f, cut, programs
         self.excerpts = Excerpts(f)
         self.bounds: dict[Var, Bound] = {b.var: b for b in cut.module.bounds}
         self.ctx = Deduction(env_of(cut.module.bounds))
         self.registers = 0
-        self.values: dict[GVar, int] = {}
+        self.values: dict[g.GVar, int] = {}
         self.symbols: dict[Var, int] = {}
         self.blocks: list[list[Instruction]] = [[]]
         self.block = self.blocks[0]
@@ -148,7 +132,7 @@ class _Emitter:
             return found
         if isinstance(info, CallableInfo):
             drivers = ((n, self.cut.module.functions[n]) for n in self.cut.drivers)
-            fitting = [n for n, f in drivers if isinstance(f, Function) and self.fits(info, f)]
+            fitting = [n for n, f in drivers if isinstance(f, g.Function) and self.fits(info, f)]
             self.add(Match(register, "function", None, None, tuple(fitting), (), where, repr(info), self.shown(node)))
             return []
         dims = info_dims(info) or ()
@@ -177,7 +161,7 @@ class _Emitter:
     ) -> Match:
         return Match(register, want, dtype, count, (), into, where, repr(info), self.shown(node))
 
-    def fits(self, info: CallableInfo, f: Function) -> bool:
+    def fits(self, info: CallableInfo, f: g.Function) -> bool:
         return is_base(info, signature(f), self.ctx.env) is not Proof.NO
 
     def bind(self, dims: Sequence[_Dim]) -> None:
@@ -250,23 +234,23 @@ class _Emitter:
             self.add(Compute(builder.code, symbols, found, names, tuple(into.values())))
         return [scope[e] if isinstance(e, Var) else into[e] for e in exprs]
 
-    def value(self, v: GraphValue, node: object) -> int:
+    def value(self, v: g.Value, node: object) -> int:
         """The register of an atom, or of a tuple of atoms."""
-        if isinstance(v, GVar):
+        if isinstance(v, g.GVar):
             return self.values[v]
-        if isinstance(v, PrimValue) and not _is_floating_number(v.value):
+        if isinstance(v, g.PrimValue) and not _is_floating_number(v.value):
             return self.scalars([v.value], self.symbols)[0]
         into = self.register()
-        if isinstance(v, PrimValue) and isinstance(v.value, Const):
+        if isinstance(v, g.PrimValue) and isinstance(v.value, Const):
             self.add(Number(float(v.value.value), v.value.dtype.name, into))
             return into
-        if isinstance(v, ShapeValue):
+        if isinstance(v, g.ShapeValue):
             self.add(Pack(tuple(self.scalars(v.values, self.symbols)), into))
-        elif isinstance(v, TupleValue):
+        elif isinstance(v, g.TupleValue):
             self.add(Pack(tuple(self.value(x, node) for x in v.fields), into))
-        elif isinstance(v, FunctionRef):
+        elif isinstance(v, g.FunctionRef):
             self.add(Refer(v.name, into))
-        elif isinstance(v, Constant):
+        elif isinstance(v, g.Constant):
             sizes = [as_int(d) for d in v.info.shape or ()]
             assert v.info.dtype is not None and None not in sizes
             self.add(Weight(v.name, v.info.dtype.name, tuple(s for s in sizes if s is not None), into))
@@ -274,10 +258,10 @@ class _Emitter:
             raise BuildError(f"{self.f.name}: wanted a variable or constant, found a {type(v).__name__}")
         return into
 
-    def binding(self, b: AnyBinding) -> None:
+    def binding(self, b: g.AnyBinding) -> None:
         value = b.value
-        if isinstance(b, MatchCast):
-            name = value.name if isinstance(value, (GVar, Constant)) else b.var.name
+        if isinstance(b, g.MatchCast):
+            name = value.name if isinstance(value, (g.GVar, g.Constant)) else b.var.name
             self.values[b.var] = register = self.value(value, b)
             self.bind(self.match(register, b.info, f"match_cast of {name}", b))
             self.agree(register, b.var.info, b.info, f"value {b.var.name}", b)
@@ -285,56 +269,56 @@ class _Emitter:
         ctx = Deduction(self.ctx.env)
         found = infer_value(value, ctx)
         if (
-            isinstance(value, CallFunction)
-            and isinstance(value.callee, FunctionRef)
+            isinstance(value, g.CallFunction)
+            and isinstance(value.callee, g.FunctionRef)
             and value.callee.name in self.cut.parts
         ):
             self.part(b, value.callee.name, value)
             return
         for check in ctx.checks:
-            if not isinstance(value, CallFunction):  # a callee asks for itself
+            if not isinstance(value, g.CallFunction):  # a callee asks for itself
                 self.require(check.cond, check.message, check.values, self.symbols, b)
-        if isinstance(value, If):
+        if isinstance(value, g.If):
             self.values[b.var] = self.branch(b, value)
-        elif isinstance(value, CallFunction):
+        elif isinstance(value, g.CallFunction):
             args = tuple(self.value(a, b) for a in value.args)
-            direct = value.callee.name if isinstance(value.callee, FunctionRef) else None
+            direct = value.callee.name if isinstance(value.callee, g.FunctionRef) else None
             callee = None if direct is not None else self.value(value.callee, b)
             self.values[b.var] = into = self.register()
             self.add(CallDriver(direct, callee, args, into))
             if direct is None:
                 found = ObjectInfo()  # it fits its annotation as far as signatures tell
-        elif isinstance(value, CallHost):
+        elif isinstance(value, g.CallHost):
             args = tuple(self.value(a, b) for a in value.args)
             self.values[b.var] = into = self.register()
             self.add(CallHostRoutine(value.routine, args, into))
             self.bind(self.match(into, value.out, f"host routine {value.routine!r}", b))
-        elif isinstance(value, Call):
+        elif isinstance(value, g.Call):
             self.values[b.var] = self.operator(b, value)
-        elif isinstance(value, TupleItem):
+        elif isinstance(value, g.TupleItem):
             self.values[b.var] = into = self.register()
             self.add(Item(self.value(value.value, b), value.index, into))
         else:
             self.values[b.var] = self.value(value, b)
         self.agree(self.values[b.var], b.var.info, found, f"value {b.var.name}", b)
 
-    def part(self, b: Binding, name: str, value: CallFunction) -> None:
+    def part(self, b: g.Binding, name: str, value: g.CallFunction) -> None:
         """The program of a part on the tensors among the arguments, given every symbol of its own."""
         program = self.programs[name]
         f = self.cut.module.functions[name]
-        assert isinstance(f, Function)
+        assert isinstance(f, g.Function)
         by_name = {v.name: v for v in own_symbols(signature(f))}
         symbols = tuple(self.symbols[by_name[s.name]] for s in program.symbols)
-        args = tuple(self.value(a, b) for a in value.args if not isinstance(a, ShapeValue))
+        args = tuple(self.value(a, b) for a in value.args if not isinstance(a, g.ShapeValue))
         into = tuple(self.register() for _ in program.outputs)
         self.add(CallPart(name, args, symbols, into))
-        if isinstance(f.ret, TupleValue):
+        if isinstance(f.ret, g.TupleValue):
             self.values[b.var] = self.register()
             self.add(Pack(into, self.values[b.var]))
         else:
             (self.values[b.var],) = into
 
-    def operator(self, b: Binding, value: Call) -> int:
+    def operator(self, b: g.Binding, value: g.Call) -> int:
         into = self.register()
         args = tuple(self.value(a, b) for a in value.args)
         op = value.op
@@ -348,7 +332,7 @@ class _Emitter:
         self.add(Apply(op.name, args, into, self.shown(b)))
         return into
 
-    def branch(self, b: Binding, value: If) -> int:
+    def branch(self, b: g.Binding, value: g.If) -> int:
         cond, into = self.value(value.cond, b), self.register()
         outer = self.block
         at = len(outer)
@@ -363,7 +347,7 @@ class _Emitter:
         self.add(Branch(cond, starts[0], starts[1], self.shown(b)))
         return into
 
-    def side(self, side: Body, into: int, b: Binding) -> None:
+    def side(self, side: g.Body, into: int, b: g.Binding) -> None:
         values, symbols = dict(self.values), dict(self.symbols)
         for inner in side.bindings:
             self.binding(inner)
@@ -383,12 +367,12 @@ def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:
     return Value(name, "tensor", repr(info), info.dtype.name, dims, path)
 
 
-def _results(ret: GraphValue, info: StructInfo, path: tuple[int, ...] = ()) -> list[Value]:
+def _results(ret: g.Value, info: StructInfo, path: tuple[int, ...] = ()) -> list[Value]:
     """What a function gives, tuples field by field."""
     if isinstance(info, TupleInfo):
-        parts = ret.fields if isinstance(ret, TupleValue) else [ret] * len(info.fields)
+        parts = ret.fields if isinstance(ret, g.TupleValue) else [ret] * len(info.fields)
         return [v for i, (r, x) in enumerate(zip(parts, info.fields, strict=True)) for v in _results(r, x, (*path, i))]
-    name = ret.name if isinstance(ret, (GVar, Constant)) else "result"
+    name = ret.name if isinstance(ret, (g.GVar, g.Constant)) else "result"
     return [
-        described(name + "".join(f"_{i}" for i in path) if path and not isinstance(ret, GVar) else name, info, path)
+        described(name + "".join(f"_{i}" for i in path) if path and not isinstance(ret, g.GVar) else name, info, path)
     ]

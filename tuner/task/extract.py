@@ -11,8 +11,7 @@ from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.expr import Expr, Var, free_vars
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
-from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.deduce.relations import info_symbols
+from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
 from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.text.parser import parse_prim_func

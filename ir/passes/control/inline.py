@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.core.expr import Var, free_vars, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, GVar, MatchCast, callees
-from relax_tune.ir.core.names import unused
-from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo
-from relax_tune.ir.deduce.relations import info_symbols, solve
+from relax_tune.ir.core.names import same_objects, unused
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo, info_symbols
+from relax_tune.ir.deduce.relations import solve
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.control.inline_walk import OnOneSide, Walk
-from relax_tune.ir.rewrite.emitter import same_objects
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,53 +8,35 @@ from typing import TypeVar
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    ATOMS,
-    AnyBinding,
-    Binding,
-    Body,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-    Value,
-    all_bindings,
-    into_blocks,
-    operands,
+from relax_tune.ir.core.names import same_objects, unused
+from relax_tune.ir.core.struct_info import (
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    info_dims,
+    info_symbols,
+    own_symbols,
 )
-from relax_tune.ir.core.names import unused
-from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import apply_signature, infer_value, info_of, require_bounds, side_env, signature
 from relax_tune.ir.deduce.relations import (
     call_differences,
     check_annotation,
     differences,
-    info_dims,
-    info_symbols,
     is_known,
-    own_symbols,
     require_all,
     solve,
     substitute_info,
     tensor_dims,
 )
-from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
+from relax_tune.ir.op.base import Deduction, RuntimeCheck, env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf
-from relax_tune.ir.rewrite.emitter import same_objects
 from relax_tune.ir.text.printer import Excerpts
 
 T = TypeVar("T")
@@ -67,9 +49,9 @@ MAX_LINE = 240
 class Frame:
     """A function (or side of a branch) being walked: what its variables and symbols have become."""
 
-    f: Function
+    f: g.Function
     where: str
-    values: dict[GVar, Value] = field(default_factory=dict)
+    values: dict[g.GVar, g.Value] = field(default_factory=dict)
     meaning: dict[Var, Expr] = field(default_factory=dict)
     excerpts: Excerpts | None = None
 
@@ -89,18 +71,18 @@ class Walk:
         self.module = module
         self.env = env_of(module.bounds)
         self.checks: list[RuntimeCheck] = []
-        self.out: list[AnyBinding] = []
-        self.tuples: dict[GVar, TupleValue] = {}
+        self.out: list[g.AnyBinding] = []
+        self.tuples: dict[g.GVar, g.TupleValue] = {}
         self.stack: list[str] = []
         self.taken: set[str] = set()
         self.origins: dict[Var, str] = {}  # of symbols that no annotation of the program mentions
         self.certain = True  # outside every branch: a check here is one for every run
 
-    def root(self, f: Function, sharper: tuple[GVar, ...]) -> Function:
+    def root(self, f: g.Function, sharper: tuple[g.GVar, ...]) -> g.Function:
         frame = Frame(f, "")
         self.stack.append(f.name)
         self.taken.update(p.name for p in sharper)
-        self.taken.update(b.var.name for b in all_bindings(f))
+        self.taken.update(b.var.name for b in g.all_bindings(f))
         params = self.parameters(f, sharper, frame)
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)
@@ -110,16 +92,16 @@ class Walk:
         if same_objects(self.out, f.bindings) and ret is f.ret and same_objects(f.params, params):
             return f
         info = self.sharper(declared, info_of(ret))
-        return replace(f, params=params, blocks=into_blocks(self.out), ret=ret, ret_info=info)
+        return replace(f, params=params, blocks=g.into_blocks(self.out), ret=ret, ret_info=info)
 
-    def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: Frame) -> tuple[GVar, ...]:
+    def parameters(self, f: g.Function, sharper: tuple[g.GVar, ...], frame: Frame) -> tuple[g.GVar, ...]:
         """The parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
         infos = tuple(p.info for p in sharper)
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
         given_dims = [d for i in infos for d in (info_dims(i) if isinstance(i, ShapeInfo) else tensor_dims(i)) or ()]
         alone = [d for d in given_dims if isinstance(d, Var)]
         free = dict.fromkeys(v for i in infos for v in info_symbols(i) if v not in alone)
-        fresh: dict[tuple[GVar, int], Var] = {}
+        fresh: dict[tuple[g.GVar, int], Var] = {}
         for _ in tuple(free):
             for q in sharper:
                 for axis, d in enumerate(tensor_dims(q.info)):
@@ -135,13 +117,13 @@ class Walk:
             return sharper
         frame.meaning.update({v: e for v, e in meaning.items() if e is not None})
         self.origins |= {v: f"{v.name}: dim {axis} of parameter {q.name}" for (q, axis), v in fresh.items()}
-        params: list[GVar] = []
+        params: list[g.GVar] = []
         for old, q in zip(f.params, sharper, strict=True):
             info = meant = self.info(q.info, frame)
             if isinstance(meant, TensorInfo) and meant.shape is not None:
                 dims = tuple(fresh.get((q, axis), d) for axis, d in enumerate(meant.shape))
                 info = TensorInfo(dims, meant.dtype)
-            params.append(q if info == q.info else GVar(q.name, info))
+            params.append(q if info == q.info else g.GVar(q.name, info))
             frame.values[old] = params[-1]
             if info != meant:
                 self.solved_dims(q, params[-1], meant, meaning, frame, old)
@@ -150,14 +132,14 @@ class Walk:
         return tuple(params)
 
     def solved_dims(
-        self, q: GVar, new: GVar, meant: StructInfo, meaning: Mapping[Var, Expr | None], frame: Frame, old: GVar
+        self, q: g.GVar, new: g.GVar, meant: StructInfo, meaning: Mapping[Var, Expr | None], frame: Frame, old: g.GVar
     ) -> None:
         """A parameter whose dims were read off is what it was declared as."""
         ctx = Deduction(self.env, choices=True)
         asked = differences(q.info, new.info, self.env, meaning)
         self.guarded(lambda: require_all(f"parameter {q.name}", asked, ctx), ctx, frame, old)
-        cast = GVar(self.fresh(new.name), meant)
-        self.out.append(MatchCast(cast, new, meant))
+        cast = g.GVar(self.fresh(new.name), meant)
+        self.out.append(g.MatchCast(cast, new, meant))
         frame.values[old] = cast
 
     # what things have become
@@ -170,40 +152,14 @@ class Walk:
         changed = {v: m for v, m in frame.meaning.items() if m is not v}
         return substitute_info(info, changed, self.env) if changed else info
 
-    def value(self, v: Value, frame: Frame) -> Value:
+    def value(self, v: g.Value, frame: Frame) -> g.Value:
         """`v` over the new variables and symbols; the same object when nothing in it changed."""
-        if isinstance(v, GVar):
+        if isinstance(v, g.GVar):
             return frame.values.get(v, v)
-        if isinstance(v, ShapeValue):
-            dims = tuple(self.expr(d, frame) for d in v.values)
-            return v if all(a is b for a, b in zip(dims, v.values, strict=True)) else ShapeValue(dims)
-        if isinstance(v, PrimValue):
-            e = self.expr(v.value, frame)
-            return v if e is v.value else PrimValue(e)
-        assert not isinstance(v, If)
-        args = tuple(self.value(a, frame) for a in operands(v))
-        same = all(a is b for a, b in zip(args, operands(v), strict=True))
-        if isinstance(v, Call) and isinstance(v.op, OperatorSpec):
-            op = v.op.substituted({s: m for s, m in frame.meaning.items() if m is not s})
-            return v if same and op is v.op else Call(op, args)
-        if isinstance(v, (CallTIR, CallDPSLibrary)):
-            out = tuple(self.info(o, frame) for o in v.out)
-            scalars = tuple(self.expr(s, frame) for s in v.scalars)
-            if same and out == v.out and scalars == v.scalars:
-                return v
-            tensors = tuple(o for o in out if isinstance(o, TensorInfo))
-            return replace(v, args=args, out=tensors, scalars=scalars)
-        if isinstance(v, CallHost):
-            info = self.info(v.out, frame)
-            return v if same and info == v.out else replace(v, args=args, out=info)
-        if same:
-            return v
-        if isinstance(v, CallFunction):
-            return CallFunction(args[0], args[1:])
-        if isinstance(v, TupleValue):
-            return TupleValue(args)
-        assert isinstance(v, TupleItem)
-        return TupleItem(args[0], v.index)
+        assert not isinstance(v, g.If)
+        meaning = {s: m for s, m in frame.meaning.items() if m is not s}
+        new = v.with_operands([self.value(a, frame) for a in v.operands])
+        return new.with_symbols(meaning, lambda info: self.info(info, frame)) if meaning else new
 
     def fresh(self, hint: str) -> str:
         """A name that no other variable has: a built program's arrays are known by theirs."""
@@ -214,7 +170,7 @@ class Walk:
         """The symbol for one that a run binds. again: its function may be put in place more than once."""
         return Var(v.name, v.dtype) if again else v
 
-    def name(self, b: AnyBinding) -> str:
+    def name(self, b: g.AnyBinding) -> str:
         """The name of what `b` becomes; the function's own bindings keep theirs."""
         return b.var.name if len(self.stack) == 1 else self.fresh(b.var.name)
 
@@ -237,52 +193,57 @@ class Walk:
                     self.checks.append(replace(c, message=f"{frame.where}{c.message}{origin}\n{shown}"))
         return found
 
-    def bindings(self, bindings: Sequence[AnyBinding], frame: Frame) -> None:
+    def bindings(self, bindings: Sequence[g.AnyBinding], frame: Frame) -> None:
         for b in bindings:
-            if isinstance(b, MatchCast):
+            if isinstance(b, g.MatchCast):
                 self.match_cast(b, frame)
             else:
                 self.binding(b, frame)
 
-    def binding(self, b: Binding, frame: Frame) -> None:
-        if isinstance(b.value, If):
+    def binding(self, b: g.Binding, frame: Frame) -> None:
+        if isinstance(b.value, g.If):
             self.branch(b, b.value, frame)
             return
         value = self.value(b.value, frame)
-        if isinstance(value, ATOMS):
+        if isinstance(value, g.ATOMS):
             frame.values[b.var] = value
             return
-        if isinstance(value, TupleItem):
+        if isinstance(value, g.TupleItem):
             value = self.item(value)
-            if not isinstance(value, TupleItem):
+            if not isinstance(value, g.TupleItem):
                 frame.values[b.var] = value
                 return
         ctx = Deduction(self.env, choices=True)
-        if isinstance(value, CallFunction) and isinstance(value.callee, FunctionRef):
+        if isinstance(value, g.CallFunction) and isinstance(value.callee, g.FunctionRef):
             self.call(b, value.callee, value.args, frame)
             return
         found = self.guarded(lambda: infer_value(value, ctx), ctx, frame, b)
-        if isinstance(value, CallTIR):
+        if isinstance(value, g.CallTIR):
             self.fits(value, b, frame)
         declared = self.info(b.var.info, frame)
         asked = Deduction(self.env, choices=True)
         self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
         if asked.checks and self.certain and is_known(found) and is_known(declared):
-            made = GVar(self.fresh(b.var.name), found)
-            cast = GVar(self.name(b), declared)  # checked, it is known to every pass
-            self.out += [Binding(made, value), MatchCast(cast, made, declared)]
+            made = g.GVar(self.fresh(b.var.name), found)
+            cast = g.GVar(self.name(b), declared)  # checked, it is known to every pass
+            self.out += [g.Binding(made, value), g.MatchCast(cast, made, declared)]
             frame.values[b.var] = cast
             return
-        if isinstance(value, Call) and isinstance(value.op, ShapeOf) and isinstance(found, ShapeInfo) and found.values:
-            frame.values[b.var] = ShapeValue(found.values)
+        if (
+            isinstance(value, g.Call)
+            and isinstance(value.op, ShapeOf)
+            and isinstance(found, ShapeInfo)
+            and found.values
+        ):
+            frame.values[b.var] = g.ShapeValue(found.values)
             return
-        if isinstance(value, Call) and isinstance(value.op, ReshapeTo):
+        if isinstance(value, g.Call) and isinstance(value.op, ReshapeTo):
             to = info_of(value.args[1])
             if isinstance(to, ShapeInfo) and to.values is not None:
-                value = Call(Reshape(to.values), (value.args[0],))
+                value = g.Call(Reshape(to.values), (value.args[0],))
         self.emit(b, value, self.sharper(declared, found), frame)
 
-    def fits(self, call: CallTIR, b: Binding, frame: Frame) -> None:
+    def fits(self, call: g.CallTIR, b: g.Binding, frame: Frame) -> None:
         """What a tensor function reads and writes has the dims its parameters say."""
         ctx = Deduction(self.env, choices=True)
         infos = [*map(info_of, call.args), *call.out]
@@ -296,16 +257,16 @@ class Walk:
 
         self.guarded(ask, ctx, frame, b)
 
-    def emit(self, b: Binding, value: Value, info: StructInfo, frame: Frame) -> None:
+    def emit(self, b: g.Binding, value: g.Value, info: StructInfo, frame: Frame) -> None:
         """The binding itself where nothing changed, and the frame is one whose variables are new."""
         if value is b.value and info == b.var.info and len(self.stack) == 1:
             var = b.var
             self.out.append(b)
         else:
-            var = GVar(self.name(b), info)
-            self.out.append(Binding(var, value))
+            var = g.GVar(self.name(b), info)
+            self.out.append(g.Binding(var, value))
             frame.values[b.var] = var
-        if isinstance(value, TupleValue):
+        if isinstance(value, g.TupleValue):
             self.tuples[var] = value
 
     def sharper(self, declared: StructInfo, found: StructInfo) -> StructInfo:
@@ -314,16 +275,16 @@ class Walk:
             return declared
         return found if any(True for _ in differences(found, declared, self.env)) else declared
 
-    def item(self, value: TupleItem) -> Value:
+    def item(self, value: g.TupleItem) -> g.Value:
         """A field of a tuple that is at hand."""
-        made = self.tuples.get(value.value) if isinstance(value.value, GVar) else None
-        if isinstance(made, TupleValue) and 0 <= value.index < len(made.fields):
+        made = self.tuples.get(value.value) if isinstance(value.value, g.GVar) else None
+        if isinstance(made, g.TupleValue) and 0 <= value.index < len(made.fields):
             return made.fields[value.index]
         return value
 
-    def match_cast(self, b: MatchCast, frame: Frame) -> None:
+    def match_cast(self, b: g.MatchCast, frame: Frame) -> None:
         value = self.value(b.value, frame)
-        name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
+        name = b.value.name if isinstance(b.value, (g.GVar, g.Constant)) else b.var.name
         found = info_of(value)
         ctx = Deduction(self.env, choices=True)
         new = [v for v in info_symbols(b.info) if v not in frame.meaning]
@@ -345,20 +306,20 @@ class Walk:
         if value is b.value and info == b.info == b.var.info and len(self.stack) == 1:
             self.out.append(b)
             return
-        var = GVar(self.name(b), info)
-        self.out.append(MatchCast(var, value, info))
+        var = g.GVar(self.name(b), info)
+        self.out.append(g.MatchCast(var, value, info))
         frame.values[b.var] = var
 
-    def call(self, b: Binding, callee: FunctionRef, args: Sequence[Value], frame: Frame) -> None:
+    def call(self, b: g.Binding, callee: g.FunctionRef, args: Sequence[g.Value], frame: Frame) -> None:
         """The body of the callee in place of the call."""
         f = self.module.functions[callee.name]
-        assert isinstance(f, Function)
+        assert isinstance(f, g.Function)
         ctx = Deduction(self.env, choices=True)
         infos = [info_of(a) for a in args]
         seen = signature(f)
         found = self.guarded(lambda: apply_signature(f.name, seen, infos, ctx), ctx, frame, b)
         if self.stays(f, infos, b, frame):
-            self.emit(b, CallFunction(callee, tuple(args)), found, frame)
+            self.emit(b, g.CallFunction(callee, tuple(args)), found, frame)
             return
         mark, noted = len(self.out), list(self.checks)
         try:
@@ -366,13 +327,13 @@ class Walk:
         except OnOneSide:
             del self.out[mark:]
             self.checks = noted
-            self.emit(b, CallFunction(callee, tuple(args)), found, frame)
+            self.emit(b, g.CallFunction(callee, tuple(args)), found, frame)
 
-    def stays(self, f: Function, infos: Sequence[StructInfo], b: Binding, frame: Frame) -> bool:
+    def stays(self, f: g.Function, infos: Sequence[StructInfo], b: g.Binding, frame: Frame) -> bool:
         """Whether a call of `f` is left where it is."""
         return f.name in self.stack
 
-    def body(self, b: Binding, f: Function, args: Sequence[Value], frame: Frame) -> Value:
+    def body(self, b: g.Binding, f: g.Function, args: Sequence[g.Value], frame: Frame) -> g.Value:
         """The bindings of `f` called with `args`, and its result."""
         seen, infos = signature(f), [info_of(a) for a in args]
         solved = solve(seen, infos, self.env)
@@ -383,8 +344,8 @@ class Walk:
         for p, a in zip(f.params, args, strict=True):
             info = self.info(p.info, inner)
             if any(True for _ in differences(info, info_of(a), self.env)):
-                var = GVar(self.fresh(p.name), info)
-                self.out.append(MatchCast(var, a, info))
+                var = g.GVar(self.fresh(p.name), info)
+                self.out.append(g.MatchCast(var, a, info))
                 inner.values[p] = var
             else:
                 inner.values[p] = a
@@ -398,14 +359,14 @@ class Walk:
         asked = Deduction(self.env, choices=True)
         self.guarded(lambda: check_annotation("the result", info_of(ret), info, asked), asked, inner, f.ret)
         if any(True for _ in differences(info, info_of(ret), self.env)):
-            var = GVar(self.name(b), info)
-            self.out.append(MatchCast(var, ret, info))
+            var = g.GVar(self.name(b), info)
+            self.out.append(g.MatchCast(var, ret, info))
             ret = var
-        elif isinstance(ret, TupleValue):
+        elif isinstance(ret, g.TupleValue):
             ret = self.atom(ret, b)
         return ret
 
-    def branch(self, b: Binding, value: If, frame: Frame) -> None:
+    def branch(self, b: g.Binding, value: g.If, frame: Frame) -> None:
         """The side that is decided, or both, each by itself."""
         cond = self.value(value.cond, frame)
         known = info_of(cond)
@@ -428,20 +389,20 @@ class Walk:
                 self.bindings(body.bindings, inner)
                 ret = self.value(body.ret, inner)
                 same = same_objects(self.out, body.bindings) and ret is body.ret
-                sides.append(body if same else Body(into_blocks(self.out), ret))
+                sides.append(body if same else g.Body(g.into_blocks(self.out), ret))
         finally:
             self.certain, self.out, self.env = certain, out, env
         same = cond is value.cond and sides[0] is value.then and sides[1] is value.orelse
-        new = value if same else If(cond, sides[0], sides[1])
+        new = value if same else g.If(cond, sides[0], sides[1])
         found = self.guarded(lambda: infer_value(new, ctx), ctx, frame, b)
         self.emit(b, new, b.var.info if same else found, frame)
 
-    def atom(self, value: Value, b: Binding) -> Value:
+    def atom(self, value: g.Value, b: g.Binding) -> g.Value:
         """A value that may stand where a variable may."""
-        if isinstance(value, ATOMS):
+        if isinstance(value, g.ATOMS):
             return value
-        var = GVar(self.fresh(b.var.name), info_of(value))
-        self.out.append(Binding(var, value))
-        if isinstance(value, TupleValue):
+        var = g.GVar(self.fresh(b.var.name), info_of(value))
+        self.out.append(g.Binding(var, value))
+        if isinstance(value, g.TupleValue):
             self.tuples[var] = value
         return var

@@ -10,42 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.core.expr import Var, free_vars
+from relax_tune.ir.core import graph as g
+from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Body,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    If,
-    MatchCast,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-    Value,
-    callees,
-    into_blocks,
-    is_impure,
-    operands,
-)
 from relax_tune.ir.core.names import unused
-from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of, signature
-from relax_tune.ir.deduce.relations import info_symbols, is_known, tensor_dims
+from relax_tune.ir.deduce.relations import is_known, tensor_dims
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.runtime_shapes import UndecidedWalk
-from relax_tune.ir.rewrite.emitter import replace_operands, used_vars
+from relax_tune.ir.rewrite.emitter import used_vars
 from relax_tune.ir.text.printer import excerpt
 
 
@@ -71,20 +47,20 @@ class Cut:
         return self.run(module).module
 
     def run(self, module: IRModule) -> CutModule:
-        functions: dict[str, AnyFunction] = {n: f for n, f in module.functions.items() if not isinstance(f, Function)}
-        whole: dict[str, Function] = {}
+        functions: dict[str, AnyFunction] = {n: f for n, f in module.functions.items() if not isinstance(f, g.Function)}
+        whole: dict[str, g.Function] = {}
         bounds: list[Bound] = list(module.bounds)
         recursive = _recursive(module)
         todo = list(reversed(self.roots))
         while todo:
             name = todo.pop()
             f = module.functions[name]
-            if name in whole or not isinstance(f, Function):
+            if name in whole or not isinstance(f, g.Function):
                 continue
             walk = UndecidedWalk(module, recursive)
             whole[name] = walk.root(f, f.params)
             bounds += walk.bounds
-            todo += reversed(callees(whole[name]))
+            todo += reversed(g.callees(whole[name]))
         functions.update(whole)
         parts: list[str] = []
         for name, f in whole.items():
@@ -96,7 +72,7 @@ class Cut:
 
 def _recursive(module: IRModule) -> frozenset[str]:
     """The functions that come to call themselves."""
-    calls = {n: callees(f) for n, f in module.functions.items() if isinstance(f, Function)}
+    calls = {n: g.callees(f) for n, f in module.functions.items() if isinstance(f, g.Function)}
     found = set[str]()
     for name in calls:
         seen, stack = set[str](), list(calls[name])
@@ -110,21 +86,21 @@ def _recursive(module: IRModule) -> frozenset[str]:
     return frozenset(found)
 
 
-def is_straight(f: Function) -> bool:
+def is_straight(f: g.Function) -> bool:
     """Whether a function is a line of operators on tensors of known dims, that is, one part by itself."""
     if not all(is_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
         return False
-    stays = (If, CallFunction, CallHost, ShapeValue, PrimValue, FunctionRef)
+    stays = (g.If, g.CallFunction, g.CallHost, g.ShapeValue, g.PrimValue, g.FunctionRef)
     computed = [b for b in f.bindings if not _asserts(b)]
-    for v in (x for b in computed for x in (b.value, *operands(b.value))):
-        if isinstance(v, stays) or (isinstance(v, Call) and isinstance(v.op, ShapeOperator)):
+    for v in (x for b in computed for x in (b.value, *b.value.operands)):
+        if isinstance(v, stays) or (isinstance(v, g.Call) and isinstance(v.op, ShapeOperator)):
             return False
-    return not any(isinstance(b, MatchCast) and not isinstance(info_of(b.value), TensorInfo) for b in computed)
+    return not any(isinstance(b, g.MatchCast) and not isinstance(info_of(b.value), TensorInfo) for b in computed)
 
 
-def _asserts(b: AnyBinding) -> bool:
+def _asserts(b: g.AnyBinding) -> bool:
     """Whether a binding only says what holds of symbols: that is a check, once its function is put in place."""
-    return isinstance(b, MatchCast) and isinstance(b.value, (ShapeValue, PrimValue))
+    return isinstance(b, g.MatchCast) and isinstance(b.value, (g.ShapeValue, g.PrimValue))
 
 
 def _tensors(info: StructInfo) -> bool:
@@ -132,64 +108,33 @@ def _tensors(info: StructInfo) -> bool:
     return all(map(_tensors, info.fields)) if isinstance(info, TupleInfo) else isinstance(info, TensorInfo)
 
 
-def value_symbols(value: Value) -> Iterator[Var]:
-    """The symbols a value speaks of, with those inside branches; some more than once."""
-    if isinstance(value, Call) and isinstance(value.op, OperatorSpec):
-        yield from value.op.symbols()
-    elif isinstance(value, (CallTIR, CallDPSLibrary)):
-        yield from free_vars(*value.scalars)
-        yield from (v for o in value.out for v in info_symbols(o))
-    elif isinstance(value, CallHost):
-        yield from info_symbols(value.out)
-    elif isinstance(value, ShapeValue):
-        yield from free_vars(*value.values)
-    elif isinstance(value, PrimValue):
-        yield from free_vars(value.value)
-    elif isinstance(value, If):
-        yield from value_symbols(value.cond)
-        for side in (value.then, value.orelse):
-            yield from (v for b in side.bindings for v in binding_symbols(b))
-            yield from value_symbols(side.ret)
-        return
-    for v in operands(value):
-        yield from value_symbols(v)
-
-
-def binding_symbols(b: AnyBinding) -> Iterator[Var]:
-    """The symbols a binding speaks of."""
-    yield from value_symbols(b.value)
-    yield from info_symbols(b.var.info)
-    if isinstance(b, MatchCast):
-        yield from info_symbols(b.info)
-
-
 @dataclass(slots=True)
 class _Line:
     """One line of bindings being cut: what is done (`out`), tensor steps that become the next part (`region`), and what waits for
     them (`after`)."""
 
-    readers: dict[GVar, list[AnyBinding | None]]
-    out: list[AnyBinding] = field(default_factory=list)
-    region: list[AnyBinding] = field(default_factory=list)
-    after: list[AnyBinding] = field(default_factory=list)
-    made: dict[GVar, AnyBinding] = field(default_factory=dict)
-    waiting: set[GVar | Var] = field(default_factory=set)
+    readers: dict[g.GVar, list[g.AnyBinding | None]]
+    out: list[g.AnyBinding] = field(default_factory=list)
+    region: list[g.AnyBinding] = field(default_factory=list)
+    after: list[g.AnyBinding] = field(default_factory=list)
+    made: dict[g.GVar, g.AnyBinding] = field(default_factory=dict)
+    waiting: set[g.GVar | Var] = field(default_factory=set)
 
 
 class _Cutter:
     """Cuts one function; the parts it makes go into `functions`."""
 
-    def __init__(self, f: Function, functions: dict[str, AnyFunction]) -> None:
+    def __init__(self, f: g.Function, functions: dict[str, AnyFunction]) -> None:
         self.f, self.functions = f, functions
         self.parts: list[str] = []
         self.names = {p.name for p in f.params}
         self.symbols: set[Var] = {v for p in f.params for v in info_symbols(p.info)}
 
-    def function(self) -> Function:
+    def function(self) -> g.Function:
         bindings = self.body(self.f)
-        return replace(self.f, blocks=into_blocks(bindings))
+        return replace(self.f, blocks=g.into_blocks(bindings))
 
-    def body(self, body: Function | Body) -> list[AnyBinding]:
+    def body(self, body: g.Function | g.Body) -> list[g.AnyBinding]:
         bindings = _live(body)
         self.names.update(b.var.name for b in bindings)
         line = _Line({})
@@ -203,26 +148,26 @@ class _Cutter:
         self.flush(line)
         return line.out
 
-    def binding(self, b: AnyBinding, line: _Line) -> None:
+    def binding(self, b: g.AnyBinding, line: _Line) -> None:
         uses = used_vars(b.value)
         inside = any(v in line.made for v in uses)
-        late = not line.waiting.isdisjoint((*uses, *binding_symbols(b)))
-        new = [v for v in info_symbols(b.info) if v not in self.symbols] if isinstance(b, MatchCast) else []
+        late = not line.waiting.isdisjoint((*uses, *b.symbols()))
+        new = [v for v in info_symbols(b.info) if v not in self.symbols] if isinstance(b, g.MatchCast) else []
         if self.is_step(b, inside, bool(new)):
             if late:
                 self.flush(line)
             line.region.append(b)
             line.made[b.var] = b
             return
-        if isinstance(b.value, If):
+        if isinstance(b.value, g.If):
             known = set(self.symbols)
             sides = []
             for side in (b.value.then, b.value.orelse):
-                sides.append(Body(into_blocks(self.body(side)), side.ret))
+                sides.append(g.Body(g.into_blocks(self.body(side)), side.ret))
                 self.symbols = set(known)
-            b = replace(b, value=If(b.value.cond, sides[0], sides[1]))
+            b = replace(b, value=g.If(b.value.cond, sides[0], sides[1]))
         self.symbols.update(new)
-        if is_impure(b.value):
+        if g.is_impure(b.value):
             self.flush(line)
             line.out.append(b)
         elif inside or late:
@@ -231,26 +176,26 @@ class _Cutter:
         else:
             line.out.append(b)
 
-    def is_step(self, b: AnyBinding, inside: bool, binds: bool) -> bool:
+    def is_step(self, b: g.AnyBinding, inside: bool, binds: bool) -> bool:
         """Whether a binding belongs into a part. Raises BuildError for a tensor operation that cannot be lowered."""
         value = b.value
-        if isinstance(b, MatchCast):
+        if isinstance(b, g.MatchCast):
             return inside and not binds and is_known(info_of(value)) and is_known(b.info)
-        if isinstance(value, TupleItem):
+        if isinstance(value, g.TupleItem):
             return inside
-        if isinstance(value, Call) and isinstance(value.op, VIEWS) and not inside:
+        if isinstance(value, g.Call) and isinstance(value.op, VIEWS) and not inside:
             (x,) = value.args
-            return isinstance(x, Constant)
-        operator = isinstance(value, Call) and not isinstance(value.op, ShapeOperator)
-        if not operator and not isinstance(value, (CallTIR, CallDPSLibrary)):
+            return isinstance(x, g.Constant)
+        operator = isinstance(value, g.Call) and not isinstance(value.op, ShapeOperator)
+        if not operator and not isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
             return False
         fields = b.var.info.fields if isinstance(b.var.info, TupleInfo) else (b.var.info,)
-        if all(map(is_known, (*map(info_of, operands(value)), *fields))):
+        if all(map(is_known, (*map(info_of, value.operands), *fields))):
             return True
-        what = value.op.name if isinstance(value, Call) and isinstance(value.op, OperatorSpec) else "the call"
+        what = value.op.name if isinstance(value, g.Call) and isinstance(value.op, OperatorSpec) else "the call"
         raise BuildError(
             f"{self.f.name}: {b.var.name}: wanted known dims and dtypes to lower {what}, found arguments "
-            f"{[info_of(a) for a in operands(value)]!r} and result {b.var.info!r}; add a match_cast\n{excerpt(self.f, b)}"
+            f"{[info_of(a) for a in value.operands]!r} and result {b.var.info!r}; add a match_cast\n{excerpt(self.f, b)}"
         )
 
     def flush(self, line: _Line) -> None:
@@ -263,47 +208,47 @@ class _Cutter:
     def part(self, line: _Line) -> None:
         """A function of the tensor steps, its call, and the tuples of its results that somebody reads."""
         inside = set(map(id, line.region))
-        results: list[GVar] = []
-        tuples: list[AnyBinding] = []
+        results: list[g.GVar] = []
+        tuples: list[g.AnyBinding] = []
         for b in tuple(line.region):
             if all(id(r) in inside for r in line.readers.get(b.var, ())):
                 continue
             if not isinstance(b.var.info, TupleInfo):
                 results.append(b.var)
                 continue
-            items = [GVar(self.fresh(b.var.name), info) for info in b.var.info.fields]
-            line.region += [Binding(v, TupleItem(b.var, i)) for i, v in enumerate(items)]
-            tuples.append(Binding(b.var, TupleValue(tuple(items))))
+            items = [g.GVar(self.fresh(b.var.name), info) for info in b.var.info.fields]
+            line.region += [g.Binding(v, g.TupleItem(b.var, i)) for i, v in enumerate(items)]
+            tuples.append(g.Binding(b.var, g.TupleValue(tuple(items))))
             results += items
-        if results or any(isinstance(b, MatchCast) for b in line.region):
+        if results or any(isinstance(b, g.MatchCast) for b in line.region):
             line.out += self.call(line.region, tuple(results))
         line.out += tuples
 
-    def call(self, steps: Sequence[AnyBinding], results: tuple[GVar, ...]) -> list[AnyBinding]:
+    def call(self, steps: Sequence[g.AnyBinding], results: tuple[g.GVar, ...]) -> list[g.AnyBinding]:
         """The part made of `steps` goes into the module; the bindings that call it."""
         own = {b.var for b in steps}
         outer = tuple(dict.fromkeys(v for b in steps for v in used_vars(b.value) if v not in own))
-        symbols = dict.fromkeys(v for b in steps for v in binding_symbols(b))
+        symbols = dict.fromkeys(v for b in steps for v in b.symbols())
         alone = {d for p in outer for d in tensor_dims(p.info) if isinstance(d, Var)}
         sizes = tuple(v for v in (*symbols, *_symbols(outer)) if v not in alone)
         sizes = tuple(dict.fromkeys(sizes))
-        mapping: dict[Value, Value] = {v: GVar(v.name, v.info) for v in (*outer, *(b.var for b in steps))}
-        params = [p for v in outer if isinstance(p := mapping[v], GVar)]
+        mapping: dict[g.Value, g.Value] = {v: g.GVar(v.name, v.info) for v in (*outer, *(b.var for b in steps))}
+        params = [p for v in outer if isinstance(p := mapping[v], g.GVar)]
         if sizes:
-            params.append(GVar(self.fresh("sizes"), ShapeInfo(sizes)))
+            params.append(g.GVar(self.fresh("sizes"), ShapeInfo(sizes)))
         body = [_renamed(b, mapping) for b in steps]
         made = tuple(mapping[v] for v in results)
-        ret: Value = made[0] if len(made) == 1 else TupleValue(made)
+        ret: g.Value = made[0] if len(made) == 1 else g.TupleValue(made)
         name = self.part_name()
-        part = Function(name, tuple(params), into_blocks(body), ret, info_of(ret))
+        part = g.Function(name, tuple(params), g.into_blocks(body), ret, info_of(ret))
         self.functions[name] = part
         self.parts.append(name)
-        given: tuple[Value, ...] = (*outer, ShapeValue(sizes)) if sizes else outer
-        call = CallFunction(FunctionRef(name, signature(part)), given)
+        given: tuple[g.Value, ...] = (*outer, g.ShapeValue(sizes)) if sizes else outer
+        call = g.CallFunction(g.FunctionRef(name, signature(part)), given)
         if len(results) == 1:
-            return [Binding(results[0], call)]
-        together = GVar(self.fresh(name), TupleInfo(tuple(v.info for v in results)))
-        return [Binding(together, call), *(Binding(v, TupleItem(together, i)) for i, v in enumerate(results))]
+            return [g.Binding(results[0], call)]
+        together = g.GVar(self.fresh(name), TupleInfo(tuple(v.info for v in results)))
+        return [g.Binding(together, call), *(g.Binding(v, g.TupleItem(together, i)) for i, v in enumerate(results))]
 
     def fresh(self, hint: str) -> str:
         self.names.add(name := unused(hint, self.names))
@@ -316,21 +261,21 @@ class _Cutter:
         return name
 
 
-def _live(body: Function | Body) -> list[AnyBinding]:
+def _live(body: g.Function | g.Body) -> list[g.AnyBinding]:
     """The bindings whose value is read, or that do more than compute it."""
-    live, kept = set(used_vars(body.ret)), list[AnyBinding]()
+    live, kept = set(used_vars(body.ret)), list[g.AnyBinding]()
     for b in reversed(body.bindings):
-        if b.var in live or isinstance(b, MatchCast) or is_impure(b.value):
+        if b.var in live or isinstance(b, g.MatchCast) or g.is_impure(b.value):
             kept.append(b)
             live.update(used_vars(b.value))
     return kept[::-1]
 
 
-def _renamed(b: AnyBinding, mapping: Mapping[Value, Value]) -> AnyBinding:
+def _renamed(b: g.AnyBinding, mapping: Mapping[g.Value, g.Value]) -> g.AnyBinding:
     var = mapping[b.var]
-    assert isinstance(var, GVar)
-    return replace(b, var=var, value=replace_operands(b.value, mapping))
+    assert isinstance(var, g.GVar)
+    return replace(b, var=var, value=g.replace_operands(b.value, mapping))
 
 
-def _symbols(values: Iterable[GVar]) -> Iterator[Var]:
+def _symbols(values: Iterable[g.GVar]) -> Iterator[Var]:
     return (v for x in values for v in info_symbols(x.info))

@@ -13,9 +13,9 @@ from relax_tune.ir.core.expr import Expr, Var, free_vars
 from relax_tune.ir.core.function import Bound, IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Constant, Function, GVar, MatchCast, Value
 from relax_tune.ir.core.names import unused
-from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of, require_bounds, signature
-from relax_tune.ir.deduce.relations import check_annotation, info_symbols, solve
+from relax_tune.ir.deduce.relations import check_annotation, solve
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.passes.control.inline_walk import Frame, Walk
 

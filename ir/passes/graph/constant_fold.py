@@ -14,18 +14,7 @@ from relax_tune.errors import DeduceError, UserError, VerifyError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.expr import Expr, as_int, expr, free_vars
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Call,
-    CallTIR,
-    Constant,
-    Function,
-    GVar,
-    TupleItem,
-    Value,
-    operands,
-)
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, TupleItem, Value
 from relax_tune.ir.core.names import unused
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.deduce import infer_value
@@ -92,7 +81,7 @@ class FoldConstants:
         computes = isinstance(value, (CallTIR, TupleItem)) or (
             isinstance(value, Call) and isinstance(value.op, OperatorSpec)
         )
-        args = operands(value)
+        args = value.operands
         if not isinstance(binding, Binding) or not computes or not args or _has_symbols(value):
             return None
         if not all(isinstance(a, Constant) or a in held.values for a in args):
@@ -148,7 +137,7 @@ class _Held:
     def origin(self, var: GVar) -> tuple[list[Value], set[str]]:
         """What computes `var`, and the weights it comes from."""
         steps = [self.values[v] for v in self._order(var)]
-        return steps, {a.name for v in steps for a in operands(v) if isinstance(a, Constant)}
+        return steps, {a.name for v in steps for a in v.operands if isinstance(a, Constant)}
 
     def evaluate(self, var: GVar) -> Array | None:
         """The array of `var`; None where a scheduled function has a part. Raises DeduceError or UserError for what can never be."""
@@ -162,7 +151,7 @@ class _Held:
         return found if isinstance(found, np.ndarray) else None
 
     def _arguments(self, v: Value, done: dict[Value, Any]) -> Sequence[Value]:
-        args = operands(self.values[v])
+        args = self.values[v].operands
         done.update((a, self.constants[a.name]) for a in args if isinstance(a, Constant))
         return args
 
@@ -176,7 +165,7 @@ class _Held:
                 found[v] = None
             elif v not in found:
                 stack.append((v, True))
-                stack += [(a, False) for a in operands(self.values[v]) if a in self.values]
+                stack += [(a, False) for a in self.values[v].operands if a in self.values]
         return list(found)
 
     def _value(self, value: Value, args: Sequence[Any]) -> Any:

@@ -9,30 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Call,
-    CallDPSLibrary,
-    CallFunction,
-    CallHost,
-    CallTIR,
-    Constant,
-    Function,
-    FunctionRef,
-    GVar,
-    PrimValue,
-    ShapeValue,
-    TupleItem,
-    TupleValue,
-    Value,
-    all_bindings,
-    is_impure,
-    nested_values,
-    operands,
-)
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.deduce.relations import is_certain
 from relax_tune.ir.op.base import Deduction, env_of
@@ -74,28 +53,28 @@ class CommonSubexpressions:
         first = equal_weights(module.constants)
         spatial: dict[str, bool] = {}
 
-        def function(f: Function, table: FunctionTable) -> Function:
+        def function(f: g.Function, table: FunctionTable) -> g.Function:
             results, fixed = returned(f), pinned(f)
-            values = (b for b in all_bindings(f) if b.var in fixed)
+            values = (b for b in g.all_bindings(f) if b.var in fixed)
             overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before something is
-            number: dict[Value | str, Value | str] = dict(first.items())  # the first to hold the same
+            number: dict[g.Value | str, g.Value | str] = dict(first.items())  # the first to hold the same
 
-            def repeats(value: Value) -> bool:
-                if self.repeat_spatial and isinstance(value, Call):
+            def repeats(value: g.Value) -> bool:
+                if self.repeat_spatial and isinstance(value, g.Call):
                     return not is_view(value)
-                func = table.functions.get(value.callee) if isinstance(value, CallTIR) else None
+                func = table.functions.get(value.callee) if isinstance(value, g.CallTIR) else None
                 if not self.repeat_spatial or not isinstance(func, PrimFunc):
                     return False
                 if func.name not in spatial:
                     spatial[func.name] = pattern_kind(func) <= PatternKind.INJECTIVE
                 return spatial[func.name]
 
-            def visit(out: Emitter, binding: AnyBinding) -> None:
+            def visit(out: Emitter, binding: g.AnyBinding) -> None:
                 value, ctx = out.value(binding.value), Deduction(out.env)
-                key = _key(value, number, ctx) if isinstance(binding, Binding) else None
+                key = _key(value, number, ctx) if isinstance(binding, g.Binding) else None
                 known = None if key is None else out.known.setdefault(key, binding.var)
                 if (
-                    isinstance(known, GVar)
+                    isinstance(known, g.GVar)
                     and known is not binding.var
                     and is_certain(binding.var.info, known.info, ctx.env)
                 ):
@@ -106,8 +85,8 @@ class CommonSubexpressions:
                 out.keep(binding)
 
             large = {new: old for new, old in first.items() if module.constants[new].nbytes >= self.least_bytes}
-            weights = (v for v in nested_values(f) if isinstance(v, Constant) and v.name in large)
-            shared: dict[Value, Value] = {v: Constant(large[v.name], v.info) for v in weights}
+            weights = (v for v in g.nested_values(f) if isinstance(v, g.Constant) and v.name in large)
+            shared: dict[g.Value, g.Value] = {v: g.Constant(large[v.name], v.info) for v in weights}
             return rewrite_function(f, visit, env, shared)
 
         return map_graphs(module, function)
@@ -137,34 +116,26 @@ def _same_bytes(a: Array, b: Array) -> bool:
     return np.array_equal(left, right)
 
 
-def _key(value: Value, number: Mapping[Value | str, Value | str], ctx: Deduction) -> object:
+def _key(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: Deduction) -> object:
     """Equal for values that compute the same; None for what is never shared."""
-    if is_impure(value):
+    if g.is_impure(value):
         return None
-    args = tuple(_atom(a, number, ctx) for a in operands(value))
-    if isinstance(value, Call):
-        return ("call", _plain(value.op, ctx), args)
-    if isinstance(value, CallTIR):
-        return ("tir", value.callee, args, _plain((value.out, value.scalars), ctx))
-    if isinstance(value, CallDPSLibrary):
-        return ("library", value.routine, args, _plain((value.out, value.scalars), ctx))
-    if isinstance(value, CallHost):
-        return ("host", value.routine, args, _plain(value.out, ctx))
-    if isinstance(value, CallFunction):
-        callee = value.callee
-        info = callee.info if isinstance(callee, (GVar, FunctionRef)) else None
-        return ("function", args) if isinstance(info, CallableInfo) and info.pure else None
-    if isinstance(value, TupleValue):
-        return ("tuple", args)
-    return ("item", args, value.index) if isinstance(value, TupleItem) else None
+    if isinstance(value, g.CallFunction):
+        info = value.callee.info if isinstance(value.callee, (g.GVar, g.FunctionRef)) else None
+        if not isinstance(info, CallableInfo) or not info.pure:
+            return None
+    elif isinstance(value, (*g.ATOMS, g.If)):
+        return None
+    args = tuple(_atom(a, number, ctx) for a in value.operands)
+    return (type(value), _plain(value.attributes, ctx), args)
 
 
-def _atom(value: Value, number: Mapping[Value | str, Value | str], ctx: Deduction) -> object:
-    if isinstance(value, Constant):
+def _atom(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: Deduction) -> object:
+    if isinstance(value, g.Constant):
         return ("weight", number.get(value.name, value.name))
-    if isinstance(value, FunctionRef):
+    if isinstance(value, g.FunctionRef):
         return ("function", value.name)
-    if isinstance(value, (ShapeValue, PrimValue)):
+    if isinstance(value, (g.ShapeValue, g.PrimValue)):
         return _plain(value, ctx)
     return number.get(value, value)
 

@@ -6,25 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from relax_tune.errors import UserError
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import as_int
 from relax_tune.ir.core.function import AnyFunction, IRModule
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Call,
-    CallTIR,
-    Constant,
-    DataflowBlock,
-    Function,
-    GVar,
-    TupleItem,
-    TupleValue,
-    Value,
-    all_bindings,
-    all_uses,
-    callees,
-    operands,
-)
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function, used_vars
 
@@ -46,7 +30,7 @@ class LiftParameters:
 
     def __call__(self, module: IRModule) -> IRModule:
         f = module.functions.get(self.function)
-        if not isinstance(f, Function):
+        if not isinstance(f, g.Function):
             raise UserError(f"LiftParameters: wanted a graph function called {self.function!r}, found none")
         given = {p.name: p for p in f.params}
         missing = [n for n in self.weights if n not in given]
@@ -55,8 +39,8 @@ class LiftParameters:
         lifted = _lifted(f, [given[n] for n in dict.fromkeys(self.weights)])
         if not lifted:
             return module
-        for other in (o for o in module.functions.values() if isinstance(o, Function)):
-            if f.name in callees(other):
+        for other in (o for o in module.functions.values() if isinstance(o, g.Function)):
+            if f.name in g.callees(other):
                 raise UserError(f"{f.name}: wanted a function that no other calls, found a call in {other.name}")
         name = f"{f.name}_prepare"
         while name in module.functions:
@@ -66,17 +50,17 @@ class LiftParameters:
         return replace(module, functions=functions)
 
 
-def _lifted(f: Function, weights: list[GVar]) -> list[GVar]:
+def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
     """The variables that are computed from weights alone, fit, and are read by what stays, in order."""
-    sources: dict[GVar, frozenset[GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
-    made: dict[GVar, AnyBinding] = {}
-    fits: set[GVar] = set()
+    sources: dict[g.GVar, frozenset[g.GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
+    made: dict[g.GVar, g.AnyBinding] = {}
+    fits: set[g.GVar] = set()
     for b in f.bindings:
-        args = operands(b.value)
-        if not isinstance(b, Binding) or not isinstance(b.value, (Call, CallTIR, TupleItem)):
+        args = b.value.operands
+        if not isinstance(b, g.Binding) or not isinstance(b.value, (g.Call, g.CallTIR, g.TupleItem)):
             continue
-        known = [a for a in args if isinstance(a, GVar)]
-        if not known or not all(isinstance(a, Constant) or a in sources for a in args):
+        known = [a for a in args if isinstance(a, g.GVar)]
+        if not known or not all(isinstance(a, g.Constant) or a in sources for a in args):
             continue
         size = _nbytes(b.var.info)
         if size is None:
@@ -86,7 +70,7 @@ def _lifted(f: Function, weights: list[GVar]) -> list[GVar]:
         if isinstance(b.var.info, TensorInfo) and size <= sum(_nbytes(w.info) or 0 for w in sources[b.var]):
             fits.add(b.var)
     inside = {id(made[v].value) for v in fits}
-    read = {v for value in all_uses(f) if id(value) not in inside for v in used_vars(value)}
+    read = {v for value in g.all_uses(f) if id(value) not in inside for v in used_vars(value)}
     return [v for v in made if v in fits and v in read]
 
 
@@ -101,11 +85,11 @@ def _nbytes(info: StructInfo) -> int | None:
     return None if None in dims else math.prod(d for d in dims if d is not None) * info.dtype.bytes
 
 
-def _needed(f: Function, wanted: list[GVar]) -> list[AnyBinding]:
+def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
     """The bindings of `f` that `wanted` come from, in order."""
     made = {b.var: b for b in f.bindings}
-    found: set[GVar] = set()
-    stack: list[GVar] = list(wanted)
+    found: set[g.GVar] = set()
+    stack: list[g.GVar] = list(wanted)
     while stack:
         v = stack.pop()
         if v in made and v not in found:
@@ -114,50 +98,50 @@ def _needed(f: Function, wanted: list[GVar]) -> list[AnyBinding]:
     return [b for b in f.bindings if b.var in found]
 
 
-def _prepare(f: Function, lifted: list[GVar], name: str) -> Function:
+def _prepare(f: g.Function, lifted: list[g.GVar], name: str) -> g.Function:
     """The function that computes what is lifted, over variables of its own."""
     bindings = _needed(f, lifted)
     used = {v for b in bindings for v in used_vars(b.value)}
     params = [p for p in f.params if p in used]
-    own: dict[Value, Value] = {v: GVar(v.name, v.info) for v in (*params, *(b.var for b in bindings))}
+    own: dict[g.Value, g.Value] = {v: g.GVar(v.name, v.info) for v in (*params, *(b.var for b in bindings))}
     out = Emitter(mapping=own)
     copied = []
     for b in bindings:
         var = own[b.var]
-        assert isinstance(var, GVar)
-        copied.append(Binding(var, out.value(b.value)))
-    ret = TupleValue(tuple(own[v] for v in lifted))
+        assert isinstance(var, g.GVar)
+        copied.append(g.Binding(var, out.value(b.value)))
+    ret = g.TupleValue(tuple(own[v] for v in lifted))
     infos = TupleInfo(tuple(v.info for v in lifted))
-    new = tuple(v for v in (own[p] for p in params) if isinstance(v, GVar))
-    return Function(name, new, (DataflowBlock(tuple(copied)),), ret, infos)
+    new = tuple(v for v in (own[p] for p in params) if isinstance(v, g.GVar))
+    return g.Function(name, new, (g.DataflowBlock(tuple(copied)),), ret, infos)
 
 
-def _rest(f: Function, lifted: list[GVar], weights: tuple[str, ...]) -> Function:
+def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Function:
     """`f` with what is lifted as parameters."""
-    given = {v: GVar(v.name, v.info) for v in lifted}
-    mapping: dict[Value, Value] = dict(given.items())
+    given = {v: g.GVar(v.name, v.info) for v in lifted}
+    mapping: dict[g.Value, g.Value] = dict(given.items())
     gone = set(lifted)
 
-    def visit(out: Emitter, binding: AnyBinding) -> None:
+    def visit(out: Emitter, binding: g.AnyBinding) -> None:
         if binding.var not in gone:
             out.keep(binding)
 
     new = rewrite_function(f, visit, mapping=mapping)
     new = _without_unread(new, {b.var for b in _needed(f, lifted)})
-    read = {v for value in all_uses(new) for v in used_vars(value)}
+    read = {v for value in g.all_uses(new) for v in used_vars(value)}
     kept = tuple(p for p in f.params if p in read or p.name not in weights)
     return replace(new, params=(*kept, *given.values()))
 
 
-def _without_unread(f: Function, steps: set[GVar]) -> Function:
+def _without_unread(f: g.Function, steps: set[g.GVar]) -> g.Function:
     """Without those of `steps` that nobody reads any more."""
     while True:
-        read = {v for value in all_uses(f) for v in used_vars(value)}
-        dead = {b.var for b in all_bindings(f) if b.var in steps and b.var not in read}
+        read = {v for value in g.all_uses(f) for v in used_vars(value)}
+        dead = {b.var for b in g.all_bindings(f) if b.var in steps and b.var not in read}
         if not dead:
             return f
 
-        def visit(out: Emitter, binding: AnyBinding, dead: set[GVar] = dead) -> None:
+        def visit(out: Emitter, binding: g.AnyBinding, dead: set[g.GVar] = dead) -> None:
             if binding.var not in dead:
                 out.keep(binding)
 

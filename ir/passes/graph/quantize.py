@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import i8
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value, nested_values, operands
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value, nested_values
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
@@ -108,7 +108,7 @@ def _read_by_products_only(module: IRModule) -> frozenset[str]:
             continue
         others.update(v.name for v in (f.ret,) if isinstance(v, Constant))
         for value in nested_values(f):
-            for position, arg in enumerate((value.cond,) if isinstance(value, If) else operands(value)):
+            for position, arg in enumerate((value.cond,) if isinstance(value, If) else value.operands):
                 if not isinstance(arg, Constant):
                     continue
                 dtype = arg.info.dtype
