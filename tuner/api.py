@@ -26,7 +26,7 @@ from relax_tune.tuner.job.job import Bounds, Job, device_info, open_runner
 from relax_tune.tuner.job.loop import Progress, Work
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import AttentionForm, Caches, Effort, Memory, Policy, Precision, Products, Settings
+from relax_tune.tuner.settings import AttentionForm, Caches, Effort, Memory, Policy, Precision, Qkv, Settings
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
@@ -78,8 +78,8 @@ def tune(
     certificate: str | None = None,
     key: str | None = None,
     precision: Precision = "f32",
-    products: Products = "apart",
-    attention: AttentionForm = "whole",
+    qkv: Qkv = "separate",
+    attention: AttentionForm = "fused",
     caches: Caches = "warm",
     profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
@@ -95,8 +95,8 @@ def tune(
     workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
     sides trust, our certificate, its key.
     precision: `f16` or `bf16` stores weights and what products read in 16 bits and computes in float32; parameters and results
-    keep their types. products: of one value with several weights, `apart` or `joined` into one. attention: one kernel each (`whole`),
-    or two products and a softmax (`apart`), which libraries can take. Build with what was tuned.
+    keep their types. qkv: matmuls of one value with several weights, `separate` or `merged` into one. attention: one kernel each (`fused`),
+    or two matmuls and a softmax (`unfused`), which libraries can take. Build with what was tuned.
     caches: what kernels find in them when they are timed: `warm`, all that their last launch left; `model`, nothing where a kernel reads
     many weights, since the rest of a model runs in between.
     profile: the file of a `ShapeProfile`; the shapes it counts then weigh most, each by the time it takes. Build with the same.
@@ -117,7 +117,7 @@ def tune(
         ca=ca,
         certificate=certificate,
         key=key,
-        products=products,
+        qkv=qkv,
         precision=precision,
         attention=attention,
         caches=caches,
@@ -143,8 +143,8 @@ def build(
     policy: Policy = "measured",
     effort: Effort = "normal",
     precision: Precision = "f32",
-    products: Products = "apart",
-    attention: AttentionForm = "whole",
+    qkv: Qkv = "separate",
+    attention: AttentionForm = "fused",
     caches: Caches = "warm",
     memory: Memory = "symbolic",
     profile: str | Path | None = None,
@@ -166,7 +166,7 @@ def build(
     settings = Settings(
         target=target,
         effort=effort,
-        products=products,
+        qkv=qkv,
         precision=precision,
         attention=attention,
         caches=caches,

@@ -13,8 +13,8 @@ from relax_tune.errors import UserError
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "stored", "library", "generic"]
-Products = Literal["apart", "joined"]
-AttentionForm = Literal["whole", "apart"]
+Qkv = Literal["separate", "merged"]
+AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
@@ -27,14 +27,22 @@ EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "full": (256, 16, 8, 0.1),
 }
 NUMBERS = ("trials", "seed")
+# Words of older versions, and what replaces them.
+RENAMED_SETTINGS: Mapping[str, str] = {"products": "qkv"}
+RENAMED_VALUES: Mapping[tuple[str, str], str] = {
+    ("products", "apart"): "separate",
+    ("products", "joined"): "merged",
+    ("attention", "whole"): "fused",
+    ("attention", "apart"): "unfused",
+}
 OPTIONAL_TEXTS = ("db", "profile", "scheduler", "ca", "certificate", "key")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. products: of one value with
-    several weights, each by itself or joined. precision: what a float32 model stores weights and the arguments of its products in.
-    attention: one kernel each, or its products and softmax. cache_dtype: what a decoder's folder stores keys and values in.
+    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. qkv: matmuls of one value with
+    several weights, separate or merged. precision: what a float32 model stores weights and the arguments of its products in.
+    attention: one fused kernel, or its matmuls and softmax. cache_dtype: what a decoder's folder stores keys and values in.
     memory: of intermediate values, sized by each call's shapes or once for the largest that the declared bounds allow; inplace:
     results written over arguments that nobody reads later. shapes: which count for how much, evenly on a log scale or as a profile
     of those served says: of the file `profile`, which asks for it by itself, or of the database. caches: what tasks find in them
@@ -51,9 +59,9 @@ class Settings:
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
-    products: Products = "apart"
+    qkv: Qkv = "separate"
     precision: Precision = "f32"
-    attention: AttentionForm = "whole"
+    attention: AttentionForm = "fused"
     memory: Memory = "symbolic"
     shapes: Shapes | None = None
     profile: str | None = None
@@ -69,10 +77,13 @@ class Settings:
                 raise UserError(f"--{name} wants a whole number, found {getattr(self, name)!r:.80}")
         if not isinstance(self.effort, str) or self.effort not in EFFORTS:
             raise UserError(f"--effort wants one of {', '.join(EFFORTS)}; found {self.effort!r}")
-        if self.products not in get_args(Products):
-            raise UserError(f"--products wants one of {', '.join(get_args(Products))}; found {self.products!r}")
+        if self.qkv not in get_args(Qkv):
+            raise UserError(f"--qkv wants one of {', '.join(get_args(Qkv))}; found {self.qkv!r}")
         if self.attention not in get_args(AttentionForm):
-            raise UserError(f"--attention wants one of {', '.join(get_args(AttentionForm))}; found {self.attention!r}")
+            raise UserError(
+                f"--attention wants one of {', '.join(get_args(AttentionForm))}; "
+                f"found {self.attention!r}{_successor('attention', self.attention)}"
+            )
         if not isinstance(self.precision, str) or self.precision not in get_args(Precision):
             raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
         if self.cache_dtype not in get_args(Precision):
@@ -126,6 +137,8 @@ def load_settings(
             raise UserError(
                 f"{path}: wanted a file that can be read, found: {error.strerror}; correct or remove it"
             ) from None
+        for name in sorted(set(data) & set(RENAMED_SETTINGS)):
+            raise UserError(f"{path.name}: {_renamed(name, name, RENAMED_SETTINGS[name], data[name])}")
         unknown = sorted(set(data) - known)
         if unknown:
             raise UserError(
@@ -139,6 +152,10 @@ def load_settings(
         merged |= data
         sources |= {name: f"{path.name}: {name}" for name in data}
     variables = os.environ if environment is None else environment
+    for old, new in RENAMED_SETTINGS.items():
+        variable = f"RELAX_TUNE_{old.upper()}"
+        if variable in variables:
+            raise UserError(_renamed(old, variable, f"RELAX_TUNE_{new.upper()}", variables[variable]))
     for name in sorted(known):
         value = variables.get(f"RELAX_TUNE_{name.upper()}")
         if value is not None:
@@ -153,6 +170,17 @@ def load_settings(
         if name in given or name not in sources:
             raise
         raise UserError(f"{sources[name]} {rest}") from None
+
+
+def _successor(name: str, value: object) -> str:
+    """Return the end of an error message that names the successor of a renamed value, or an empty text."""
+    new = RENAMED_VALUES.get((name, value)) if isinstance(value, str) else None
+    return "" if new is None else f", which is now called {new!r}"
+
+
+def _renamed(name: str, shown: str, new: str, value: object) -> str:
+    """Return the message for a setting that has another name now."""
+    return f"{shown} is called {new} now; found {value!r:.80}{_successor(name, value)}"
 
 
 def _number(name: str, value: str) -> int:

@@ -32,30 +32,30 @@ Pass = Callable[[IRModule], IRModule]
 
 
 def passes_for(
-    products: Literal["apart", "joined"] = "apart",
+    qkv: Literal["separate", "merged"] = "separate",
     precision: DType = f32,
-    attention: Literal["whole", "apart"] = "whole",
+    attention: Literal["fused", "unfused"] = "fused",
 ) -> tuple[Pass, ...]:
     """The standard passes.
 
-    products: of one value with several weights; joined there are fewer calls, and tasks that are wider: whether that is faster
-    depends on the device. precision: what float32 models store weights and the arguments of products in. attention: one
+    qkv: matmuls of one value with several weights; merged, there are fewer calls and wider tasks: whether that is faster
+    depends on the device. precision: what float32 models store weights and the arguments of matmuls in. attention: one
     tensor function, or its two products and the softmax between them, each of which is then tuned or left to a library by itself."""
-    joined, whole = products == "joined", attention == "whole"
+    merged, fused = qkv == "merged", attention == "fused"
     return (
         Deduce(),
         ComputeWide(),
-        Decompose(("attention",) if whole else ()),
+        Decompose(("attention",) if fused else ()),
         Canonicalise(),
         FoldConstants(),
         PushPermutes(),
         DeadCode(),
-        *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if joined else ()),
+        *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if merged else ()),
         MixedPrecision(precision),
         Legalize(strict=True),
         SeparateOutputs(),
         CommonSubexpressions(repeat_spatial=True),
-        FuseOps(through_columns=joined),
+        FuseOps(through_columns=merged),
         CommonSubexpressions(),
         DeadCode(),
         CollapseDims(),

@@ -74,7 +74,7 @@ def test_a_parameter_takes_its_dims_from_a_callee_whose_symbol_has_the_name_of_a
 def test_a_build_makes_of_a_record_what_a_tuning_job_made_of_it(tmp_path: Path) -> None:
     """A tuning job has the sketches at hand, a build replays traces with their values: of joined products in 16 bits too."""
     module = load_model(write(tmp_path, "llama")[0], {"b": (1, 2), "n": (1, 16), "m": (1, 20)})
-    settings = Settings(target="c", effort="quick", precision="bf16", products="joined")
+    settings = Settings(target="c", effort="quick", precision="bf16", qkv="merged")
     rng = np.random.default_rng(3)
     tuning, building = (Job(module, PAPER_DEVICE, MemoryStore(), settings).choices for _ in range(2))
     compared = 0
@@ -123,7 +123,7 @@ def test_text_of_a_function_and_a_driver_that_share_weights(
     module = module if bits is None else QuantizeWeights(bits)(module)
     save_text(module, tmp_path / "m.relax")
     found = [
-        build(m, target="c", db="memory://", precision=precision, products="joined", memory="inplace", pack=True)
+        build(m, target="c", db="memory://", precision=precision, qkv="merged", memory="inplace", pack=True)
         for m in (module, load_model(tmp_path / "m.relax", {"k": (0, 3)}), load_model(tmp_path / "m.relax"))
     ]
     files = [a.save(tmp_path / f"{i}.rta").read_bytes() for i, a in enumerate(found)]

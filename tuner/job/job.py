@@ -117,7 +117,7 @@ class Job:
 
     @cached_property
     def lowered(self) -> LoweredModule:
-        passes = passes_for(self.settings.products, dtype(self.settings.precision), self.settings.attention)
+        passes = passes_for(self.settings.qkv, dtype(self.settings.precision), self.settings.attention)
         return lower(self.module, passes, self.rules)
 
     @cached_property

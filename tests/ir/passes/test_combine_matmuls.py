@@ -43,7 +43,7 @@ from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
 from relax_tune.ir.rewrite.emitter import tensor_info
 from relax_tune.ir.text.printer import print_text
 
-JOINED = passes_for("joined")
+MERGED = passes_for("merged")
 
 
 def encoder_layer(turned: bool = False, bias: tuple[bool, bool, bool] = (True, True, True)) -> IRModule:
@@ -111,7 +111,7 @@ def test_text_before_and_after(golden: Golden) -> None:
 def test_attention_reads_the_columns_where_they_are(turned: bool) -> None:
     """No call copies: one product, and the two of attention over it."""
     module = encoder_layer(turned)
-    apart, joined = lower(module), lower(module, JOINED)
+    apart, joined = lower(module), lower(module, MERGED)
     assert len(apart.calls()) == 6
     assert [c.callee for c in joined.calls()] == [
         "fused_matmul_add", "fused_columns_permute_columns_permute_matmul_mul_scalar", "softmax",
@@ -145,7 +145,7 @@ def test_an_activation_that_all_parts_share_is_joined_too() -> None:
     left, right = (g.call(Gelu(), y) for y in parts)
     last = [g.call(Matmul(), y, g.constant(f"v{i}", rand(3, 2))) for i, y in enumerate((left, right))]
     module = g.finish(g.call(Add(), *last))
-    joined = lower(module, JOINED)
+    joined = lower(module, MERGED)
     assert [c.callee for c in joined.calls()] == [
         "fused_matmul_add_gelu",
         "fused_columns_matmul",
@@ -180,7 +180,7 @@ def models(folder: Path) -> dict[str, Callable[[], IRModule]]:
 def test_whole_models_make_fewer_calls_and_move_no_more_bytes(tmp_path: Path, name: str) -> None:
     """Two calls fewer in each of two layers, one where a new value is copied behind a cache (a step of decoding); no weight twice."""
     module = models(tmp_path)[name]()
-    apart, joined = lower(module), lower(module, JOINED)
+    apart, joined = lower(module), lower(module, MERGED)
     assert len(joined.calls()) == len(apart.calls()) - (4 if "torch" in name else 6)
     sizes = [sum(a.nbytes for a in x.module.constants.values()) for x in (apart, joined)]
     assert sizes[0] == sizes[1]
@@ -200,17 +200,17 @@ def test_joined_products_from_the_setting_to_results(tmp_path: Path) -> None:
     module = encoder_layer()
     x = rand(2, 7, 6)
     db = MemoryStore()
-    apart, artifact = (rt.build(module, target="c", db=db, products=how) for how in ("apart", "joined"))
+    apart, artifact = (rt.build(module, target="c", db=db, qkv=how) for how in ("separate", "merged"))
     assert (len(apart.program.calls), len(artifact.program.calls)) == (6, 4)
     with rt.load(artifact.save(tmp_path / "joined.rtune")) as model:
         (found,) = model.run([x])
     np.testing.assert_allclose(found, run_function(module, "main", [x]), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="apart, joined"):
-        rt.build(module, target="c", db=db, products="merged")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="separate, merged"):
+        rt.build(module, target="c", db=db, qkv="joined")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "passes", [(Deduce(), CombineParallelMatmuls(epilogues=True)), JOINED], ids=["pass", "pipeline"]
+    "passes", [(Deduce(), CombineParallelMatmuls(epilogues=True)), MERGED], ids=["pass", "pipeline"]
 )
 def test_random_programs_keep_their_meaning(passes: tuple[Any, ...]) -> None:
     fired = []
@@ -222,8 +222,8 @@ def test_random_programs_keep_their_meaning(passes: tuple[Any, ...]) -> None:
         try:
             wanted = run_function(made.module, "main", args)
             module = made.module
-            after = lower(module, passes).module if passes is JOINED else module
-            for step in () if passes is JOINED else (Inline(), *passes):
+            after = lower(module, passes).module if passes is MERGED else module
+            for step in () if passes is MERGED else (Inline(), *passes):
                 after, module = step(after), after
         except (UserError, DeduceError, BuildError):
             return

@@ -187,8 +187,8 @@ def test_attention_stays_one_function(half: DType) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("products", ["apart", "joined"])
-def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(products: Literal["apart", "joined"]) -> None:
+@pytest.mark.parametrize("qkv", ["separate", "merged"])
+def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(qkv: Literal["separate", "merged"]) -> None:
     """Parameters, and columns of a wide product, are read as they are."""
     g = GraphBuilder()
     n = g.symbol("n")
@@ -197,7 +197,7 @@ def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(products: Literal
     q, k = (g.call(Permute((1, 0, 2)), g.call(Reshape((n, const(2), const(4))), p)) for p in parts)
     turned = g.call(Permute((1, 0, 2)), y)
     module = g.finish([g.call(Matmul(transpose_b=True), a, b) for a, b in ((q, k), (turned, turned))])
-    kernels = [len(lower(module, passes_for(products, p)).calls()) for p in (f32, bf16)]
+    kernels = [len(lower(module, passes_for(qkv, p)).calls()) for p in (f32, bf16)]
     assert kernels[0] == kernels[1]
 
 

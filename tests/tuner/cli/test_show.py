@@ -154,8 +154,8 @@ def test_a_model_s_tasks_and_its_program_after_every_stage() -> None:
 
 
 def test_tasks_and_stages_of_joined_products_and_of_programs_that_branch() -> None:
-    options = ("bert", "--bound", "b=1:4", "--products", "joined")
-    passes = passes_for("joined")
+    options = ("bert", "--bound", "b=1:4", "--qkv", "merged")
+    passes = passes_for("merged")
     module = load_model("bert", {"b": (1, 4)})
     lowered = lower(module, passes)
     assert {t["name"] for t in document(*options)["tasks"]} == set(lowered.prims) != set(lower(module).prims)
@@ -191,7 +191,7 @@ def test_wrong_stages_sections_and_tasks_name_the_right_ones() -> None:
         ((TASK, "--bound", "n=1:2"), "--bound does not apply"),
         ((TASK, "--task", TASK), "--task does not apply"),
         ((TASK, "--effort", "full"), "--effort does not apply"),
-        ((TASK, "--products", "joined"), "--products does not apply"),
+        ((TASK, "--qkv", "merged"), "--qkv does not apply"),
         ((TASK, "--target", "c", "--db", "r.db", "--of", "best", "--what", "text"), "--of does not apply"),
     ],
 )

@@ -66,7 +66,7 @@ def test_embeddings_are_the_folder_s_and_the_original_s(kind: str, onnx_path: Pa
 
 def test_functions_that_compute_the_same_are_the_same_tasks(onnx_path: Path) -> None:
     store = MemoryStore()
-    settings = replace(QUICK, attention="apart")  # as the exported graph has it
+    settings = replace(QUICK, attention="unfused")  # as the exported graph has it
     folder, onnx = (job_of(p, PAPER_DEVICE, settings, store) for p in (minilm_folder(), onnx_path))
     keys = {t.key for t in folder.tasks}
     assert len(keys) == len(onnx.tasks) == 12
@@ -88,7 +88,7 @@ def test_a_row_of_hidden_positions_gives_zeros_as_in_the_exported_model(onnx_pat
 def test_records_of_the_folder_serve_the_onnx_model(onnx_path: Path) -> None:
     """What was measured for the folder is what a build of the ONNX model chooses from."""
     store = MemoryStore()
-    settings = Settings(target="c", effort="quick", trials=1, attention="apart")
+    settings = Settings(target="c", effort="quick", trials=1, attention="unfused")
     folder, onnx = (job_of(p, PAPER_DEVICE, settings, store) for p in (minilm_folder(), onnx_path))
     folder.tune(RecordedRunner())
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from relax_tune.tuner.settings import EFFORTS, AttentionForm, Caches, Memory, Products, Settings, load_settings
+from relax_tune.tuner.settings import EFFORTS, AttentionForm, Caches, Memory, Qkv, Settings, load_settings
 from relax_tune.tuner.settings import Precision as PrecisionName
 from relax_tune.tuner.settings import Shapes as ShapesName
 
@@ -130,14 +130,14 @@ Profile = Annotated[
         "profile, those the database has]",
     ),
 ]
-JoinedProducts = Annotated[
+QkvForm = Annotated[
     str | None,
     typer.Option(
-        "--products",
-        metavar="|".join(get_args(Products)),
-        autocompletion=among(*get_args(Products)),
-        help="Products of one value with several weights (query, key, value): each by itself, or joined into one wide product, "
-        "which makes fewer calls of other tasks. [default: apart]",
+        "--qkv",
+        metavar="|".join(get_args(Qkv)),
+        autocompletion=among(*get_args(Qkv)),
+        help="Matmuls of one value with several weights (query, key, value): separate, or merged into one wide matmul, "
+        "which makes fewer calls of other tasks. [default: separate]",
     ),
 ]
 TimedCaches = Annotated[
@@ -156,7 +156,7 @@ FormOfAttention = Annotated[
         "--attention",
         metavar="|".join(get_args(AttentionForm)),
         autocompletion=among(*get_args(AttentionForm)),
-        help="Attention as one kernel, or as two products and a softmax, which libraries can take. [default: whole]",
+        help="Attention as one fused kernel, or unfused: two matmuls and a softmax, which libraries can take. [default: fused]",
     ),
 ]
 Precision = Annotated[

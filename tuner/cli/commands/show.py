@@ -27,10 +27,10 @@ from relax_tune.tuner.cli.commands.options import (
     Database,
     Effort,
     FormOfAttention,
-    JoinedProducts,
     Json,
     Precision,
     Profile,
+    QkvForm,
     Shapes,
     Target,
     TimedCaches,
@@ -100,7 +100,7 @@ def show(
     db: Database = None,
     bound: Bounds = None,
     effort: Effort = None,
-    products: JoinedProducts = None,
+    qkv: QkvForm = None,
     attention: FormOfAttention = None,
     precision: Precision = None,
     cache_dtype: CacheDtype = None,
@@ -122,7 +122,7 @@ def show(
                 "--after": after,
                 "--bound": bound,
                 "--effort": effort,
-                "--products": products,
+                "--qkv": qkv,
                 "--attention": attention,
                 "--precision": precision,
                 "--cache-dtype": cache_dtype,
@@ -189,7 +189,7 @@ def _show_model(
     json: bool,
 ) -> None:
     module = load_model(model, bounds, settings.cache_dtype)
-    passes = passes_for(settings.products, dtype(settings.precision), settings.attention)
+    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention)
     document: dict[str, Any] = {"model": model}
     if "program" in sections:
         document |= {

@@ -242,7 +242,7 @@ def test_minilm_is_ten_functions(lowered: LoweredModule) -> None:
 def test_minilm_plans_and_libraries(lowered: LoweredModule) -> None:
     forms = [form for f in lowered.prims.values() for form in library_forms(f, ALTERNATIVES[:2])]
     assert len(forms) == 4 and {f.routine for f in forms} == {"openblas.sgemm"}
-    apart = lower(load_hf(minilm(), bounds={"b": (1, 8), "n": (1, 512)}), passes_for(attention="apart"))
+    apart = lower(load_hf(minilm(), bounds={"b": (1, 8), "n": (1, 512)}), passes_for(attention="unfused"))
     assert len([form for f in apart.prims.values() for form in library_forms(f, ALTERNATIVES[:2])]) == 6
     plan = PlanMemory(constant=True).plan(lowered.module)
     assert len(plan.storages) <= 8
