@@ -17,7 +17,7 @@ from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.runtime.executor import Executor
 from relax_tune.tuner.job.job import Job, open_runner
-from relax_tune.tuner.job.loop import Progress
+from relax_tune.tuner.job.loop import TuningProgress
 from relax_tune.tuner.settings import Policy, Settings
 
 
@@ -38,7 +38,7 @@ def tuned(
         for number, (name, make) in enumerate(modules.items()):
             until = time.monotonic() + context.left() / (len(modules) - number) - reserve
 
-            def watch(progress: Progress, until: float = until) -> None:
+            def watch(progress: TuningProgress, until: float = until) -> None:
                 print(f"{context.left():.0f} s left: {progress}", flush=True)
                 if time.monotonic() > until:
                     raise OutOfTimeError

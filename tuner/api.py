@@ -23,7 +23,7 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.cli.report.table import TaskRow, task_rows
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.job.job import Bounds, Job, device_info, open_runner
-from relax_tune.tuner.job.loop import Progress, Work
+from relax_tune.tuner.job.loop import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import AttentionForm, Caches, Effort, Memory, Policy, Precision, Qkv, Settings
@@ -42,7 +42,7 @@ class TuneResult:
 
     target: Target
     tasks: tuple[TaskRow, ...]
-    work: Work
+    work: TuningSummary
     notes: tuple[str, ...]
 
     @property
@@ -83,7 +83,7 @@ def tune(
     caches: Caches = "warm",
     profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[TuningProgress], None] | None = None,
 ) -> TuneResult:
     """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
     interrupted goes on where it was.
@@ -179,7 +179,7 @@ def build(
         return job.artifact(job.build(check_policy(policy)), pack)
 
 
-def tune_result(job: Job, work: Work, built: BuildResult) -> TuneResult:
+def tune_result(job: Job, work: TuningSummary, built: BuildResult) -> TuneResult:
     """What a job found, from its store."""
     records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes)

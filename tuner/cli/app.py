@@ -23,7 +23,7 @@ from relax_tune.errors import RelaxTuneError
 USER_ERROR, NOTHING_MEASURED = 2, 3
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command: where it is (`attribute` of `commands/MODULE.py`, a function or, for a group, a `typer.Typer`), its line
     of help, and command lines that show it."""
 
@@ -33,8 +33,8 @@ class Entry(NamedTuple):
     examples: tuple[str, ...]
 
 
-COMMANDS: dict[str, Entry] = {
-    "tune": Entry(
+COMMANDS: dict[str, CommandEntry] = {
+    "tune": CommandEntry(
         "tune",
         "tune",
         "Measure kernels for a model on a device, then build its artifact.",
@@ -43,7 +43,7 @@ COMMANDS: dict[str, Entry] = {
             "relax-tune tune model.onnx --target opencl --effort quick --out model.rta",
         ),
     ),
-    "build": Entry(
+    "build": CommandEntry(
         "build",
         "build",
         "Build a model's artifact from what has been measured. Measures nothing.",
@@ -52,7 +52,7 @@ COMMANDS: dict[str, Entry] = {
             "relax-tune build ./encoder --policy library --out library.rta",
         ),
     ),
-    "run": Entry(
+    "run": CommandEntry(
         "run",
         "run",
         "Run an artifact on text or on arrays.",
@@ -62,13 +62,13 @@ COMMANDS: dict[str, Entry] = {
             "relax-tune run encoder-c.rta --inputs arrays.npz --record-shapes shapes.json",
         ),
     ),
-    "bench": Entry(
+    "bench": CommandEntry(
         "bench",
         "bench",
         "Time artifacts against each other, interleaved.",
         ("relax-tune bench tuned.rta library.rta --shape b=1,n=8 --shape b=8,n=512",),
     ),
-    "plan": Entry(
+    "plan": CommandEntry(
         "plan",
         "plan",
         "Show what is dispatched where; check it against what is served.",
@@ -77,7 +77,7 @@ COMMANDS: dict[str, Entry] = {
             "relax-tune plan ./encoder --target c --check --profile served.json",
         ),
     ),
-    "show": Entry(
+    "show": CommandEntry(
         "show",
         "show",
         "Show a model's program and tasks, or all about one task.",
@@ -88,31 +88,31 @@ COMMANDS: dict[str, Entry] = {
             "relax-tune show softmax --target c --what trace --what source",
         ),
     ),
-    "db": Entry(
+    "db": CommandEntry(
         "db",
         "app",
         "Look at, move and mend the database of measurements.",
         ("relax-tune db stats", "relax-tune db top softmax --count 5", "relax-tune db export records.jsonl"),
     ),
-    "jobs": Entry(
+    "jobs": CommandEntry(
         "cluster",
         "jobs",
         "List the tuning jobs a database knows.",
         ("relax-tune jobs --db sqlite:///records.db",),
     ),
-    "worker": Entry(
+    "worker": CommandEntry(
         "cluster",
         "worker",
         "Lend this machine's devices to the jobs of a Dask scheduler.",
         ("relax-tune worker tcp://127.0.0.1:8786 --device c --device opencl",),
     ),
-    "devices": Entry(
+    "devices": CommandEntry(
         "devices",
         "devices",
         "List the devices kernels can be tuned for and run on here.",
         ("relax-tune devices", "relax-tune devices --json"),
     ),
-    "doctor": Entry(
+    "doctor": CommandEntry(
         "devices",
         "doctor",
         "Say what is installed, what is missing, what would be faster.",

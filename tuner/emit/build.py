@@ -21,7 +21,7 @@ from relax_tune.runtime.program import Program
 from relax_tune.tuner.emit.emit import ProgramBuilder
 from relax_tune.tuner.emit.emit_graph import GraphEmitter, settle_places
 from relax_tune.tuner.emit.emit_host_program import emit_driver
-from relax_tune.tuner.emit.prepack import Packing
+from relax_tune.tuner.emit.prepack import PackingStep
 from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes
 from relax_tune.tuner.plan.plans import TaskPlan, kept_plan, plan_task
 from relax_tune.tuner.plan.stored_plans import PlanSet
@@ -45,7 +45,7 @@ class BuildResult:
     programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]
     notes: tuple[str, ...]
-    packings: Mapping[str, Sequence[Packing | None]]
+    packings: Mapping[str, Sequence[PackingStep | None]]
     drivers: tuple[Driver, ...] = ()
 
     @property

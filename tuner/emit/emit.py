@@ -22,7 +22,7 @@ from relax_tune.ir.passes.memory.inplace import in_one_memory, obstacle, reads_o
 from relax_tune.runtime.program import BufferSpec, Call, Check, Fill, KernelSource, Program, Role, Step, Symbol, Variant
 from relax_tune.runtime.scalars import Op as ScalarOp
 from relax_tune.runtime.scalars import ScalarBuilder
-from relax_tune.tuner.emit.prepack import Packing
+from relax_tune.tuner.emit.prepack import PackingStep
 
 _SCALAR_OPS: Mapping[str, ScalarOp] = {
     "add": ScalarOp.ADD, "sub": ScalarOp.SUB, "mul": ScalarOp.MUL, "floordiv": ScalarOp.FLOORDIV,
@@ -95,7 +95,7 @@ class ProgramBuilder:
     storages: list[int] = field(default_factory=list)
     kernels: dict[str, KernelSource] = field(default_factory=dict)
     prepare: list[Step] = field(default_factory=list)
-    packings: list[Packing | None] = field(default_factory=list)
+    packings: list[PackingStep | None] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     _ranges: dict[int, tuple[int, int | None]] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class ProgramBuilder:
             self._packed[(name, sources)] = found
             known[target] = found
             self.prepare.append(self._step(part, known, symbols))
-            self.packings.append(Packing(part, target, sources, found))
+            self.packings.append(PackingStep(part, target, sources, found))
         known[target] = found
 
     def _prepare_by_library(self, stage: LibraryStage, known: dict[Buffer, int], symbols: SlotOf) -> None:

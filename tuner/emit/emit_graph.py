@@ -37,7 +37,7 @@ from relax_tune.runtime.program import Call, Check, Program, Step, Variant
 from relax_tune.runtime.scalars import Op, ScalarBuilder
 from relax_tune.tuner.emit.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.plan.plans import TaskPlan
-from relax_tune.tuner.plan.select import Test
+from relax_tune.tuner.plan.select import GuardTest
 from relax_tune.tuner.task.extract import site_symbols
 from relax_tune.tuner.task.index_ranges import index_range, meet, range_fill
 from relax_tune.tuner.task.task import Choices
@@ -266,14 +266,14 @@ class GraphEmitter:
         entries[-1] = Entry(None, entries[-1].variant)
         b.calls.append(Call(var.name, choices.task.key, choice_slot(b.scalars, entries), tuple(variants)))
 
-    def _test(self, order: Sequence[Var], test: Test, symbols: SlotOf) -> int:
+    def _test(self, order: Sequence[Var], test: GuardTest, symbols: SlotOf) -> int:
         product = symbols[order[test.axes[0]]]
         for axis in test.axes[1:]:
             product = self.builder.scalars.op(Op.MUL, product, symbols[order[axis]])
         return guard_slot(self.builder.scalars, product, test)
 
 
-def guard_slot(scalars: ScalarBuilder, product: int, test: Test) -> int:
+def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
     """The slot that is 1 where a test holds of the product in a slot."""
     if test.divisor > 1:
         ahead = scalars.op(Op.ADD, product, scalars.const(test.divisor - 1))

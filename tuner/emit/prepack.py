@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Packing:
+class PackingStep:
     """What one step of `Program.prepare` computes: `func` writes `target`; `sources` are the arrays of its other parameters."""
 
     func: PrimFunc
@@ -32,7 +32,7 @@ class Packing:
 
 
 def pack_weights(
-    programs: Sequence[Program], packings: Mapping[str, Sequence[Packing | None]], constants: Mapping[str, Array]
+    programs: Sequence[Program], packings: Mapping[str, Sequence[PackingStep | None]], constants: Mapping[str, Array]
 ) -> tuple[tuple[Program, ...], dict[str, Array]]:
     """The programs without the steps that only move weights, over the weights as those steps leave them; and all weights that the
     programs name now. What nobody reads unpacked is not among them.
@@ -62,7 +62,7 @@ def pack_weights(
     return tuple(found), {n: a for n, a in {**constants, **made}.items() if n in named}
 
 
-def packed(packing: Packing, sources: Sequence[Array]) -> Array | None:
+def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
     """What a packing step writes, in NumPy; None where it does more than move values."""
     func, target = packing.func, packing.target
     found = [replace(b, role="compute") for b in blocks(func.body)]

@@ -32,7 +32,7 @@ from relax_tune.tuner.emit.build import BuildResult, build_programs
 from relax_tune.tuner.emit.prepack import pack_weights
 from relax_tune.tuner.job.footprint import check_footprint
 from relax_tune.tuner.job.job_log import RunningJob
-from relax_tune.tuner.job.loop import Progress, Tuner, Work
+from relax_tune.tuner.job.loop import Tuner, TuningProgress, TuningSummary
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster import DaskRunner
 from relax_tune.tuner.measure.cluster_address import tls_files
@@ -95,7 +95,7 @@ class Job:
     device: DeviceInfo
     store: Store
     settings: Settings
-    report: Callable[[Progress], None] = field(default=lambda _: None)
+    report: Callable[[TuningProgress], None] = field(default=lambda _: None)
     overrides: Mapping[str, Range] = field(default_factory=dict)
     rules: Sequence[Rule] = ()
 
@@ -159,7 +159,7 @@ class Job:
         alternatives = alternatives_here(self.machine.language, self.libraries)
         return {t.name: Choices(t, self.machine, self.code_target, alternatives) for t in self.tasks}
 
-    def tune(self, runner: Runner) -> Work:
+    def tune(self, runner: Runner) -> TuningSummary:
         """Measure what the settings ask for and the store does not have yet. Raises UserError for bounds that cannot be
         measured on this machine."""
         if self.settings.scheduler is None:

@@ -25,7 +25,7 @@ from relax_tune.tuner.job.interrupts import shielded
 from relax_tune.tuner.job.job_names import lives
 from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_state import HOPELESS, TaskState
-from relax_tune.tuner.learn.warm_start import History, roofline
+from relax_tune.tuner.learn.warm_start import RecordedHistory, roofline
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
 from relax_tune.tuner.plan.library_facts import LibraryFacts
@@ -57,7 +57,7 @@ LIBRARY_DEADLINE_SECS = 180.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class TuningProgress:
     """What a display needs after every batch."""
 
     task: str
@@ -71,7 +71,7 @@ class Progress:
 
 
 @dataclass
-class Work:
+class TuningSummary:
     """What a job measured. problems: (task, sentence) for each task that could not be tuned."""
 
     trials: int = 0
@@ -103,7 +103,7 @@ class Tuner:
         settings: Settings,
         job: str,
         libraries: Mapping[str, str],
-        report: Callable[[Progress], None] = lambda _: None,
+        report: Callable[[TuningProgress], None] = lambda _: None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.target_key = target_key
@@ -113,7 +113,7 @@ class Tuner:
         self.job = job
         self.report = report
         self.beat = beat
-        self.result = Work()
+        self.result = TuningSummary()
         self._references: dict[tuple[str, int], CheckCase] = {}
         self._references_at: dict[tuple[str, Point], CheckCase] = {}
         self._lease: Lease | None = None
@@ -121,7 +121,7 @@ class Tuner:
         self._facts = LibraryFacts(store, libraries)
         with shielded():
             self._environment = store.add_environment(Environment(tuple(libraries.items())))
-        self._history = History(store, target_key, {c.task.key for c in choices})
+        self._history = RecordedHistory(store, target_key, {c.task.key for c in choices})
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
 
     def _open(self, choices: Choices, position: int) -> TaskState:
@@ -164,7 +164,7 @@ class Tuner:
 
     # -- the job ------------------------------------------------------------------------------------------------------
 
-    def run(self) -> Work:
+    def run(self) -> TuningSummary:
         """Tune until every task has had its share. Interruptible between batches without losing a record."""
         started = time.monotonic()
         held_elsewhere: set[int] = set()
@@ -470,7 +470,7 @@ class Tuner:
 
     def _tell_progress(self, state: TaskState) -> None:
         self.report(
-            Progress(
+            TuningProgress(
                 state.task.name,
                 state.position,
                 len(self.states),

@@ -54,7 +54,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*|[-+*/%<>]+|\d+")
 
 
 @dataclass(eq=False)
-class History:
+class RecordedHistory:
     """Reads histories for the tasks of one model on one device.
 
     `own`: keys of the model's workloads. What was replayed is kept, since tasks share it."""

@@ -21,7 +21,7 @@ from relax_tune.tuner.measure.flush import CacheFlush
 from relax_tune.tuner.measure.inputs import buffer_shapes
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, Stage, Symbols, failed
 from relax_tune.tuner.measure.pool import SharedBuffers, buffer_bytes
-from relax_tune.tuner.measure.protocol import Progress
+from relax_tune.tuner.measure.protocol import ProgressFile
 from relax_tune.tuner.measure.timing import Contestant, time_interleaved
 
 _WAVE_BYTES = 2 << 30  # packed weights and temporaries of candidates that are timed against each other
@@ -61,7 +61,7 @@ class BatchMeasurement:
         self,
         device: Device,
         libraries: Mapping[str, Library],
-        progress: Progress,
+        progress: ProgressFile,
         answer: Callable[..., None],
         probe: Callable[[], None],
     ) -> None:

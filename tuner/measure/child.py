@@ -32,7 +32,7 @@ from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.batch import BatchMeasurement, DeviceLostError
 from relax_tune.tuner.measure.codec import decode_batch, encode_results
 from relax_tune.tuner.measure.messages import MeasureResult
-from relax_tune.tuner.measure.protocol import FrameReader, Progress, write_frame
+from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, write_frame
 
 _PR_SET_PDEATHSIG = 1
 
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     _die_with_the_supervisor()
     spec, read_from, write_to = arguments[0], int(arguments[1]), int(arguments[2])
-    progress = Progress(Path(arguments[3]), create=False)
+    progress = ProgressFile(Path(arguments[3]), create=False)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(read_from, inbox), daemon=True).start()
 

@@ -18,7 +18,7 @@ from typing import Any
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.codec import decode_device
-from relax_tune.tuner.measure.protocol import FrameReader, Progress, StepStatus, write_frame
+from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, StepStatus, write_frame
 
 _TAIL_BYTES = 2000
 _LOG_LIMIT = 1 << 20
@@ -54,7 +54,7 @@ class DeviceProcess:
         self._spec = device_spec
         self._lock = threading.Lock()
         self._log = folder / "device-process.log"
-        self._progress = Progress(folder / "progress", create=True)
+        self._progress = ProgressFile(folder / "progress", create=True)
         self._progress.clear()
         child_reads, self._write_to = os.pipe()
         read_from, child_writes = os.pipe()

@@ -1,7 +1,7 @@
 """How a supervisor and its device process talk: framed JSON over two pipes, and a small mapped file of progress.
 
 Frames are an 8-byte length and UTF-8 text, on file descriptors of their own: compilers may print what they like on
-stdout and stderr. Progress is memory both sides map, because telling it must cost nothing between two timed launches
+stdout and stderr. ProgressFile is memory both sides map, because telling it must cost nothing between two timed launches
 and must outlive the process that wrote it.
 """
 
@@ -93,7 +93,7 @@ class StepStatus:
     started: float
 
 
-class Progress:
+class ProgressFile:
     """The mapped progress file; one writer (the device process) and one reader (its supervisor)."""
 
     def __init__(self, path: Path, create: bool) -> None:
@@ -125,7 +125,7 @@ class Progress:
         """Unmap; the file belongs to whoever made its folder."""
         self._map.close()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressFile:
         return self
 
     def __exit__(

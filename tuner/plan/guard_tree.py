@@ -52,7 +52,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class GuardSplit:
     """`yes` where the quantity is at most `low` (the next value among the points being `high`), or, for a remainder, is `low`."""
 
     quantity: Quantity
@@ -62,7 +62,7 @@ class Split:
     no: Tree
 
 
-Tree = Leaf | Split
+Tree = Leaf | GuardSplit
 Solved = tuple[float, Tree]
 
 
@@ -144,15 +144,15 @@ class GuardTree:
         assert tree is not None
         return found, tree
 
-    def _split(self, quantity: Quantity, members: Places, yes: Tree, no: Tree) -> Split:
+    def _split(self, quantity: Quantity, members: Places, yes: Tree, no: Tree) -> GuardSplit:
         inside = np.concatenate([leaf.members for leaf in leaves(yes)])
         outside = np.setdiff1d(members, inside)
         if quantity.modulus:
             low = quantity.at(self.points[inside[0]])
-            return Split(quantity, low, low, yes, no)
+            return GuardSplit(quantity, low, low, yes, no)
         low = max(quantity.at(self.points[p]) for p in inside)
         high = min(quantity.at(self.points[p]) for p in outside)
-        return Split(quantity, low, high, yes, no)
+        return GuardSplit(quantity, low, high, yes, no)
 
     # -- trees -----------------------------------------------------------------------------------------------------------
 

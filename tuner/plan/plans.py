@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.errors import RelaxTuneError
-from relax_tune.tuner.plan.select import NOISE, Plan, PlanEntry, beyond, select, standard_error
+from relax_tune.tuner.plan.select import NOISE, DispatchPlan, PlanEntry, beyond, select, standard_error
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task.domain import Domain, Point, distance
 from relax_tune.tuner.task.task import Choices
@@ -31,7 +31,7 @@ class TaskPlan:
     that would have been dispatched cannot be made any more. added: shapes beside the anchors at which a plan made for the anchors
     alone was found to lose, and which therefore count as well."""
 
-    plan: Plan
+    plan: DispatchPlan
     variants: Mapping[str, VariantRecord]
     times: Mapping[str, Sequence[float | None]]
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
         if not any(None not in times[k] for k in allowed):
             asked = choices.of_libraries()[:1] if policy == "library" else ()
             (default,) = asked or (choices.generic(),)
-            return TaskPlan(Plan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
+            return TaskPlan(DispatchPlan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
         kept = {k: samples[k] for k in sorted(allowed)}
         libraries = {k for k in kept if variants[k].kind == "library"}
         rows = timed(kept, domain.points)
@@ -114,7 +114,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
 
 
 def kept_plan(
-    choices: Choices, records: Sequence[Measurement], plan: Plan, variants: Mapping[str, VariantRecord]
+    choices: Choices, records: Sequence[Measurement], plan: DispatchPlan, variants: Mapping[str, VariantRecord]
 ) -> TaskPlan:
     """A plan as it was stored, unless one of its variants cannot be made here any more: then the one that records ask for."""
     times, measured = times_of(choices, records)
@@ -131,7 +131,7 @@ def _made(choices: Choices, variant: VariantRecord) -> bool:
 
 def choose(
     samples: Samples, domain: Domain, libraries: Collection[str], steps: Sequence[int] = (), workers: int = 1
-) -> tuple[Plan, Domain]:
+) -> tuple[DispatchPlan, Domain]:
     """The plan for a domain, and the domain with every shape on record at which plans made without it were beaten."""
     while True:
         times, errors = timed(samples, domain.points), errors_of(samples, domain.points)
@@ -142,7 +142,7 @@ def choose(
         domain = _with(domain, beaten)
 
 
-def _beaten(plan: Plan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
+def _beaten(plan: DispatchPlan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
     """Shapes beside the domain's points at which what is dispatched was beaten beyond noise."""
     found = []
     for point in elsewhere(plan, samples, domain):
@@ -153,7 +153,7 @@ def _beaten(plan: Plan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
     return tuple(found)
 
 
-def elsewhere(plan: Plan, samples: Samples, domain: Domain) -> list[Point]:
+def elsewhere(plan: DispatchPlan, samples: Samples, domain: Domain) -> list[Point]:
     """Shapes between the domain's points, none of them, at which what a plan dispatches was timed."""
     shapes = {s for key in plan.variants for s in samples.get(key, ())}
     return [p for p in between(shapes, domain) if shape_of(p) in samples.get(plan.choose(p), ())]

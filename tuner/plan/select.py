@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.plan.guard_tree import FloatArray, GuardTree, Leaf, Quantity, Split, Tree, leaves
+from relax_tune.tuner.plan.guard_tree import FloatArray, GuardSplit, GuardTree, Leaf, Quantity, Tree, leaves
 from relax_tune.tuner.task.domain import Domain, Point
 
 # What one more leaf must gain, as a fraction of weighted log-time, and how much faster than a library a kernel must be at least.
@@ -39,7 +39,7 @@ Times = Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class GuardTest:
     """`ceildiv(product of symbols[axes], divisor)` is at most `threshold`; with a modulus, its remainder is `threshold`."""
 
     axes: tuple[int, ...]
@@ -56,12 +56,12 @@ class Test:
 class PlanEntry:
     """Dispatch `variant` where all tests have the wanted outcome; an entry without tests always applies."""
 
-    tests: tuple[tuple[Test, bool], ...]
+    tests: tuple[tuple[GuardTest, bool], ...]
     variant: str
 
 
 @dataclass(frozen=True)
-class Plan:
+class DispatchPlan:
     """Ordered entries, the last one unconditional; and what was predicted for it."""
 
     entries: tuple[PlanEntry, ...]
@@ -100,7 +100,7 @@ def select(
     leaf_cost: float = LEAF_COST,
     steps: Sequence[int] = (),
     workers: int = 1,
-) -> Plan:
+) -> DispatchPlan:
     """The plan over `times` (variant key -> seconds per point, None where it has none).
 
     errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise, and by
@@ -127,10 +127,10 @@ def select(
     else:
         _, tree = GuardTree(costs, domain.points, leaf_cost, ordered, remainders).best()
     entries = _merge(_flattened(tree, keys, log_time, domain.points))
-    plan = Plan(entries, 0.0)
+    plan = DispatchPlan(entries, 0.0)
     row = {k: n for n, k in enumerate(keys)}
     chosen = log_time[[row[plan.choose(p)] for p in domain.points], np.arange(len(domain.points))]
-    return Plan(entries, float((weights * np.expm1(chosen - np.nanmin(log_time, axis=0))).sum()))
+    return DispatchPlan(entries, float((weights * np.expm1(chosen - np.nanmin(log_time, axis=0))).sum()))
 
 
 def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> FloatArray:
@@ -183,13 +183,13 @@ def _flattened(tree: Tree, keys: Sequence[str], log_time: FloatArray, points: Se
         return (PlanEntry((), keys[tree.variant]),)
     q = tree.quantity
     threshold = tree.low if q.modulus else _crossing(tree, log_time, points)
-    test = Test(q.axes, threshold, q.divisor, q.modulus)
+    test = GuardTest(q.axes, threshold, q.divisor, q.modulus)
     inside = _flattened(tree.yes, keys, log_time, points)
     outside = _flattened(tree.no, keys, log_time, points)
     return (*(PlanEntry(((test, True), *e.tests), e.variant) for e in inside), *outside)
 
 
-def _crossing(split: Split, log_time: FloatArray, points: Sequence[Point]) -> int:
+def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) -> int:
     """Where between its two points the variants on both sides are equally fast, both times taken for straight lines on log-log
     paper; their geometric mean where the times do not say."""
     q, low, high = split.quantity, split.low, split.high

@@ -17,9 +17,9 @@ from relax_tune.database.records import Variant, canonical_json, parse_json
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError
 from relax_tune.tuner.plan.plans import TaskPlan
-from relax_tune.tuner.plan.select import Plan, PlanEntry, Test
+from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
 
-KeptPlan = tuple[Plan, Mapping[str, Variant]]
+KeptPlan = tuple[DispatchPlan, Mapping[str, Variant]]
 """A plan and the variants it dispatches, by key."""
 
 
@@ -81,13 +81,13 @@ def read_plan(record: PlanRecord) -> KeptPlan:
     whole = entries and not entries[-1].tests and all(e.variant in variants for e in entries)
     if not whole or any(v.key != key for key, v in variants.items()):
         raise DatabaseError(f"{where}: wanted a total list over its own variants, found another; tune again")
-    return Plan(entries, 0.0), variants
+    return DispatchPlan(entries, 0.0), variants
 
 
-def _test(data: dict[str, Any]) -> Test:
-    numbers = {f.name: data[f.name] for f in fields(Test) if f.name != "axes"}
+def _test(data: dict[str, Any]) -> GuardTest:
+    numbers = {f.name: data[f.name] for f in fields(GuardTest) if f.name != "axes"}
     axes = tuple(data["axes"])
     plain = all(type(x) is int for x in (*axes, *numbers.values()))
     if not axes or not plain or min(axes) < 0 or numbers["divisor"] < 1 or numbers["modulus"] < 0:
         raise ValueError(f"a test {data!r}")
-    return Test(axes, **numbers)
+    return GuardTest(axes, **numbers)

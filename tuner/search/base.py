@@ -173,7 +173,7 @@ class Observations:
         return floor
 
 
-class History:
+class SearchHistory:
     """What a strategy was told and has asked. Sorts before it answers, so that the order of arrival leaves no mark."""
 
     def __init__(self, problem: SearchProblem) -> None:

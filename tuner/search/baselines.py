@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from relax_tune.tuner.search.base import History, Result, SearchProblem
+from relax_tune.tuner.search.base import Result, SearchHistory, SearchProblem
 from relax_tune.tuner.search.space import Candidate, CodeArray
 
 GRID_CHUNK = 1 << 14
@@ -16,7 +16,7 @@ class RandomSearch:
     """Legal points uniformly at random (the same share for every sketch), without repetition."""
 
     def __init__(self, problem: SearchProblem, rng: np.random.Generator) -> None:
-        self._history = History(problem)
+        self._history = SearchHistory(problem)
         self._rng = rng
 
     def ask(self, n: int) -> list[Candidate]:
@@ -32,7 +32,7 @@ class GridSearch:
     """Every legal point in canonical order: sketch by sketch, the last parameter fastest."""
 
     def __init__(self, problem: SearchProblem, rng: np.random.Generator) -> None:
-        self._history = History(problem)
+        self._history = SearchHistory(problem)
         self._sketch = 0
         self._next = 0
 
@@ -70,7 +70,7 @@ class GridSearch:
         self._history.add(results)
 
 
-def fresh_sample(history: History, rng: np.random.Generator, count: int) -> CodeArray:
+def fresh_sample(history: SearchHistory, rng: np.random.Generator, count: int) -> CodeArray:
     """Up to `count` random legal points never asked or told, in random order; all that are left when there are fewer.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 
 from relax_tune.tuner.learn.cost_model import CostModel, GradientBoostedModel
 from relax_tune.tuner.search.acquisition import choose_batch, marginal_gain
-from relax_tune.tuner.search.base import History, Observations, Result, SearchProblem, TrainingRows, isin
+from relax_tune.tuner.search.base import Observations, Result, SearchHistory, SearchProblem, TrainingRows, isin
 from relax_tune.tuner.search.baselines import fresh_sample
 from relax_tune.tuner.search.constraint_axes import Embedding
 from relax_tune.tuner.search.genetic import crossover, mutate
@@ -65,7 +65,7 @@ class EvolutionarySearch:
     ) -> None:
         self.problem = problem
         self.settings = settings
-        self._history = History(problem)
+        self._history = SearchHistory(problem)
         self._rng = rng
         self._make_model = make_model
         self._embedded: Embedding | None = None

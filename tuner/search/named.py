@@ -20,7 +20,15 @@ from relax_tune.schedules.cost.vectorized import compile_numpy
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem
 from relax_tune.tuner.search.expressions import Column, TextConstraint
 from relax_tune.tuner.search.registry import make_strategy
-from relax_tune.tuner.search.space import BoolArray, Candidate, Constraint, IntArray, Parameter, ParameterSpace, Sketch
+from relax_tune.tuner.search.space import (
+    BoolArray,
+    Candidate,
+    Constraint,
+    IntArray,
+    Parameter,
+    ParameterSpace,
+    SketchSpace,
+)
 
 Value = bool | int | float | str
 Configuration = dict[str, Value]
@@ -52,7 +60,7 @@ class SearchSpace:
         object.__setattr__(self, "parameters", ordered)
         object.__setattr__(self, "constraints", tuple(constraints))
         own = tuple(_parameter(key, values) for key, values in ordered.items())
-        object.__setattr__(self, "space", ParameterSpace([Sketch(name, own, self._constraint())]))
+        object.__setattr__(self, "space", ParameterSpace([SketchSpace(name, own, self._constraint())]))
 
     def _constraint(self) -> Constraint | None:
         if not self.constraints:

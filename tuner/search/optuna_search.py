@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from relax_tune.tuner.search.base import History, Result, SearchProblem
+from relax_tune.tuner.search.base import Result, SearchHistory, SearchProblem
 from relax_tune.tuner.search.baselines import fresh_sample
 from relax_tune.tuner.search.space import Candidate, CodeArray
 
@@ -44,7 +44,7 @@ class OptunaSearch:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
         self._problem = problem
-        self._history = History(problem)
+        self._history = SearchHistory(problem)
         self._rng = rng
         self._startup = startup
         self._sampler = sampler

@@ -73,7 +73,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, eq=False)
-class Sketch:
+class SketchSpace:
     """Named parameters, what combinations of them are legal, and what a cost model should see of them.
 
     `valid(rows (R, P) int64) -> (R,) bool` keeps the legal rows of parameter values; None keeps all. `features(rows
@@ -134,7 +134,7 @@ class ParameterSpace:
         UserError: no sketch, or two sketches of one name, or a sketch that names a parameter twice.
     """
 
-    def __init__(self, sketches: Iterable[Sketch]) -> None:
+    def __init__(self, sketches: Iterable[SketchSpace]) -> None:
         self.sketches = tuple(sketches)
         names = [s.name for s in self.sketches]
         if not names or len(set(names)) != len(names):
@@ -359,7 +359,7 @@ class ParameterSpace:
 
 
 @dataclass(frozen=True)
-class _Axes:
+class _SketchAxes:
     count: int
     first_sketch_axis: int | None
     tables: tuple[
@@ -367,7 +367,7 @@ class _Axes:
     ]  # a sketch: (parameter column, first axis, (domain, axes) table)
 
 
-def _axes(sketches: Sequence[Sketch]) -> _Axes:
+def _axes(sketches: Sequence[SketchSpace]) -> _SketchAxes:
     """Lay out the axes of `ParameterSpace.coordinates`: parameters of one name (and kind) share them."""
     domains: dict[tuple[str, bool], set[int]] = {}
     for sketch in sketches:
@@ -393,7 +393,7 @@ def _axes(sketches: Sequence[Sketch]) -> _Axes:
             own.append((column, start[p.name, p.ordered], table))
         tables.append(tuple(own))
     first = count if len(sketches) > 1 else None
-    return _Axes(count + (len(sketches) if first is not None else 0), first, tuple(tables))
+    return _SketchAxes(count + (len(sketches) if first is not None else 0), first, tuple(tables))
 
 
 def _radix(sizes: IntArray) -> IntArray | None:

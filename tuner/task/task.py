@@ -35,7 +35,7 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.emit.emit import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
 from relax_tune.tuner.task.domain import Domain
-from relax_tune.tuner.task.unfused_variants import Parts, choices_of_parts, in_parts, parts_of
+from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_parts, in_parts, parts_of
 
 # Sketches that the epilogue of a library call is tried with.
 EPILOGUES = ("injective.parallel", "injective.serial")
@@ -101,7 +101,7 @@ class Choices:
         """The union of the sketches as integers, with vectorised constraints and features."""
         return search_space.ParameterSpace([self._sketch_space(s) for s in self.sketches])
 
-    def _sketch_space(self, sketch: Sketch) -> search_space.Sketch:
+    def _sketch_space(self, sketch: Sketch) -> search_space.SketchSpace:
         names = [t.name for t in sketch.tunables]
         valid, features = ConstraintFunction(sketch), FeatureFunction(sketch, self.machine)
         symbols = [v.name for v in self.task.func.symbols]
@@ -113,7 +113,7 @@ class Choices:
             return features(dict(zip(names, rows.T)), dict(zip(symbols, shapes.T)))
 
         parameters = tuple(search_space.Parameter(t.name, t.domain) for t in sketch.tunables)
-        return search_space.Sketch(sketch.name, parameters, constraint, describe)
+        return search_space.SketchSpace(sketch.name, parameters, constraint, describe)
 
     def seeds(self, count: int | None = None) -> tuple[search_space.Candidate, ...]:
         """Up to `count` candidates (None: all there are) that look best before anything is known: the guesses of the rules, first
@@ -202,7 +202,7 @@ class Choices:
         if not begins:
             return ()
         options = [self._of_part(step)._options() for step in split_at(self.task.func, begins)]
-        return tuple(Parts(begins, chosen).record() for chosen in choices_of_parts(options))
+        return tuple(UnfusedVariant(begins, chosen).record() for chosen in choices_of_parts(options))
 
     def _of_part(self, step: FunctionStep) -> Choices:
         """What can be tried for a part; nothing is measured of a part alone, so its domain has no points."""
@@ -286,7 +286,7 @@ class Choices:
                 stages.append(_stage(form.after, replay_with(Trace.from_json(record.trace), after, record.values)))
         return tuple(stages)
 
-    def _stages_in_parts(self, parts: Parts) -> tuple[Stage, ...]:
+    def _stages_in_parts(self, parts: UnfusedVariant) -> tuple[Stage, ...]:
         steps = split_at(self.task.func, parts.begins)
         made = (self._of_part(step).stages(v) for step, v in zip(steps, parts.variants, strict=True))
         return tuple(stage for step, stages in zip(steps, made, strict=True) for stage in _outside(step, stages))

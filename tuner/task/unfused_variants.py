@@ -17,7 +17,7 @@ _START = '{"parts":'
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class UnfusedVariant:
     """Where a task is cut, as the blocks that its second and later parts begin with, and the variant of each part."""
 
     begins: tuple[str, ...]
@@ -39,7 +39,7 @@ def in_parts(record: VariantRecord) -> bool:
     return record.trace.startswith(_START)
 
 
-def parts_of(record: VariantRecord) -> Parts:
+def parts_of(record: VariantRecord) -> UnfusedVariant:
     """The parts a record was made of. Raises ParseError when it is not of that form."""
     try:
         data = json.loads(record.trace)
@@ -57,7 +57,7 @@ def parts_of(record: VariantRecord) -> Parts:
             f"wanted the trace of a variant in parts, begins and [kind, sketch, trace] with a kind of {VARIANT_KINDS} "
             f"for each, found {record.trace:.80}: {error}"
         ) from None
-    return Parts(begins, tuple(variants))
+    return UnfusedVariant(begins, tuple(variants))
 
 
 def routines_of(record: VariantRecord) -> frozenset[str]:

@@ -18,7 +18,7 @@ from tests.database.records_made import ZEN, filled, timing
 from relax_tune.database.store import open_store
 from relax_tune.tuner.cli.report.console import make_console, make_table, on_terminal, say
 from relax_tune.tuner.cli.report.progress import ProgressView
-from relax_tune.tuner.job.loop import Progress
+from relax_tune.tuner.job.loop import TuningProgress
 
 COMMAND = [sys.executable, "-c", "from relax_tune.tuner.cli.start import main; main()"]
 TOP = ("db", "top", "--db", "r.db", "--on", ZEN.key)
@@ -133,7 +133,7 @@ def _read(number: int) -> str:
 
 # -- progress -------------------------------------------------------------------------------------------------------------
 
-PROGRESS = Progress("matmul", 0, 1, 5, 1, 1e-3, 2e-3, 4e-3)
+PROGRESS = TuningProgress("matmul", 0, 1, 5, 1, 1e-3, 2e-3, 4e-3)
 
 
 def test_progress_in_a_pipe_is_plain_lines_at_once() -> None:

@@ -25,8 +25,7 @@ from relax_tune.tuner.cli.report.table import (
     variant_text,
 )
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.plan.select import PlanEntry
-from relax_tune.tuner.plan.select import Test as Comparison
+from relax_tune.tuner.plan.select import GuardTest, PlanEntry
 from relax_tune.tuner.settings import Settings
 
 LIMITS = (("max_vector_lanes", 8), ("registers", 16), ("vector_bits", 256), ("workers", 2))
@@ -138,7 +137,7 @@ def test_without_records_nothing_is_claimed(job: Job) -> None:
 LABELS = ("b*n", "m+1")
 TESTS = st.tuples(
     st.builds(
-        Comparison,
+        GuardTest,
         st.sampled_from([(0,), (1,), (0, 1)]),
         st.integers(1, 99),
         st.sampled_from([1, 8]),
@@ -151,7 +150,7 @@ POINTS = st.tuples(st.integers(0, 120), st.integers(0, 120))
 
 @settings(max_examples=80, deadline=None)
 @given(tests=st.lists(TESTS, min_size=1, max_size=5), point=POINTS)
-def test_a_range_holds_exactly_where_its_tests_do(tests: list[tuple[Comparison, bool]], point: tuple[int, int]) -> None:
+def test_a_range_holds_exactly_where_its_tests_do(tests: list[tuple[GuardTest, bool]], point: tuple[int, int]) -> None:
     entries = (PlanEntry(tuple(tests), "x"), PlanEntry((), "y"))
     (where, name), last = dispatch_ranges(entries, LABELS, {"x": "tuned x", "y": "generic"})
     assert (name, last) == ("tuned x", ("else", "generic"))

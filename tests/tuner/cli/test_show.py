@@ -27,8 +27,7 @@ from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.cli.report.model_view import program_after, stage_names
 from relax_tune.tuner.cli.report.task_view import SECTIONS, TaskView, _legal, recorded_task
 from relax_tune.tuner.job.job import Job, device_info
-from relax_tune.tuner.search.space import Parameter
-from relax_tune.tuner.search.space import Sketch as SketchSpace
+from relax_tune.tuner.search.space import Parameter, SketchSpace
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.task import Choices
 

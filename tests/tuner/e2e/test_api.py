@@ -18,7 +18,7 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import op, tir
 from relax_tune.ir.rewrite.pattern_kinds import PatternKind
 from relax_tune.ir.rewrite.rules import Level
-from relax_tune.tuner.job.loop import Progress
+from relax_tune.tuner.job.loop import TuningProgress
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
 
@@ -97,7 +97,7 @@ def test_the_commands_name_a_missing_package_with_its_extra(package: str) -> Non
 @pytest.mark.ccompiler
 def test_tune_build_save_load_run(tmp_path: Path) -> None:
     module, records = feed_forward(), tmp_path / "records.db"
-    seen: list[Progress] = []
+    seen: list[TuningProgress] = []
     result = rt.tune(module, db=records, on_progress=seen.append, **QUICK)
     assert seen and result.work.measurements > 0 and result.work.problems == ()
     assert {row.name for row in result.tasks} == {p.task for p in seen}

@@ -25,7 +25,7 @@ from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.passes.graph.lift import LiftParameters
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.library.registry import open_libraries
-from relax_tune.tuner.emit.prepack import Packing, pack_weights, packed
+from relax_tune.tuner.emit.prepack import PackingStep, pack_weights, packed
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.task.task import Choices
 
@@ -102,13 +102,13 @@ def test_lifted_parameters_are_prepared_by_a_function_of_the_same_artifact() -> 
     np.testing.assert_allclose(found, run_function(module, "main", arrays), rtol=1e-5, atol=1e-5)
 
 
-def copying(value: Any, dtype: Any = f32) -> Packing:
+def copying(value: Any, dtype: Any = f32) -> PackingStep:
     """A packing of (3, 5) weights into 2 panels of 4 columns."""
     b = TensorBuilder("pack")
     source, target = b.input("source", (3, 5), dtype, True), b.output("target", (2, 3, 4))
     b.compute(target, lambda p, k, j: value(source.buffer, k, p * 4 + j))
     func = b.finish()
-    return Packing(func, func.output_buffers[0], (0,), 1)
+    return PackingStep(func, func.output_buffers[0], (0,), 1)
 
 
 def test_panels_with_a_padded_tail() -> None:

@@ -29,7 +29,7 @@ from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import MeasureError, VerifyError
 from relax_tune.tuner.job import loop
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.job.loop import Progress, Tuner
+from relax_tune.tuner.job.loop import Tuner, TuningProgress
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.task.domain import Range
 from relax_tune.tuner.task.task import Choices
@@ -74,7 +74,7 @@ def half_fail(program: Any, symbols: Any) -> float | str:
 
 
 def test_trials_are_recorded_with_their_failures_and_a_second_run_measures_nothing() -> None:
-    store, runner, seen = MemoryStore(), RecordedRunner(half_fail), list[Progress]()
+    store, runner, seen = MemoryStore(), RecordedRunner(half_fail), list[TuningProgress]()
     job = paper_job(feed_forward, store, FOUR)
     job.report = seen.append
     result = job.tune(runner)

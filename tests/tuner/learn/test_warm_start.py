@@ -20,7 +20,7 @@ from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION
 from relax_tune.tuner.learn import warm_start
-from relax_tune.tuner.learn.warm_start import History, roofline
+from relax_tune.tuner.learn.warm_start import RecordedHistory, roofline
 from relax_tune.tuner.search.base import Result, SearchProblem, TrainingRows
 from relax_tune.tuner.search.evolution import ENOUGH, EvolutionarySearch
 from relax_tune.tuner.task.task import Choices, points_array
@@ -103,7 +103,7 @@ POINTS = ((8,), (200,))
 
 
 def history(store: MemoryStore, of: Choices, model: set[str] | None = None) -> TrainingRows | None:
-    return History(store, HERE, {of.task.key} if model is None else model).rows(of)
+    return RecordedHistory(store, HERE, {of.task.key} if model is None else model).rows(of)
 
 
 @pytest.mark.parametrize("source", ["other shapes", "another device", "another task"])

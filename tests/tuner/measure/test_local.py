@@ -18,7 +18,7 @@ from relax_tune.errors import MeasureError
 from relax_tune.tuner.measure.local import LocalRunner, _Blame
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.measure.process import DeviceProcess
-from relax_tune.tuner.measure.protocol import FrameReader, Progress, write_frame
+from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, write_frame
 
 pytestmark = [
     pytest.mark.ccompiler,
@@ -169,7 +169,7 @@ def test_frames_and_progress_survive_their_pipe(tmp_path: Path) -> None:
     os.close(writes)
     assert reader.next(1.0) is None and reader.ended
     os.close(reads)
-    with Progress(tmp_path / "p", create=True) as told, Progress(tmp_path / "p", create=False) as seen:
+    with ProgressFile(tmp_path / "p", create=True) as told, ProgressFile(tmp_path / "p", create=False) as seen:
         told.tell(3, 2, "compile")
         step = seen.read()
         assert step is not None and (step.first, step.count, step.phase) == (3, 2, "compile")

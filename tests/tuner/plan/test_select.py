@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from relax_tune.errors import UserError
 from relax_tune.runtime.scalars import Op, ScalarBuilder, evaluate
 from relax_tune.tuner.emit.emit_graph import guard_slot
-from relax_tune.tuner.plan.select import LEAF_COST, Plan, select, standard_error
-from relax_tune.tuner.plan.select import Test as Comparison
+from relax_tune.tuner.plan.select import LEAF_COST, DispatchPlan, GuardTest, select, standard_error
 from relax_tune.tuner.task.domain import Domain, Point
 
 Times = dict[str, list[float | None]]
@@ -47,7 +46,7 @@ def loss(times: Times, domain: Domain, chosen: Sequence[str]) -> float:
     return total
 
 
-def leaves(plan: Plan) -> int:
+def leaves(plan: DispatchPlan) -> int:
     return len(plan.entries)
 
 
@@ -238,7 +237,7 @@ def test_many_shapes_are_never_served_worse_than_by_one_variant(
 def test_remainders_only_add_choices_and_prices_only_remove_leaves(problem: tuple[Times, Domain]) -> None:
     times, domain = problem
 
-    def judged(plan: Plan) -> float:
+    def judged(plan: DispatchPlan) -> float:
         return loss(times, domain, [plan.choose(p) for p in domain.points]) + LEAF_COST * (leaves(plan) - 1)
 
     plain = select(times, domain)
@@ -310,7 +309,7 @@ def test_multiples_of_a_tile_and_even_rounds_of_workers_are_told_by_remainders()
 
 
 TESTS = st.builds(
-    Comparison,
+    GuardTest,
     st.sampled_from([(0,), (1,), (0, 1)]),
     st.integers(0, 99),
     st.sampled_from([1, 8, 10]),
@@ -320,7 +319,7 @@ TESTS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(TESTS, st.tuples(st.integers(0, 2000), st.integers(0, 2000)))
-def test_guards_mean_the_same_in_a_program(test: Comparison, point: Point) -> None:
+def test_guards_mean_the_same_in_a_program(test: GuardTest, point: Point) -> None:
     builder = ScalarBuilder()
     product = builder.symbol(test.axes[0])
     for axis in test.axes[1:]:

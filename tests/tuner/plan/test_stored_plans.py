@@ -34,7 +34,7 @@ from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.plan import select
 from relax_tune.tuner.plan.drift import ALLOWED, drift
 from relax_tune.tuner.plan.plans import TaskPlan, plan_task
-from relax_tune.tuner.plan.select import Plan, PlanEntry
+from relax_tune.tuner.plan.select import DispatchPlan, PlanEntry
 from relax_tune.tuner.plan.stored_plans import plan_texts, read_plan
 from relax_tune.tuner.task.domain import Domain
 
@@ -84,7 +84,7 @@ def test_a_set_is_stored_once_and_replaced_whole() -> None:
     (made,) = built.plans.values()
     plan, variants = first.plan(choices.task.key)
     assert plan.entries == made.plan.entries and set(variants) == set(plan.variants)
-    only = Plan((PlanEntry((), choices.generic().key),), 0.0)
+    only = DispatchPlan((PlanEntry((), choices.generic().key),), 0.0)
     other = replace(built, plans={choices.task.name: TaskPlan(only, {choices.generic().key: choices.generic()}, {})})
     job.store_plans(other)
     assert [s.name == first.name for s in job.plan_sets()] == [True, False]
@@ -99,7 +99,7 @@ def test_a_stored_plan_whose_kernels_cannot_be_made_gives_way_to_what_is_measure
     job = small_job()
     (choices,) = job.choices.values()
     gone = replace(choices.tuned(choices.seeds(1)[0]), trace='[["split", {"loop": "nowhere"}]]')
-    plan = TaskPlan(Plan((PlanEntry((), gone.key),), 0.0), {gone.key: gone}, {})
+    plan = TaskPlan(DispatchPlan((PlanEntry((), gone.key),), 0.0), {gone.key: gone}, {})
     job.store_plans(replace(job.build(), plans={choices.task.name: plan}))
     built = job.build("stored")
     found = built.plans[choices.task.name]
@@ -108,16 +108,16 @@ def test_a_stored_plan_whose_kernels_cannot_be_made_gives_way_to_what_is_measure
 
 
 tests_of_one_symbol = st.builds(
-    select.Test, st.just((0,)), st.integers(0, 64), st.sampled_from([1, 8]), st.sampled_from([0, 2, 16])
+    select.GuardTest, st.just((0,)), st.integers(0, 64), st.sampled_from([1, 8]), st.sampled_from([0, 2, 16])
 )
 
 
 @given(st.lists(st.lists(st.tuples(tests_of_one_symbol, st.booleans()), max_size=3), max_size=4))
-def test_plans_are_read_as_they_were_written(guards: list[list[tuple[select.Test, bool]]]) -> None:
+def test_plans_are_read_as_they_were_written(guards: list[list[tuple[select.GuardTest, bool]]]) -> None:
     (choices,) = paper_job(row_scale).choices.values()
     generic = choices.generic()
     entries = (*(PlanEntry(tuple(g), generic.key) for g in guards if g), PlanEntry((), generic.key))
-    (text,) = plan_texts("m", {"w": TaskPlan(Plan(entries, 0.0), {generic.key: generic}, {})}).values()
+    (text,) = plan_texts("m", {"w": TaskPlan(DispatchPlan(entries, 0.0), {generic.key: generic}, {})}).values()
     plan, variants = read_plan(PlanRecord("w", "t" * 32, 1, text))
     assert plan.entries == entries and variants == {generic.key: generic}
 
@@ -152,7 +152,7 @@ def test_what_a_plan_loses_is_predicted_between_what_was_timed() -> None:
     (choices,) = job.choices.values()
     records = job.records(choices.task.key, choices.task.regime)
     fits = plan_task(choices, records)
-    generic = Plan((PlanEntry((), choices.generic().key),), 0.0)
+    generic = DispatchPlan((PlanEntry((), choices.generic().key),), 0.0)
     kept = (fits.plan, {k: fits.variants[k] for k in fits.plan.variants})
     only = (generic, {choices.generic().key: choices.generic()})
     for domain in (at(1, 2, 5), at(1, 8, 40, 64), at(64)):
@@ -184,7 +184,10 @@ def test_the_command_shows_checks_and_restores(tmp_path: Path, monkeypatch: pyte
         generic = job.choices[name].generic()
         first = job.build()
         job.store_plans(
-            replace(first, plans={name: TaskPlan(Plan((PlanEntry((), generic.key),), 0.0), {generic.key: generic}, {})})
+            replace(
+                first,
+                plans={name: TaskPlan(DispatchPlan((PlanEntry((), generic.key),), 0.0), {generic.key: generic}, {})},
+            )
         )
         old = job.current_plans().name
         job.store_plans(first)

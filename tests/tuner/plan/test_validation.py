@@ -13,8 +13,7 @@ from relax_tune.runtime.program import Program
 from relax_tune.tuner.cli.report.table import dispatch_table, task_rows
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, failed
-from relax_tune.tuner.plan.select import Plan, PlanEntry
-from relax_tune.tuner.plan.select import Test as Comparison
+from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
 from relax_tune.tuner.plan.validation import SHAPES, VALIDATIONS, validation_of, validation_shapes
 from relax_tune.tuner.search.base import SearchProblem
 from relax_tune.tuner.task.domain import Point
@@ -112,8 +111,8 @@ def test_shapes_are_new_within_bounds_and_on_both_sides_of_thresholds() -> None:
     (task,) = job.tasks
     low, high = min(task.domain.points), max(task.domain.points)
     assert task.domain.others and all(low <= p <= high and p not in task.domain.points for p in task.domain.others)
-    entries = (PlanEntry(((Comparison((0,), 37), True),), "a"), PlanEntry((), "b"))
-    plan: Any = type("", (), {"plan": Plan(entries, 0.0)})
+    entries = (PlanEntry(((GuardTest((0,), 37), True),), "a"), PlanEntry((), "b"))
+    plan: Any = type("", (), {"plan": DispatchPlan(entries, 0.0)})
     for count in (3, 6, 12):
         shapes = validation_shapes(task, plan, count)
         assert len(set(shapes)) == len(shapes) <= count

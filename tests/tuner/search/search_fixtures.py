@@ -7,29 +7,29 @@ from collections.abc import Callable
 import numpy as np
 
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchProblem, SearchStrategy
-from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, Sketch
+from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
 
 Answer = Callable[[Candidate, int], Outcome]
 
 
-def tiles() -> Sketch:
+def tiles() -> SketchSpace:
     """Three ordered parameters; tiles must fit into 2048 and divide 64."""
     sizes = (1, 2, 4, 8, 16, 32, 64)
-    return Sketch(
+    return SketchSpace(
         "tiles",
         (Parameter("x", sizes), Parameter("y", sizes), Parameter("unroll", (0, 1, 2, 4))),
         lambda rows: (rows[:, 0] * rows[:, 1] <= 1024) & (rows[:, 1] % np.maximum(rows[:, 2], 1) == 0),
     )
 
 
-def flat() -> Sketch:
+def flat() -> SketchSpace:
     """One ordered and one unordered parameter, nothing forbidden."""
-    return Sketch("flat", (Parameter("x", (1, 2, 4, 8, 16)), Parameter("layout", (5, 0, 9), ordered=False)))
+    return SketchSpace("flat", (Parameter("x", (1, 2, 4, 8, 16)), Parameter("layout", (5, 0, 9), ordered=False)))
 
 
-def wide() -> Sketch:
+def wide() -> SketchSpace:
     """Too many points to list, so that pools are sampled and bred."""
-    return Sketch(
+    return SketchSpace(
         "wide",
         tuple(Parameter(f"p{i}", tuple(range(1, 17))) for i in range(6)),
         lambda rows: rows.sum(axis=1) % 3 == 0,
@@ -46,8 +46,10 @@ PROBLEMS: dict[str, Callable[[], SearchProblem]] = {
         [2e-5, 1.0, 1.0],
     ),
     "large": lambda: SearchProblem(ParameterSpace([wide(), flat()]), [[4], [400]]),
-    "one parameter": lambda: SearchProblem(ParameterSpace([Sketch("line", (Parameter("x", tuple(range(1, 40))),))])),
-    "one point": lambda: SearchProblem(ParameterSpace([Sketch("fixed", ())])),
+    "one parameter": lambda: SearchProblem(
+        ParameterSpace([SketchSpace("line", (Parameter("x", tuple(range(1, 40))),))])
+    ),
+    "one point": lambda: SearchProblem(ParameterSpace([SketchSpace("fixed", ())])),
 }
 
 

@@ -14,7 +14,7 @@ from relax_tune.tuner.search.base import Failure, Result, SearchProblem, Trainin
 from relax_tune.tuner.search.evolution import EvolutionarySearch, EvolutionSettings
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.search.replay import RecordedRunner, RecordedSpace, load_recorded, recorded_spaces, replay
-from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, Sketch
+from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
 
 DATA = Path(__file__).parents[2] / "data" / "replay"
 
@@ -82,7 +82,7 @@ def test_breeding_finds_the_optimum_of_a_space_too_large_to_list() -> None:
     """Eight parameters of 32 values; random search of as many points stays far away."""
     domain = tuple(range(1, 33))
     space = ParameterSpace(
-        [Sketch("big", tuple(Parameter(f"p{i}", domain) for i in range(8)), lambda r: r.sum(axis=1) % 2 == 0)]
+        [SketchSpace("big", tuple(Parameter(f"p{i}", domain) for i in range(8)), lambda r: r.sum(axis=1) % 2 == 0)]
     )
     target = np.array([4, 30, 16, 8, 25, 3, 12, 20])
 

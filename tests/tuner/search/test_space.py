@@ -12,7 +12,7 @@ from tests.tuner.search.search_fixtures import flat, tiles, wide
 
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.tuner.search.genetic import crossover, mutate
-from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, Sketch
+from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
 
 domains = st.lists(st.integers(-4, 64), min_size=1, max_size=4, unique=True).map(tuple)
 parameters = st.lists(domains, min_size=0, max_size=4).map(
@@ -27,7 +27,7 @@ def even(rows: np.ndarray) -> np.ndarray:
 @given(st.lists(parameters, min_size=1, max_size=3), st.booleans(), st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_listing_sampling_and_codes_agree(boxes: list[tuple[Parameter, ...]], constrained: bool, seed: int) -> None:
-    space = ParameterSpace([Sketch(f"s{i}", ps, even if constrained else None) for i, ps in enumerate(boxes)])
+    space = ParameterSpace([SketchSpace(f"s{i}", ps, even if constrained else None) for i, ps in enumerate(boxes)])
     wanted = sorted(
         Candidate(i, values)
         for i, ps in enumerate(boxes)
@@ -63,13 +63,13 @@ def test_rejection_fills_a_large_space_and_shares_between_sketches() -> None:
 
 
 def test_a_large_space_without_legal_points_gives_up_and_says_so() -> None:
-    never = Sketch("never", wide().parameters, lambda rows: np.zeros(len(rows), dtype=np.bool_))
+    never = SketchSpace("never", wide().parameters, lambda rows: np.zeros(len(rows), dtype=np.bool_))
     with pytest.raises(ScheduleError, match=r"'never' \(2097152 random points tried\)"):
         ParameterSpace([never]).sample(np.random.default_rng(0), 4)
 
 
 def test_spaces_beyond_64_bits_still_tell_points_apart() -> None:
-    space = ParameterSpace([Sketch("huge", tuple(Parameter(f"p{i}", tuple(range(64))) for i in range(12)))])
+    space = ParameterSpace([SketchSpace("huge", tuple(Parameter(f"p{i}", tuple(range(64))) for i in range(12)))])
     codes = space.sample(np.random.default_rng(0), 500)
     keys = space.keys(codes)
     assert keys.dtype.kind == "V" and len(np.unique(keys)) == 500
@@ -78,7 +78,7 @@ def test_spaces_beyond_64_bits_still_tell_points_apart() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_children_stay_in_the_box_and_differ_from_their_parents(seed: int) -> None:
-    space = ParameterSpace([tiles(), flat(), Sketch("fixed", (Parameter("x", (3,)),))])
+    space = ParameterSpace([tiles(), flat(), SketchSpace("fixed", (Parameter("x", (3,)),))])
     rng = np.random.default_rng(seed)
     parents = space.sample(rng, 90)
     for children in (mutate(space, rng, parents), crossover(space, rng, parents, 200)):
@@ -99,7 +99,7 @@ def test_features_of_a_union_do_not_mix_meanings() -> None:
             axis=2,
         ).astype(np.float32)
 
-    space = ParameterSpace([Sketch("a", (Parameter("x", (1, 2)),), features=two), flat()])
+    space = ParameterSpace([SketchSpace("a", (Parameter("x", (1, 2)),), features=two), flat()])
     codes = space.encode([Candidate(0, (2,)), Candidate(1, (8, 9))])
     shapes = np.array([[4], [16]])
     values = space.features(codes, shapes)
@@ -110,7 +110,9 @@ def test_features_of_a_union_do_not_mix_meanings() -> None:
 
 
 def test_parameters_of_one_name_share_an_axis() -> None:
-    space = ParameterSpace([Sketch("a", (Parameter("tile", (1, 4)),)), Sketch("b", (Parameter("tile", (2, 16)),))])
+    space = ParameterSpace(
+        [SketchSpace("a", (Parameter("tile", (1, 4)),)), SketchSpace("b", (Parameter("tile", (2, 16)),))]
+    )
     points = space.coordinates(space.encode([Candidate(0, (4,)), Candidate(1, (2,)), Candidate(1, (16,))]))
     assert points.tolist() == [[2 / 3, 1, 0], [1 / 3, 0, 1], [1.0, 0, 1]]
 
@@ -122,7 +124,7 @@ def test_parameters_of_one_name_share_an_axis() -> None:
         lambda: Parameter("x", (1, 1)),
         lambda: ParameterSpace([]),
         lambda: ParameterSpace([flat(), flat()]),
-        lambda: ParameterSpace([Sketch("s", (Parameter("x", (1,)), Parameter("x", (2,))))]),
+        lambda: ParameterSpace([SketchSpace("s", (Parameter("x", (1,)), Parameter("x", (2,))))]),
     ],
 )
 def test_malformed_spaces_are_refused(make: object) -> None:

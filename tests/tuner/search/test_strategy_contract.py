@@ -13,7 +13,7 @@ from tests.tuner.search.search_fixtures import PROBLEMS, bowl, flat, play, tiles
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem, SearchStrategy
 from relax_tune.tuner.search.registry import STRATEGIES, check_strategy, make_strategy
-from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, Sketch
+from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
 from relax_tune.tuner.settings import Settings
 
 
@@ -117,14 +117,14 @@ def test_some_shapes_may_be_left_out(name: str) -> None:
 
 @every_strategy
 def test_a_space_without_legal_points_says_so(name: str) -> None:
-    never = Sketch("never", (Parameter("x", (1, 2, 3)),), lambda rows: np.zeros(len(rows), dtype=np.bool_))
+    never = SketchSpace("never", (Parameter("x", (1, 2, 3)),), lambda rows: np.zeros(len(rows), dtype=np.bool_))
     with pytest.raises(ScheduleError, match=r"'never' \(all 3 points tried\)"):
         fresh(name, SearchProblem(ParameterSpace([never]))).ask(1)
 
 
 @every_strategy
 def test_a_sketch_without_legal_points_is_passed_over(name: str) -> None:
-    never = Sketch("never", (Parameter("x", (1, 2, 3)),), lambda rows: np.zeros(len(rows), dtype=np.bool_))
+    never = SketchSpace("never", (Parameter("x", (1, 2, 3)),), lambda rows: np.zeros(len(rows), dtype=np.bool_))
     made = SearchProblem(ParameterSpace([never, flat()]))
     asked = list(itertools.chain(*play(fresh(name, made), made, [8, 8])))
     assert len(asked) == 15 and {c.sketch for c in asked} == {1}

@@ -36,7 +36,7 @@ from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.plan.plans import plan_task
 from relax_tune.tuner.task.task import Choices
-from relax_tune.tuner.task.unfused_variants import Parts, choices_of_parts, in_parts, parts_of, routines_of
+from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_parts, in_parts, parts_of, routines_of
 
 
 @cache
@@ -181,4 +181,4 @@ def test_what_keeps_to_one_library_is_tried_first() -> None:
     found = choices_of_parts([(one, two, own), (softmax,), (one, two, own)], limit=4)
     assert found[:3] == ((one, softmax, one), (two, softmax, two), (own, softmax, own))
     assert len(set(found)) == 4
-    assert [Parts(("a", "b"), chosen).record().kind for chosen in (found[0], found[2])] == ["library", "tuned"]
+    assert [UnfusedVariant(("a", "b"), chosen).record().kind for chosen in (found[0], found[2])] == ["library", "tuned"]

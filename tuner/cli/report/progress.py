@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from relax_tune.tuner.cli.report.console import make_table, on_terminal, ratio_text, say, seconds_text
-from relax_tune.tuner.job.loop import Progress
+from relax_tune.tuner.job.loop import TuningProgress
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class _Row:
 
     name: str
     calls: int
-    last: Progress | None = None
+    last: TuningProgress | None = None
 
 
 class ProgressView:
@@ -45,7 +45,7 @@ class ProgressView:
         if self._live is not None:
             self._live.stop()
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: TuningProgress) -> None:
         """Show the newest numbers of a task."""
         if 0 <= progress.position < len(self._rows):
             self._rows[progress.position].last = progress

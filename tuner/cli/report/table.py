@@ -16,7 +16,7 @@ from relax_tune.database.records import Measurement
 from relax_tune.database.records import Variant as VariantRecord
 from relax_tune.tuner.cli.report.console import make_table, seconds_text
 from relax_tune.tuner.plan.plans import TaskPlan, times_of
-from relax_tune.tuner.plan.select import PlanEntry, Test
+from relax_tune.tuner.plan.select import GuardTest, PlanEntry
 from relax_tune.tuner.plan.validation import Validation, validation_of
 from relax_tune.tuner.task.task import Choices, Task
 from relax_tune.tuner.task.unfused_variants import in_parts
@@ -104,7 +104,7 @@ def dispatch_ranges(
     return tuple(lines)
 
 
-def _quantity(test: Test, labels: Sequence[str]) -> str:
+def _quantity(test: GuardTest, labels: Sequence[str]) -> str:
     """What a test is about, as Python would compute it."""
     text = _product(test.axes, labels)
     if test.divisor > 1:

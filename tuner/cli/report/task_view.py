@@ -23,8 +23,7 @@ from relax_tune.tuner.cli.report.explanation import opinion
 from relax_tune.tuner.cli.report.table import KINDS, dispatch_ranges, symbol_labels, variant_text
 from relax_tune.tuner.emit.emit import KernelStage
 from relax_tune.tuner.plan.plans import TaskPlan, plan_task, times_of
-from relax_tune.tuner.search.space import ParameterSpace
-from relax_tune.tuner.search.space import Sketch as SketchSpace
+from relax_tune.tuner.search.space import ParameterSpace, SketchSpace
 from relax_tune.tuner.task.domain import Domain, Range, anchors
 from relax_tune.tuner.task.extract import DEFAULT_UPPER
 from relax_tune.tuner.task.task import Choices, Task
