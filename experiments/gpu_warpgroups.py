@@ -1,6 +1,6 @@
 """The part of `gpu_suite.py` that asks a GPU whether products by four warps at once (`wgmma`) are right there, and how fast.
 
-Nothing selects them (`Machine.warpgroups`), whatever is found here: kernels are made and compiled for sm_90a by hand. First the rule's
+Nothing selects them (`HardwareInfo.warpgroups`), whatever is found here: kernels are made and compiled for sm_90a by hand. First the rule's
 guesses multiply matrices off all tiles, and each result is held against the reference's; then those that were right are timed at large
 sizes beside those of `tensor.tiles`, and cuBLAS.
 """
@@ -31,7 +31,7 @@ from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.emit import KernelStage, candidate_program
 from relax_tune.tuner.measure.inputs import random_inputs
 from relax_tune.tuner.task.reference import evaluate, tolerances
@@ -66,7 +66,7 @@ def product_of(kind: str, k: int, n: int, turned: bool) -> PrimFunc:
 
 def candidates(device: Device, func: PrimFunc, rule: str, tiny: bool) -> Iterator[tuple[str, Callable[[], Executor]]]:
     """The first guesses of the first sketch that a rule has of a function, as text, with what opens each. tiny: the last one."""
-    machine = replace(Machine.from_limits(device.info.kind, dict(device.info.limits)), warpgroups=True)
+    machine = replace(HardwareInfo.from_limits(device.info.kind, dict(device.info.limits)), has_wgmma=True)
     target, names = CodeTarget("cuda", machine.lanes), {v: v.name for v in func.symbols}
     for sketch in generate_sketches(func, machine, {rule: GPU_RULES[rule]})[:1]:
         for values in sketch.guesses[-1:] if tiny else sketch.guesses[:TRIED]:

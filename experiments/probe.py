@@ -28,7 +28,7 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program import Program
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.measure.inputs import random_constants, random_inputs
 from relax_tune.tuner.task.extract import extract_tasks
 from relax_tune.tuner.task.task import Choices
@@ -90,8 +90,8 @@ def main() -> None:
     kernel = KERNELS[args.kernel]
     chosen = {**kernel.dims, **{n: int(v) for n, v in (s.split("=") for s in args.size)}}
     device = open_device(args.target)
-    machine = Machine.from_limits(device.info.kind, dict(device.info.limits) | {"workers": 1})
-    target = CodeTarget("opencl" if machine.groups else "c", machine.lanes)
+    machine = HardwareInfo.from_limits(device.info.kind, dict(device.info.limits) | {"workers": 1})
+    target = CodeTarget("opencl" if machine.has_grid else "c", machine.lanes)
     lowered = lower(kernel.module(args.symbolic))
     for task in extract_tasks(lowered):
         choices = Choices(task, machine, target)

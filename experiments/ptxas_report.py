@@ -49,7 +49,7 @@ from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
 from relax_tune.schedules.rules.gpu import mma as gpu_mma
 from relax_tune.schedules.schedule import holds
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, instantiate
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # How far from the limits candidates may be by our estimate, and how many are drawn to find such.
 FAR, DRAWN = 2.0, 300
@@ -63,7 +63,10 @@ LIMITS = {"workers": 108, "warp": 32, "max_group_size": 1024, "max_local_bytes":
           "registers_per_sm": 64 << 10, "threads_per_sm": 2048, "groups_per_sm": 32, "vector_bits": 128,
           "compute_major": 8}  # fmt: skip
 HOPPER = {"workers": 132, "max_local_bytes": 227 << 10, "local_bytes_per_sm": 228 << 10, "compute_major": 9}
-MACHINES = {"sm_80": Machine.from_limits("cuda", LIMITS), "sm_90": Machine.from_limits("cuda", LIMITS | HOPPER)}
+MACHINES = {
+    "sm_80": HardwareInfo.from_limits("cuda", LIMITS),
+    "sm_90": HardwareInfo.from_limits("cuda", LIMITS | HOPPER),
+}
 
 
 def _lowered(make: Callable[[GraphBuilder], GVar], *passes: Pass) -> PrimFunc:
@@ -165,19 +168,21 @@ def _number(e: Expr, sketch: Sketch, values: Mapping[str, int]) -> int:
     return found
 
 
-def _taken(sketch: Sketch, machine: Machine) -> list[tuple[Expr, Expr]]:
+def _taken(sketch: Sketch, machine: HardwareInfo) -> list[tuple[Expr, Expr]]:
     """Of every kernel what it takes by our estimate, and what there is: registers of an item, and shared memory."""
     found: list[tuple[Expr, Expr]] = []
     for k in kernels(sketch.func):
         items = maximum(group_items(sketch.func, k), 1)
         found.append(
-            (registers(sketch.func, k, True), minimum(machine.registers, const(machine.core_registers) // items))
+            (registers(sketch.func, k, True), minimum(machine.registers, const(machine.sm_registers) // items))
         )
         found.append((shared_bytes(sketch.func, k, machine), const(machine.local_bytes)))
     return found
 
 
-def _chosen(sketch: Sketch, machine: Machine, samples: int, rng: random.Random) -> list[tuple[dict[str, int], float]]:
+def _chosen(
+    sketch: Sketch, machine: HardwareInfo, samples: int, rng: random.Random
+) -> list[tuple[dict[str, int], float]]:
     """Values that satisfy the constraints, with what they take of the limits: near these on both sides, where there are such; one
     otherwise."""
     wanted = _taken(sketch, machine)
@@ -221,7 +226,7 @@ def examined(name: str, func: PrimFunc, architecture: str, samples: int, rng: ra
                             raise
                         held, used, spilled = 0, shared, 0
                     used = int(asked[1]) if asked else used
-                    allowed = min(machine.registers, machine.core_registers // prod(text.local))
+                    allowed = min(machine.registers, machine.sm_registers // prod(text.local))
                     rows.append(
                         Row(
                             architecture, name, label, values, text.name, prod(text.local),

@@ -32,7 +32,7 @@ from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import simplify_func
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.emit import KernelStage, candidate_program
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.local import LocalRunner
@@ -75,7 +75,7 @@ def elementwise() -> PrimFunc:
     return b.finish()
 
 
-def product_under(mode: str, machine: Machine) -> Schedule:
+def product_under(mode: str, machine: HardwareInfo) -> Schedule:
     """Register tiles of TILE_ROWS rows by two vectors, written out at the end; panels of columns are shared out."""
     s = Schedule(product())
     if mode == "padding":
@@ -101,7 +101,7 @@ def product_under(mode: str, machine: Machine) -> Schedule:
     for name in (columns, j_1):
         s.set_kind(name, "vectorized")
     s.apply("decompose_reduction", block="main", loop=k)
-    s.set_kind(j_0, "group" if machine.groups else "parallel")
+    s.set_kind(j_0, "group" if machine.has_grid else "parallel")
     return s
 
 
@@ -112,7 +112,7 @@ def _in_turn(s: Schedule, block: str, out: str) -> None:
     s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[2])
 
 
-def rows_under(func: PrimFunc, mode: str, machine: Machine) -> Schedule:
+def rows_under(func: PrimFunc, mode: str, machine: HardwareInfo) -> Schedule:
     """Rows are shared out; each runs through its columns in tiles of four vectors, sums with an accumulator for every lane."""
     s, tile = Schedule(func), 4 * machine.lanes
     if mode == "padding":
@@ -132,7 +132,7 @@ def rows_under(func: PrimFunc, mode: str, machine: Machine) -> Schedule:
     if "Y_pad_take" in names:
         s.reverse_compute_at("Y_pad_take", row)
         in_vectors(s, "Y_pad_take", s.loops_of("Y_pad_take")[-1], tile)
-    s.set_kind(row, "group" if machine.groups else "parallel")
+    s.set_kind(row, "group" if machine.has_grid else "parallel")
     return s
 
 
@@ -141,10 +141,10 @@ class Case:
     """A function of one symbol, and its schedule under a mode."""
 
     make: Callable[[], PrimFunc]
-    under: Callable[[str, Machine], Schedule]
-    tile: Callable[[Machine], int]
+    under: Callable[[str, HardwareInfo], Schedule]
+    tile: Callable[[HardwareInfo], int]
 
-    def sizes(self, machine: Machine) -> tuple[int, ...]:
+    def sizes(self, machine: HardwareInfo) -> tuple[int, ...]:
         """One, primes, and sizes on the tile and next to it."""
         tile = self.tile(machine)
         return tuple(sorted({1, 37, 127, 509, *(tile * k + d for k in (1, 4, 16) for d in (-1, 0, 1))}))
@@ -159,7 +159,7 @@ CASES = {
 }
 
 
-def programs(case: Case, task: Task, machine: Machine, target: CodeTarget) -> dict[str, Program]:
+def programs(case: Case, task: Task, machine: HardwareInfo, target: CodeTarget) -> dict[str, Program]:
     """A program for each mode that makes other code than those before it."""
     found: dict[str, Program] = {}
     for mode in MODES:
@@ -181,10 +181,10 @@ def _meaning(stage: KernelStage, task: Task) -> dict[Var, Expr]:
 def measured(case: Case, runner: Runner, sizes: Sequence[int] | None) -> dict[str, dict[int, float]]:
     """Seconds of every mode at every size."""
     info = runner.device_info()
-    machine = Machine.from_limits(info.kind, dict(info.limits))
+    machine = HardwareInfo.from_limits(info.kind, dict(info.limits))
     func, sizes = case.make(), sizes or case.sizes(machine)
     task = Task(workload_key(func), "", func, (), Domain(tuple((n,) for n in sizes), (1 / len(sizes),) * len(sizes)))
-    target = CodeTarget("opencl" if machine.groups else "c", machine.lanes)
+    target = CodeTarget("opencl" if machine.has_grid else "c", machine.lanes)
     checks = (check_case(task, 0), check_case(task, 1))
     made = programs(case, task, machine, target)
     requests = [MeasureRequest(mode, p.to_json(), checks, task.bindings(), POLICY) for mode, p in made.items()]

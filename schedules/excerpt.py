@@ -9,7 +9,7 @@ from relax_tune.ir.core.stmt import Block, For, walk
 from relax_tune.ir.text.printer import Printer
 
 
-def named_in(func: PrimFunc) -> set[str]:
+def names_in(func: PrimFunc) -> set[str]:
     """The names a step can speak of: loops, blocks and buffers."""
     return {name for name, _ in _places(func)}
 

@@ -139,7 +139,7 @@ def _bound(extent: Expr, around: Collection[Var]) -> Expr:
     return op(extent.op, (part, more[1]), extent.dtype) if more and isinstance(extent, Op) else part
 
 
-def copied(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
+def clone_stmt(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
     """`s`, a part of `func`, with loops, blocks and iterators of its own, called after the old ones with `suffix`."""
     taken: list[str] = []
 
@@ -170,7 +170,7 @@ def _with_iters(s: Store, own: Mapping[Var, Expr]) -> Store:
     return Store(s.buffer, tuple(substitute(e, own) for e in s.indices), substitute(s.value, own))
 
 
-def over_other_iters(block: Block, iters: Iterable[tuple[IterVar, Expr]], values: Mapping[Var, Expr]) -> Block:
+def with_iters(block: Block, iters: Iterable[tuple[IterVar, Expr]], values: Mapping[Var, Expr]) -> Block:
     """The block over `iters` with their bindings, its old iterators being `values` over the new ones."""
     pairs = list(iters)
     return replace(
@@ -239,22 +239,22 @@ def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
             extent = substitute(n.extent, mapping)
             return n if extent is n.extent else replace(n, extent=extent)
         if isinstance(n, Block):
-            bindings = tuple(in_turn(substitute(e, mapping)) for e in n.bindings)
+            bindings = tuple(left_associated(substitute(e, mapping)) for e in n.bindings)
             return replace(n, bindings=bindings, predicate=substitute(n.predicate, mapping))
         return None
 
     return rewrite(s, fix)
 
 
-def in_turn(e: Expr) -> Expr:
+def left_associated(e: Expr) -> Expr:
     """`a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
     while isinstance(e, Op) and e.op == "add" and isinstance(e.args[1], Op) and e.args[1].op == "add":
         left, (first, last) = e.args[0], e.args[1].args
-        e = op("add", (in_turn(op("add", (left, first), e.dtype)), last), e.dtype)
+        e = op("add", (left_associated(op("add", (left, first), e.dtype)), last), e.dtype)
     return e
 
 
-def bracketed(e: Expr, guard: Expr) -> Expr:
+def regroup_sums(e: Expr, guard: Expr) -> Expr:
     """`e` with the sums that `guard` bounds as one term each, where `rebind` has taken their brackets away."""
     bounded = [f.args[0] for f in conjuncts(guard) if isinstance(f, Op) and f.op == "lt"]
     terms = _terms(e)
@@ -296,7 +296,7 @@ def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:
             )
 
 
-def require_role(func: PrimFunc, step: str, *found: Block) -> None:
+def require_compute_block(func: PrimFunc, step: str, *found: Block) -> None:
     """Blocks that run once, before any call, are not mixed with others; else ScheduleError."""
     for block in found:
         if block.role != "compute":

@@ -23,7 +23,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, LoopKind, Tail, blocks, loops, walk
-from relax_tune.schedules.excerpt import loop_nest, named_in
+from relax_tune.schedules.excerpt import loop_nest, names_in
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives import arithmetic as on_arithmetic
 from relax_tune.schedules.primitives import block_iters as on_iterators
@@ -41,7 +41,7 @@ from relax_tune.schedules.primitives import pipeline as on_pipeline
 from relax_tune.schedules.primitives import reductions as on_reductions
 from relax_tune.schedules.primitives import stream_k as on_shares
 from relax_tune.schedules.primitives import tensorize as on_tensorize
-from relax_tune.schedules.symbols import by_place, of_function, require_name
+from relax_tune.schedules.symbols import require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 
 # Every primitive by the name traces use. A new primitive is added here, and nowhere else.
@@ -136,8 +136,8 @@ class Schedule:
         if known is None:
             raise ScheduleError(f"wanted a primitive, one of {', '.join(PRIMITIVES)}; found {primitive!r}")
         _check_arguments(primitive, known, args)
-        recorded = {k: _mapped(v, lambda e: scalar_value(by_place(e, self.func))) for k, v in args.items()}
-        actual = {k: _mapped(v, lambda e: of_function(e, self.func)) for k, v in recorded.items()}
+        recorded = {k: _mapped(v, lambda e: scalar_value(with_slots(e, self.func))) for k, v in args.items()}
+        actual = {k: _mapped(v, lambda e: with_symbols(e, self.func)) for k, v in recorded.items()}
         found = dict(self.tunables)
         for t in (t for v in recorded.values() for e in each(v) if isinstance(e, Expr) for t in free_vars(e)):
             if isinstance(t, Tunable) and found.setdefault(require_name(t.name), t) is not t:
@@ -283,7 +283,7 @@ def _fits(wanted: Mapping[str, str], name: str, value: Any) -> bool:
 
 
 # Of a function that a trace makes: steps can double it, and traces may come from anywhere.
-MOST_STATEMENTS = 1000
+MAX_STATEMENTS = 1000
 
 
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
@@ -296,10 +296,10 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
         try:
             before = schedule.func
             schedule.apply(step.primitive, **dict(step.args))
-            if sum(1 for _ in walk(schedule.func.body)) > MOST_STATEMENTS:
+            if sum(1 for _ in walk(schedule.func.body)) > MAX_STATEMENTS:
                 schedule.func = before
                 raise ScheduleError(
-                    f"{func.name}: wanted at most {MOST_STATEMENTS} loops and blocks after a step, found more"
+                    f"{func.name}: wanted at most {MAX_STATEMENTS} loops and blocks after a step, found more"
                 )
         except ScheduleError as error:
             raise ScheduleError(
@@ -318,7 +318,7 @@ def _located(step: Step, func: PrimFunc) -> str:
     name, *args = step.parts
     known = PRIMITIVES.get(step.primitive)
     line, under = f"s.apply({name}", " " * len("s.apply(") + ("^" if known is None else " ") * len(name)
-    there, wanted = named_in(func), {} if known is None else _parameters(known)
+    there, wanted = names_in(func), {} if known is None else _parameters(known)
     for part, (key, value) in zip(args, step.args, strict=True):
         marks = " " * len(part)
         if known is not None and not _fits(wanted, key, value):

@@ -51,10 +51,10 @@ from relax_tune.schedules.rules.gpu import reductions as gpu_reductions
 from relax_tune.schedules.rules.gpu import rowwise as gpu_rowwise
 from relax_tune.schedules.rules.gpu import wgmma as gpu_wgmma
 from relax_tune.schedules.schedule import Schedule, holds, replay
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Trace
 
-Rule = Callable[[PrimFunc, Machine], Iterator[tuple[str, Schedule]]]
+Rule = Callable[[PrimFunc, HardwareInfo], Iterator[tuple[str, Schedule]]]
 
 # The rules for processors and those for GPUs, in the order their sketches are listed. A new rule is added here, and nowhere else.
 PROCESSOR_RULES: Mapping[str, Rule] = {
@@ -85,7 +85,7 @@ GPU_RULES: Mapping[str, Rule] = {
 RULES: Mapping[str, Rule] = {**PROCESSOR_RULES, **GPU_RULES}
 
 
-def rules_for(machine: Machine) -> Mapping[str, Rule]:
+def rules_for(machine: HardwareInfo) -> Mapping[str, Rule]:
     """The rules that make sketches for a machine."""
     return {name: rule for name, rule in RULES.items() if (name in GPU_RULES) == machine.is_gpu}
 
@@ -105,7 +105,9 @@ class Sketch:
         return self.trace.tunables
 
 
-def generate_sketches(func: PrimFunc, machine: Machine, rules: Mapping[str, Rule] | None = None) -> tuple[Sketch, ...]:
+def generate_sketches(
+    func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rule] | None = None
+) -> tuple[Sketch, ...]:
     """All sketches of a function, by the machine's rules or the given ones. The last one is always the fallback, which fits every
     function."""
     found = []
@@ -117,7 +119,7 @@ def generate_sketches(func: PrimFunc, machine: Machine, rules: Mapping[str, Rule
     return tuple(found)
 
 
-def _limit(s: Schedule, machine: Machine) -> None:
+def _limit(s: Schedule, machine: HardwareInfo) -> None:
     """Kernels that a GPU can launch; guesses that it cannot are none."""
     for fact in limits(s.func, machine):
         s.require(fact)

@@ -40,7 +40,7 @@ LIMIT = 1 << 31
 # Longer text is not given to Python's parser.
 MAX_CHARACTERS = 500
 
-_PLACE = re.compile(r"s(0|[1-9][0-9]?)")
+_SLOT = re.compile(r"s(0|[1-9][0-9]?)")
 _TAKEN = frozenset({"s", "Tunable", "min", "max"})
 _INFIX: Mapping[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "floormod",
@@ -51,7 +51,7 @@ _OPERATIONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 OPERATIONS = tuple(_OPERATIONS)
 
 
-class Place(Var):
+class SymbolSlot(Var):
     """The shape symbol at `position` among those of whatever function a trace is replayed on."""
 
     __slots__ = ("position",)
@@ -63,33 +63,33 @@ class Place(Var):
 
 
 @cache
-def place(position: int) -> Place:
+def slot(position: int) -> SymbolSlot:
     """The one value that stands for a position, from 0 to 99."""
-    return Place(position)
+    return SymbolSlot(position)
 
 
-def place_called(name: str) -> Place | None:
+def slot_named(name: str) -> SymbolSlot | None:
     """What `s0`, `s1`, ... stand for; None for other names."""
-    found = _PLACE.fullmatch(name)
-    return None if found is None else place(int(found[1]))
+    found = _SLOT.fullmatch(name)
+    return None if found is None else slot(int(found[1]))
 
 
 def require_name(name: str) -> str:
     """`name` when a tunable may be called so; else ScheduleError: a trace is printed as Python."""
-    if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or place_called(name) is not None:
+    if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or slot_named(name) is not None:
         raise ScheduleError(
             f"wanted a tunable's name that is an identifier and none of {', '.join(sorted(_TAKEN))}, s0, s1, ...; found {name!r}"
         )
     return name
 
 
-def by_place(e: Expr, func: PrimFunc) -> Expr:
+def with_slots(e: Expr, func: PrimFunc) -> Expr:
     """An expression of `func` with places for its shape symbols. Raises ScheduleError for one that no trace can hold."""
-    if isinstance(e, (Tunable, Place)):
+    if isinstance(e, (Tunable, SymbolSlot)):
         return e
-    known: dict[Var, Expr] = {v: place(at) for at, v in enumerate(func.symbols[:100]) if v.dtype is i64}
+    known: dict[Var, Expr] = {v: slot(at) for at, v in enumerate(func.symbols[:100]) if v.dtype is i64}
     for n in postorder((e,)):
-        if isinstance(n, Var) and (isinstance(n, (Tunable, Place)) or n in known):
+        if isinstance(n, Var) and (isinstance(n, (Tunable, SymbolSlot)) or n in known):
             continue
         if (isinstance(n, Const) and n.dtype is i64) or (isinstance(n, Op) and n.op in OPERATIONS):
             continue
@@ -101,9 +101,9 @@ def by_place(e: Expr, func: PrimFunc) -> Expr:
     return substitute(e, known)
 
 
-def of_function(e: Expr, func: PrimFunc) -> Expr:
+def with_symbols(e: Expr, func: PrimFunc) -> Expr:
     """An expression over places with the shape symbols of `func`. Raises ScheduleError where it has too few."""
-    places = [v for v in free_vars(e) if isinstance(v, Place)]
+    places = [v for v in free_vars(e) if isinstance(v, SymbolSlot)]
     if not places:
         return e
     symbols = func.symbols

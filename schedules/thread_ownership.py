@@ -20,7 +20,7 @@ from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, 
 _Place = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
 
 
-def require_own_items(func: PrimFunc, buffer: Buffer) -> None:
+def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
     """Every element that a work-item writes is touched by that item alone, in whichever loops over items; else ScheduleError.
 
     What is written outside of all loops over an axis is made by every item for itself.

@@ -14,7 +14,7 @@ from typing import Any
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, Op, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
-from relax_tune.schedules.symbols import LIMIT, Place, place_called, read_scalars, require_name
+from relax_tune.schedules.symbols import LIMIT, SymbolSlot, read_scalars, require_name, slot_named
 
 # Longer text is no trace of ours.
 MAX_CHARACTERS = 1 << 20
@@ -91,7 +91,7 @@ class Trace:
             lines = [f"{t.name} = {values[t.name]}  # of {', '.join(map(str, t.domain))}" for t in self.tunables]
         found = [e for step in self.steps for _, v in step.args for e in each(v) if isinstance(e, Expr)]
         nodes = tuple(postorder(found))
-        places = sorted({v.position for v in nodes if isinstance(v, Place)})
+        places = sorted({v.position for v in nodes if isinstance(v, SymbolSlot)})
         lines += [f"s{at} = s.func.symbols[{at}]" for at in places]
         operations = {n.op for n in nodes if isinstance(n, Op)}
         wanted = ["Tunable"] if values is None and self.tunables else []
@@ -131,7 +131,7 @@ def _step(name: Any, args: Any, tunables: Mapping[str, Tunable]) -> Step:
 def _decode(value: Any, tunables: Mapping[str, Tunable], parts: bool = True) -> Any:
     if isinstance(value, dict) and "expr" in value:
         found = read_scalars(
-            value["expr"], lambda n: tunables[n] if n in tunables else place_called(n), "the tunables, s0, s1, ..."
+            value["expr"], lambda n: tunables[n] if n in tunables else slot_named(n), "the tunables, s0, s1, ..."
         )
         if len(found) != 1:
             raise ScheduleError(f"wanted one expression, found {value['expr']!r}")

@@ -209,10 +209,10 @@ class _Prim:
             self.init(b, b.init, inner, reduced)
         elif reduced and all(x.buffer is not b.body.buffer for x in loads(b.body.value)):
             self.fail(f"block {b.name!r}: a reduction needs init() or must read {b.body.buffer.name}", b)
-        if b.role == "prepare":
+        if b.role == "prepack":
             for x in loads(b.body.value, *b.body.indices):
                 if x.buffer not in self.prepared | {b.body.buffer}:
-                    self.fail(f"block {b.name!r} prepares constants, but reads {x.buffer.name}", b)
+                    self.fail(f"block {b.name!r} prepacks constants, but reads {x.buffer.name}", b)
             self.prepared.add(b.body.buffer)
 
     def init(self, b: Block, init: Store, scope: set[Var], reduced: set[Var]) -> None:

@@ -208,7 +208,7 @@ def _one_index_per_axis(n: Node) -> Node:
 
 
 def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
-    """One function per top-level statement, `prepare` ones first: between them lies a device-wide barrier. Statements of one thread
+    """One function per top-level statement, `prepack` ones first: between them lies a device-wide barrier. Statements of one thread
     that share local memory stay together.
 
     Each keeps the parameters it uses; global intermediates that more than one of them uses become parameters (workspaces),
@@ -233,7 +233,7 @@ def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
                 f"wanted {b.scope} buffer {b.name} of {func.name} inside one kernel, found it in {count} top-level "
                 "statements; compute it under their common loop or give it global scope"
             )
-    prepare = [k for k, p in enumerate(parts) if _role(func, p) == "prepare"]
+    prepare = [k for k, p in enumerate(parts) if _role(func, p) == "prepack"]
     compute = [k for k in range(len(parts)) if k not in prepare]
     if len(parts) == 1 and not prepare:
         return (func,)
@@ -266,7 +266,7 @@ def _role(func: PrimFunc, part: Stmt) -> str:
     if len(roles) > 1:
         raise BuildError(
             f"wanted each top-level statement of {func.name} to hold blocks of one role, found {sorted(roles)} together; "
-            "move the prepare block to the top level"
+            "move the prepack block to the top level"
         )
     return next(iter(roles), "compute")
 

@@ -26,7 +26,7 @@ class PrimFunc:
     params: buffers in call order, the last `outputs` of them written, then explicit scalar parameters (`Var`).
     Shape symbols that occur as a bare dimension of a parameter buffer are read off it; every other symbol used must be a
     scalar parameter. `allocs` are the intermediate buffers. `consts` are the parameters that hold the same values at every
-    call (weights), which may be re-laid-out once by a `prepare` block.
+    call (weights), which may be re-laid-out once by a `prepack` block.
     """
 
     name: str

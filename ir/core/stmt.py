@@ -80,7 +80,7 @@ class Block:
 
     For a reduction `init` is stored at the first reduction point (all reduce iterators zero), or alone where there is none
     (`relax_tune.ir.interp.empty_reductions`), and `body` reads what it writes. `predicate` is over the loop variables: points where
-    it is false do not run. `role` `prepare` marks a block over constants that runs once, before any call.
+    it is false do not run. `role` `prepack` marks a block over constants that runs once, before any call.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Block:
     body: Store
     init: Store | None = None
     predicate: Expr = TRUE
-    role: Literal["compute", "prepare"] = "compute"
+    role: Literal["compute", "prepack"] = "compute"
 
     @property
     def is_reduction(self) -> bool:

@@ -364,7 +364,7 @@ class Reader:
             raise self.error(header, 'wanted block("name")')
         name = self.constant(args[0], str, "the block's name in quotes")
         predicate = self.expr(options["where"]) if "where" in options else TRUE
-        prepare = "role" in options and self.choice(options["role"], ("compute", "prepare"), "a role") == "prepare"
+        prepack = "role" in options and self.choice(options["role"], ("compute", "prepack"), "a role") == "prepack"
         body = list(node.body)
         iters: list[IterVar] = []
         bindings: list[Expr] = []
@@ -392,7 +392,7 @@ class Reader:
             if len(body) != 1:
                 raise self.error(node, f"wanted one store in block {name!r}, found {len(body)} statements")
             update = self.store(body[0])
-        return Block(name, tuple(iters), tuple(bindings), update, init, predicate, "prepare" if prepare else "compute")
+        return Block(name, tuple(iters), tuple(bindings), update, init, predicate, "prepack" if prepack else "compute")
 
     # declarations outside functions
 

@@ -20,11 +20,11 @@ from relax_tune.ir.core.expr import Expr, Op, Var, as_int, ceildiv, const, free_
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, blocks
 from relax_tune.schedules.cost.gpu_features import gpu_features
-from relax_tune.schedules.cost.mean_extents import evened, uneven_blocks
+from relax_tune.schedules.cost.mean_extents import uneven_blocks, with_mean_extents
 from relax_tune.schedules.cost.vectorized import Array, compile_numpy
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.sketch import Sketch
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 OPERANDS = 3
 # Rows evaluated at a time: their features at a few shapes stay in the second-level cache.
@@ -45,7 +45,7 @@ class Feature:
 class FeatureFunction:
     """The features of one sketch as a vectorised function."""
 
-    def __init__(self, sketch: Sketch, machine: Machine) -> None:
+    def __init__(self, sketch: Sketch, machine: HardwareInfo) -> None:
         self.tunables = sketch.tunables
         self.features = sketch_features(sketch.func, machine)
         exprs = [e for f in self.features for e in (f.numerator, f.denominator)]
@@ -154,10 +154,10 @@ def _stride(access: _Access, var: Var | None) -> Expr:
     return simplify(total)
 
 
-def sketch_features(func: PrimFunc, machine: Machine) -> tuple[Feature, ...]:
+def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...]:
     """The features, always the same names in the same order for every sketch of every function on one kind of machine."""
     uneven = uneven_blocks(func)
-    func = evened(func)
+    func = with_mean_extents(func)
     main = _main(func)
     path = enclosing(func, main)
 
@@ -226,7 +226,7 @@ def sketch_features(func: PrimFunc, machine: Machine) -> tuple[Feature, ...]:
         Feature("tail_pow2", const(sum(p.tail == "pow2" for p in path)), log=False),
         Feature("tail_peel", const(sum(p.tail == "peel" for p in path)), log=False),
         Feature("guarded", const(sum(_is_guarded(b) for b in compute)), log=False),
-        Feature("prepared", const(sum(b.role == "prepare" for b in blocks(func.body))), log=False),
+        Feature("prepared", const(sum(b.role == "prepack" for b in blocks(func.body))), log=False),
         Feature("blocks", const(len(compute)), log=False),
         Feature("scratch", _sum([_param_bytes(a) for a in func.allocs if a.scope == "global"])),
     ]

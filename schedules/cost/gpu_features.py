@@ -47,7 +47,7 @@ from relax_tune.schedules.cost.occupancy import (
     stored_shape,
 )
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Memory is fetched in sectors of so many bytes; shared memory has so many banks of four bytes.
 SECTOR = 32
@@ -220,7 +220,7 @@ def _footprint(x: Touch) -> Expr:
     return total
 
 
-def gpu_features(func: PrimFunc, main: Block, machine: Machine) -> list[tuple[str, Expr, Expr, bool]]:
+def gpu_features(func: PrimFunc, main: Block, machine: HardwareInfo) -> list[tuple[str, Expr, Expr, bool]]:
     """(name, numerator, denominator, whether as a logarithm) of what only GPUs have, of the kernel that `main` is in."""
     kernel = next(k for k in kernels(func) if main in blocks(k))
     items, at_once = group_items(func, kernel), groups_at_once(func, kernel, machine)
@@ -236,7 +236,7 @@ def gpu_features(func: PrimFunc, main: Block, machine: Machine) -> list[tuple[st
         ("gpu_shared", shared_bytes(func, kernel, machine), ONE, True),
         ("gpu_registers", registers(func, kernel), ONE, True),
         ("gpu_at_once", at_once, ONE, True),
-        ("gpu_occupancy", mul(at_once, items), const(machine.core_threads), False),
+        ("gpu_occupancy", mul(at_once, items), const(machine.sm_max_threads), False),
         ("gpu_waves", waves, ONE, True),
         ("gpu_wave_use", groups, mul(waves, room), False),
         ("gpu_used_of_moved", used, maximum(moved, 1), False),

@@ -15,17 +15,17 @@ from relax_tune.schedules.loop_tree import enclosing
 NUMBERS = frozenset({"floordiv", "floormod", "min", "max", "select"})
 
 
-def evened(func: PrimFunc) -> PrimFunc:
+def with_mean_extents(func: PrimFunc) -> PrimFunc:
     """The function with no extent that mentions a loop's variable: half of what it is in the first iteration of all loops around and
     in the last. Of what grows or shrinks in proportion that is the mean, as it is of two pieces that make up a stretch. Where blocks
     inside are, as far as it is a number that a group and a loop of its items make together, moves with the innermost such loop."""
-    body = _evened(func.body, {}, (), False)
+    body = _with_mean_extents(func.body, {}, (), False)
     return func if body is func.body else replace(func, body=body)
 
 
-def _evened(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...], uneven: bool) -> Stmt:
+def _with_mean_extents(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...], uneven: bool) -> Stmt:
     if isinstance(s, Seq):
-        parts = tuple(_evened(c, last, path, uneven) for c in s.stmts)
+        parts = tuple(_with_mean_extents(c, last, path, uneven) for c in s.stmts)
         return s if all(a is b for a, b in zip(parts, s.stmts)) else Seq(parts)
     if isinstance(s, Block) and uneven:
         return replace(s, bindings=tuple(_plain(e, path) for e in s.bindings))
@@ -35,7 +35,7 @@ def _evened(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...], uneven: bo
     if not last.keys().isdisjoint(free_vars(extent)):
         ends = (substitute(extent, {v: const(0) for v in last}), substitute(extent, last))
         extent = simplify(floordiv(maximum(ends[0], 0) + maximum(ends[1], 0) + 1, const(2)))
-    body = _evened(s.body, {**last, s.var: extent - 1}, (*path, s), uneven or extent is not s.extent)
+    body = _with_mean_extents(s.body, {**last, s.var: extent - 1}, (*path, s), uneven or extent is not s.extent)
     return s if body is s.body and extent is s.extent else replace(s, extent=extent, body=body)
 
 

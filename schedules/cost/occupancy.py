@@ -30,9 +30,9 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import AXES, Block, For, Seq, Stmt, blocks
-from relax_tune.schedules.cost.mean_extents import evened
+from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # The number of an item along each axis, whichever loop it comes from.
 ITEMS = tuple(Var(f"item_{axis}") for axis in range(AXES["item"]))
@@ -73,10 +73,10 @@ def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
     return simplify(total)
 
 
-def shared_bytes(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
+def shared_bytes(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:
     """Bytes of shared memory that a group takes."""
     own = stored_bytes(func, kernel, "shared")
-    return own if machine.exchanges else simplify(own + stored_bytes(func, kernel, "warp"))
+    return own if machine.has_shuffles else simplify(own + stored_bytes(func, kernel, "warp"))
 
 
 def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ...]:
@@ -236,13 +236,13 @@ def _operands(func: PrimFunc, block: Block) -> Expr:
     return simplify(total)
 
 
-def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
+def limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
     """What the tunables of a GPU schedule must satisfy for its kernels to be launched at all."""
     facts: list[Expr] = []
-    func = evened(func)
+    func = with_mean_extents(func)
     for kernel in kernels(func):
         items, shared = group_items(func, kernel), shared_bytes(func, kernel, machine)
-        held = minimum(const(machine.registers), floordiv(const(machine.core_registers), maximum(items, 1)))
+        held = minimum(const(machine.registers), floordiv(const(machine.sm_registers), maximum(items, 1)))
         facts += [
             le(items, machine.group_size),
             le(shared, machine.local_bytes),
@@ -251,7 +251,7 @@ def limits(func: PrimFunc, machine: Machine) -> tuple[Expr, ...]:
     return tuple(f for f in map(simplify, facts) if all(isinstance(v, Tunable) for v in free_vars(f)))
 
 
-def groups_at_once(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
+def groups_at_once(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:
     """Groups that a multiprocessor holds: by items, shared memory and registers."""
     warps = ceildiv(group_items(func, kernel), machine.warp)
     shared = shared_bytes(func, kernel, machine)
@@ -260,10 +260,10 @@ def groups_at_once(func: PrimFunc, kernel: Stmt, machine: Machine) -> Expr:
         reduce(
             minimum,
             (
-                const(machine.core_groups),
-                floordiv(const(machine.core_threads // machine.warp), warps),
-                floordiv(const(machine.core_bytes), maximum(add(shared, const(machine.reserved_bytes)), 1)),
-                floordiv(const(machine.core_registers), mul(warps, each)),
+                const(machine.sm_max_groups),
+                floordiv(const(machine.sm_max_threads // machine.warp), warps),
+                floordiv(const(machine.sm_shared_bytes), maximum(add(shared, const(machine.reserved_bytes)), 1)),
+                floordiv(const(machine.sm_registers), mul(warps, each)),
             ),
         )
     )

@@ -36,15 +36,15 @@ from relax_tune.schedules.loop_tree import (
     find_block,
     find_loop,
     fresh,
-    over_other_iters,
     replace_node,
+    require_compute_block,
     require_rectangular,
-    require_role,
     trivial_loops,
     with_body,
+    with_iters,
 )
 from relax_tune.schedules.primitives.buffers import require_scope
-from relax_tune.schedules.primitives.layouts import relaid
+from relax_tune.schedules.primitives.layouts import with_layout
 from relax_tune.schedules.primitives.loops import require_serial
 
 LETTERS = "ijlpqstuwxyz"
@@ -61,7 +61,7 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
     """
     node = find_block(func, block)
     path = trivial_loops(func, node, any_order=True)
-    require_role(func, "fuse_block_iters", node)
+    require_compute_block(func, "fuse_block_iters", node)
     nest = [find_loop(func, n) for n in names]
     if len(nest) < 2:
         return func
@@ -98,7 +98,7 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
             pairs.append((one, var))
         elif i not in joined:
             pairs.append((i, loop.var))
-    body: Stmt = over_other_iters(node, pairs, values)
+    body: Stmt = with_iters(node, pairs, values)
     for loop in reversed(path[at + len(nest) :]):
         body = replace(loop, body=body)
     return with_body(func, replace_node(func.body, nest[0], For(var, one.extent, body)))
@@ -116,7 +116,7 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
-    require_role(func, "flatten_rows", node)
+    require_compute_block(func, "flatten_rows", node)
     require_rectangular(func, path, "flatten_rows")
     out = node.body.buffer
     if len(names) != 2 or [p.var.name for p in path if p.var.name in names] != list(names):
@@ -164,7 +164,7 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
         own = indices[-2:] == (i.var, j.var)
         return (*indices[:-2], one.var if own else simplify(indices[-2] * pitch + indices[-1]))
 
-    return relaid(made, out, rows, where)
+    return with_layout(made, out, rows, where)
 
 
 def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -> tuple[Expr, dict[Load, Expr]]:
@@ -211,7 +211,7 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
-    require_role(func, "reindex", node)
+    require_compute_block(func, "reindex", node)
     require_scope(func, scope)
     found = [x for x in block_loads(node) if x.buffer.name == buffer]
     if len(found) != 1 or found[0].buffer is node.body.buffer:

@@ -26,12 +26,12 @@ from relax_tune.schedules.loop_tree import (
     map_blocks,
     readers,
     replace_node,
-    require_role,
+    require_compute_block,
     swap_alloc,
     with_body,
     writer,
 )
-from relax_tune.schedules.thread_ownership import require_own_items
+from relax_tune.schedules.thread_ownership import require_thread_private
 
 
 def require_scope(func: PrimFunc, scope: Scope) -> None:
@@ -104,7 +104,7 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Seq
     require_scope(func, scope)
     if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
         raise ScheduleError(f"{func.name}: cache_write wants {block!r} to write all of {target.name!r} by itself")
-    require_role(func, "cache_write", node)
+    require_compute_block(func, "cache_write", node)
     path = enclosing(func, node)
     top: Stmt = path[0] if path else node
     if isinstance(top, For) and len(blocks(top)) != 1:
@@ -135,9 +135,9 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
     old = find_alloc(func, buffer)
     require_scope(func, scope)
     if scope == "local":
-        require_own_items(func, old)
+        require_thread_private(func, old)
     if scope != "global":
-        require_role(func, "set_scope", *writers(func, old))
+        require_compute_block(func, "set_scope", *writers(func, old))
     if old.row is not None and (scope == "global" or (old.swizzle and scope != old.scope)):
         raise ScheduleError(
             f"{func.name}: set_scope wants {buffer!r} before storage_align or swizzle; its rows are those of {old.scope} memory"
@@ -251,7 +251,7 @@ def mark_prepack(func: PrimFunc, block: str) -> PrimFunc:
     """Run a block once, before any call, because everything it reads is constant.
 
     Before: `for i in range(4): W_cache[i] = W[i]` in every call
-    After: the same in `block(..., role="prepare")`, once
+    After: the same in `block(..., role="prepack")`, once
     Checks: the block reads only constant parameters, alone writes a global intermediate, stands in its own nest at the top,
     and neither its extents nor its values nor the intermediate's extents hold a shape symbol.
     """
@@ -274,4 +274,4 @@ def mark_prepack(func: PrimFunc, block: str) -> PrimFunc:
     inside = [e for s in (node.body, node.init) if s is not None for e in (s.value, *s.indices)]
     if symbols & set(free_vars(*inside, node.predicate, *node.bindings, *node.body.buffer.shape)):
         raise ScheduleError(f"{func.name}: {block!r} cannot run once: what it computes depends on a shape symbol")
-    return with_body(func, replace_node(func.body, node, replace(node, role="prepare")))
+    return with_body(func, replace_node(func.body, node, replace(node, role="prepack")))

@@ -40,7 +40,7 @@ from relax_tune.schedules.loop_tree import (
     loop_env,
     readers,
     replace_node,
-    require_role,
+    require_compute_block,
     trivial_loops,
     with_body,
     writer,
@@ -50,7 +50,7 @@ from relax_tune.schedules.loop_tree import (
 Span = tuple[Expr, Expr | None]
 
 
-def covered(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[Span]:
+def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[Span]:
     """Per dimension what `indices` cover while the loops inside `loop` run: at least that for indices that are not affine.
 
     The answer's form depends on which loops an index mentions, never on the value of a tunable, so that a trace with numbers
@@ -183,7 +183,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     if buffer not in func.allocs:
         raise ScheduleError(f"{func.name}: compute_at moves producers of intermediates; {buffer.name!r} is an output")
     old = trivial_loops(func, node, conditional=_starts_everywhere(node))
-    require_role(func, "compute_at", node, *blocks(target.body))
+    require_compute_block(func, "compute_at", node, *blocks(target.body))
     require_repeatable(func, "compute_at", node)
     inside = set(blocks(target.body))
     consumers = readers(func, buffer)
@@ -201,7 +201,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         for access in block_loads(reader):
             if access.buffer is buffer:
                 where = tuple(block_value(reader, i) for i in access.indices)
-                boxes.append(covered(where, full_path, target, buffer, env))
+                boxes.append(region_of(where, full_path, target, buffer, env))
     box = _union(boxes, buffer)
     inherited = _outer_guards(consumers, path)
     alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
@@ -268,8 +268,8 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             raise ScheduleError(
                 f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
             )
-    require_role(func, "reverse_compute_at", node, *inside)
-    require_free_way(func, node, producer, target, path[0])
+    require_compute_block(func, "reverse_compute_at", node, *inside)
+    check_movable(func, node, producer, target, path[0])
     full_path = enclosing(func, producer)
     written = tuple(block_value(producer, i) for i in producer.body.indices)
     for e in written:
@@ -279,7 +279,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
             raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
-    box = covered(written, full_path, target, producer.body.buffer, env)
+    box = region_of(written, full_path, target, producer.body.buffer, env)
     own: dict[Var, Span] = {}
     for e, span in zip(access.indices, box):
         if not isinstance(e, Var) or e in own:
@@ -296,7 +296,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
 
 
-def require_free_way(func: PrimFunc, node: Block, producer: Block, place: Stmt, around: Stmt) -> None:
+def check_movable(func: PrimFunc, node: Block, producer: Block, place: Stmt, around: Stmt) -> None:
     """No block from `place` on, or in the loops `around` it, makes what `node` reads or touches what it writes."""
     order = blocks(func.body)
     passed = set(order[order.index(blocks(place)[0]) : order.index(node)]) | set(blocks(around))

@@ -20,11 +20,11 @@ from relax_tune.schedules.loop_tree import (
     loop_env,
     readers,
     replace_node,
-    require_role,
+    require_compute_block,
     trivial_loops,
     writer,
 )
-from relax_tune.schedules.primitives.compute_location import require_free_way, require_repeatable, spatial_of
+from relax_tune.schedules.primitives.compute_location import check_movable, require_repeatable, spatial_of
 
 
 def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
@@ -80,8 +80,8 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     if any(x.buffer is target for x in block_loads(producer)):
         raise ScheduleError(f"{func.name}: {producer.name!r} reads {target.name!r}, which {block!r} writes")
     path = enclosing(func, producer)
-    require_role(func, "reverse_compute_inline", node, producer)
-    require_free_way(func, node, producer, producer, path[0] if path else producer)
+    require_compute_block(func, "reverse_compute_inline", node, producer)
+    check_movable(func, node, producer, producer, path[0] if path else producer)
     made = dict(zip(access.indices, producer.body.indices))
     own: dict[Var, Expr] = {v: made[v] for v in made if isinstance(v, Var)}
 

@@ -61,7 +61,7 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
     def where(indices: Sequence[Expr]) -> tuple[Expr, ...]:
         return relayout(indices, *_digits(indices[dim], f))
 
-    return relaid(func, old, new, where)
+    return with_layout(func, old, new, where)
 
 
 def _digits(e: Expr, f: Expr) -> tuple[Expr, Expr]:
@@ -82,10 +82,12 @@ def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFun
     if sorted(order) != list(range(len(old.shape))):
         raise ScheduleError(f"{func.name}: permute_layout({buffer!r}) wants a permutation, found {order}")
     new = replace(old, shape=tuple(old.shape[o] for o in order))
-    return relaid(func, old, new, lambda indices: tuple(indices[o] for o in order))
+    return with_layout(func, old, new, lambda indices: tuple(indices[o] for o in order))
 
 
-def relaid(func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]) -> PrimFunc:
+def with_layout(
+    func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]
+) -> PrimFunc:
     """`new` in place of the intermediate `old`, whose element at `indices` is then at `where(indices)`."""
 
     def read(e: Expr) -> Expr:
@@ -128,7 +130,7 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     shape = tuple(_extent(func, e, ranges) for e in indices)
     grown = tuple(d if prove(le(0, d)) is Proof.YES else maximum(d, 0) for d in map(simplify, shape))
     new = replace(old, shape=grown)
-    return relaid(func, old, new, lambda at: tuple(simplify(substitute(e, dict(zip(own, at)))) for e in indices))
+    return with_layout(func, old, new, lambda at: tuple(simplify(substitute(e, dict(zip(own, at)))) for e in indices))
 
 
 def _read_map(func: PrimFunc, old: Buffer, text: str, factors: Sequence[Expr]) -> tuple[list[Var], tuple[Expr, ...]]:

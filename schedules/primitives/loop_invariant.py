@@ -28,7 +28,7 @@ from relax_tune.ir.core.expr import (
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, Store, blocks
 from relax_tune.schedules.independence import writers
-from relax_tune.schedules.loop_tree import find_block, map_blocks, require_role, with_body
+from relax_tune.schedules.loop_tree import find_block, map_blocks, require_compute_block, with_body
 from relax_tune.schedules.primitives.compute_location import spatial_of
 from relax_tune.schedules.primitives.reductions import combiner
 
@@ -51,7 +51,7 @@ def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
         raise ScheduleError(
             f"{func.name}: hoist_factors wants a sum of products of floats in an intermediate, found {block!r}"
         )
-    require_role(func, "hoist_factors", node)
+    require_compute_block(func, "hoist_factors", node)
     starts = [b.body.value for b in writers(func, target) if b is not node]
     starts += [] if node.init is None else [node.init.value]
     if not starts or any(not isinstance(v, Const) or v.value != 0 for v in starts):
@@ -120,7 +120,7 @@ def _may_move(func: PrimFunc, e: Expr, steps: set[Var], spatial: list[Var], env:
     if not found or steps & variables or variables - set(spatial) - set(func.symbols):
         return False
     return all(
-        all(w.role == "prepare" for w in writers(func, x.buffer))
+        all(w.role == "prepack" for w in writers(func, x.buffer))
         and all(
             prove(and_(le(0, i), lt(i, d)), env) is Proof.YES for i, d in zip(x.indices, x.buffer.shape, strict=True)
         )

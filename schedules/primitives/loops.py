@@ -38,23 +38,23 @@ from relax_tune.ir.core.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail,
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
-    bracketed,
     enclosing,
     find_loop,
     fresh,
     loop_env,
     map_blocks,
     rebind,
+    regroup_sums,
     replace_node,
+    require_compute_block,
     require_rectangular,
-    require_role,
     with_body,
 )
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.symbols import LIMIT
 
 # Iterations that memory may be asked ahead by.
-MOST_AHEAD = 4096
+MAX_PREFETCH_DISTANCE = 4096
 
 
 def require_serial(func: PrimFunc, loop: For, step: str) -> None:
@@ -252,7 +252,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
         for block in blocks(node.body):
             fed = [i for i, b in zip(block.iters, block.bindings) if i.kind == "reduce" and _mentions(b, node.var)]
             target = block.body.buffer
-            where = [bracketed(block_value(block, i), block.predicate) for i in block.body.indices]
+            where = [regroup_sums(block_value(block, i), block.predicate) for i in block.body.indices]
             path = enclosing(func, block)
             inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
             own = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
@@ -336,9 +336,9 @@ def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     Checks: the loop is serial; the number of iterations is 1 to 4096; something below reads global memory that is not written there.
     """
     node = find_loop(func, loop)
-    if node.kind != "serial" or not 1 <= iterations <= MOST_AHEAD:
+    if node.kind != "serial" or not 1 <= iterations <= MAX_PREFETCH_DISTANCE:
         raise ScheduleError(
-            f"{func.name}: prefetch wants a serial loop and 1 to {MOST_AHEAD} iterations, found {loop!r}, which is {node.kind}, "
+            f"{func.name}: prefetch wants a serial loop and 1 to {MAX_PREFETCH_DISTANCE} iterations, found {loop!r}, which is {node.kind}, "
             f"and {iterations}"
         )
     written = {b.body.buffer for b in blocks(node.body)}
@@ -392,9 +392,9 @@ def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     if prove(eq(a.extent, b.extent), env) is not Proof.YES:
         raise ScheduleError(f"{func.name}: fuse_sibling_loops wants equal extents, found {a.extent!r} and {b.extent!r}")
     body_b = rebind(b.body, {b.var: a.var})
-    require_role(func, "fuse_sibling_loops", *blocks(a.body), *blocks(b.body))
+    require_compute_block(func, "fuse_sibling_loops", *blocks(a.body), *blocks(b.body))
     _check_passes(func, a, between)
-    check_same_iteration(func, "fuse_sibling_loops", a, a.body, body_b)
+    require_same_iteration(func, "fuse_sibling_loops", a, a.body, body_b)
     tail: Tail = a.tail if a.tail == b.tail else "predicate"
     merged = replace(a, body=seq(a.body, body_b), tail=tail)
     rest = [s for s in parent.stmts if s is not b and s not in between]
@@ -413,7 +413,7 @@ def _check_passes(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
             )
 
 
-def check_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> None:
+def require_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> None:
     """Every buffer shared between two bodies of the loop (with a write on one side) has a dimension that all accesses step through
     alike with its variable, by at least what they cover within one iteration; a loop of one iteration shares nothing."""
     if prove(le(a.extent, const(1)), loop_env(enclosing(func, a))) is Proof.YES:
@@ -433,7 +433,9 @@ def check_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> No
             for target, where in touches(block)
             if target is buffer
         ]
-        if not any(steps_alike([where[d] for where in accesses], a.var, ranges, env) for d in range(len(buffer.shape))):
+        if not any(
+            same_disjoint_stride([where[d] for where in accesses], a.var, ranges, env) for d in range(len(buffer.shape))
+        ):
             raise ScheduleError(
                 f"{func.name}: {step} would let an iteration of {a.var.name!r} see elements of {buffer.name!r} "
                 "that another iteration writes"
@@ -445,7 +447,7 @@ def touches(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
     return [(block.body.buffer, block.body.indices), *((x.buffer, x.indices) for x in block_loads(block))]
 
 
-def steps_alike(indices: Sequence[Expr], var: Var, ranges: Mapping[Var, Expr], env: Env) -> bool:
+def same_disjoint_stride(indices: Sequence[Expr], var: Var, ranges: Mapping[Var, Expr], env: Env) -> bool:
     """All of the indices move alike with `var`, by at least what each covers while the variables of `ranges` run."""
     steps: set[tuple[Expr, Expr]] = set()
     for e in indices:

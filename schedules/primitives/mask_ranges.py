@@ -36,10 +36,10 @@ from relax_tune.schedules.independence import writers
 from relax_tune.schedules.primitives.reductions import combiner
 
 # Blocks and conditions from a score to where it is masked.
-MOST_STEPS = 16
+MAX_DEPTH = 16
 
 
-def seen_steps(
+def unmasked_range(
     func: PrimFunc, score: Expr, loop: For, ranges: Mapping[Var, Expr], env: Env, from_first: bool = True
 ) -> tuple[Expr, Expr]:
     """(first, count) of the iterations of `loop` in which `score` may be above minus infinity for some value of the variables of
@@ -53,8 +53,8 @@ def seen_steps(
     first: Expr = const(0)
     end = loop.extent
     for part in _conditions(func, score, inner):
-        room = _room(part)
-        most = None if room is None else extreme(room, inner, True, env)
+        room = _slack(part)
+        most = None if room is None else bound_over(room, inner, True, env)
         parts = None if most is None else linear(most, (loop.var,), env)
         if parts is None or loop.var not in parts[0]:
             continue
@@ -67,9 +67,9 @@ def seen_steps(
             first = maximum(first, floordiv(sub(least, minimum(least, 0)), slope))
         elif prove(le(slope, -1), env) is Proof.YES:
             fall = simplify(mul(slope, -1), env)
-            last = _rendered(floordiv(maximum(add(rest, fall), 0), fall), env)
+            last = _in_proof_form(floordiv(maximum(add(rest, fall), 0), fall), env)
             end = end if prove(le(end, last), env) is Proof.YES else minimum(end, last)
-    first = _rendered(first, env)
+    first = _in_proof_form(first, env)
     if end is loop.extent and prove(eq(first, 0), env) is Proof.YES:
         raise ScheduleError(
             f"{func.name}: wanted scores under a condition on rows and keys by comparisons that are linear in {loop.var.name!r}, found "
@@ -78,7 +78,7 @@ def seen_steps(
     return first, simplify(sub(end, first), env)
 
 
-def _rendered(e: Expr, env: Env) -> Expr:
+def _in_proof_form(e: Expr, env: Env) -> Expr:
     """The form that an expression has as a part of others: regions compare by form."""
     parts = linear(e, (), env)
     return simplify(e, env) if parts is None else parts[1]
@@ -87,24 +87,24 @@ def _rendered(e: Expr, env: Env) -> Expr:
 def _conditions(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> list[Expr]:
     """Conditions that all hold where a score is above minus infinity. What maxima run over joins the ranges."""
     found: list[Expr] = []
-    for _ in range(MOST_STEPS):
-        if isinstance(score, Op) and score.op == "select" and _is_hidden(score.args[2]):
+    for _ in range(MAX_DEPTH):
+        if isinstance(score, Op) and score.op == "select" and _is_masked(score.args[2]):
             found += conjuncts(score.args[0])
             score = score.args[1]
             continue
-        made = _made(func, score, ranges)
+        made = _definition(func, score, ranges)
         if made is None:
             break
         score = made
     return found
 
 
-def _made(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | None:
+def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | None:
     """What an element of an intermediate is, or what it is the maximum of; None where it is something else."""
     if not isinstance(score, Load) or score.buffer not in func.allocs:
         return None
     blocks = writers(func, score.buffer)
-    starts = [b for b in blocks if not b.is_reduction and b.init is None and _is_hidden(b.body.value)]
+    starts = [b for b in blocks if not b.is_reduction and b.init is None and _is_masked(b.body.value)]
     makers = [b for b in blocks if b not in starts]
     if len(makers) != 1 or (starts and not makers[0].is_reduction):
         return None
@@ -116,18 +116,18 @@ def _made(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | None:
     term = node.body.value
     if steps:
         operation, term = combiner(node)
-        if operation != "max" or not (starts if node.init is None else _is_hidden(node.init.value)):
+        if operation != "max" or not (starts if node.init is None else _is_masked(node.init.value)):
             return None
     ranges.update({steps[i.var]: i.extent for i in node.iters if i.var in steps})
     own = {v: e for v, e in zip(at, score.indices, strict=True) if isinstance(v, Var)}
     return substitute(term, own | steps)
 
 
-def _is_hidden(e: Expr) -> bool:
+def _is_masked(e: Expr) -> bool:
     return isinstance(e, Const) and e.dtype.is_float and e.value == -math.inf
 
 
-def _room(part: Expr) -> Expr | None:
+def _slack(part: Expr) -> Expr | None:
     """What is at least 0 where a comparison of integers holds."""
     other = opposite(part.args[0]) if isinstance(part, Op) and part.op == "not" else None
     part = part if other is None else other
@@ -137,7 +137,7 @@ def _room(part: Expr) -> Expr | None:
     return sub(b, a) if part.op == "le" else sub(sub(b, a), 1)
 
 
-def extreme(e: Expr, ranges: Mapping[Var, Expr], largest: bool, env: Env) -> Expr | None:
+def bound_over(e: Expr, ranges: Mapping[Var, Expr], largest: bool, env: Env) -> Expr | None:
     """The largest (or least) value of an expression over all values of the variables of `ranges`, or more (less) than that; None
     where it is not known to rise or fall with them."""
     if not any(v in ranges for v in free_vars(e)):
@@ -158,11 +158,11 @@ def extreme(e: Expr, ranges: Mapping[Var, Expr], largest: bool, env: Env) -> Exp
         return None
     a, b = e.args
     if e.op == "sub":
-        ends = extreme(a, ranges, largest, env), extreme(b, ranges, not largest, env)
+        ends = bound_over(a, ranges, largest, env), bound_over(b, ranges, not largest, env)
     elif e.op in ("add", "min", "max"):
-        ends = extreme(a, ranges, largest, env), extreme(b, ranges, largest, env)
+        ends = bound_over(a, ranges, largest, env), bound_over(b, ranges, largest, env)
     elif e.op == "floordiv" and isinstance(b, Const) and b.value > 0:
-        ends = extreme(a, ranges, largest, env), b
+        ends = bound_over(a, ranges, largest, env), b
     else:
         return None
     return None if ends[0] is None or ends[1] is None else op(e.op, (ends[0], ends[1]), e.dtype)

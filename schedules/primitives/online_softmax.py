@@ -43,7 +43,7 @@ from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
-    copied,
+    clone_stmt,
     enclosing,
     find_block,
     find_loop,
@@ -52,14 +52,14 @@ from relax_tune.schedules.loop_tree import (
     readers,
     rebind,
     replace_node,
+    require_compute_block,
     require_rectangular,
-    require_role,
     trivial_loops,
 )
 from relax_tune.schedules.primitives.arguments import positive
-from relax_tune.schedules.primitives.compute_location import Span, covered, spatial_of
+from relax_tune.schedules.primitives.compute_location import Span, region_of, spatial_of
 from relax_tune.schedules.primitives.loops import require_serial
-from relax_tune.schedules.primitives.mask_ranges import seen_steps
+from relax_tune.schedules.primitives.mask_ranges import unmasked_range
 from relax_tune.schedules.primitives.reductions import combiner, decompose_reduction
 
 
@@ -114,7 +114,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     f = positive(func, f"split_k_update({block!r})", factor)
     found = softmax_of(func, block)
     members = (found.top, found.weights, *(s.block for s in found.sums))
-    require_role(func, "split_k_update", *members)
+    require_compute_block(func, "split_k_update", *members)
     nests = {b: (trivial_loops(func, b) or (b,))[0] for b in members}
     names: list[str] = []
     count = simplify(ceildiv(found.step.extent, f))
@@ -359,7 +359,7 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["nothing", "late", 
         raise ScheduleError(f"{func.name}: rolling_update wants to skip nothing, late or hidden steps, found {skip!r}")
     found = softmax_of(func, block)
     members = (found.top, found.weights, *(s.block for s in found.sums))
-    require_role(func, "rolling_update", *members)
+    require_compute_block(func, "rolling_update", *members)
     keys = {
         b: _key_loop(func, b, v)
         for b, v in zip(members, (found.step.var, found.key, *(s.step.var for s in found.sums)))
@@ -384,7 +384,7 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["nothing", "late", 
     if skip != "nothing":
         path = enclosing(func, found.top)
         rows = {p.var: p.extent for p in path[path.index(order[0]) + 1 :]}
-        first, count = seen_steps(func, block_value(found.top, found.score), order[0], rows, env, skip == "hidden")
+        first, count = unmasked_range(func, block_value(found.top, found.score), order[0], rows, env, skip == "hidden")
     made = func
     for b in (found.top, *(s.block for s in found.sums)):
         made = decompose_reduction(made, b.name, keys[b].var.name)
@@ -439,7 +439,7 @@ def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) ->
             inner = {q.var: q.extent for q in path[path.index(keys[node]) + 1 :] if q.var in free_vars(e)}
             if not is_dense(e, inner, env):
                 raise ScheduleError(f"{func.name}: the rows of {node.name!r} are no interval: {e!r}")
-        return covered(where, path, keys[node], buffer, env)
+        return region_of(where, path, keys[node], buffer, env)
 
     wanted = rows(p.top, maxima.indices, maxima.buffer)
     found = [(p.weights, rows(p.weights, p.rows, maxima.buffer))]
@@ -460,7 +460,7 @@ def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
     where = (p.step.var, *p.top.body.indices)
     iters = tuple(replace(i, kind="spatial") for i in node.iters)
     changed = replace(node, iters=iters, body=Store(factor, where, value), init=None)
-    return copied(func, replace_node(loop.body, node, changed), "_factor")
+    return clone_stmt(func, replace_node(loop.body, node, changed), "_factor")
 
 
 def _rolled(p: Softmax, old: Block, node: Block, factor: Buffer) -> Block:

@@ -11,10 +11,10 @@ from relax_tune.ir.core.expr import Expr, ExprLike, Load, ceildiv, const, free_v
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import IterVar, Stmt, seq
 from relax_tune.schedules.independence import writers
-from relax_tune.schedules.loop_tree import find_block, fresh, replace_node, require_role, trivial_loops
+from relax_tune.schedules.loop_tree import find_block, fresh, replace_node, require_compute_block, trivial_loops
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.primitives.online_softmax import hidden, softmax_of
-from relax_tune.schedules.primitives.padding import Padded, fill_nest, held_of, pad_spatial
+from relax_tune.schedules.primitives.padding import PaddedCopy, fill_nest, pad_spatial, valid_extents
 
 
 def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
@@ -36,7 +36,7 @@ def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         raise ScheduleError(
             f"{func.name}: pad_softmax_axis wants {block!r} to read scores of an intermediate, found {score!r}"
         )
-    require_role(func, "pad_softmax_axis", found.top, *(s.block for s in found.sums))
+    require_compute_block(func, "pad_softmax_axis", found.top, *(s.block for s in found.sums))
     guarded = replace(found.weights, body=replace(found.weights.body, value=found.weight()))
     func = replace(func, body=replace_node(func.body, found.weights, guarded))
     func = pad_spatial(func, made_by[0].name, at[0], f)
@@ -56,17 +56,17 @@ def _over(func: PrimFunc, block: str, step: IterVar, wider: Expr, weights: str =
     path = trivial_loops(func, node)
     iters = tuple(replace(i, extent=wider) if i.var is step.var else i for i in node.iters)
     room = {i.var: i.extent for i in iters}
-    made, names = dict[tuple[object, ...], Padded](), list[str]()
+    made, names = dict[tuple[object, ...], PaddedCopy](), list[str]()
 
     def padded(x: Expr) -> Expr | None:
         if not isinstance(x, Load) or x.buffer.name == weights or step.var not in free_vars(x):
             return None
-        held = held_of(func, node, x, {step.var: wider})
+        held = valid_extents(func, node, x, {step.var: wider})
         shape = tuple(room.get(i, d) if i is step.var else d for i, d in zip(x.indices, x.buffer.shape))
         key = x.buffer, held
         if key not in made:
             names.append(fresh(func, f"{x.buffer.name}_pad", names))
-            made[key] = Padded(x.buffer, Buffer(names[-1], shape, x.dtype), held)
+            made[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), held)
         return load(made[key].copy, x.indices)
 
     value = transform(node.body.value, padded) if weights else node.body.value

@@ -39,7 +39,7 @@ from relax_tune.schedules.loop_tree import (
     fresh,
     readers,
     replace_node,
-    require_role,
+    require_compute_block,
     trivial_loops,
 )
 from relax_tune.schedules.primitives.arguments import positive
@@ -50,7 +50,7 @@ NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class PaddedCopy:
     """A buffer the block reads, its copy with padding, and per dimension the extent that holds elements (None: all of it)."""
 
     source: Buffer
@@ -75,7 +75,7 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
-    require_role(func, "pad", node)
+    require_compute_block(func, "pad", node)
     if len(factors) != len(node.iters):
         raise ScheduleError(
             f"{func.name}: pad wants a factor or None for each of the {len(node.iters)} iterators of {block!r}, found "
@@ -89,17 +89,17 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     if not wider:
         return func
     fill = _neutral(func, node, wider)
-    made, names = dict[tuple[object, ...], Padded](), list[str]()
+    made, names = dict[tuple[object, ...], PaddedCopy](), list[str]()
 
     def padded(x: Expr) -> Expr | None:
         if not isinstance(x, Load) or x.buffer is target or not wider.keys() & set(free_vars(x)):
             return None
-        held = held_of(func, node, x, wider)
+        held = valid_extents(func, node, x, wider)
         shape = tuple(room.get(i, d) if isinstance(i, Var) else d for i, d in zip(x.indices, x.buffer.shape))
         key = x.buffer, held, shape
         if key not in made:
             names.append(fresh(func, f"{x.buffer.name}_pad", names))
-            made[key] = Padded(x.buffer, Buffer(names[-1], shape, x.dtype), held)
+            made[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), held)
         return load(made[key].copy, x.indices)
 
     room = {i.var: wider.get(i.var, i.extent) for i in node.iters}
@@ -125,7 +125,7 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     return replace(func, body=body, allocs=(*func.allocs, *allocs))
 
 
-def held_of(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) -> tuple[Expr | None, ...]:
+def valid_extents(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) -> tuple[Expr | None, ...]:
     """How much of each padded dimension holds elements; the elements the copy takes were all written."""
     extents = {i.var: i.extent for i in node.iters}
     exact = len(set(x.indices)) == len(x.indices) and all(e in extents for e in x.indices)
@@ -177,7 +177,7 @@ def _is_product(e: Expr, steps: set[Var]) -> bool:
     return False
 
 
-def fill_nest(func: PrimFunc, o: Padded, fill: Const, names: list[str]) -> Stmt:
+def fill_nest(func: PrimFunc, o: PaddedCopy, fill: Const, names: list[str]) -> Stmt:
     """`copy[i...] = source[i...]` where there is such an element, `fill` elsewhere."""
     block = fresh(func, f"{o.copy.name}_fill", names)
     names.append(block)
@@ -220,7 +220,7 @@ def pad_spatial(func: PrimFunc, block: str, dim: int, factor: ExprLike) -> PrimF
             where = b.body.indices[dims[b.body.buffer]]
             own = next((i for i in b.iters if i.var is where and i.kind == "spatial"), None)
             trivial_loops(func, b)
-            require_role(func, "pad_spatial", b)
+            require_compute_block(func, "pad_spatial", b)
             lone = len(writers(func, b.body.buffer)) == 1 and not updates_in_place(b)
             if own is None or not lone or sum(i is own.var for i in b.body.indices) != 1:
                 raise ScheduleError(

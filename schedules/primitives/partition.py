@@ -26,20 +26,20 @@ from relax_tune.ir.core.stmt import (
 )
 from relax_tune.schedules.loop_tree import (
     block_value,
-    copied,
+    clone_stmt,
     enclosing,
     find_loop,
     fresh,
     loop_env,
     map_blocks,
-    over_other_iters,
     rebind,
     replace_node,
-    require_role,
+    require_compute_block,
     with_body,
+    with_iters,
 )
 from relax_tune.schedules.primitives.arguments import positive, scalar
-from relax_tune.schedules.primitives.loops import check_same_iteration, require_serial, steps_alike, touches
+from relax_tune.schedules.primitives.loops import require_same_iteration, require_serial, same_disjoint_stride, touches
 
 
 def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: ExprLike | None = None) -> PrimFunc:
@@ -59,14 +59,14 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
     for below in loops(node.body):
         if below.kind in ("group", "item"):
             raise ScheduleError(f"{func.name}: partition would run the grid axis {below.var.name!r} in two loops")
-    require_role(func, "partition", *blocks(node.body))
+    require_compute_block(func, "partition", *blocks(node.body))
     outer = enclosing(func, node)
     length, left = _cut(func, node, factor, at)
     rest = Var(fresh(func, f"{loop}_tail"))
     paths = {b: (*outer, *enclosing(func, b)[len(outer) :]) for b in blocks(node.body)}
     main = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], None, length))
     tail = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], length, left))
-    tail = copied(func, _shifted(tail, node.var, rest, length), "_tail")
+    tail = clone_stmt(func, _shifted(tail, node.var, rest, length), "_tail")
     clones = {b: replace(b, name=fresh(func, f"{b.name}_tail")) for b in _own_buffers(func, node)}
     after = For(rest, left, replace_buffers(tail, clones))
     body = replace_node(func.body, node, seq(replace(node, extent=length, body=main), after))
@@ -90,9 +90,9 @@ def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
         raise ScheduleError(
             f"{func.name}: fission wants statements of {loop!r} behind the one with {block!r}; in it are {found}"
         )
-    require_role(func, "fission", *blocks(node.body))
+    require_compute_block(func, "fission", *blocks(node.body))
     first, second = replace(node, body=seq(*parts[: at + 1])), seq(*parts[at + 1 :])
-    check_same_iteration(func, "fission", node, first.body, second)
+    require_same_iteration(func, "fission", node, first.body, second)
     var = Var(fresh(func, f"{loop}_after"))
     after = replace(node, var=var, body=rebind(second, {node.var: var}))
     return with_body(func, replace_node(func.body, node, seq(first, after)))
@@ -141,7 +141,7 @@ def _narrowed(func: PrimFunc, block: Block, node: For, path: Sequence[For], star
     inside = {p.var: made[p.var].var + (0 if start is None or p is not node else start) for p in own}
     values = {i.var: substitute(b, inside) for i, b in zip(block.iters, block.bindings) if i.var in fed}
     others = [(i, b) for i, b in zip(block.iters, block.bindings) if i.var not in fed]
-    new = over_other_iters(block, [*((made[p.var], p.var) for p in own), *others], values)
+    new = with_iters(block, [*((made[p.var], p.var) for p in own), *others], values)
     return replace(new, init=None) if start is not None and kind == "reduce" else new
 
 
@@ -185,6 +185,6 @@ def _own_buffers(func: PrimFunc, node: For) -> list[Buffer]:
         env = loop_env((*enclosing(func, node), node))
         ranges = {p.var: p.extent for p in loops(node.body)}
         where = [tuple(block_value(b, e) for e in at) for b in users for t, at in touches(b) if t is buffer]
-        if any(steps_alike([at[d] for at in where], node.var, ranges, env) for d in range(len(buffer.shape))):
+        if any(same_disjoint_stride([at[d] for at in where], node.var, ranges, env) for d in range(len(buffer.shape))):
             found.append(buffer)
     return found

@@ -34,7 +34,7 @@ from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
-    copied,
+    clone_stmt,
     enclosing,
     find_block,
     find_loop,
@@ -44,13 +44,13 @@ from relax_tune.schedules.loop_tree import (
     readers,
     rebind,
     replace_node,
-    require_role,
+    require_compute_block,
     with_body,
 )
-from relax_tune.schedules.primitives.layouts import relaid
+from relax_tune.schedules.primitives.layouts import with_layout
 from relax_tune.schedules.primitives.loops import require_serial
 
-MOST_STAGES = 16
+MAX_STAGES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     require_serial(func, target, "software_pipeline")
     stages = expr(stages)
     known = stages.domain if isinstance(stages, Tunable) else (as_int(stages) or 0,)
-    if not all(2 <= number <= MOST_STAGES for number in known):
-        raise ScheduleError(f"{func.name}: software_pipeline wants from two to {MOST_STAGES} stages, found {stages!r}")
+    if not all(2 <= number <= MAX_STAGES for number in known):
+        raise ScheduleError(f"{func.name}: software_pipeline wants from two to {MAX_STAGES} stages, found {stages!r}")
     stmt = _statement(func, node, target)
     buffer = node.body.buffer
     path = enclosing(func, node)
     at = path.index(target) + 1
     env = loop_env(path[:at])
-    spans = spans_of(func, node, path, at, env)
+    spans = written_ranges(func, node, path, at, env)
     moving = [d for d, s in enumerate(spans) if s.step is not const(0)]
     # one iteration, as a tunable's value may leave of a loop, moves nothing; any dimension does for it
     still = not moving and bool(spans) and prove(le(target.extent, 1), env) is Proof.YES
@@ -100,7 +100,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     (along,) = moving
     _require_own_storage(func, buffer, spans[along], path[:at])
     for reader in readers(func, buffer):
-        require_inside(func, node, reader, target, spans, env)
+        require_reads_own_iteration(func, node, reader, target, spans, env)
     ring = simplify(mul(spans[along].step, stages - 1) + spans[along].extent)
     shape = (*buffer.shape[:along], ring, *buffer.shape[along + 1 :])
 
@@ -111,13 +111,13 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     # whether the loop runs at all is not known here
     before = loop_env(path[: at - 1]).with_loop(first, stages - 1)
     early = _only_where(rebind(stmt, {target.var: first}), lt(first, target.extent), before)
-    prologue = For(first, simplify(stages - 1), copied(func, early, "_first"))
+    prologue = For(first, simplify(stages - 1), clone_stmt(func, early, "_first"))
     ahead = _only_where(
         rebind(stmt, {target.var: target.var + (stages - 1)}), lt(target.var + (stages - 1), target.extent), env
     )
     changed = replace(target, body=replace_node(target.body, stmt, ahead))
     made = with_body(func, replace_node(func.body, target, seq(prologue, changed)))
-    return relaid(made, buffer, replace(buffer, shape=shape), where)
+    return with_layout(made, buffer, replace(buffer, shape=shape), where)
 
 
 def _only_where(s: Stmt, condition: Expr, env: Env) -> Stmt:
@@ -137,7 +137,7 @@ def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
         raise ScheduleError(
             f"{func.name}: software_pipeline wants the nest of {node.name!r} as one of several statements of {target.var.name!r}"
         )
-    require_role(func, "software_pipeline", *inside)
+    require_compute_block(func, "software_pipeline", *inside)
     if buffer not in func.allocs or len(writers(func, buffer)) != 1 or updates_in_place(node):
         raise ScheduleError(f"{func.name}: software_pipeline wants {node.name!r} to make an intermediate by itself")
     after = set(inside[inside.index(node) + 1 :])
@@ -158,7 +158,7 @@ def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
     return stmt
 
 
-def spans_of(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[Span]:
+def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[Span]:
     """Per dimension what one iteration of `path[at - 1]` writes; ScheduleError when that is no box."""
     target, inner = path[at - 1], {p.var: p.extent for p in path[at:]}
     for it, bound in zip(node.iters, node.bindings):
@@ -192,7 +192,9 @@ def _require_own_storage(func: PrimFunc, buffer: Buffer, span: Span, around: Seq
             )
 
 
-def require_inside(func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[Span], env: Env) -> None:
+def require_reads_own_iteration(
+    func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[Span], env: Env
+) -> None:
     """What a reader reads in one iteration is what the block writes in it."""
     buffer, known = node.body.buffer, conjuncts(reader.predicate)
     bounds: list[Expr] = []

@@ -54,11 +54,11 @@ from relax_tune.schedules.loop_tree import (
     readers,
     rebind,
     replace_node,
-    require_role,
+    require_compute_block,
 )
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.primitives.loops import require_serial
-from relax_tune.schedules.primitives.pipeline import Span, require_inside, spans_of
+from relax_tune.schedules.primitives.pipeline import Span, require_reads_own_iteration, written_ranges
 from relax_tune.schedules.primitives.reductions import combiner, decompose_reduction, starts_neutral
 
 
@@ -132,7 +132,7 @@ def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, worke
     copy = _copy_of(func, node, outer, target)
     for p in (*outer, target):
         require_serial(func, p, "stream_k")
-    require_role(func, "stream_k", *blocks(outer[0]))
+    require_compute_block(func, "stream_k", *blocks(outer[0]))
     cuts = _cuts(func, copy, outer)
     _require_apart(func, node, copy, outer[-1], target, cuts)
     made = decompose_reduction(func, block, steps)
@@ -216,8 +216,8 @@ def _require_same(func: PrimFunc, node: Block, reader: Block, loop: For) -> list
     path = enclosing(func, node)
     at = path.index(loop) + 1
     env = loop_env(path[:at])
-    spans = spans_of(func, node, path, at, env)
-    require_inside(func, node, reader, loop, spans, env)
+    spans = written_ranges(func, node, path, at, env)
+    require_reads_own_iteration(func, node, reader, loop, spans, env)
     return spans
 
 

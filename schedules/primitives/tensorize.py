@@ -11,7 +11,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, Stmt, blocks, rewrite
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, match, nest_of
 from relax_tune.ir.text.printer import print_text
-from relax_tune.schedules.loop_tree import find_loop, replace_node, require_role, with_body
+from relax_tune.schedules.loop_tree import find_loop, replace_node, require_compute_block, with_body
 
 
 def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
@@ -46,7 +46,7 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
             f"{func.name}: {intrinsic} wants a nest of loops of extents {', '.join(repr(f.extent) for f in wanted.loops)} around "
             f"one block, found {shown}{more}"
         )
-    require_role(func, "tensorize", *blocks(node))
+    require_compute_block(func, "tensorize", *blocks(node))
     if body.init is not None:
         raise ScheduleError(
             f"{func.name}: {intrinsic} adds to what is there, and {body.name!r} stores an initial value; use "

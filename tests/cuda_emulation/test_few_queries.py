@@ -15,13 +15,15 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # As they are guessed, and at random.
 FUNCTIONS = {True: "attention, f16", False: "attention over a cache"}
 FORMS = ("attention.keys", "attention.splits")
 # A small GPU whose items exchange registers.
-MACHINE = Machine.from_limits("cuda", {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10})
+MACHINE = HardwareInfo.from_limits(
+    "cuda", {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10}
+)
 SIZES = ((1, 1), (1, 31), (2, 32), (3, 33), (1, 127), (5, 67))
 
 

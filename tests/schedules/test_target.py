@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 
 def test_lanes_are_capped_by_what_the_compiler_bears() -> None:
     limits = {"vector_bits": 512, "max_vector_lanes": 8, "workers": 4, "registers": 32, "l1_bytes": 1, "l2_bytes": 2}
-    machine = Machine.from_limits("opencl", limits)
-    assert (machine.lanes, machine.workers, machine.registers, machine.groups) == (8, 4, 32, True)
+    machine = HardwareInfo.from_limits("opencl", limits)
+    assert (machine.lanes, machine.workers, machine.registers, machine.has_grid) == (8, 4, 32, True)
     assert (machine.l1_bytes, machine.l2_bytes) == (1, 2)
-    assert Machine.from_limits("c", {**limits, "max_vector_lanes": 16}).lanes == 16
+    assert HardwareInfo.from_limits("c", {**limits, "max_vector_lanes": 16}).lanes == 16
 
 
 def test_a_device_that_says_nothing_gets_a_modest_machine() -> None:
-    machine = Machine.from_limits("c", {})
-    assert (machine.language, machine.lanes, machine.workers, machine.groups) == ("c", 8, 1, False)
+    machine = HardwareInfo.from_limits("c", {})
+    assert (machine.language, machine.lanes, machine.workers, machine.has_grid) == ("c", 8, 1, False)
 
 
 def test_named_opencl_devices_are_opencl() -> None:
-    assert Machine.from_limits("opencl:oclgrind", {}).language == "opencl"
+    assert HardwareInfo.from_limits("opencl:oclgrind", {}).language == "opencl"
 
 
 # From NVIDIA's data sheets and the CUDA C++ Programming Guide: A100 and H100 (SXM).
@@ -36,19 +36,19 @@ SM_90 = SM_80 | {
 
 @pytest.mark.parametrize(("limits", "local"), [(SM_80, 163 << 10), (SM_90, 227 << 10)])
 def test_a_device_with_warps_is_a_gpu(limits: dict[str, int], local: int) -> None:
-    machine = Machine.from_limits("cuda", limits)
-    assert machine.is_gpu and machine.groups and machine.language == "cuda"
+    machine = HardwareInfo.from_limits("cuda", limits)
+    assert machine.is_gpu and machine.has_grid and machine.language == "cuda"
     assert (machine.lanes, machine.warp, machine.group_size, machine.local_bytes) == (4, 32, 1024, local)
-    assert (machine.registers, machine.core_registers, machine.core_threads, machine.core_groups) == (
+    assert (machine.registers, machine.sm_registers, machine.sm_max_threads, machine.sm_max_groups) == (
         255,
         64 << 10,
         2048,
         32,
     )
-    same = Machine.from_limits("opencl", limits)
+    same = HardwareInfo.from_limits("opencl", limits)
     assert same.is_gpu and same.language == "opencl"
 
 
 def test_a_processor_is_none() -> None:
-    assert not Machine.from_limits("opencl", {"max_group_size": 4096}).is_gpu
-    assert not Machine.from_limits("c", SM_80).is_gpu
+    assert not HardwareInfo.from_limits("opencl", {"max_group_size": 4096}).is_gpu
+    assert not HardwareInfo.from_limits("c", SM_80).is_gpu

@@ -27,17 +27,17 @@ from relax_tune.schedules.sketch import (
     rules_for,
     simplify_func,
 )
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.task.reference import evaluate, tolerances
 
 Array = NDArray[Any]
 Dims = Mapping[str, int]
 
 MACHINES = {
-    "c": Machine("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20),
-    "opencl": Machine("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20),
+    "c": HardwareInfo("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20),
+    "opencl": HardwareInfo("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20),
     # a small GPU, whose groups a simulator runs in a moment
-    "gpu": Machine.from_limits(
+    "gpu": HardwareInfo.from_limits(
         "opencl",
         {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 32 << 10, "registers_per_sm": 64 << 10},
     ),

@@ -35,7 +35,7 @@ from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program import Program, program_from_json
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, ShapeTiming, distinct_requests, failed
@@ -48,7 +48,7 @@ Array = NDArray[Any]
 
 LIMITS = (("l1_bytes", 32 << 10), ("l2_bytes", 512 << 10), ("registers", 16), ("vector_bits", 256), ("workers", 2))
 PAPER_DEVICE = DeviceInfo("c", "paper", (("compiler", "none"),), LIMITS, (("openblas", "core Paper; threads 2"),))
-PAPER_MACHINE = Machine.from_limits("c", dict(LIMITS))
+PAPER_MACHINE = HardwareInfo.from_limits("c", dict(LIMITS))
 QUICK = Settings(target="c", trials=2, effort="quick")
 
 
@@ -120,10 +120,10 @@ def paper_job(
 
 
 def choices_of(
-    func: PrimFunc, domain: Domain, machine: Machine = PAPER_MACHINE, libraries: Sequence[str] = ("openblas",)
+    func: PrimFunc, domain: Domain, machine: HardwareInfo = PAPER_MACHINE, libraries: Sequence[str] = ("openblas",)
 ) -> Choices:
     task = Task(workload_key(func), print_text(func, normalise=True), func, ((),), domain)
-    target = CodeTarget("opencl" if machine.groups else "c", machine.lanes)
+    target = CodeTarget("opencl" if machine.has_grid else "c", machine.lanes)
     return Choices(task, machine, target, alternatives_here(machine.language, libraries))
 
 

@@ -196,7 +196,7 @@ class ProgramBuilder:
         workspaces: Sequence[int] = (),
     ) -> Variant:
         """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; `workspaces` are the
-        storages of what `ProgramBuilder.workspaces` lists; `prepare` blocks become packed arrays written once."""
+        storages of what `ProgramBuilder.workspaces` lists; `prepack` blocks become packed arrays written once."""
         known = dict(arguments)
         steps: list[Step] = []
         left = iter(workspaces)
@@ -349,7 +349,7 @@ def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
 def _runs_once(part: PrimFunc) -> bool:
     """Whether a kernel only prepares constants."""
     found = blocks(part.body)
-    return bool(found) and all(b.role == "prepare" for b in found)
+    return bool(found) and all(b.role == "prepack" for b in found)
 
 
 def is_constant(func: PrimFunc, buffer: Buffer) -> bool:

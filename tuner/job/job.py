@@ -27,7 +27,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.host_program import Weight
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.build import BuildResult, build_programs
 from relax_tune.tuner.emit.prepack import pack_weights
 from relax_tune.tuner.job.footprint import check_footprint
@@ -105,14 +105,14 @@ class Job:
         return Target(self.device.kind, self.device.name, self.device.fingerprint)
 
     @cached_property
-    def machine(self) -> Machine:
-        return Machine.from_limits(self.device.kind, dict(self.device.limits))
+    def machine(self) -> HardwareInfo:
+        return HardwareInfo.from_limits(self.device.kind, dict(self.device.limits))
 
     @cached_property
     def code_target(self) -> CodeTarget:
         machine = self.machine
         return CodeTarget(
-            cast(Language, machine.language), machine.lanes, machine.local_bytes if machine.groups else None
+            cast(Language, machine.language), machine.lanes, machine.local_bytes if machine.has_grid else None
         )
 
     @cached_property

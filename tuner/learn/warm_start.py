@@ -28,7 +28,7 @@ from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.schedule import replay
 from relax_tune.schedules.sketch import Sketch
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.search.base import TrainingRows
 from relax_tune.tuner.search.space import FeatureArray, FloatArray, IntArray, ParameterSpace
@@ -112,7 +112,14 @@ class RecordedHistory:
         return likest
 
     def _part(
-        self, regime: Regime, target: str, *, machine: Machine, workload: str, count: int, but: Collection[Point] = ()
+        self,
+        regime: Regime,
+        target: str,
+        *,
+        machine: HardwareInfo,
+        workload: str,
+        count: int,
+        but: Collection[Point] = (),
     ) -> TrainingRows | None:
         """Up to `count` rows of one workload on one device, timed in one regime; groups are its shapes, counted from 0."""
         func = self._funcs[workload]
@@ -143,7 +150,7 @@ class RecordedHistory:
         log_time = np.concatenate([p.log_time for p in found]) - floors[groups]
         return TrainingRows(features, log_time, groups)
 
-    def _function(self, machine: Machine, workload: str, func: PrimFunc, trace: str) -> FeatureFunction | None:
+    def _function(self, machine: HardwareInfo, workload: str, func: PrimFunc, trace: str) -> FeatureFunction | None:
         """The features of a recorded sketch; None for a trace that does not apply to the workload."""
         key = (workload, trace)
         if key not in self._functions:
@@ -180,7 +187,7 @@ def _rows(
     return TrainingRows(np.ascontiguousarray(features[sound]), log_time[sound], groups[sound])
 
 
-def log_roofline(features: FeatureArray, machine: Machine) -> FloatArray:
+def log_roofline(features: FeatureArray, machine: HardwareInfo) -> FloatArray:
     """log seconds (R,) of a nominal machine of this size for the work a row (R, F) stands for, which makes times of different
     functions and shapes comparable: full vectors at 2 GHz, 8 GB/s, a microsecond to begin with; of a GPU 128 lanes and 15 GB/s for
     each multiprocessor."""
@@ -189,7 +196,7 @@ def log_roofline(features: FeatureArray, machine: Machine) -> FloatArray:
     return np.asarray(np.log(1e-6 + flops / (4e9 * lanes * machine.workers) + moved / bandwidth))
 
 
-def roofline(space: ParameterSpace, points: IntArray, machine: Machine) -> FloatArray:
+def roofline(space: ParameterSpace, points: IntArray, machine: HardwareInfo) -> FloatArray:
     """The same in seconds (S,) for a task's own space at its anchors."""
     first = np.zeros((len(space.sketches), 1 + space.width), np.int32)
     first[:, 0] = np.arange(len(space.sketches))

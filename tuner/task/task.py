@@ -30,7 +30,7 @@ from relax_tune.schedules.cost.constraints import ConstraintFunction
 from relax_tune.schedules.cost.features import FeatureFunction, sketch_features
 from relax_tune.schedules.rules.cpu import fallback, injective
 from relax_tune.schedules.sketch import Sketch, first_to_try, generate_sketches, instantiate, replay_with
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.emit.emit import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
@@ -83,7 +83,7 @@ class Choices:
     alternatives: the library routines there are on this machine."""
 
     task: Task
-    machine: Machine
+    machine: HardwareInfo
     target: CodeTarget
     alternatives: tuple[Alternative, ...] = ()
     _programs: dict[str, Program] = field(default_factory=dict)

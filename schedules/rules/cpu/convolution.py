@@ -43,7 +43,7 @@ from relax_tune.schedules.rules.shared.conv_analysis import (
 )
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 Form = Literal["rows", "direct", "flat", "channels"]
 Order = Literal["panels", "blocks"]
@@ -64,7 +64,7 @@ class Choice:
         return f"convolution.{self.form}.{self.order}"
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a convolution; nothing when the function is none."""
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
@@ -75,7 +75,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
-def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
@@ -92,7 +92,7 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     return s
 
 
-def _rows(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+def _rows(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
     """Blocks of rows for a few channels: with what lies between the rows in scratch memory, of which the last block takes rows."""
     if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
         raise ScheduleError(f"{s.func.name}: windows step by more than one, or there are no rows")
@@ -141,7 +141,7 @@ def _blocks_of(rows: int | None) -> Sequence[int]:
     )
 
 
-def _flat(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+def _flat(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
     """Tiles of channels by places, whatever row these are in."""
     if len(roles.windows) < 2:
         raise ScheduleError(f"{s.func.name}: places are one dim already")
@@ -164,7 +164,7 @@ def _flat(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles
     _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
 
 
-def _direct(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+def _direct(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
     """Tiles of channels by places in a row."""
     tile = _Tile.of(s, machine, main, roles)
     out = find_block(s.func, main).body.buffer
@@ -178,7 +178,7 @@ def _direct(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Rol
     _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
 
 
-def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles) -> None:
+def _channels(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
     """Tiles of places in a row by channels."""
     count = roles.each or as_int(_extent(s, main, roles.channel))
     if roles.each == 1 or (count is not None and count < machine.lanes):
@@ -215,7 +215,7 @@ def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: R
     s.set_kind(across, "vectorized")
     _accumulate(s, main, reduce, p_1, j_1)
     spread = [*images, *lines] if choice.order == "panels" else images
-    if machine.groups:
+    if machine.has_grid:
         s.set_kind(j_0, "group", axis=0)
         s.set_kind(s.fuse(spread), "group", axis=1)
     elif choice.order == "panels":
@@ -228,14 +228,14 @@ def _channels(s: Schedule, machine: Machine, choice: Choice, main: str, roles: R
         )
 
 
-def _require_registers(s: Schedule, machine: Machine, height: Tunable, width: Tunable) -> None:
+def _require_registers(s: Schedule, machine: HardwareInfo, height: Tunable, width: Tunable) -> None:
     """The accumulators of a tile, a vector and what is broadcast."""
     vectors = ceildiv(width, machine.lanes)
     s.require(le(mul(height, vectors) + vectors + 1, machine.registers))
 
 
 def _tile(
-    s: Schedule, machine: Machine, choice: Choice, main: str, roles: Roles, tile: _Tile, steps: Sequence[Var], column: Var,
+    s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles, tile: _Tile, steps: Sequence[Var], column: Var,
     p_0: str, p_1: str,
 ) -> None:  # fmt: skip
     """A tile's nest, and the last block where it is complete."""
@@ -276,7 +276,7 @@ class _Tile:
     exact: bool
 
     @staticmethod
-    def of(s: Schedule, machine: Machine, main: str, roles: Roles) -> _Tile:
+    def of(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> _Tile:
         count = roles.each or as_int(_extent(s, main, roles.channel))
         fair = [d for d in range(1, TALLEST + 1) if count and count % d == 0]
         exact = bool(fair) and (roles.each is not None or fair[-1] >= 4 or fair[-1] == count)
@@ -297,7 +297,7 @@ def _extent(s: Schedule, block: str, var: Var) -> Expr:
     return next(i.extent for i in find_block(s.func, block).iters if i.var is var)
 
 
-def _along(s: Schedule, loop: str, machine: Machine) -> None:
+def _along(s: Schedule, loop: str, machine: HardwareInfo) -> None:
     """A row of the output in vectors."""
     length = as_int(s.extent(loop))
     if length is None or length > WHOLE_ROWS * machine.lanes:
@@ -307,11 +307,11 @@ def _along(s: Schedule, loop: str, machine: Machine) -> None:
 
 
 def _share(
-    s: Schedule, machine: Machine, choice: Choice, batch: Sequence[str], places: str, channels: str, exact: bool
+    s: Schedule, machine: HardwareInfo, choice: Choice, batch: Sequence[str], places: str, channels: str, exact: bool
 ) -> None:
     """Hand blocks of places or channels to threads (C), or both to work-groups (OpenCL)."""
     peeled = find_loop(s.func, places).tail != "predicate"
-    if machine.groups:
+    if machine.has_grid:
         for axis, name in enumerate([channels, places] if choice.order == "panels" else [places, channels]):
             s.set_kind(name, "group", axis=axis)
         if batch:

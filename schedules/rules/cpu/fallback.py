@@ -13,12 +13,12 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 CHUNK = 64
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Exactly one sketch, for any function."""
     s = Schedule(func)
     for block in blocks(func.body):
@@ -26,7 +26,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     yield "fallback", s
 
 
-def _one(s: Schedule, block: Block, machine: Machine) -> None:
+def _one(s: Schedule, block: Block, machine: HardwareInfo) -> None:
     """Chunks of the last spatial dimension; reductions run outside a chunk where that makes its points neighbours in memory."""
     node = find_block(s.func, block.name)
     names = s.loops_of(block.name)
@@ -43,7 +43,7 @@ def _one(s: Schedule, block: Block, machine: Machine) -> None:
         s.apply("decompose_reduction", block=block.name, loop=reduce[0])
     if top is not None:
         try:
-            s.set_kind(top, "group" if machine.groups else "parallel")
+            s.set_kind(top, "group" if machine.has_grid else "parallel")
         except ScheduleError:
             return  # a nest whose points are not independent stays serial
 

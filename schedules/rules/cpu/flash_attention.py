@@ -20,7 +20,7 @@ from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block, readers, writer
 from relax_tune.schedules.rules.shared.forms import first_fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Blocks of keys that are not computed, what is best first: those that a mask hides from all queries of a tile; those alone after the last
 # one that some query sees; or none, where a step refuses more.
@@ -59,14 +59,14 @@ class Roles:
     weight_key: str
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
     yield from first_fitting("attention.rolling", (partial(build, func, machine, skip) for skip in SKIPS))
 
 
-def build(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Schedule:
     """Tiles of queries, keys in blocks. Raises ScheduleError where the function is no attention of known widths."""
     s = Schedule(func)
     r = find_roles(s)
@@ -110,7 +110,7 @@ def build(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
         inner = s.nest_of(b.name)[-1]
         if inner.kind == "serial":
             s.vectorize(inner.var.name)
-    s.set_kind(s.fuse([*outer, i_0]), "group" if machine.groups else "parallel")
+    s.set_kind(s.fuse([*outer, i_0]), "group" if machine.has_grid else "parallel")
     return s
 
 

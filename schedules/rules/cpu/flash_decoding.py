@@ -19,16 +19,16 @@ from relax_tune.schedules.rules.cpu.flash_attention import Roles, apart, block_o
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors, mark
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """One sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) == 4:
         yield from fitting([("attention.splits", partial(build, func, machine))])
 
 
-def build(func: PrimFunc, machine: Machine) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """MR queries by KR vectors of keys to a task, of which KU are multiplied at a time."""
     s = Schedule(func)
     r = find_roles(s)
@@ -68,7 +68,7 @@ def build(func: PrimFunc, machine: Machine) -> Schedule:
     for a in s.func.allocs:
         if a.name not in written.values():
             s.apply("set_scope", buffer=a.name, scope="local")
-    s.set_kind(s.fuse(path), "group" if machine.groups else "parallel")
+    s.set_kind(s.fuse(path), "group" if machine.has_grid else "parallel")
     return s
 
 
@@ -92,7 +92,7 @@ def _scores(s: Schedule, r: Roles, step: str, together: Tunable, lanes: int) -> 
     mark(s, {n: "unrolled" for n in (*each, k_1)})
 
 
-def _combined(s: Schedule, r: Roles, width: Tunable, machine: Machine) -> None:
+def _combined(s: Schedule, r: Roles, width: Tunable, machine: HardwareInfo) -> None:
     """Every query weighs what the blocks of keys left of it."""
     s.compute_inline(f"{r.top}_scale")
     last = find_block(s.func, r.last)
@@ -110,4 +110,4 @@ def _combined(s: Schedule, r: Roles, width: Tunable, machine: Machine) -> None:
         s.apply("decompose_reduction", block=name, loop=steps[0])
     for name in (r.context, f"{r.context}_init", r.last):
         s.vectorize(s.inner_loops(name, c_0)[-1])
-    s.set_kind(s.fuse([*outer, query]), "group" if machine.groups else "parallel")
+    s.set_kind(s.fuse([*outer, query]), "group" if machine.has_grid else "parallel")

@@ -23,7 +23,7 @@ from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.cpu.matmul import inline_around, output_column
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 Form = Literal["columns", "dots"]
 
@@ -49,12 +49,12 @@ class Choice:
         return f"matvec.{self.form}{marks}.{'parallel' if self.parallel else 'serial'}"
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
     if not is_product(func):
         return
     for parallel in (True, False):
-        if machine.groups and not parallel:
+        if machine.has_grid and not parallel:
             continue
         choices = (
             Choice("columns", parallel),
@@ -65,7 +65,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
-def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
@@ -87,7 +87,9 @@ def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
     return _columns(s, main, epilogue.name, roles, machine, choice)
 
 
-def _columns(s: Schedule, main: str, epilogue: str, roles: Contraction, machine: Machine, choice: Choice) -> Schedule:
+def _columns(
+    s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: Choice
+) -> Schedule:
     """Lanes are columns; a tile is some rows by some vectors of columns, each vector from a panel of its own."""
     block = find_block(s.func, main)
     halves, group = steps_together(block, roles)
@@ -96,7 +98,7 @@ def _columns(s: Schedule, main: str, epilogue: str, roles: Contraction, machine:
     held = roles.operand.buffer
     sizes = [as_int(d) for d in held.shape]
     few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
-    if choice.ahead and (machine.groups or not choice.parallel or few):
+    if choice.ahead and (machine.has_grid or not choice.parallel or few):
         raise ScheduleError(f"{s.func.name}: only C asks ahead, for panels that may not stay in its workers' caches")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     _panels(s, main, roles, machine)
@@ -160,7 +162,7 @@ def _apart(s: Schedule, stages: Sequence[str], outer: int, inner: int) -> None:
             s.apply("fission", loop=s.loops_of(stage)[depth], block=stage)
 
 
-def _dots(s: Schedule, main: str, epilogue: str, roles: Contraction, machine: Machine, choice: Choice) -> Schedule:
+def _dots(s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: Choice) -> Schedule:
     """Lanes are steps of the reduction; a tile is some rows by some columns with a vector of sums for each of its elements."""
     block = find_block(s.func, main)
     if choice.grouped or len(roles.reduce) != 1:
@@ -213,7 +215,7 @@ def _rows(
     return (i_0,), (i_1,)
 
 
-def _panels(s: Schedule, main: str, roles: Contraction, machine: Machine) -> None:
+def _panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -> None:
     """Constant operands with columns are laid out in panels one vector wide, once; others must have them last. Without any there is
     nothing that tiles of a product with many rows do not do as well."""
     packed = 0
@@ -290,11 +292,11 @@ def _mark(s: Schedule, inner: Sequence[str]) -> None:
         s.set_kind(name, "unrolled")
 
 
-def _spread(s: Schedule, machine: Machine, choice: Choice, batch: Sequence[str], tiles: str) -> None:
+def _spread(s: Schedule, machine: HardwareInfo, choice: Choice, batch: Sequence[str], tiles: str) -> None:
     """Tiles to threads or work-groups, those of each batch element beside the others'."""
     if not choice.parallel:
         return
-    if not machine.groups:
+    if not machine.has_grid:
         s.set_kind(s.fuse([*batch, tiles]), "parallel")
         return
     s.set_kind(tiles, "group", axis=0)

@@ -15,7 +15,7 @@ from relax_tune.ir.hardware.intrinsics import INTRINSICS
 from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Stores past the caches are of whole lines.
 LINE_BYTES = 64
@@ -31,7 +31,7 @@ TURNED: tuple[tuple[Form, Inside], ...] = (
 )  # fmt: skip
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """A sketch of each form that can be the best one at some shape."""
     if reductions(func):
         return
@@ -52,16 +52,16 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         yield f"injective.turned.{form}.{inside}", schedule
 
 
-def _possible(func: PrimFunc, machine: Machine) -> tuple[Form, ...]:
+def _possible(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
     """The forms that may win at some shape: no other workers where all elements take less than starting these (at a generous 1 ns
     an element), no single thread where that is nothing beside them, and stores past the caches only where the workers' own may be too
     small for the outputs."""
     points = _total(func, lambda b: 1)
     nbytes = _total(func, lambda b: b.dtype.bytes)
     found: list[Form] = []
-    if machine.groups or (machine.workers > 1 and (points is None or points > machine.launch_ns)):
+    if machine.has_grid or (machine.workers > 1 and (points is None or points > machine.launch_ns)):
         found.append("parallel")
-    if not machine.groups and (machine.workers == 1 or points is None or points < SMALL * machine.launch_ns):
+    if not machine.has_grid and (machine.workers == 1 or points is None or points < SMALL * machine.launch_ns):
         found.append("serial")
     if nbytes is None or nbytes > machine.workers * machine.l2_bytes:
         found.append("stream")
@@ -79,7 +79,7 @@ def _total(func: PrimFunc, weight: Callable[[Buffer], int]) -> int | None:
     return as_int(total)
 
 
-def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, form: Form) -> Schedule:
     """Everything inlined into the outputs; of each the last dimension in vectors, and on several workers all of it cut into runs
     of vectors, of which each of GP parts gets as many as the others."""
     s = Schedule(func)
@@ -105,7 +105,7 @@ def build(func: PrimFunc, machine: Machine, form: Form) -> Schedule:
         s.set_kind(c_2, "vectorized")
         if form == "stream":
             s.apply("nontemporal_stores", loop=c_2)
-        if machine.groups:
+        if machine.has_grid:
             s.set_kind(top, "group", axis=0)
         else:
             s.set_kind(top, "parallel")
@@ -123,7 +123,7 @@ def inlined(s: Schedule) -> tuple[Block, ...]:
     return left
 
 
-def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Schedule:
+def _turned(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -> Schedule:
     """A function that reads arrays along another dimension than it writes: square tiles of these are turned over in registers into
     a local one."""
     s = Schedule(func)
@@ -164,7 +164,7 @@ def _turned(func: PrimFunc, machine: Machine, form: Form, inside: Inside) -> Sch
         parts = s.tunable("GP", [machine.workers * k for k in (1, 2, 4, 8)])
         top, rest = s.split(s.fuse(spread), [parts, None])
         s.set_tail(rest, "peel")
-        s.set_kind(top, "group" if machine.groups else "parallel")
+        s.set_kind(top, "group" if machine.has_grid else "parallel")
     return s
 
 

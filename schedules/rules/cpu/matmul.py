@@ -29,7 +29,7 @@ from relax_tune.schedules.analysis import (
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # `panels`: workers take panels of columns (and groups of rows); `blocks`: the same after everything was packed; `serial`: one thread.
 Order = Literal["panels", "blocks", "serial"]
@@ -64,7 +64,7 @@ class Copy:
     contiguous: bool
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a matmul-like function; nothing when the function is none."""
     if not is_product(func):
         return
@@ -72,9 +72,9 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
-def build(func: PrimFunc, machine: Machine, choice: Choice) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
-    if machine.groups and choice.order == "serial":
+    if machine.has_grid and choice.order == "serial":
         raise ScheduleError("a work-group device has no serial form")
     s = Schedule(func)
     main = reductions(func)[0].name
@@ -205,7 +205,7 @@ def _packed(s: Schedule, roles: Contraction, width: Tunable) -> tuple[Copy, ...]
     return tuple(copies)
 
 
-def _fill(s: Schedule, copy: Copy, choice: Choice, machine: Machine, width: Tunable, j_0: str) -> None:
+def _fill(s: Schedule, copy: Copy, choice: Choice, machine: HardwareInfo, width: Tunable, j_0: str) -> None:
     """Where and how a copy is made: a constant one before any call, another one for each panel where it is used or, in `blocks`, all
     of it first."""
     if copy.constant:
@@ -230,7 +230,7 @@ def _fill(s: Schedule, copy: Copy, choice: Choice, machine: Machine, width: Tuna
         s.set_kind(d_1, "vectorized")
     s.set_kind(c_1, "vectorized")
     if spread:
-        s.set_kind(s.fuse(spread), "group" if machine.groups else "parallel")
+        s.set_kind(s.fuse(spread), "group" if machine.has_grid else "parallel")
 
 
 def _panels(s: Schedule, copy: Copy, width: Tunable) -> None:
@@ -241,11 +241,11 @@ def _panels(s: Schedule, copy: Copy, width: Tunable) -> None:
     s.apply("tile_layout", buffer=copy.buffer, dim=dim, factor=width, order=order)
 
 
-def _distribute(s: Schedule, machine: Machine, order: Order, batch: list[str], j_0: str, group: list[str]) -> str:
+def _distribute(s: Schedule, machine: HardwareInfo, order: Order, batch: list[str], j_0: str, group: list[str]) -> str:
     """Hand tiles to threads (C) or work-groups (OpenCL). Returns the loop over panels."""
     if order == "serial":
         return j_0
-    if machine.groups:
+    if machine.has_grid:
         axes = [j_0, *group, *([s.fuse(batch)] if batch else [])]
         for axis, name in enumerate(axes):
             s.set_kind(name, "group", axis=axis)
@@ -259,7 +259,7 @@ def _extent(roles: Contraction, var: Var | None) -> int | None:
     return next((as_int(i.extent) for i in roles.block.iters if i.var is var), None)
 
 
-def _widths(roles: Contraction, machine: Machine, choice: Choice) -> Sequence[int]:
+def _widths(roles: Contraction, machine: HardwareInfo, choice: Choice) -> Sequence[int]:
     """Panel widths: one to four vectors; where columns are used as they are, those that divide a constant extent, when any does."""
     extent = _extent(roles, roles.column)
     options = [machine.lanes * v for v in VECTORS]
@@ -278,7 +278,7 @@ def _always_divides(roles: Contraction, width: Tunable) -> bool:
     return extent is not None and all(extent % w == 0 for w in width.domain)
 
 
-def _guesses(s: Schedule, roles: Contraction, machine: Machine) -> list[Mapping[str, int]]:
+def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo) -> list[Mapping[str, int]]:
     """The tiles that load least for each product and waste least of constant extents, with as many groups of rows as give every worker
     the same number of tiles."""
     found: list[tuple[float, Mapping[str, int]]] = []

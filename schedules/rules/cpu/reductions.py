@@ -18,18 +18,18 @@ from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.rules.shared.vectorize import decompose, divide_once, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """The columns shared out to threads, and the same on one thread; nothing when no reduction steps across columns."""
     if not reductions(func):
         return
-    orders = ("parallel",) if machine.groups else ("parallel", "serial")
+    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from fitting((f"columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
 
 
-def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     """All stages inside the loop over strips of columns of the last one."""
     s = Schedule(func)
     for block in blocks(func.body):
@@ -59,7 +59,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
             in_vectors(s, block.name, s.inner_loops(block.name, strip)[-1], machine.lanes)
             decompose(s, block.name, s.inner_loops(block.name, strip))
     s.set_kind(lanes, "vectorized")
-    if machine.groups:
+    if machine.has_grid:
         s.set_kind(strip, "group", axis=0)
         if outer:
             s.set_kind(s.fuse(outer), "group", axis=1)

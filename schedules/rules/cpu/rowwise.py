@@ -18,12 +18,12 @@ from relax_tune.schedules.analysis import final_block, inlinable, is_expensive, 
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop, loop_env
 from relax_tune.schedules.rules.shared.vectorize import accumulate, decompose, divide_once, in_vectors
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 Keep = Literal["expensive", "all", "none"]
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a row-wise function; nothing when the function is none."""
     if not reductions(func):
         return
@@ -35,7 +35,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     ]
     seen: set[str] = set()
     short = False
-    for order in ("parallel",) if machine.groups else ("parallel", "serial"):
+    for order in ("parallel",) if machine.has_grid else ("parallel", "serial"):
         for name, keep, in_registers in forms:
             if short and keep != "expensive":
                 continue  # of a row in registers nothing is stored or computed again
@@ -50,7 +50,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
                 yield f"rows.{order}.{name}", schedule
 
 
-def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:
     """Apply one structural choice: which spatial stages are kept rather than computed again where they are read, and whether a
     row and what is kept of it stay in registers."""
     s = Schedule(func)
@@ -78,14 +78,14 @@ def build(func: PrimFunc, machine: Machine, parallel: bool, keep: Keep, in_regis
         _merge(s, [loop for loop in stages if loop is not None])
     for block in blocks(s.func.body):
         decompose(s, block.name, s.inner_loops(block.name, f_1))
-    if machine.groups:
+    if machine.has_grid:
         s.set_kind(f_0, "group", axis=0)
     elif parallel:
         s.set_kind(f_0, "parallel")
     return s
 
 
-def _widths(func: PrimFunc, machine: Machine) -> list[int]:
+def _widths(func: PrimFunc, machine: HardwareInfo) -> list[int]:
     """One, two or four vectors; no more than constant rows fill."""
     extents = [as_int(b.iters[-1].extent) for b in blocks(func.body) if b.iters]
     known = [e for e in extents if e is not None]
@@ -94,7 +94,7 @@ def _widths(func: PrimFunc, machine: Machine) -> list[int]:
     return [w for w in options if longest is None or w < longest + machine.lanes] or options[:1]
 
 
-def _require_short(func: PrimFunc, machine: Machine) -> None:
+def _require_short(func: PrimFunc, machine: HardwareInfo) -> None:
     """Every row is so short that half of the registers hold it."""
     for block in blocks(func.body):
         extent = as_int(block.iters[-1].extent) if block.iters else None
@@ -173,14 +173,14 @@ def _vectorise(s: Schedule, block: str, row: str, width: Tunable) -> str | None:
     return in_vectors(s, block, inner[-1], width) if inner else None
 
 
-def _vectorise_whole(s: Schedule, block: str, row: str, machine: Machine) -> None:
+def _vectorise_whole(s: Schedule, block: str, row: str, machine: HardwareInfo) -> None:
     """Vectors for all of a row, without a loop around them; of the last one only some lanes may be used."""
     inner = s.inner_loops(block, row)
     if not inner:
         return
     column = inner[-1]
     outer = None
-    if not machine.groups:
+    if not machine.has_grid:
         outer, column = s.split(column, [None, machine.lanes])
     if find_block(s.func, block).is_reduction:
         accumulate(s, block, column)

@@ -20,7 +20,7 @@ from relax_tune.schedules.primitives.reductions import starts_neutral
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.rules.shared.vectorize import divide_once, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Below as many steps to a result, the results alone keep threads busy, or there is too little to do for several.
 SHORT = 2048
@@ -28,11 +28,11 @@ ROWS = (1 << 6, 1 << 8, 1 << 10, 1 << 12)
 CHUNKS = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Chunks shared out to threads, and the same on one thread; nothing where no reduction is long."""
     if not reductions(func):
         return
-    orders = ("parallel",) if machine.groups else ("parallel", "serial")
+    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from fitting((f"split.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
 
 
@@ -53,7 +53,7 @@ class _Across:
     rows: Tunable
 
 
-def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     """Every reduction cut; other blocks computed where they are read or spread over the threads."""
     s = Schedule(func)
     for block in blocks(func.body):
@@ -61,7 +61,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
             s.compute_inline(block.name)
     found = reductions(s.func)
     across = [_steps_across(block, machine) for block in found]
-    kind = "group" if machine.groups else "parallel" if parallel else "serial"
+    kind = "group" if machine.has_grid else "parallel" if parallel else "serial"
     along = across_ = None
     if False in across:
         along = _Along(s.tunable("L", CHUNKS), s.tunable("VL", [machine.lanes * u for u in (2, 4, 8)]))
@@ -82,7 +82,7 @@ def build(func: PrimFunc, machine: Machine, parallel: bool) -> Schedule:
     return s
 
 
-def _steps_across(block: Block, machine: Machine) -> bool:
+def _steps_across(block: Block, machine: HardwareInfo) -> bool:
     """Whether the reduction walks across memory, its results being neighbours, rather than along it. ScheduleError where it is
     neither, not over one dimension, too short, or of so many results that these are work enough to share out."""
     reduce = [i for i in block.iters if i.kind == "reduce"]
@@ -172,7 +172,7 @@ def _cut_across(s: Schedule, block: Block, numbers: _Across, kind: str) -> None:
     _share(s, block.name, part, len(outer), kind)
 
 
-def _spread(s: Schedule, block: str, machine: Machine, kind: str) -> None:
+def _spread(s: Schedule, block: str, machine: HardwareInfo, kind: str) -> None:
     """A block without a reduction: its last dimension in vectors, pieces of it or of the others shared out."""
     divide_once(s, block)
     names = s.loops_of(block)

@@ -28,13 +28,13 @@ from relax_tune.schedules.rules.shared.conv_analysis import (
 )
 from relax_tune.schedules.rules.shared.forms import first_fitting, fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Steps along a dim of the windows that are written out.
 TAPS = 7
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a convolution; nothing when the function is none."""
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
@@ -57,7 +57,7 @@ def _prepared(s: Schedule) -> tuple[str, Roles, str | None]:
     return main, roles, made
 
 
-def _product(func: PrimFunc, machine: Machine, split: bool, ahead: bool) -> Schedule:
+def _product(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) -> Schedule:
     """All places of an image as columns, everything that is summed over as steps."""
     s = Schedule(func)
     main, roles, made = _prepared(s)
@@ -111,7 +111,7 @@ def _reordered(s: Schedule, main: str, roles: Roles, made: str | None) -> tuple[
     return buffer, len(others)
 
 
-def _direct(func: PrimFunc, machine: Machine) -> Schedule:
+def _direct(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """Runs of W places in a row for each item, in whose registers the windows of neighbours meet."""
     s = Schedule(func)
     main, roles, made = _prepared(s)

@@ -12,12 +12,12 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 ITEMS = 128
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Exactly one sketch, for any function."""
     s = Schedule(func)
     for block in blocks(func.body):

@@ -31,20 +31,20 @@ from relax_tune.schedules.rules.gpu.flash_decoding import rolling, splits
 from relax_tune.schedules.rules.gpu.threads import limit_items
 from relax_tune.schedules.rules.shared.forms import first_fitting, fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
-    for name, make in (("queries", _queries), ("keys", rolling if machine.exchanges else _keys)):
+    for name, make in (("queries", _queries), ("keys", rolling if machine.has_shuffles else _keys)):
         yield from first_fitting(f"attention.{name}", (partial(make, func, machine, skip) for skip in SKIPS))
-    if machine.exchanges:
+    if machine.has_shuffles:
         yield from fitting([("attention.splits", partial(splits, func, machine))])
 
 
-def _queries(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
+def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Schedule:
     """TX queries to a group, KB keys at a time."""
     s = Schedule(func)
     r = find_roles(s)
@@ -101,7 +101,7 @@ def _queries(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule
     return s
 
 
-def _keys(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
+def _keys(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Schedule:
     """A group for each query, TX keys at a time."""
     s = Schedule(func)
     r = find_roles(s)

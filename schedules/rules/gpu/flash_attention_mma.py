@@ -35,7 +35,7 @@ from relax_tune.schedules.rules.gpu.threads import limit_items, sum_over_items
 from relax_tune.schedules.rules.shared.forms import first_fitting
 from relax_tune.schedules.rules.shared.vectorize import mark
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 WARPS = (1, 2, 4, 8)
 # Tiles of queries of a warp, and of keys in a block for each warp to fetch, 16 each.
@@ -62,14 +62,14 @@ class Tile:
         return mul(mul(self.keys, self.warps), ROWS)
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """One sketch of an attention; nothing when the function is none, and on machines that do not multiply tiles."""
     if machine.capability >= CAPABILITY and len(reductions(func)) == 4:
         # where windows begin takes long to tell for what warps hold
         yield from first_fitting("attention.tensor", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
 
 
-def build(func: PrimFunc, machine: Machine, skip: str = "late") -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, skip: str = "late") -> Schedule:
     """Raises ScheduleError where the function is no attention in 16-bit floats, or one of few queries."""
     s = Schedule(func)
     r = find_roles(s)

@@ -19,7 +19,7 @@ from relax_tune.schedules.rules.cpu.flash_attention import Roles, apart, block_o
 from relax_tune.schedules.rules.gpu.threads import NEIGHBOURS, bind_items, factored, limit_items, sum_over_items
 from relax_tune.schedules.rules.shared.vectorize import mark
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Keys of a block at most.
 MOST_KEYS = 2048
@@ -43,7 +43,7 @@ class Shape:
     width: Tunable
 
 
-def rolling(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
+def rolling(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Schedule:
     """All keys of a few queries by one group."""
     s = Schedule(func)
     r, shape, queries = _prepared(s, machine, (1, 2))
@@ -77,7 +77,7 @@ def rolling(func: PrimFunc, machine: Machine, skip: str = "hidden") -> Schedule:
     return s
 
 
-def splits(func: PrimFunc, machine: Machine) -> Schedule:
+def splits(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """A group for each block of keys of a few queries; then one for each query."""
     s = Schedule(func)
     r, shape, queries = _prepared(s, machine, (1, 2, 4, 8))
@@ -98,7 +98,7 @@ def splits(func: PrimFunc, machine: Machine) -> Schedule:
     return s
 
 
-def _prepared(s: Schedule, machine: Machine, rounds: Sequence[int]) -> tuple[Roles, Shape, str]:
+def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tuple[Roles, Shape, str]:
     """Keys in blocks, queries in rows that are whole, and the block that fetches these."""
     r = find_roles(s)
     least = max(1, machine.warp // NEIGHBOURS[-1])
@@ -231,7 +231,7 @@ def _unroll_queries(s: Schedule, shape: Shape) -> None:
             s.unroll(p.var.name)
 
 
-def _combined(s: Schedule, r: Roles, machine: Machine) -> None:
+def _combined(s: Schedule, r: Roles, machine: HardwareInfo) -> None:
     """The second kernel: items have columns, and weigh what every block of keys left."""
     items = s.tunable("TC", [n for n in (32, 64, 128, 256) if n <= machine.group_size] or [machine.group_size])
     limit_items(s, machine, items)
@@ -255,7 +255,7 @@ def _combined(s: Schedule, r: Roles, machine: Machine) -> None:
         s.bind(s.fuse(outer), "group", 1)
 
 
-def _guess(s: Schedule, r: Roles, machine: Machine) -> dict[str, int]:
+def _guess(s: Schedule, r: Roles, machine: HardwareInfo) -> dict[str, int]:
     """A row of items has a key in as few vectors as there are, and a group a few warps of rows."""
     width = max(s.tunables["VL"].domain)
     row = max((n for n in NEIGHBOURS if n * width <= min(r.depth, r.width)), default=NEIGHBOURS[0])

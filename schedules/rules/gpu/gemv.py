@@ -36,7 +36,7 @@ from relax_tune.schedules.rules.gpu.threads import (
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.rules.shared.vectorize import mark
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 HEIGHTS = (1, 2, 4, 8, 16)
 # A number of columns that so many divide is cut by divisors.
@@ -70,7 +70,7 @@ class Product:
         return next(u for u in reversed(AT_ONCE) if (self.steps and self.steps % (items * u) == 0) or u == 1)
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
     if not is_product(func):
         return
@@ -85,7 +85,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
 
 
 def _build(
-    func: PrimFunc, machine: Machine, make: Callable[[Schedule, Product, Machine], None], split: bool
+    func: PrimFunc, machine: HardwareInfo, make: Callable[[Schedule, Product, HardwareInfo], None], split: bool
 ) -> Schedule:
     s = Schedule(func)
     make(s, _prepared(s, machine, split), machine)
@@ -94,7 +94,7 @@ def _build(
     return s
 
 
-def _prepared(s: Schedule, machine: Machine, split: bool) -> Product:
+def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> Product:
     """The product alone with its epilogue, in an intermediate, multiplied by what is the same all along at the end. split: sums of
     shares of the steps, each for a group of its own, with their addition."""
     main = prepare_product(s)
@@ -113,13 +113,13 @@ def _prepared(s: Schedule, machine: Machine, split: bool) -> Product:
     return Product(roles, last, halves, group, widths, steps, split)
 
 
-def _dots(s: Schedule, p: Product, machine: Machine) -> None:
+def _dots(s: Schedule, p: Product, machine: HardwareInfo) -> None:
     """TX items, in each of TW parts of a group, take the steps of NR columns in vectors; TY times as many columns to a group."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
     if not any(_runs_along(x.indices[-1], step) and _has_columns(x, roles) for x in block_loads(roles.block)):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
     tx, ty = s.tunable("TX", NEIGHBOURS), s.tunable("TY", (1, 2, 4, 8, 16))
-    parts = s.tunable("TW", PARTS) if machine.exchanges else const(1)
+    parts = s.tunable("TW", PARTS) if machine.has_shuffles else const(1)
     columns = s.tunable("NR", (1, 2, 4, 8))
     width, unroll = s.tunable("VL", p.widths[0]), s.tunable("KU", AT_ONCE)
     limit_items(s, machine, mul(mul(tx, parts), ty))
@@ -127,12 +127,12 @@ def _dots(s: Schedule, p: Product, machine: Machine) -> None:
     i_0, i_1 = _rows(s, roles, nest, mul(columns, width))
     j_0, j_t, j_1 = s.split(nest[roles.column], [None, ty, columns])
     vectors, lanes = s.split(nest[step], [None, width], divides=_is_constant(s.extent(nest[step])))
-    rounds, together, *items = s.split(vectors, [None, unroll, *([parts, tx] if machine.exchanges else [tx])])
+    rounds, together, *items = s.split(vectors, [None, unroll, *([parts, tx] if machine.has_shuffles else [tx])])
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, *i_0, j_0, j_t, *items, rounds, together, *i_1, j_1, lanes])
     s.unroll(together)
     own = s.reverse_compute_at(p.last.name, j_t)
-    if machine.exchanges:  # every item has all sums
+    if machine.has_shuffles:  # every item has all sums
         sum_over_items(s, main, items, lanes, rows=(*i_1, j_1))
         s.vectorize(own[-1])
         for name in own[:-1]:
@@ -152,12 +152,12 @@ def _dots(s: Schedule, p: Product, machine: Machine) -> None:
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", len(items))
     _groups(s, j_0, i_0, batch)
-    few = ({"MR": 1} if i_0 else {}) | ({"TW": 1} if machine.exchanges else {})
+    few = ({"MR": 1} if i_0 else {}) | ({"TW": 1} if machine.has_shuffles else {})
     vector = width.domain[-1]
     s.guess({"TX": 32, "TY": 4, "NR": columns.domain[0], "VL": vector, "KU": p.at_once(32 * vector), **few})
 
 
-def _columns(s: Schedule, p: Product, machine: Machine) -> None:
+def _columns(s: Schedule, p: Product, machine: HardwareInfo) -> None:
     """TX items have VL columns each; TY times as many share out their steps, in runs of those with one float factor."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
     _lay_out(s, roles, min(256, machine.group_size))
@@ -255,7 +255,7 @@ def _is_constant(e: Expr) -> bool:
     return all(isinstance(v, Tunable) for v in free_vars(e))
 
 
-def _widths(roles: Contraction, along: Var, machine: Machine) -> list[int]:
+def _widths(roles: Contraction, along: Var, machine: HardwareInfo) -> list[int]:
     """Elements that an item reads of the matrix at once: of CUDA's vectors, which are arrays, as many as one access has room for."""
     read = [x.buffer.dtype.bytes for x in block_loads(roles.block) if _has_columns(x, roles)]
     size = min(read) if machine.language == "cuda" else 4

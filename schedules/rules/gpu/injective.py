@@ -19,13 +19,13 @@ from relax_tune.schedules.rules.cpu.injective import inlined, turned_reads
 from relax_tune.schedules.rules.gpu.threads import item_counts, vector_widths
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Elements of a side of the squares that are turned over.
 SIDE = 32
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Long rows of vectors; and squares through shared memory where arrays are read along another dimension."""
     if reductions(func):
         return
@@ -33,7 +33,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     yield from fitting((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
 
 
-def _flat(func: PrimFunc, machine: Machine) -> Schedule:
+def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """Runs of RB times TX vectors for each group."""
     s = Schedule(func)
     left = inlined(s)
@@ -53,7 +53,7 @@ def _flat(func: PrimFunc, machine: Machine) -> Schedule:
     return s
 
 
-def _turned(func: PrimFunc, machine: Machine) -> Schedule:
+def _turned(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """A function that reads arrays along another dimension than it writes: squares of these are read along their rows into shared
     memory, and from there along their columns."""
     s = Schedule(func)

@@ -33,7 +33,7 @@ from relax_tune.schedules.rules.gpu.stream_k import FIRST_WAVES, FORMS, Form, ad
 from relax_tune.schedules.rules.gpu.threads import Parts, limit_items, own_parts
 from relax_tune.schedules.rules.shared.forms import first_fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 ITEMS = (4, 8, 16, 32)
 HEIGHTS = (1, 2, 4, 8)
@@ -67,7 +67,7 @@ class Tile:
         return mul(mul(self.vectors, self.tx), self.width)
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a matmul-like function; nothing when the function is none."""
     if not is_product(func):
         return
@@ -75,12 +75,12 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         yield from first_fitting(f"matmul.{form}", (partial(build, func, machine, form, way) for way in ways(machine)))
 
 
-def ways(machine: Machine) -> tuple[bool, ...]:
+def ways(machine: HardwareInfo) -> tuple[bool, ...]:
     """Whether slices are copied ahead: where the machine does not wait for copies that is tried first."""
-    return (True, False) if machine.copies_late else (False,)
+    return (True, False) if machine.has_cp_async else (False,)
 
 
-def build(func: PrimFunc, machine: Machine, form: Form = "tiles", ahead: bool = False) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, form: Form = "tiles", ahead: bool = False) -> Schedule:
     """Raises ScheduleError where the function is no product of operands with rows and columns. ahead: slices are copied
     asynchronously, before they are needed."""
     s = Schedule(func)
@@ -90,7 +90,7 @@ def build(func: PrimFunc, machine: Machine, form: Form = "tiles", ahead: bool = 
 
 
 def product(
-    s: Schedule, main: str, machine: Machine, form: Form, ahead: bool = False, gathered: Sequence[str] = ()
+    s: Schedule, main: str, machine: HardwareInfo, form: Form, ahead: bool = False, gathered: Sequence[str] = ()
 ) -> None:
     """The product in groups and items. gathered: operands that blocks put together from what lies apart; no memory holds them whole,
     since each slice is put together where it is fetched."""
@@ -177,7 +177,7 @@ def product(
     )
 
 
-def share_steps(s: Schedule, main: str, machine: Machine, slice_steps: Expr | None = None) -> tuple[str, Block]:
+def share_steps(s: Schedule, main: str, machine: HardwareInfo, slice_steps: Expr | None = None) -> tuple[str, Block]:
     """SK sums of shares of the steps for each element, made by a product like that one; and the element from them, with what follows.
     The block of that product, and the one that stores its results. slice_steps: SS slices of so many steps are a share, however many
     shares there are then; rings of slices need shares to begin with one."""

@@ -28,7 +28,7 @@ from relax_tune.schedules.rules.gpu.stream_k import FIRST_WAVES, FORMS, Form, st
 from relax_tune.schedules.rules.gpu.threads import Parts, limit_items, own_parts
 from relax_tune.schedules.rules.shared.forms import first_fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # The first generation whose warps multiply tiles of this form.
 CAPABILITY = 80
@@ -71,7 +71,7 @@ class Tile:
         return mul(self.down, self.across)
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a product of 16-bit floats, or of such and whole numbers of 8 bits; nothing for other functions, and on machines
     that do not multiply tiles."""
     if machine.capability < CAPABILITY or not is_product(func):
@@ -81,7 +81,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
         yield from first_fitting(f"tensor.{form}", (partial(build, func, machine, form, way) for way in ways(machine)))
 
 
-def build(func: PrimFunc, machine: Machine, form: Form = "tiles", ahead: bool = True) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, form: Form = "tiles", ahead: bool = True) -> Schedule:
     """Raises ScheduleError where the function is no such product. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
     main = prepare_product(s)

@@ -29,7 +29,7 @@ from relax_tune.schedules.rules.gpu.threads import (
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.rules.shared.vectorize import divide_once
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # With as many results there are rows for every multiprocessor.
 FEW_RESULTS = 64
@@ -38,7 +38,7 @@ SHORT = 2048
 CHUNKS = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Both forms, where they fit the function."""
     if not reductions(func):
         return
@@ -46,7 +46,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     yield from fitting((f"reductions.{name}", partial(make, func, machine)) for name, make in forms)
 
 
-def _columns(func: PrimFunc, machine: Machine) -> Schedule:
+def _columns(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """All stages inside the loop over TX columns of the last one; TY items share out the steps to each."""
     s = Schedule(func)
     _inlined(s)
@@ -82,7 +82,7 @@ def _share_steps(s: Schedule, block: str, first: str, rest: list[str], height: E
     s.apply("permute_layout", buffer=left.name, order=[rank - 1, *range(rank - 1)])
 
 
-def _split(func: PrimFunc, machine: Machine) -> Schedule:
+def _split(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """Every reduction in chunks, a group for each; other blocks point by point."""
     s = Schedule(func)
     _inlined(s)

@@ -30,13 +30,13 @@ from relax_tune.schedules.rules.gpu.threads import (
 from relax_tune.schedules.rules.shared.forms import fitting
 from relax_tune.schedules.rules.shared.vectorize import divide_once
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Vectors that an item keeps of a row.
 MOST_ROUNDS = 8
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """A few items for each of many rows, and many items for each of few; nothing when the function is no row-wise one."""
     if not reductions(func):
         return
@@ -44,7 +44,7 @@ def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]
     yield from fitting((f"rows.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
 
 
-def build(func: PrimFunc, machine: Machine, many: bool, kept: bool = False) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False) -> Schedule:
     """Every stage on a row by the items that have it: those of several warps, or at most of one."""
     s = Schedule(func)
     held: list[str] = []

@@ -14,7 +14,7 @@ from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.cpu.two_pass_reductions import new_blocks
 from relax_tune.schedules.rules.gpu.threads import each_point
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # What a group makes: `tiles`, sums over shares of the steps of one (`split`), or over a stretch of those of all (`stream`).
 Form = Literal["tiles", "split", "stream"]
@@ -31,7 +31,7 @@ def stored_apart(s: Schedule, main: str) -> Block:
 
 
 def stretches(
-    s: Schedule, roles: Contraction, write: str, fetched: Sequence[str], nest: Sequence[str], machine: Machine
+    s: Schedule, roles: Contraction, write: str, fetched: Sequence[str], nest: Sequence[str], machine: HardwareInfo
 ) -> tuple[list[str], str, str, str]:
     """Groups that take equal stretches of the slices of all tiles, some to each multiprocessor; and the elements from what they leave,
     with what follows. nest: the loops over tiles, and over the slices of one, in which blocks fetch these; write: the block that
@@ -50,7 +50,7 @@ def stretches(
     return own, group, piece, step
 
 
-def add_up(s: Schedule, main: str, epilogue: str, machine: Machine) -> None:
+def add_up(s: Schedule, main: str, epilogue: str, machine: HardwareInfo) -> None:
     """An item for each element, which adds up the sums that there are of it, and goes on with that."""
     *points, steps = s.loops_of(main)
     s.reverse_compute_at(epilogue, points[-1])

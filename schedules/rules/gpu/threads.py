@@ -16,7 +16,7 @@ from relax_tune.ir.core.stmt import LoopKind, blocks
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.vectorize import mark
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Items that exchange registers: a warp, or with fewer of them several parts of one.
 NEIGHBOURS = (4, 8, 16, 32)
@@ -24,14 +24,14 @@ NEIGHBOURS = (4, 8, 16, 32)
 WARPS = (2, 4, 8, 16, 32)
 
 
-def item_counts(machine: Machine, least: int = 64) -> list[int]:
+def item_counts(machine: HardwareInfo, least: int = 64) -> list[int]:
     """Items of a group along one axis: as many as a group may have at most."""
     return [n for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= n <= machine.group_size] or [
         machine.group_size
     ]
 
 
-def vector_widths(columns: Sequence[Expr], machine: Machine, size: int = 4) -> list[int]:
+def vector_widths(columns: Sequence[Expr], machine: HardwareInfo, size: int = 4) -> list[int]:
     """Widths of vectors, of elements of so many bytes, that divide all constant numbers of columns. Vectors of a column whose length
     nobody knows start anywhere in memory, and are no better than their elements."""
     sizes = [as_int(c) for c in columns]
@@ -39,7 +39,7 @@ def vector_widths(columns: Sequence[Expr], machine: Machine, size: int = 4) -> l
     return [w for w in (1, 2, 4, 8, 16) if w <= most and all(w == 1 or (e is not None and e % w == 0) for e in sizes)]
 
 
-def in_warps(s: Schedule, machine: Machine) -> tuple[Expr, int]:
+def in_warps(s: Schedule, machine: HardwareInfo) -> tuple[Expr, int]:
     """Counts of warps, and of the items of one, that share a row."""
     most = max(machine.group_size // NEIGHBOURS[-1], WARPS[0])
     return s.tunable("TW", [n for n in WARPS if n <= most]), NEIGHBOURS[-1]
@@ -106,7 +106,7 @@ def factored(s: Schedule, block: str, loop: str, scope: Scope, kind: LoopKind = 
     return partial.name
 
 
-def limit_items(s: Schedule, machine: Machine, items: Expr) -> None:
+def limit_items(s: Schedule, machine: HardwareInfo, items: Expr) -> None:
     """A group has at least a warp of items, and no more than the machine lets it have."""
     s.require(le(const(machine.warp), items))
     s.require(le(items, const(machine.group_size)))

@@ -4,7 +4,7 @@ As `relax_tune.schedules.rules.gpu.mma` in all but what the machine wants of ope
 matrices of eight rows of 16 bytes that lie side by side, so slices are stored in such matrices, and eight neighbouring items write one,
 which uses every bank once. Four warps have rows of their own and all columns; each warp has sixteen of the 64 rows of a machine's tile.
 
-No kernel of these has run on a GPU: only where `Machine.warpgroups` says so are there any, and no device does.
+No kernel of these has run on a GPU: only where `HardwareInfo.warpgroups` says so are there any, and no device does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from relax_tune.schedules.rules.gpu.mma import (
 from relax_tune.schedules.rules.gpu.threads import limit_items
 from relax_tune.schedules.rules.shared.forms import first_fitting
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # Groups of four warps, the tiles of 64 rows that each has, and the tiles of eight columns that all have, which one instruction takes.
 # Columns are fetched by four vectors at least.
@@ -52,15 +52,15 @@ PAIRS = (1, 2, 4)
 ROWS_OF_WARP = 16
 
 
-def sketches(func: PrimFunc, machine: Machine) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """The sketch of a product of 16-bit floats; nothing for other functions, and on machines without such groups of warps."""
-    if not machine.warpgroups or not is_product(func):
+    if not machine.has_wgmma or not is_product(func):
         return
     # slices wait for their copies where these cannot be asynchronous
     yield from first_fitting("tensor.warpgroup", (partial(build, func, machine, way) for way in ways(machine)))
 
 
-def build(func: PrimFunc, machine: Machine, ahead: bool = True) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, ahead: bool = True) -> Schedule:
     """Raises ScheduleError where the function is no such product. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
     main = prepare_product(s)

@@ -15,7 +15,7 @@ from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reductions import combiner
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def pack_weights(s: Schedule, main: str, roles: Roles, panel: Tunable, steps: Se
     s.apply("tile_layout", buffer=made, dim=dim, factor=panel, order=order)
 
 
-def copy_taps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
+def copy_taps(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> None:
     """A copy of the input for each tap of all windows but the first, with places innermost and the first window's dim before."""
     name, first = roles.source.buffer.name, roles.windows[0]
     others = roles.windows[1:]
@@ -129,7 +129,7 @@ def copy_taps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
     share_copy(s, machine, loops)
 
 
-def split_steps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
+def split_steps(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> None:
     """A copy of the input whose rows hold the elements of each remainder by the stride together."""
     name, last = roles.source.buffer.name, roles.windows[-1]
     s.apply("cache_read", block=main, buffer=name, scope="global")
@@ -141,13 +141,13 @@ def split_steps(s: Schedule, machine: Machine, main: str, roles: Roles) -> None:
     share_copy(s, machine, s.loops_of(writer_of(s, f"{name}_cache")))
 
 
-def share_copy(s: Schedule, machine: Machine, loops: Sequence[str]) -> None:
+def share_copy(s: Schedule, machine: HardwareInfo, loops: Sequence[str]) -> None:
     """Planes shared out, rows in vectors."""
     v_0, v_1 = s.split(loops[-1], [None, machine.lanes])
     s.set_tail(v_0, "peel")
     s.set_kind(v_1, "vectorized")
     top = s.fuse(loops[: len(loops) - 2])
-    s.set_kind(top, "group" if machine.groups else "parallel")
+    s.set_kind(top, "group" if machine.has_grid else "parallel")
 
 
 def inline_around_windows(s: Schedule, main: str) -> str | None:

@@ -9,7 +9,7 @@ from relax_tune.ir.core.expr import Expr, as_int, free_vars
 from relax_tune.ir.core.stmt import IterVar, LoopKind, blocks, loops
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 
 def in_vectors(s: Schedule, block: str, column: str, width: Expr | int, divides: bool = False) -> str:
@@ -56,7 +56,7 @@ def divide_once(s: Schedule, block: str) -> None:
         return  # it divides by nothing of that kind
 
 
-def strip_widths(column: IterVar, machine: Machine) -> Sequence[int]:
+def strip_widths(column: IterVar, machine: HardwareInfo) -> Sequence[int]:
     """Strips of one to eight vectors; for a constant number of columns those that divide it, when any does."""
     extent = as_int(column.extent)
     options = [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)]

@@ -127,7 +127,7 @@ BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("init of nothing", lambda: in_block(iters=(SUM.iters[0], IterVar(VK, const(4)))), "without a reduce iterator"),
     ("init elsewhere", lambda: in_block(init=Store(Y, (const(0),), const(0.0))), "wanted init\\(\\) to store where"),
     ("init depends", lambda: in_block(init=Store(Y, (VI,), load(X, (VI, VK)))), "initial value depends on the reduction"),
-    ("prepare reads inputs", lambda: in_block(role="prepare"), "prepares constants, but reads x"),
+    ("prepare reads inputs", lambda: in_block(role="prepack"), "prepacks constants, but reads x"),
 ]  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_prepared_constants() -> None:
     pack = For(
         Var("q"),
         const(4),
-        Block("pack", (IterVar(v, const(4)),), (const(0),), Store(packed, (v,), load(w, (v,))), role="prepare"),
+        Block("pack", (IterVar(v, const(4)),), (const(0),), Store(packed, (v,), load(w, (v,))), role="prepack"),
     )
     use = For(s, N, Store(Y, (s,), load(packed, (s,))))
     verify(PrimFunc("f", (w, Y), 1, seq(pack, use), (packed,), (w,)))

@@ -98,7 +98,7 @@ def test_prepare_is_split_off_and_comes_first() -> None:
     marked = _as_prepare(first)
     func = replace(func, body=seq(second, marked))
     prepare, compute = split_kernels(func)
-    assert blocks(prepare.body)[0].role == "prepare" and prepare.input_buffers == (w.buffer,)
+    assert blocks(prepare.body)[0].role == "prepack" and prepare.input_buffers == (w.buffer,)
     assert compute.name == "packed" and p.buffer in compute.input_buffers
     run = Compiled(opened("c"), "c", func)
     rng = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_prepare_is_split_off_and_comes_first() -> None:
 def _as_prepare(s: object) -> For:
     assert isinstance(s, For)
     inner = s.body
-    body = replace(inner, role="prepare") if isinstance(inner, Block) else _as_prepare(inner)
+    body = replace(inner, role="prepack") if isinstance(inner, Block) else _as_prepare(inner)
     return replace(s, body=body)
 
 

@@ -125,7 +125,7 @@ def test_every_kind_of_loop_and_block() -> None:
     x, y = Buffer("x", (n,), f32), Buffer("y", (n,), f32)
     t = Buffer("t", (const(8),), f32, "shared")
     i, j, k, u, v = (Var(s) for s in "ijkuv")
-    copy = Block("copy-in", (IterVar(v, const(8)),), (j,), Store(t, (v,), const(0.0)), role="prepare")
+    copy = Block("copy-in", (IterVar(v, const(8)),), (j,), Store(t, (v,), const(0.0)), role="prepack")
     body = seq(
         For(i, n, For(j, const(8), copy, "item", 0), "group", 1, "peel"),
         For(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relax_tune.runtime.device.opencl_gpus import gpu_limits
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 
 class Refused(Exception):
@@ -36,7 +36,7 @@ def test_vendors_tell_of_warps(answers: dict[str, int], registers: int | None) -
     found = gpu_limits(Told(**answers), Refused)
     assert found["warp"] == max(answers.get("warp_size_nv", 0), answers.get("wavefront_width_amd", 0))
     assert found.get("registers_per_sm") == registers and found["local_bytes_per_sm"] == 48 << 10
-    machine = Machine.from_limits(
+    machine = HardwareInfo.from_limits(
         "opencl", {"workers": 4, "max_group_size": 1024, "max_local_bytes": 48 << 10, **found}
     )
     assert machine.is_gpu and machine.lanes == 4 and machine.registers == 255

@@ -17,7 +17,7 @@ from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.cost.gpu_features import BANKS, SECTOR, Touch, conflicts, gpu_features, sector_bytes, touches
 from relax_tune.schedules.cost.occupancy import GRAIN, kernels, stored_shape
 from relax_tune.schedules.sketch import Sketch, instantiate
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 WARP = 32
 COUNTED = ("NT, 128 steps", "int4, many columns", "turned, bf16", "softmax with mask")
@@ -124,8 +124,8 @@ def test_groups_occupancy_and_waves_are_those_of_the_launch(name: str) -> None:
     """At shapes that the closed forms know by name only, against kernels generated for one candidate, placed group by group."""
     gpu, rng = MACHINES["gpu"], random.Random(name)
     # shared memory is what there is least of, and 1024 bytes of each group's are nobody's
-    roomy = replace(gpu, core_threads=1 << 14, core_registers=1 << 20, core_groups=64)
-    machine = replace(roomy, language="cuda", core_bytes=gpu.local_bytes + 1024)
+    roomy = replace(gpu, sm_max_threads=1 << 14, sm_registers=1 << 20, sm_max_groups=64)
+    machine = replace(roomy, language="cuda", sm_shared_bytes=gpu.local_bytes + 1024)
     assert (gpu.reserved_bytes, machine.reserved_bytes) == (0, 1024)
     func, sketches = sketches_of(name, "gpu")
     for sketch in sketches:
@@ -146,17 +146,21 @@ def test_groups_occupancy_and_waves_are_those_of_the_launch(name: str) -> None:
                     "gpu_items": (items, 1),
                     "gpu_groups": (groups, 1),
                     "gpu_at_once": (at_once, 1),
-                    "gpu_occupancy": (at_once * items, machine.core_threads),
+                    "gpu_occupancy": (at_once * items, machine.sm_max_threads),
                     "gpu_waves": (waves, 1),
                     "gpu_wave_use": (groups, waves * room),
                 }, f"{sketch.name} {values} {sizes}"
 
 
-def placed(machine: Machine, items: int, shared: int, held: int) -> int:
+def placed(machine: HardwareInfo, items: int, shared: int, held: int) -> int:
     """Groups that find room on one multiprocessor, one after the other."""
     warps = -(-items // machine.warp)
-    each = {"core_threads": warps * machine.warp, "core_bytes": shared + machine.reserved_bytes, "core_groups": 1}
-    each["core_registers"] = warps * machine.warp * (-(-held // GRAIN) * GRAIN)
+    each = {
+        "sm_max_threads": warps * machine.warp,
+        "sm_shared_bytes": shared + machine.reserved_bytes,
+        "sm_max_groups": 1,
+    }
+    each["sm_registers"] = warps * machine.warp * (-(-held // GRAIN) * GRAIN)
     left = {k: int(getattr(machine, k)) for k in each}
     count = 0
     while all(v >= each[k] for k, v in left.items()):

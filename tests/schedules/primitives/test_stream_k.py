@@ -11,7 +11,7 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import as_int, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import loops
-from relax_tune.schedules.cost.mean_extents import evened
+from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.schedule import Schedule
 
 COPIED = step("cache_write", block="mm", scope="global")
@@ -81,7 +81,7 @@ def test_stretches_begin_and_end_anywhere(workers: int) -> None:
 def test_the_steps_of_groups_are_known_before_there_are_any() -> None:
     """As many for each as there are for all, shared out; no more tiles than workers, so that two pieces make up a stretch."""
     for workers in (6, 12):
-        made = evened(shared(workers).func)
+        made = with_mean_extents(shared(workers).func)
         m, k, n = made.symbols
         sizes = {m: 4, n: 8, k: 36}
         counted = {x.var.name: as_int(substitute(x.extent, sizes)) for x in loops(made.body)}

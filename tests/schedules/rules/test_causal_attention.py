@@ -10,7 +10,7 @@ from relax_tune.ir.codegen.generate import CodeTarget, generate
 from relax_tune.ir.core.expr import as_int, const, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, loops
-from relax_tune.schedules.cost.mean_extents import evened
+from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.rules.cpu import flash_attention
 from relax_tune.schedules.sketch import Sketch, instantiate
 
@@ -36,7 +36,7 @@ def test_blocks_of_keys_are_counted_as_many_as_there_are_in_the_mean(n: int) -> 
     tiles, keys = keys_of(func)
     count = as_int(substitute(tiles.extent, sizes)) or 0
     each = [as_int(substitute(keys.extent, {**sizes, tiles.var: const(t)})) or 0 for t in range(count)]
-    guess = as_int(substitute(keys_of(evened(func))[1].extent, sizes))
+    guess = as_int(substitute(keys_of(with_mean_extents(func))[1].extent, sizes))
     mean = sum(each) / max(count, 1)
     assert guess is not None and abs(guess - mean) <= 1
     assert n < 1000 or mean < 0.55 * -(-n // 32)
@@ -44,7 +44,7 @@ def test_blocks_of_keys_are_counted_as_many_as_there_are_in_the_mean(n: int) -> 
 
 def test_what_is_even_is_left_alone() -> None:
     sketch, _ = built(make.attention())
-    assert evened(sketch.func) is sketch.func
+    assert with_mean_extents(sketch.func) is sketch.func
 
 
 def test_threads_take_tiles_as_they_come_where_some_see_more_keys() -> None:

@@ -21,9 +21,9 @@ from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.rules.gpu import gemv as gpu_gemv
 from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
-MACHINE = Machine.from_limits("cuda", {"workers": 108, "warp": 32, "max_group_size": 256, "max_local_bytes": 48 << 10,
+MACHINE = HardwareInfo.from_limits("cuda", {"workers": 108, "warp": 32, "max_group_size": 256, "max_local_bytes": 48 << 10,
                                        "registers_per_sm": 64 << 10, "vector_bits": 128})  # fmt: skip
 # What is stored: (function, whether it is multiplied along the matrix, elements of 16 bytes).
 STORED: Mapping[str, tuple[Callable[[], PrimFunc], str, int]] = {

@@ -33,7 +33,7 @@ from relax_tune.ir.core.stmt import Block, For, If, Stmt, blocks, loops, rewrite
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.cost.gpu_features import Touch, conflicts, touches
-from relax_tune.schedules.cost.mean_extents import evened
+from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate, replay_with
 
@@ -153,7 +153,7 @@ def test_shared_memory_is_that_of_the_kernels(case: str) -> None:
         values = drawn(sketch, random.Random(f"shared {case}"))
         made = split_kernels(instantiate(sketch, values))
         # limits and features count with loops of even lengths
-        for counted in (sketch.func, evened(sketch.func)):
+        for counted in (sketch.func, with_mean_extents(sketch.func)):
             for part, func in zip(kernels(counted), made, strict=True):
                 # which are counted as of a machine that exchanges no registers
                 scopes: tuple[Scope, ...] = ("shared", "warp")

@@ -26,7 +26,7 @@ from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.cost.gpu_features import conflicts, touches
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 RULES = {name: GPU_RULES[name] for name in ("gpu_matmul", "gpu_convolution")}
 # Operands with and without the steps leading, one that goes through registers, and one that is put together on the way.
@@ -39,11 +39,11 @@ AHEAD = {
 
 
 @cache
-def sketches(case: str, machine: Machine = MACHINE) -> tuple[Sketch, ...]:
+def sketches(case: str, machine: HardwareInfo = MACHINE) -> tuple[Sketch, ...]:
     return generate_sketches(CASES[case][0](), machine, RULES)
 
 
-def ahead(case: str, machine: Machine = MACHINE) -> dict[str, Sketch]:
+def ahead(case: str, machine: HardwareInfo = MACHINE) -> dict[str, Sketch]:
     return {s.name: s for s in sketches(case, machine) if any(t.name == "STAGES" for t in s.tunables)}
 
 

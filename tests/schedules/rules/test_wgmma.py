@@ -26,7 +26,7 @@ from relax_tune.schedules.cost.occupancy import kernels, stored_bytes
 from relax_tune.schedules.rules.gpu import wgmma as gpu_wgmma
 from relax_tune.schedules.schedule import replay
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate, replay_with, simplify_func
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 
 # A device as they are, and one that is said to have such groups.
 LIMITS = {
@@ -36,9 +36,9 @@ LIMITS = {
     "registers_per_sm": 64 << 10,
     "compute_major": 9,
 }
-HOPPER = Machine.from_limits("cuda", LIMITS)
+HOPPER = HardwareInfo.from_limits("cuda", LIMITS)
 MACHINE = replace(
-    MACHINES["gpu"], language="cuda", capability=90, warpgroups=True, group_size=256, local_bytes=227 << 10
+    MACHINES["gpu"], language="cuda", capability=90, has_wgmma=True, group_size=256, local_bytes=227 << 10
 )
 RULE = {"gpu_warpgroup": GPU_RULES["gpu_warpgroup"]}
 # Small tiles, which the emulation is through with sooner: each operand both ways, with copies ahead and without, by one group and by two.
@@ -70,9 +70,9 @@ def text(func: PrimFunc) -> str:
 def test_no_device_has_them() -> None:
     """They are not selectable: no kernel of these has run on a GPU."""
     func = CASES["NT"][0]()
-    said = Machine.from_limits("cuda", LIMITS | {"warpgroups": 1})
-    for machine in (HOPPER, said, Machine.from_limits("opencl", LIMITS | {"warpgroups": 1}), *MACHINES.values()):
-        assert not machine.warpgroups and not generate_sketches(func, machine, RULE)
+    said = HardwareInfo.from_limits("cuda", LIMITS | {"warpgroups": 1})
+    for machine in (HOPPER, said, HardwareInfo.from_limits("opencl", LIMITS | {"warpgroups": 1}), *MACHINES.values()):
+        assert not machine.has_wgmma and not generate_sketches(func, machine, RULE)
     assert sketch_of("NT").name == "tensor.warpgroup", "where it is said"
     assert not generate_sketches(make.dense(64, 256), MACHINE, RULE), "f32"
 

@@ -22,14 +22,14 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules import schedule
 from relax_tune.schedules.schedule import Schedule, replay
 from relax_tune.schedules.sketch import simplify_func
-from relax_tune.schedules.symbols import place
+from relax_tune.schedules.symbols import slot
 from relax_tune.schedules.trace import Step, Trace
 
 NOWHERE = "nothing_called_so"
 # by kind of argument, what is never right there
 WRONG: dict[type, tuple[Any, ...]] = {
     str: (NOWHERE, "", 3, None, True, ("x",)),
-    int: (0, -1, 1 << 31, "two", place(9), place(0) - 1),
+    int: (0, -1, 1 << 31, "two", slot(9), slot(0) - 1),
     bool: ("yes", 1, None),
     tuple: (NOWHERE, (NOWHERE,), 7, (True,), ((1,),)),
 }
@@ -87,7 +87,7 @@ def test_a_step_with_a_wrong_argument_is_shown_where_it_was_to_act(name: str) ->
 
 
 def test_steps_that_double_the_loops_again_and_again_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MOST_STATEMENTS", 100)
+    monkeypatch.setattr(schedule, "MAX_STATEMENTS", 100)
     steps, names = list[Step](), ["inc_i"]
     for _ in range(8):
         steps.append(Step("split", (("loop", names[-1]), ("factors", (None, 2)))))

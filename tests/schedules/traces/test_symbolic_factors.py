@@ -16,11 +16,11 @@ from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.expr import Expr, Tunable, Var, free_vars, maximum, minimum
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.schedule import Schedule, replay
-from relax_tune.schedules.symbols import place
+from relax_tune.schedules.symbols import slot
 from relax_tune.schedules.trace import Trace
 
 T = Tunable("T", (1, 2, 4))
-N, M, ROWS = place(0), place(1), place(0)
+N, M, ROWS = slot(0), slot(1), slot(0)
 
 
 def sliced() -> Schedule:
@@ -123,7 +123,7 @@ REFUSALS = [
     ),
     refuse(
         "a third symbol of two",
-        make.chain, split_by(place(2) + 1),
+        make.chain, split_by(slot(2) + 1),
         message="3 or more shape symbols, found n, m",
     ),
     refuse("a number of more than 31 bits", make.chain, split_by(1 << 31), message="factors below"),

@@ -21,11 +21,11 @@ from relax_tune.ir.core.stmt import replace_buffers, substitute_stmt
 from relax_tune.ir.text.printer import print_text
 from relax_tune.schedules.schedule import Schedule, replay
 from relax_tune.schedules.sketch import generate_sketches
-from relax_tune.schedules.target import Machine
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Step, Trace
 
-C = Machine("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20)
-OPENCL = Machine("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20)
+C = HardwareInfo("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20)
+OPENCL = HardwareInfo("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20)
 
 
 def scheduled() -> Schedule:
@@ -102,7 +102,7 @@ def test_replays_on_a_copy_with_other_names() -> None:
 
 
 @pytest.mark.parametrize("machine", [C, OPENCL], ids=["c", "opencl"])
-def test_sketches_replay_on_a_copy(machine: Machine) -> None:
+def test_sketches_replay_on_a_copy(machine: HardwareInfo) -> None:
     for func in (make.matmul(30, 7), zoo.softmax().func, make.scores()):
         copy = other_symbols(func)
         for sketch in generate_sketches(func, machine):
