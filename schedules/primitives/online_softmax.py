@@ -339,7 +339,7 @@ def _is_factor(e: Expr, access: Load) -> bool:
     return len(with_it) == 1 and _is_factor(with_it[0], access)
 
 
-def rolling_update(func: PrimFunc, block: str, skip: Literal["nothing", "late", "hidden"] = "nothing") -> PrimFunc:
+def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last", "masked"] = "none") -> PrimFunc:
     """Find the maxima of a softmax while its sums run: whenever a maximum grows, what was summed is scaled down.
 
     Before: `for k: M[i] = max(M[i], s[i, k])`, `for k: W[i, k] = exp(s[i, k] - M[i])`, `for k: A[i] = A[i] + W[i, k] * x[k]`
@@ -349,14 +349,14 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["nothing", "late", 
     the keys, unsplit and serial, whose iterations all run; the nests follow each other in one body and run through the same
     rows. The loops' order is part of the meaning then: nothing may reorder or spread it, since nothing has an initial value.
     Results differ by rounding, and a row whose scores are all minus infinity sums up to 0.
-    skip: with `hidden` the loop runs only from the first to the last step whose scores the condition of a mask, `select(c, s, -inf)`,
+    skip: with `masked` the loop runs only from the first to the last step whose scores the condition of a mask, `select(c, s, -inf)`,
     leaves to some of the rows that the loop is for: `for k in range(min(N, last + 1) - first)` at `first + k`, both of which may depend
-    on loops around; with `late` from the start to the last one. A hidden step has weights of 0 and leaves the maximum, so that it adds
-    nothing; what it would weigh may then be infinite or NaN without a sum becoming NaN.
+    on loops around; with `after_last` from the start to the last one. A hidden step has weights of 0 and leaves the maximum, so that
+    it adds nothing; what it would weigh may then be infinite or NaN without a sum becoming NaN.
     Checks also: the condition has comparisons that are linear in the step, and rise or fall with the rows, and hide a step.
     """
-    if skip not in ("nothing", "late", "hidden"):
-        raise ScheduleError(f"{func.name}: rolling_update wants to skip nothing, late or hidden steps, found {skip!r}")
+    if skip not in ("none", "after_last", "masked"):
+        raise ScheduleError(f"{func.name}: rolling_update wants skip to be none, after_last or masked, found {skip!r}")
     found = softmax_of(func, block)
     members = (found.top, found.weights, *(s.block for s in found.sums))
     require_compute_block(func, "rolling_update", *members)
@@ -381,10 +381,10 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["nothing", "late", 
     _require_same_rows(func, found, keys)
     first: Expr = const(0)
     count = order[0].extent
-    if skip != "nothing":
+    if skip != "none":
         path = enclosing(func, found.top)
         rows = {p.var: p.extent for p in path[path.index(order[0]) + 1 :]}
-        first, count = unmasked_range(func, block_value(found.top, found.score), order[0], rows, env, skip == "hidden")
+        first, count = unmasked_range(func, block_value(found.top, found.score), order[0], rows, env, skip == "masked")
     made = func
     for b in (found.top, *(s.block for s in found.sums)):
         made = decompose_reduction(made, b.name, keys[b].var.name)

@@ -28,20 +28,20 @@ from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, ceildiv, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
+from relax_tune.schedules.rules.shared.blocks import writer_of
 from relax_tune.schedules.rules.shared.conv_analysis import (
-    Roles,
+    ConvolutionRoles,
+    copy_by_remainder,
     copy_taps,
-    followers,
+    find_convolution,
+    fuse_dims,
     inline_around_windows,
-    join_dims,
-    nest_of,
+    loops_by_iter,
+    output_loops,
     pack_weights,
-    roles_of,
-    share_copy,
-    split_steps,
-    writer_of,
+    parallelise_copy,
 )
-from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -67,12 +67,12 @@ class Choice:
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a convolution; nothing when the function is none."""
     found = reductions(func)
-    if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
+    if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
     forms: tuple[Form, ...] = ("rows", "direct", "flat", "channels")
     orders: tuple[Order, ...] = ("panels", "blocks")
     choices = (Choice(form, order) for form in forms for order in orders)
-    yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
+    yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
 def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
@@ -82,25 +82,25 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     made = inline_around_windows(s, main)
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="global")
-    roles = roles_of(find_block(s.func, main))
+    roles = find_convolution(find_block(s.func, main))
     if roles is None:
         raise ScheduleError(f"{func.name}: with what it reads put in place, it is no convolution")
     forms = {"rows": _rows, "direct": _direct, "flat": _flat, "channels": _channels}
     forms[choice.form](s, machine, choice, main, roles)
     if made is not None:
-        share_copy(s, machine, s.loops_of(made))
+        parallelise_copy(s, machine, s.loops_of(made))
     return s
 
 
-def _rows(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
+def _rows(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
     """Blocks of rows for a few channels: with what lies between the rows in scratch memory, of which the last block takes rows."""
     if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
         raise ScheduleError(f"{s.func.name}: windows step by more than one, or there are no rows")
-    after = followers(s, main)
+    after = output_loops(s, main)
     *_, line, column = [w.place for w in roles.windows]
     tile = _Tile.of(s, machine, main, roles)
     scratch = find_block(s.func, main).body.buffer.name
-    nest = nest_of(s, main)
+    nest = loops_by_iter(s, main)
     length = as_int(s.extent(nest[column]))
     s.apply("flatten_rows", block=main, names=[nest[line], nest[column]], buffer=roles.source.buffer.name)
     pack_weights(s, main, roles, tile.height, roles.steps)
@@ -124,7 +124,7 @@ def _rows(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: 
     s.set_tail(q_0, "peel")
     s.reorder([q_0, t_j, q_1])
     s.compute_at(main, q_0)
-    own = nest_of(s, main, q_0)
+    own = loops_by_iter(s, main, q_0)
     *_, m_j, m_q = [n for v, n in own.items() if v not in roles.steps]
     _accumulate(s, main, [own[v] for v in roles.steps], m_j, m_q)
     s.set_kind(t_j, "unrolled")
@@ -141,7 +141,7 @@ def _blocks_of(rows: int | None) -> Sequence[int]:
     )
 
 
-def _flat(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
+def _flat(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
     """Tiles of channels by places, whatever row these are in."""
     if len(roles.windows) < 2:
         raise ScheduleError(f"{s.func.name}: places are one dim already")
@@ -151,34 +151,34 @@ def _flat(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: 
     last = [w.tap for w in roles.windows[1:]]
     steps = [*roles.depth, *last, roles.windows[0].tap]
     pack_weights(s, main, roles, tile.height, steps)
-    nest, after = nest_of(s, main), followers(s, main)
+    nest, after = loops_by_iter(s, main), output_loops(s, main)
     places = [w.place for w in roles.windows]
     s.apply("fuse_block_iters", block=main, names=[nest[v] for v in places])
     s.apply("fuse_block_iters", block=epilogue, names=[after[v] for v in places])
-    join_dims(s, out, len(out.shape) - len(places), len(places))
+    fuse_dims(s, out, len(out.shape) - len(places), len(places))
     s.apply("set_scope", buffer=out.name, scope="local")
-    after = followers(s, main)
+    after = output_loops(s, main)
     position = next(v for v in after if v not in nest)
-    q_0, q_1 = s.split(nest_of(s, main)[position], [None, tile.width])
+    q_0, q_1 = s.split(loops_by_iter(s, main)[position], [None, tile.width])
     s.set_tail(q_0, "peel")
     _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
 
 
-def _direct(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
+def _direct(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
     """Tiles of channels by places in a row."""
     tile = _Tile.of(s, machine, main, roles)
     out = find_block(s.func, main).body.buffer
     if roles.windows[-1].stride > 1:
-        split_steps(s, machine, main, roles)
+        copy_by_remainder(s, machine, main, roles)
     pack_weights(s, main, roles, tile.height, roles.steps)
     s.apply("set_scope", buffer=out.name, scope="local")
     column = roles.windows[-1].place
-    p_0, p_1 = s.split(nest_of(s, main)[column], [None, tile.width])
+    p_0, p_1 = s.split(loops_by_iter(s, main)[column], [None, tile.width])
     s.set_tail(p_0, "peel")
     _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
 
 
-def _channels(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles) -> None:
+def _channels(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
     """Tiles of places in a row by channels."""
     count = roles.each or as_int(_extent(s, main, roles.channel))
     if roles.each == 1 or (count is not None and count < machine.lanes):
@@ -194,7 +194,7 @@ def _channels(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, rol
     dim = out.indices.index(roles.channel)
     s.apply("set_scope", buffer=out.buffer.name, scope="local")
     s.apply("permute_layout", buffer=out.buffer.name, order=[*(d for d in range(len(out.indices)) if d != dim), dim])
-    nest, places, epilogue = nest_of(s, main), [w.place for w in roles.windows], final_block(s.func)
+    nest, places, epilogue = loops_by_iter(s, main), [w.place for w in roles.windows], final_block(s.func)
     j_0, j_1 = s.split(nest[roles.channel], [None, width], divides=bool(exact))
     if not exact:
         s.set_tail(j_0, "peel")
@@ -207,7 +207,7 @@ def _channels(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, rol
     s.reorder([*outer, *reduce, p_1, j_1])
     made = s.reverse_compute_at(epilogue.name, p_0)
     read = next(x for x in block_loads(epilogue) if x.buffer.name == out.buffer.name)
-    across = next(n for v, n in nest_of(s, epilogue.name, p_0).items() if v is read.indices[-1])
+    across = next(n for v, n in loops_by_iter(s, epilogue.name, p_0).items() if v is read.indices[-1])
     apart = [n for n in made if n != across]
     s.reorder([*apart, across])
     for name in apart:
@@ -235,11 +235,11 @@ def _require_registers(s: Schedule, machine: HardwareInfo, height: Tunable, widt
 
 
 def _tile(
-    s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: Roles, tile: _Tile, steps: Sequence[Var], column: Var,
+    s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles, tile: _Tile, steps: Sequence[Var], column: Var,
     p_0: str, p_1: str,
 ) -> None:  # fmt: skip
     """A tile's nest, and the last block where it is complete."""
-    nest, epilogue = nest_of(s, main), final_block(s.func).name
+    nest, epilogue = loops_by_iter(s, main), final_block(s.func).name
     j_0, j_1 = tile.split_channel(s, nest[roles.channel])
     batch = [n for v, n in nest.items() if v not in (roles.channel, column) and v not in steps]
     outer = _outer(choice, batch, p_0, j_0)
@@ -276,7 +276,7 @@ class _Tile:
     exact: bool
 
     @staticmethod
-    def of(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> _Tile:
+    def of(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> _Tile:
         count = roles.each or as_int(_extent(s, main, roles.channel))
         fair = [d for d in range(1, TALLEST + 1) if count and count % d == 0]
         exact = bool(fair) and (roles.each is not None or fair[-1] >= 4 or fair[-1] == count)

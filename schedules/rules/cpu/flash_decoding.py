@@ -15,9 +15,10 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import loops
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import find_block
-from relax_tune.schedules.rules.cpu.flash_attention import Roles, apart, block_of, feeding, find_roles, widths
-from relax_tune.schedules.rules.shared.forms import fitting
-from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors, mark
+from relax_tune.schedules.rules.shared.blocks import loops_of_iter, writer_of
+from relax_tune.schedules.rules.shared.flash import AttentionRoles, find_attention_roles, split_kv_loops, value_widths
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors, set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -25,41 +26,43 @@ from relax_tune.schedules.target import HardwareInfo
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """One sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) == 4:
-        yield from fitting([("attention.splits", partial(build, func, machine))])
+        yield from try_forms([("attention.splits", partial(build, func, machine))])
 
 
 def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """MR queries by KR vectors of keys to a task, of which KU are multiplied at a time."""
     s = Schedule(func)
-    r = find_roles(s)
+    r = find_attention_roles(s)
     lanes = machine.lanes
     if r.depth % lanes:
         raise ScheduleError(f"{func.name}: queries of {r.depth} are no whole vectors")
     queries, together = s.tunable("MR", (1, 2, 4)), s.tunable("KU", (1, 2, 4, 8))
     keys = mul(s.tunable("KR", (4, 8, 16, 32, 64)), lanes)
-    width = s.tunable("NR", widths(r.width, lanes))
+    width = s.tunable("NR", value_widths(r.width, lanes))
     s.require(le(mul(queries, together + ceildiv(width, lanes)), const(machine.registers)))
-    for name in (r.product, r.score, r.weights):
+    for name in (r.product, r.scores, r.weights):
         buffer = find_block(s.func, name).body.buffer
         rank = len(buffer.shape)
         s.apply("permute_layout", buffer=buffer.name, order=[*range(rank - 2), rank - 1, rank - 2])
-    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=queries)
-    s.apply("split_k_update", block=r.top, factor=keys)
-    written = {name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.top, r.total, r.context)}
-    path = apart(s, r, queries)
+    s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=queries)
+    s.apply("split_k_update", block=r.row_max, factor=keys)
+    written = {
+        name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.row_max, r.row_sum, r.weighted_values)
+    }
+    path = split_kv_loops(s, r, queries)
     step = path[-1]
     _scores(s, r, step, together, lanes)
-    for name in (f"{r.top}_rf", f"{r.total}_rf"):
-        in_vectors(s, name, feeding(s, name, step, "vt")[0], lanes)
-    in_vectors(s, r.weights, feeding(s, r.weights, step, r.weight_key)[0], lanes)
-    part = f"{r.context}_rf"
-    (key,) = feeding(s, part, step, "vt")
+    for name in (f"{r.row_max}_rf", f"{r.row_sum}_rf"):
+        in_vectors(s, name, loops_of_iter(s, name, step, "vt")[0], lanes)
+    in_vectors(s, r.weights, loops_of_iter(s, r.weights, step, r.weight_key)[0], lanes)
+    part = f"{r.weighted_values}_rf"
+    (key,) = loops_of_iter(s, part, step, "vt")
     *rows, columns = [n for n in s.inner_loops(part, step) if n != key]
     c_0, c_1 = s.split(columns, [None, width], divides=True)
     s.reorder([c_0, key, *rows, c_1])
     s.set_tail(key, "peel")
     s.apply("decompose_reduction", block=part, loop=key)
-    for name in (part, f"{part}_init", block_of(s, written[r.context])):
+    for name in (part, f"{part}_init", writer_of(s, written[r.weighted_values])):
         s.vectorize(s.inner_loops(name, step)[-1])
     for p in loops(s.func.body):
         if p.kind == "serial" and p.extent is queries:
@@ -72,15 +75,15 @@ def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     return s
 
 
-def _scores(s: Schedule, r: Roles, step: str, together: Tunable, lanes: int) -> None:
+def _scores(s: Schedule, r: AttentionRoles, step: str, together: Tunable, lanes: int) -> None:
     """A few keys at a time against all queries: sums of lanes, which are then added up."""
-    (keys,), (rows,) = feeding(s, r.score, step, r.score_key), feeding(s, r.score, step, r.score_row)
+    (keys,), (rows,) = loops_of_iter(s, r.scores, step, r.score_key), loops_of_iter(s, r.scores, step, r.score_row)
     k_0, k_1 = s.split(keys, [None, together])
     s.reorder([k_0, rows, k_1])
     s.set_tail(k_0, "peel")
     own = s.compute_at(r.product, k_0)
     depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
-    (d,) = feeding(s, r.product, k_0, depth)
+    (d,) = loops_of_iter(s, r.product, k_0, depth)
     d_0, d_1 = s.split(d, [None, lanes], divides=True)
     each = [n for n in own if n != d]
     s.reorder([d_0, *each, d_1])
@@ -89,25 +92,27 @@ def _scores(s: Schedule, r: Roles, step: str, together: Tunable, lanes: int) -> 
     left, *copies = s.inner_loops(r.product, k_0)
     s.reorder([*copies, left])
     s.apply("decompose_reduction", block=r.product, loop=left)
-    mark(s, {n: "unrolled" for n in (*each, k_1)})
+    set_kind_of_copies(s, {n: "unrolled" for n in (*each, k_1)})
 
 
-def _combined(s: Schedule, r: Roles, width: Tunable, machine: HardwareInfo) -> None:
+def _combined(s: Schedule, r: AttentionRoles, width: Tunable, machine: HardwareInfo) -> None:
     """Every query weighs what the blocks of keys left of it."""
-    s.compute_inline(f"{r.top}_scale")
-    last = find_block(s.func, r.last)
-    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    s.compute_inline(f"{r.row_max}_scale")
+    last = find_block(s.func, r.output)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.output), strict=True)}
     query = nest[r.row]
     *outer, column = (name for v, name in nest.items() if v is not r.row)
     s.reorder([*outer, query, column])
     c_0, _ = s.split(column, [None, width], divides=True)
-    s.compute_at(r.context, c_0)
-    for name in (r.total, r.top):
+    s.compute_at(r.weighted_values, c_0)
+    for name in (r.row_sum, r.row_max):
         s.compute_at(name, query)
-    for name in (r.context, r.total, r.top):
-        steps = feeding(s, name, query, "vb")
-        s.reorder([*steps, *(n for n in s.inner_loops(name, c_0 if name == r.context else query) if n not in steps)])
+    for name in (r.weighted_values, r.row_sum, r.row_max):
+        steps = loops_of_iter(s, name, query, "vb")
+        s.reorder(
+            [*steps, *(n for n in s.inner_loops(name, c_0 if name == r.weighted_values else query) if n not in steps)]
+        )
         s.apply("decompose_reduction", block=name, loop=steps[0])
-    for name in (r.context, f"{r.context}_init", r.last):
+    for name in (r.weighted_values, f"{r.weighted_values}_init", r.output):
         s.vectorize(s.inner_loops(name, c_0)[-1])
     s.set_kind(s.fuse([*outer, query]), "group" if machine.has_grid else "parallel")

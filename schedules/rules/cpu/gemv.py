@@ -15,13 +15,21 @@ from math import prod
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Expr, Op, Var, add, as_int, floordiv, free_vars, le, mul, postorder
+from relax_tune.ir.core.expr import Expr, Var, add, as_int, floordiv, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
-from relax_tune.schedules.analysis import Contraction, contraction, final_block, is_product, reductions
+from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.cpu.matmul import inline_around, output_column
-from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.contraction import (
+    FEW_ROWS,
+    Contraction,
+    find_contraction,
+    inline_around,
+    is_product,
+    output_column,
+    packed_steps,
+)
+from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -29,8 +37,6 @@ Form = Literal["columns", "dots"]
 
 AHEAD_BYTES = 2048
 """How far ahead of its use a panel is asked for."""
-FEW_ROWS = 16
-"""More rows than that, and arithmetic binds rather than the weights' bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
             Choice("columns", parallel, grouped=True),
             Choice("dots", parallel),
         )
-        yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
+        yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
 def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
@@ -76,7 +82,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     else:
         s.apply("set_scope", buffer=target.name, scope="local")
     epilogue = final_block(s.func)
-    roles = contraction(find_block(s.func, main), output_column(s, main, epilogue))
+    roles = find_contraction(find_block(s.func, main), output_column(s, main, epilogue))
     rows = None if roles.row is None else as_int(_extent(roles.block, roles.row))
     if roles.row is not None and rows is not None and rows > FEW_ROWS and not _is_decoded(roles):
         raise ScheduleError(f"{func.name}: {rows} rows are many")
@@ -92,7 +98,7 @@ def _columns(
 ) -> Schedule:
     """Lanes are columns; a tile is some rows by some vectors of columns, each vector from a panel of its own."""
     block = find_block(s.func, main)
-    halves, group = steps_together(block, roles)
+    halves, group = packed_steps(block, roles)
     if choice.grouped and (group is None or len(roles.reduce) != 1):
         raise ScheduleError(f"{s.func.name}: no factor belongs to a group of steps")
     held = roles.operand.buffer
@@ -240,21 +246,6 @@ def _panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -
         packed += 1
     if not packed:
         raise ScheduleError(f"{s.func.name}: no constant operand has columns")
-
-
-def steps_together(block: Block, roles: Contraction) -> tuple[int, int | None]:
-    """How many steps share what is read for one of them (numbers in one byte), and how many a float factor."""
-    halves, group = 1, None
-    for access in block_loads(block):
-        for n in postorder(access.indices):
-            size = as_int(n.args[1]) if isinstance(n, Op) and n.op == "floordiv" else None
-            if size is None or size < 2 or not isinstance(n, Op) or n.args[0] not in roles.reduce:
-                continue
-            if access.buffer.dtype.is_float:
-                group = size if group is None else min(group, size)
-            elif size <= 8:
-                halves = max(halves, size)
-    return halves, group if group is not None and group % halves == 0 and group > halves else None
 
 
 def _is_decoded(roles: Contraction) -> bool:

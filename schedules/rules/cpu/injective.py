@@ -8,12 +8,13 @@ from typing import Literal
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
-from relax_tune.ir.core.expr import Expr, Load, Var, add, as_int, const, free_vars, mul
+from relax_tune.ir.core.expr import Expr, add, as_int, const, free_vars, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
-from relax_tune.schedules.analysis import inlinable, reductions
-from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
+from relax_tune.schedules.analysis import reductions
+from relax_tune.schedules.loop_tree import find_block, find_loop
+from relax_tune.schedules.rules.shared.injective import inline_into_outputs, transposed_reads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -83,7 +84,7 @@ def build(func: PrimFunc, machine: HardwareInfo, form: Form) -> Schedule:
     """Everything inlined into the outputs; of each the last dimension in vectors, and on several workers all of it cut into runs
     of vectors, of which each of GP parts gets as many as the others."""
     s = Schedule(func)
-    left = inlined(s)
+    left = inline_into_outputs(s)
     width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
     if form == "serial":
         for block in left:
@@ -112,22 +113,11 @@ def build(func: PrimFunc, machine: HardwareInfo, form: Form) -> Schedule:
     return s
 
 
-def inlined(s: Schedule) -> tuple[Block, ...]:
-    """The blocks that are left when everything is inlined into the outputs."""
-    for block in blocks(s.func.body):
-        if inlinable(s.func, find_block(s.func, block.name)):
-            s.compute_inline(block.name)
-    left = blocks(s.func.body)
-    if not all(b.body.buffer in s.func.output_buffers and s.loops_of(b.name) for b in left):
-        raise ScheduleError(f"{s.func.name}: does not reduce to spatial blocks that write outputs")
-    return left
-
-
 def _turned(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -> Schedule:
     """A function that reads arrays along another dimension than it writes: square tiles of these are turned over in registers into
     a local one."""
     s = Schedule(func)
-    block = inlined(s)
+    block = inline_into_outputs(s)
     if len(block) != 1:
         raise ScheduleError(f"{func.name}: wanted one block, found {len(block)}")
     name = block[0].name
@@ -135,7 +125,7 @@ def _turned(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -
     column = node.iters[-1].var
     if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
         raise ScheduleError(f"{func.name}: {name!r} does not write along its last iterator")
-    reads = turned_reads(node, column)
+    reads = transposed_reads(node, column)
     tile = machine.lanes
     at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
     copies = []
@@ -166,18 +156,3 @@ def _turned(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -
         s.set_tail(rest, "peel")
         s.set_kind(top, "group" if machine.has_grid else "parallel")
     return s
-
-
-def turned_reads(block: Block, column: Var) -> tuple[Load, ...]:
-    """The reads of a block along another iterator than it writes along; ScheduleError when there are none, or of several kinds."""
-    found = []
-    for access in block_loads(block):
-        if not access.indices:
-            continue
-        *front, last = access.indices
-        if isinstance(last, Var) and last is not column and sum(column is e for e in front) == 1:
-            found.append(access)
-    own = [x.buffer for x in block_loads(block)]
-    if not found or len({x.indices[-1] for x in found}) != 1 or any(own.count(x.buffer) != 1 for x in found):
-        raise ScheduleError(f"block {block.name!r} does not read arrays along one other iterator")
-    return tuple(found)

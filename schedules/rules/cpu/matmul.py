@@ -8,26 +8,24 @@ computed on the tile while it is in registers. Rows that are left over are done 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Op, Tunable, Var, as_int, ceildiv, free_vars, le
+from relax_tune.ir.core.expr import Tunable, Var, as_int, ceildiv, free_vars, le
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
-from relax_tune.schedules.analysis import (
-    Contraction,
-    contraction,
-    depends_on,
-    final_block,
-    inlinable,
-    is_product,
-    reductions,
-)
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
-from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.contraction import (
+    Contraction,
+    find_contraction,
+    inline_around,
+    is_product,
+    output_column,
+)
+from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -69,7 +67,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not is_product(func):
         return
     choices = (Choice(order, packed) for order in ORDERS for packed in (True, False))
-    yield from fitting((choice.name, partial(build, func, machine, choice)) for choice in choices)
+    yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
 def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
@@ -79,7 +77,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     s = Schedule(func)
     main = reductions(func)[0].name
     inline_around(s, main)
-    roles = contraction(find_block(s.func, main), output_column(s, main, final_block(s.func)))
+    roles = find_contraction(find_block(s.func, main), output_column(s, main, final_block(s.func)))
     width = s.tunable("NR", _widths(roles, machine, choice))
     copies = _packed(s, roles, width) if choice.packed else ()
     in_call = any(not c.constant for c in copies)
@@ -129,51 +127,6 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
         s.set_tail(panel, "narrow")
     s.guess(*_guesses(s, roles, machine))
     return s
-
-
-def inline_around(s: Schedule, main: str) -> None:
-    """Fold spatial producers into the contraction and the chain after it into its last block."""
-    for b in blocks(s.func.body):
-        if b.name != main and inlinable(s.func, b):
-            s.compute_inline(b.name)
-    last = final_block(s.func)
-    rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name)]
-    if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
-        raise ScheduleError(f"{s.func.name}: more than a contraction and its epilogue")
-
-
-def prepare_product(s: Schedule) -> str:
-    """The block of a product that has everything before it folded in and one block after it, in an intermediate; what is the same all
-    along is multiplied at the end."""
-    main = reductions(s.func)[0].name
-    inline_around(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="global")
-    with suppress(ScheduleError):  # nothing may be the same all along
-        s.apply("hoist_factors", block=main)
-    return main
-
-
-def matrix_roles(s: Schedule, main: str, last: Block) -> tuple[Contraction, Var]:
-    """The roles of a product's iterators, and the one of them over rows. Raises ScheduleError without rows, and with several dimensions to
-    sum over."""
-    roles = contraction(find_block(s.func, main), output_column(s, main, last))
-    if roles.row is None or len(roles.reduce) != 1:
-        raise ScheduleError(f"{s.func.name}: wanted rows and one dimension to sum over, found {roles!r}")
-    return roles, roles.row
-
-
-def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
-    """The contraction's iterator that is contiguous in the output, of several that were joined the one."""
-    block, last = find_block(s.func, main), epilogue
-    fast, made = last.body.indices[-1], block.body.indices
-    if isinstance(fast, Op) and fast.op == "floormod":
-        fast = fast.args[0]
-    read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), made)
-    for e, out in zip(made if last.name == main else read, made, strict=True):
-        if e is fast and isinstance(out, Var):
-            return out
-    raise ScheduleError(f"{s.func.name}: the fast output dimension is not one of the contraction's")
 
 
 def _require_contiguous(s: Schedule, roles: Contraction) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Var, as_int, free_vars
+from relax_tune.ir.core.expr import as_int, free_vars
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
-from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.shared.forms import fitting
-from relax_tune.schedules.rules.shared.vectorize import decompose, divide_once, in_vectors, strip_widths
+from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.reductions import stages_across
+from relax_tune.schedules.rules.shared.vectorize import decompose, hoist_reciprocal, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -26,7 +27,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not reductions(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    yield from fitting((f"columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+    yield from try_forms((f"columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
 
 
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
@@ -39,7 +40,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
         s.apply("cache_write", block=final_block(s.func).name, scope="local")
     last = final_block(s.func)
     stages, across = stages_across(s.func)
-    divide_once(s, last.name)
+    hoist_reciprocal(s, last.name)
     *outer, column = s.loops_of(last.name)
     widths = strip_widths(last.iters[-1], machine)
     width = s.tunable("W", widths)
@@ -69,17 +70,6 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     return s
 
 
-def stages_across(func: PrimFunc) -> tuple[list[Block], set[str]]:
-    """The stages before the last block, and the names of those that reduce across columns. Raises ScheduleError unless there is one,
-    and all others reduce too."""
-    last = final_block(func)
-    stages = [b for b in blocks(func.body) if b.name != last.name]
-    across = {b.name for b in stages if b.is_reduction and steps_across(b)}
-    if not across or any(not b.is_reduction or not (b.name in across or steps_along(b)) for b in stages):
-        raise ScheduleError(f"{func.name}: not every stage reduces across columns")
-    return stages, across
-
-
 def _strip(s: Schedule, block: str, strip: str) -> None:
     """The reduction around the columns of a strip, whose sums stay in registers."""
     node = find_block(s.func, block)
@@ -96,23 +86,3 @@ def _strip(s: Schedule, block: str, strip: str) -> None:
         if made.name not in before:
             s.set_kind(s.loops_of(made.name)[-1], "vectorized")
     s.set_kind(columns[0], "vectorized")
-
-
-def steps_across(block: Block) -> bool:
-    """Every operand that has the last output dimension has it innermost, and some operand is reduced across it; each
-    reduction step stands alone as an index, and rows are not combined with other rows."""
-    steps = {i.var for i in block.iters if i.kind == "reduce"}
-    fast = block.body.indices[-1] if block.body.indices else None
-    reads = [x for x in block_loads(block) if steps & set(free_vars(*x.indices))]
-    rows = [set(free_vars(*x.indices)) - steps for x in reads]
-    if any(not (a <= b or b <= a) for a in rows for b in rows) or not isinstance(fast, Var):
-        return False
-    with_column = [x for x in block_loads(block) if fast in free_vars(*x.indices)]
-    plain = all(e in steps or not steps & set(free_vars(e)) for x in reads for e in x.indices)
-    return plain and any(x in reads for x in with_column) and all(x.indices[-1] is fast for x in with_column)
-
-
-def steps_along(block: Block) -> bool:
-    """A reduction of rows whose last step walks along memory."""
-    step = next(i.var for i in reversed(block.iters) if i.kind == "reduce")
-    return all(step not in free_vars(*x.indices[:-1]) for x in block_loads(block))

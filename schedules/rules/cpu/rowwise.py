@@ -11,12 +11,13 @@ from typing import Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.core.expr import Tunable, as_int, const, eq, free_vars
+from relax_tune.ir.core.expr import Tunable, as_int, const, eq
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, is_expensive, reductions
-from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop, loop_env
-from relax_tune.schedules.rules.shared.vectorize import accumulate, decompose, divide_once, in_vectors
+from relax_tune.schedules.loop_tree import find_block, find_loop, loop_env
+from relax_tune.schedules.rules.shared.reductions import require_rowwise
+from relax_tune.schedules.rules.shared.vectorize import accumulate, decompose, hoist_reciprocal, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -63,7 +64,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
     if in_registers:
         _require_short(s.func, machine)
     for block in blocks(s.func.body):
-        divide_once(s, block.name)
+        hoist_reciprocal(s, block.name)
     per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
     if len(func.output_buffers) == 1:
         f_0, f_1 = _under_last(s, per_thread, in_registers)
@@ -139,21 +140,6 @@ def _under_last(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple[s
         else:
             _keep_in_output(s, buffer.name, last)
     return f_0, f_1
-
-
-def require_rowwise(block: Block) -> None:
-    """The innermost reduction steps must walk along memory (vectors along another dimension would gather), over one row at a
-    time; windows that overlap are no rows."""
-    steps = [i.var for i in block.iters if i.kind == "reduce"]
-    reads = [x for x in block_loads(block) if set(steps) & set(free_vars(*x.indices))]
-    rows = [set(free_vars(*x.indices)) - set(steps) for x in reads]
-    if any(not (a <= b or b <= a) for a in rows for b in rows):
-        raise ScheduleError(f"block {block.name!r} combines different rows: a contraction")
-    for access in reads:
-        if steps[-1] in free_vars(*access.indices[:-1]) or any(
-            set(steps) & set(free_vars(e)) and e not in steps for e in access.indices
-        ):
-            raise ScheduleError(f"block {block.name!r} does not reduce along the rows of {access.buffer.name!r}")
 
 
 def _is_one(e: object) -> bool:

@@ -6,19 +6,19 @@ afterwards, in a nest that waits for all of them. What lies between reductions i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Expr, Tunable, as_int, free_vars, le
+from relax_tune.ir.core.expr import Tunable, as_int, free_vars, le
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.primitives.reductions import starts_neutral
-from relax_tune.schedules.rules.shared.forms import fitting
-from relax_tune.schedules.rules.shared.vectorize import divide_once, in_vectors, strip_widths
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.reductions import reduce_in_chunks
+from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -33,7 +33,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not reductions(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    yield from fitting((f"split.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+    yield from try_forms((f"split.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +104,6 @@ def _steps_across(block: Block, machine: HardwareInfo) -> bool:
     return ends != {step}
 
 
-def chunked(s: Schedule, block: str, chunk: str, outer: int) -> str:
-    """Results of its own for every iteration of `chunk`, in a nest apart from that which combines them, and from the initial value
-    where that may be combined only once. The block that makes them; outer: the number of loops around `chunk`."""
-    unique = not starts_neutral(find_block(s.func, block))
-    if unique:
-        start = new_blocks(s, "decompose_reduction", block=block, loop=chunk)[0]
-        apart(s, start, outer)
-    part = next(n for n in new_blocks(s, "rfactor", block=block, loop=chunk, scope="global") if not n.endswith("_init"))
-    apart(s, part, outer)
-    if not unique:
-        s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[outer])
-    return part
-
-
-def new_blocks(s: Schedule, primitive: str, **arguments: Expr | str | bool | Sequence[str]) -> list[str]:
-    """The names of the blocks that a step makes."""
-    return list(s.apply(primitive, **arguments))
-
-
-def apart(s: Schedule, block: str, outer: int) -> None:
-    """A nest for what comes after the block's statement inside its outer loops."""
-    for depth in reversed(range(outer)):
-        s.apply("fission", loop=s.loops_of(block)[depth], block=block)
-
-
 def _share(s: Schedule, block: str, part: str, depth: int, kind: str) -> None:
     """Hand chunks to threads or work-groups, and the results of the combination to work-groups."""
     if kind == "serial":
@@ -142,7 +117,7 @@ def _cut_along(s: Schedule, block: Block, numbers: _Along, kind: str) -> None:
     """Chunks of rows, in vectors with an accumulator for every lane."""
     *outer, along = s.loops_of(block.name)
     chunk, inside = s.split(along, [None, numbers.chunk])
-    part = chunked(s, block.name, chunk, len(outer))
+    part = reduce_in_chunks(s, block.name, chunk, len(outer))
     in_vectors(s, part, inside, numbers.width, divides=True)
     _share(s, block.name, part, len(outer), kind)
 
@@ -156,7 +131,7 @@ def _cut_across(s: Schedule, block: Block, numbers: _Across, kind: str) -> None:
     strip, lanes = s.split(column, [None, numbers.width])
     s.set_tail(strip, "peel")
     s.reorder([*outer, chunk, strip, several, row, lanes])
-    part = chunked(s, block.name, chunk, len(outer))
+    part = reduce_in_chunks(s, block.name, chunk, len(outer))
     made = find_block(s.func, part).body.buffer
     rank = len(made.shape)
     s.apply("permute_layout", buffer=made.name, order=[*range(rank - 2), rank - 1, rank - 2])
@@ -174,7 +149,7 @@ def _cut_across(s: Schedule, block: Block, numbers: _Across, kind: str) -> None:
 
 def _spread(s: Schedule, block: str, machine: HardwareInfo, kind: str) -> None:
     """A block without a reduction: its last dimension in vectors, pieces of it or of the others shared out."""
-    divide_once(s, block)
+    hoist_reciprocal(s, block)
     names = s.loops_of(block)
     if not names:
         return

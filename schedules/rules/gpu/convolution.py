@@ -17,16 +17,16 @@ from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
 from relax_tune.schedules.rules.gpu.matmul import product, ways
 from relax_tune.schedules.rules.gpu.threads import limit_items
+from relax_tune.schedules.rules.shared.blocks import writer_of
 from relax_tune.schedules.rules.shared.conv_analysis import (
-    Roles,
-    followers,
+    ConvolutionRoles,
+    find_convolution,
+    fuse_dims,
     inline_around_windows,
-    join_dims,
-    nest_of,
-    roles_of,
-    writer_of,
+    loops_by_iter,
+    output_loops,
 )
-from relax_tune.schedules.rules.shared.forms import first_fitting, fitting
+from relax_tune.schedules.rules.shared.forms import first_applicable, try_forms
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -37,21 +37,21 @@ TAPS = 7
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Every sketch of a convolution; nothing when the function is none."""
     found = reductions(func)
-    if len(found) != 1 or found[0].init is None or roles_of(found[0]) is None:
+    if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
     for name, split in (("tiles", False), ("split", True)):
         some = (partial(_product, func, machine, split, way) for way in ways(machine))
-        yield from first_fitting(f"convolution.{name}", some)
-    yield from fitting([("convolution.direct", partial(_direct, func, machine))])
+        yield from first_applicable(f"convolution.{name}", some)
+    yield from try_forms([("convolution.direct", partial(_direct, func, machine))])
 
 
-def _prepared(s: Schedule) -> tuple[str, Roles, str | None]:
+def _prepared(s: Schedule) -> tuple[str, ConvolutionRoles, str | None]:
     """The convolution with its input made in one block, if any does, and its epilogue in another."""
     main = reductions(s.func)[0].name
     made = inline_around_windows(s, main)
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="global")
-    roles = roles_of(find_block(s.func, main))
+    roles = find_convolution(find_block(s.func, main))
     if roles is None:
         raise ScheduleError(f"{s.func.name}: with what it reads put in place, it is no convolution")
     return main, roles, made
@@ -70,13 +70,13 @@ def _product(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) ->
     s.apply("cache_read", block=main, buffer=name, scope="global")
     weights, order = f"{name}_cache", [roles.channel_dim, *(roles.weights.indices.index(v) for v in roles.steps)]
     s.apply("permute_layout", buffer=weights, order=order)
-    after, epilogue = followers(s, main), final_block(s.func).name
-    nest = nest_of(s, main)
+    after, epilogue = output_loops(s, main), final_block(s.func).name
+    nest = loops_by_iter(s, main)
     s.reorder([nest[v] for v in nest if v not in roles.steps] + [nest[v] for v in roles.steps])
     s.apply("fuse_block_iters", block=main, names=[nest[v] for v in places])
     s.apply("fuse_block_iters", block=main, names=[nest[v] for v in roles.steps])
     s.apply("fuse_block_iters", block=epilogue, names=[after[v] for v in places])
-    join_dims(s, node.body.buffer, first, len(places))
+    fuse_dims(s, node.body.buffer, first, len(places))
     _join_copy(s, weights, 1, len(roles.steps))
     _join_copy(s, read, others, len(roles.steps))
     _join_copy(s, read, others + 1, len(places))
@@ -87,14 +87,14 @@ def _product(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) ->
 def _join_copy(s: Schedule, buffer: str, first: int, count: int) -> None:
     """Neighbouring dims of a copy as one, and the loops that make them."""
     block = writer_of(s, buffer)
-    node, nest = find_block(s.func, block), nest_of(s, block)
+    node, nest = find_block(s.func, block), loops_by_iter(s, block)
     loops = [nest[v] for v in node.body.indices if isinstance(v, Var)]
     s.reorder(loops)
     s.apply("fuse_block_iters", block=block, names=loops[first : first + count])
-    join_dims(s, find_alloc(s.func, buffer), first, count)
+    fuse_dims(s, find_alloc(s.func, buffer), first, count)
 
 
-def _reordered(s: Schedule, main: str, roles: Roles, made: str | None) -> tuple[str, int]:
+def _reordered(s: Schedule, main: str, roles: ConvolutionRoles, made: str | None) -> tuple[str, int]:
     """What the places read put together: other dims, as many as is said, then those of the steps, then those of the places. What makes
     the input is computed there."""
     name = roles.source.buffer.name
@@ -121,7 +121,7 @@ def _direct(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     items, lines = s.tunable("TX", (4, 8, 16, 32, 64)), s.tunable("TY", (1, 2, 4, 8, 16, 32))
     run = s.tunable("W", (1, 2, 4))
     limit_items(s, machine, mul(items, lines))
-    nest, epilogue = nest_of(s, main), final_block(s.func).name
+    nest, epilogue = loops_by_iter(s, main), final_block(s.func).name
     *_, column = [w.place for w in roles.windows]
     steps = [nest[v] for v in roles.steps]
     others = [n for v, n in nest.items() if v is not column and v not in roles.steps]

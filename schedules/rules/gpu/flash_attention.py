@@ -18,18 +18,18 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, Seq, blocks
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
-from relax_tune.schedules.rules.cpu.flash_attention import (
-    SKIPS,
-    Roles,
-    feeding,
-    find_roles,
-    other_operand,
-    roll,
-    swap_last,
-)
 from relax_tune.schedules.rules.gpu.flash_decoding import rolling, splits
 from relax_tune.schedules.rules.gpu.threads import limit_items
-from relax_tune.schedules.rules.shared.forms import first_fitting, fitting
+from relax_tune.schedules.rules.shared.blocks import loops_of_iter
+from relax_tune.schedules.rules.shared.flash import (
+    SKIPS,
+    AttentionRoles,
+    find_attention_roles,
+    other_operand,
+    outer_loops,
+    swap_last_dims,
+)
+from relax_tune.schedules.rules.shared.forms import first_applicable, try_forms
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -39,15 +39,15 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if len(reductions(func)) != 4:
         return
     for name, make in (("queries", _queries), ("keys", rolling if machine.has_shuffles else _keys)):
-        yield from first_fitting(f"attention.{name}", (partial(make, func, machine, skip) for skip in SKIPS))
+        yield from first_applicable(f"attention.{name}", (partial(make, func, machine, skip) for skip in SKIPS))
     if machine.has_shuffles:
-        yield from fitting([("attention.splits", partial(splits, func, machine))])
+        yield from try_forms([("attention.splits", partial(splits, func, machine))])
 
 
-def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Schedule:
+def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
     """TX queries to a group, KB keys at a time."""
     s = Schedule(func)
-    r = find_roles(s)
+    r = find_attention_roles(s)
     lanes = min(4, machine.lanes)
     items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
     keys = mul(s.tunable("KU", (1, 2, 4, 8)), lanes)
@@ -55,37 +55,27 @@ def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Sch
     limit_items(s, machine, items)
     # what is written out for a block takes long to compile
     s.require(le(mul(keys, const(r.width)), const(1 << 10)))
-    for name in (r.product, r.score, r.weights):
-        swap_last(s, find_block(s.func, name).body.buffer.name)
-    value = other_operand(s, r.context, find_block(s.func, r.weights).body.buffer.name)
+    for name in (r.product, r.scores, r.weights):
+        swap_last_dims(s, find_block(s.func, name).body.buffer.name)
+    value = other_operand(s, r.weighted_values, find_block(s.func, r.weights).body.buffer.name)
     queries = _cached(s, r.product, r.query)
-    swap_last(s, find_block(s.func, queries).body.buffer.name)
-    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=items)
-    s.apply("split_k_update", block=r.top, factor=keys)
+    swap_last_dims(s, find_block(s.func, queries).body.buffer.name)
+    s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=items)
+    s.apply("split_k_update", block=r.row_max, factor=keys)
     key_block = _whole_blocks(s, r.product, keys)
-    swap_last(s, find_block(s.func, key_block).body.buffer.name)
-    values = _cached(s, f"{r.context}_rf", value)
+    swap_last_dims(s, find_block(s.func, key_block).body.buffer.name)
+    values = _cached(s, f"{r.weighted_values}_rf", value)
 
-    last = find_block(s.func, r.last)
-    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
-    i_0, i_1 = s.split(nest[r.row], [None, items])
-    *outer, column = (name for v, name in nest.items() if v is not r.row)
-    s.reorder([*outer, i_0, i_1, column])
-    stages = (r.context, r.total, f"{r.top}_scale", r.top)
-    for name in stages:
-        s.compute_at(name, i_0)
-        steps = feeding(s, name, i_0, "vb")
-        s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
-    roll(s, r, skip)
-    (step,) = feeding(s, r.top, i_0, "vb")
+    nest = outer_loops(s, r, items, skip)
+    i_0, step = nest.tile, nest.key_block
     row = _one_row(s, step)
     _stages(s, r, row, width)
     _fetch(s, values, step, items, lanes)
     _fetch(s, key_block, step, items, lanes, turned=True)
     _fetch(s, queries, i_0, items, lanes, turned=True)
-    starts = [f"{name}_init" for name in (r.context, r.total, r.top)]
-    rows = [row, *(s.inner_loops(name, i_0)[0] for name in (*starts, r.last))]
-    for name in (starts[0], r.last):
+    starts = [f"{name}_init" for name in (r.weighted_values, r.row_sum, r.row_max)]
+    rows = [row, *(s.inner_loops(name, i_0)[0] for name in (*starts, r.output))]
+    for name in (starts[0], r.output):
         c_0, c_1 = s.split(s.inner_loops(name, i_0)[-1], [None, width], divides=True)
         s.unroll(c_0)
         s.vectorize(c_1)
@@ -96,81 +86,77 @@ def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Sch
             s.apply("set_scope", buffer=a.name, scope="local")
     s.guess({"TX": 64, "KU": 4, "NR": width.domain[-1]})
     s.bind(i_0, "group")
-    if outer:
-        s.bind(s.fuse(outer), "group", 1)
+    if nest.outer:
+        s.bind(s.fuse(nest.outer), "group", 1)
     return s
 
 
-def _keys(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Schedule:
+def _keys(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
     """A group for each query, TX keys at a time."""
     s = Schedule(func)
-    r = find_roles(s)
+    r = find_attention_roles(s)
     items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
     limit_items(s, machine, items)
-    s.apply("split_k_update", block=r.top, factor=items)
-    last = find_block(s.func, r.last)
-    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
-    query = nest[r.row]
-    *outer, column = (name for v, name in nest.items() if v is not r.row)
-    s.reorder([*outer, query, column])
-    for name in (r.context, r.total, f"{r.top}_scale", r.top):
-        s.compute_at(name, query)
-        steps = feeding(s, name, query, "vb")
-        s.reorder([*steps, *(n for n in s.inner_loops(name, query) if n not in steps)])
-    roll(s, r, skip)
-    (step,) = feeding(s, r.top, query, "vb")
-    part = f"{r.context}_rf"
-    for name in (part, f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):
+    s.apply("split_k_update", block=r.row_max, factor=items)
+    nest = outer_loops(s, r, None, skip)
+    query, step = nest.tile, nest.key_block
+    part = f"{r.weighted_values}_rf"
+    for name in (part, f"{r.row_sum}_rf", r.weights, f"{r.row_max}_rf", r.scores, r.product):
         s.compute_at(name, step)
-    for name, loop in ((f"{r.context}_init", query), (part, step), (r.context, step), (r.last, query)):
+    for name, loop in (
+        (f"{r.weighted_values}_init", query),
+        (part, step),
+        (r.weighted_values, step),
+        (r.output, query),
+    ):
         own = s.inner_loops(name, loop)
-        steps = feeding(s, name, loop, "vt")
+        steps = loops_of_iter(s, name, loop, "vt")
         (columns,) = [n for n in own if n not in steps]
         several, item = s.split(columns, [None, items])
         s.reorder([item, several, *steps])
         s.unroll(several)
         s.bind(item, "item")
-    for name in (part, f"{r.total}_rf", f"{r.top}_rf"):
-        s.apply("decompose_reduction", block=name, loop=feeding(s, name, step, "vt")[0])
+    for name in (part, f"{r.row_sum}_rf", f"{r.row_max}_rf"):
+        s.apply("decompose_reduction", block=name, loop=loops_of_iter(s, name, step, "vt")[0])
     depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
-    (d,) = feeding(s, r.product, step, depth)
+    (d,) = loops_of_iter(s, r.product, step, depth)
     s.reorder([*(n for n in s.inner_loops(r.product, step) if n != d), d])
     s.apply("decompose_reduction", block=r.product, loop=d)
-    for name in (r.product, r.score, r.weights):
+    for name in (r.product, r.scores, r.weights):
         s.bind(s.inner_loops(name, step)[0], "item")
-    shared = {find_block(s.func, name).body.buffer.name for name in (r.score, r.weights)}
+    shared = {find_block(s.func, name).body.buffer.name for name in (r.scores, r.weights)}
     for a in s.func.allocs:
         s.apply("set_scope", buffer=a.name, scope="shared" if a.name in shared else "local")
     s.bind(query, "group")
-    if outer:
-        s.bind(s.fuse(outer), "group", 1)
+    if nest.outer:
+        s.bind(s.fuse(nest.outer), "group", 1)
     s.guess({"TX": 64})
     return s
 
 
-def _stages(s: Schedule, r: Roles, row: str, width: Tunable) -> None:
+def _stages(s: Schedule, r: AttentionRoles, row: str, width: Tunable) -> None:
     """Everything between a block of keys and the sums of a query, in registers: scores, their maximum, weights and their sum, and
     the weighted values a few columns at a time."""
-    part = f"{r.context}_rf"
-    c_0, _ = s.split(s.inner_loops(r.context, row)[-1], [None, width], divides=True)
+    part = f"{r.weighted_values}_rf"
+    c_0, _ = s.split(s.inner_loops(r.weighted_values, row)[-1], [None, width], divides=True)
     s.compute_at(part, c_0)
-    (step,) = feeding(s, part, c_0, "vt")
+    (step,) = loops_of_iter(s, part, c_0, "vt")
     lanes = [n for n in s.inner_loops(part, c_0) if n != step]
     s.reorder([step, *lanes])
     s.apply("decompose_reduction", block=part, loop=step)
-    for name in (f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):
+    for name in (f"{r.row_sum}_rf", r.weights, f"{r.row_max}_rf", r.scores, r.product):
         s.compute_at(name, row)
-    for name in (f"{r.total}_rf", f"{r.top}_rf"):
+    for name in (f"{r.row_sum}_rf", f"{r.row_max}_rf"):
         (step_,) = s.inner_loops(name, row)
         s.apply("decompose_reduction", block=name, loop=step_)
         s.unroll(step_)
     depth = [i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce"]
-    (d,) = feeding(s, r.product, row, depth[0])
+    (d,) = loops_of_iter(s, r.product, row, depth[0])
     s.reorder([d, *(n for n in s.inner_loops(r.product, row) if n != d)])
     s.apply("decompose_reduction", block=r.product, loop=d)
-    for name in (r.product, f"{r.product}_init", part, f"{part}_init", r.context):
+    for name in (r.product, f"{r.product}_init", part, f"{part}_init", r.weighted_values):
         s.vectorize(s.inner_loops(name, row)[-1])
-    for name in (r.score, r.weights):  # the last block may have fewer keys
+    for name in (r.scores, r.weights):  # the last block may have fewer keys
         s.unroll(s.inner_loops(name, row)[-1])
     for name in (step, c_0):
         s.unroll(name)

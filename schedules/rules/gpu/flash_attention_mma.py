@@ -20,20 +20,19 @@ from relax_tune.ir.core.stmt import LoopKind
 from relax_tune.ir.hardware.mma import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
-from relax_tune.schedules.rules.cpu.flash_attention import (
-    SKIPS,
-    Roles,
-    feeding,
-    find_roles,
-    other_operand,
-    roll,
-    swap_last,
-)
-from relax_tune.schedules.rules.cpu.two_pass_reductions import new_blocks
 from relax_tune.schedules.rules.gpu.mma import CAPABILITY, EACH, HIGH, MOST_SUMS, VECTOR, WIDE
 from relax_tune.schedules.rules.gpu.threads import limit_items, sum_over_items
-from relax_tune.schedules.rules.shared.forms import first_fitting
-from relax_tune.schedules.rules.shared.vectorize import mark
+from relax_tune.schedules.rules.shared.blocks import loops_of_iter
+from relax_tune.schedules.rules.shared.flash import (
+    SKIPS,
+    AttentionRoles,
+    find_attention_roles,
+    other_operand,
+    outer_loops,
+    swap_last_dims,
+)
+from relax_tune.schedules.rules.shared.forms import first_applicable
+from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -66,13 +65,13 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """One sketch of an attention; nothing when the function is none, and on machines that do not multiply tiles."""
     if machine.capability >= CAPABILITY and len(reductions(func)) == 4:
         # where windows begin takes long to tell for what warps hold
-        yield from first_fitting("attention.tensor", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
+        yield from first_applicable("attention.tensor", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
 
 
-def build(func: PrimFunc, machine: HardwareInfo, skip: str = "late") -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedule:
     """Raises ScheduleError where the function is no attention in 16-bit floats, or one of few queries."""
     s = Schedule(func)
-    r = find_roles(s)
+    r = find_attention_roles(s)
     weights = find_block(s.func, r.weights).body.buffer.name
     dtype = _multiplied(s, r)
     tile = Tile(s.tunable("WM", WARPS), s.tunable("MT", TILES), s.tunable("KT", KEY_TILES))
@@ -80,49 +79,40 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = "late") -> Schedule
     limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, mul(mul(tile.keys, tile.warps), 2 * ROWS // WIDE)), const(MOST_SUMS // 2)))
     s.require(le(mul(tile.high, 2 * r.width // WIDE), const(MOST_SUMS // 2)))
-    for name in (r.product, r.score, r.weights):
-        swap_last(s, find_block(s.func, name).body.buffer.name)
+    for name in (r.product, r.scores, r.weights):
+        swap_last_dims(s, find_block(s.func, name).body.buffer.name)
     key = other_operand(s, r.product, r.query)
-    fetched = [new_blocks(s, "cache_read", block=r.product, buffer=x, scope="shared")[0] for x in (r.query, key)]
-    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=tile.rows)
-    fetched += new_blocks(s, "pad_softmax_axis", block=r.top, factor=tile.block)
+    fetched = [s.apply("cache_read", block=r.product, buffer=x, scope="shared")[0] for x in (r.query, key)]
+    s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=tile.rows)
+    fetched += s.apply("pad_softmax_axis", block=r.row_max, factor=tile.block)
     s.apply("set_scope", buffer=find_block(s.func, fetched[-1]).body.buffer.name, scope="shared")
-    s.apply("split_k_update", block=r.top, factor=tile.block)
+    s.apply("split_k_update", block=r.row_max, factor=tile.block)
     parts = _parts(s, r)
 
-    last = find_block(s.func, r.last)
-    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
-    i_0, i_1 = s.split(nest[r.row], [None, tile.rows])
-    *outer, column = (name for v, name in nest.items() if v is not r.row)
-    s.reorder([*outer, i_0, i_1, column])
-    for name in (r.context, r.total, f"{r.top}_scale", r.top):
-        s.compute_at(name, i_0)
-        steps = feeding(s, name, i_0, "vb")
-        s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
-    roll(s, r, skip)
-    (step,) = feeding(s, r.top, i_0, "vb")
-    for name in (f"{r.context}_rf", f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score, r.product):
+    nest = outer_loops(s, r, tile.rows, skip)
+    i_0, step = nest.tile, nest.key_block
+    for name in (f"{r.weighted_values}_rf", f"{r.row_sum}_rf", r.weights, f"{r.row_max}_rf", r.scores, r.product):
         s.compute_at(name, step)
     _fetch(s, fetched[0], i_0, tile)
     for fetch in fetched[1:]:
         _fetch(s, fetch, step, tile, stages)
-    places = {find_block(s.func, x.name).body.buffer.name: x for x in parts if x.name != r.last}
+    places = {find_block(s.func, x.name).body.buffer.name: x for x in parts if x.name != r.output}
     for x in parts:
-        loop = i_0 if x.name == r.last or x.name.endswith("_init") else step
+        loop = i_0 if x.name == r.output or x.name.endswith("_init") else step
         known = {a.name for a in s.func.allocs}
         _by_items(s, x, loop, tile, f"mma_{dtype}_{x.form}")
         places |= {a.name: x for a in s.func.allocs if a.name not in known}
     for buffer, x in places.items():
         _place(s, buffer, x)
         if buffer == weights:  # which the machine takes from all items of a warp
-            swap_last(s, buffer)
+            swap_last_dims(s, buffer)
             s.apply("set_scope", buffer=buffer, scope="warp")
         elif find_alloc(s.func, buffer).scope == "global":
             s.apply("set_scope", buffer=buffer, scope="local")
     s.guess(*({"WM": w, "MT": 1, "KT": k, "STAGES": 2} for w, k in ((4, 1), (2, 2), (2, 1), (1, 1))))
     s.bind(i_0, "group")
-    if outer:
-        s.bind(s.fuse(outer), "group", 1)
+    if nest.outer:
+        s.bind(s.fuse(nest.outer), "group", 1)
     return s
 
 
@@ -140,34 +130,37 @@ class Part:
     apart: bool = False
 
 
-def _parts(s: Schedule, r: Roles) -> list[Part]:
+def _parts(s: Schedule, r: AttentionRoles) -> list[Part]:
     """Every block but those that fetch; products and sums over keys last, which make blocks of their own."""
-    last = find_block(s.func, r.last)
+    last = find_block(s.func, r.output)
     found = {x.buffer: x.indices for x in block_loads(last)}
-    at_total, at_context = (found[find_block(s.func, n).body.buffer] for n in (r.total, r.context))
+    at_total, at_context = (found[find_block(s.func, n).body.buffer] for n in (r.row_sum, r.weighted_values))
     total, context = at_total.index(r.row), at_context.index(r.row)
     column = at_context.index(last.body.indices[-1])
     (depth,) = (i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
     keys = len(find_block(s.func, r.weights).body.indices) - 1
     return [
-        *(Part(f"{r.top}{x}", r.top_dim + (x in ("_scale", "_factor"))) for x in ("", "_init", "_scale", "_factor")),
-        *(Part(f"{r.total}{x}", total) for x in ("", "_init")),
-        *(Part(f"{r.context}{x}", context, column) for x in ("", "_init")),
-        Part(r.score, keys - 1, keys, apart=True),
+        *(
+            Part(f"{r.row_max}{x}", r.row_max_dim + (x in ("_scale", "_factor")))
+            for x in ("", "_init", "_scale", "_factor")
+        ),
+        *(Part(f"{r.row_sum}{x}", total) for x in ("", "_init")),
+        *(Part(f"{r.weighted_values}{x}", context, column) for x in ("", "_init")),
+        Part(r.scores, keys - 1, keys, apart=True),
         Part(r.weights, keys - 1, keys),
-        Part(r.last, last.body.indices.index(r.row), len(last.body.indices) - 1),
-        Part(f"{r.top}_rf", r.top_dim + 1, None, "vt"),
-        Part(f"{r.total}_rf", total + 1, None, "vt"),
+        Part(r.output, last.body.indices.index(r.row), len(last.body.indices) - 1),
+        Part(f"{r.row_max}_rf", r.row_max_dim + 1, None, "vt"),
+        Part(f"{r.row_sum}_rf", total + 1, None, "vt"),
         Part(r.product, keys - 1, keys, depth, "nt"),
-        Part(f"{r.context}_rf", context + 1, column + 1, "vt", "on"),
+        Part(f"{r.weighted_values}_rf", context + 1, column + 1, "vt", "on"),
     ]
 
 
-def _multiplied(s: Schedule, r: Roles) -> DType:
+def _multiplied(s: Schedule, r: AttentionRoles) -> DType:
     """The type of both operands of both products."""
-    product, context = (find_block(s.func, name) for name in (r.product, r.context))
+    product, context = (find_block(s.func, name) for name in (r.product, r.weighted_values))
     types = {x.buffer.dtype for b in (product, context) for x in block_loads(b) if x.buffer is not b.body.buffer}
-    rows = next(i.extent for i in find_block(s.func, r.last).iters if i.var is r.row)
+    rows = next(i.extent for i in find_block(s.func, r.output).iters if i.var is r.row)
     known = as_int(rows)
     if len(types) != 1 or not (dtype := types.pop()).is_half:
         raise ScheduleError(f"{s.func.name}: wanted products of 16-bit floats, found {sorted(map(repr, types))}")
@@ -183,7 +176,7 @@ def _loop(s: Schedule, x: Part, dim: int, inside: str) -> str:
     """The loop of a part along one dimension of what it makes."""
     place = find_block(s.func, x.name).body.indices[dim]
     assert isinstance(place, Var)
-    (found,) = feeding(s, x.name, inside, place.name)
+    (found,) = loops_of_iter(s, x.name, inside, place.name)
     return found
 
 
@@ -192,18 +185,18 @@ def _by_items(s: Schedule, x: Part, inside: str, tile: Tile, product: str) -> No
     w, m, h, y = s.split(_loop(s, x, x.row, inside), [None, tile.high, ROWS // HIGH, HIGH])
     if x.column is None and not x.over:
         s.reorder([w, y, m, h])
-        mark(s, {m: "unrolled", h: "unrolled"})
+        set_kind_of_copies(s, {m: "unrolled", h: "unrolled"})
     elif x.column is None:  # four neighbours share a query
-        n, j, c = s.split(feeding(s, x.name, inside, x.over)[0], [None, WIDE, EACH])
+        n, j, c = s.split(loops_of_iter(s, x.name, inside, x.over)[0], [None, WIDE, EACH])
         s.reorder([w, y, j, n, m, h, c])
         sum_over_items(s, x.name, [j], c, rows=[m, h])
-        mark(s, {n: "unrolled"})
+        set_kind_of_copies(s, {n: "unrolled"})
     else:
         n, j, c = s.split(_loop(s, x, x.column, inside), [None, WIDE, EACH])
         order = [w, y, j, m, h, n, c]
         if x.form:
             inner = [STEPS] if x.form[0] == "n" else [STEPS // COLUMNS, WIDE, EACH]
-            k_0, *steps = s.split(feeding(s, x.name, inside, x.over)[0], [None, *inner])
+            k_0, *steps = s.split(loops_of_iter(s, x.name, inside, x.over)[0], [None, *inner])
             s.reorder([k_0, *order, *steps])
             s.apply("decompose_reduction", block=x.name, loop=k_0)
             _bound(s, s.inner_loops(f"{x.name}_init", inside), "vectorized")
@@ -246,7 +239,7 @@ def _fetch(s: Schedule, block: str, loop: str, tile: Tile, stages: Tunable | Non
     node = find_block(s.func, block)
     buffer = node.body.buffer
     if stages is not None:
-        made += new_blocks(s, "software_pipeline", block=block, loop=loop, stages=stages)
+        made += s.apply("software_pipeline", block=block, loop=loop, stages=stages)
         moving = {i.var for i, e in zip(node.iters, node.bindings) if loop in {v.name for v in free_vars(e)}}
         (keys,) = (d for d, e in enumerate(node.body.indices) if e in moving)
         order = [keys, *(d for d in range(len(buffer.shape) + 1) if d != keys)]

@@ -15,9 +15,16 @@ from relax_tune.ir.core.expr import Expr, Tunable, ceildiv, const, free_vars, le
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks, loops
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.cpu.flash_attention import Roles, apart, block_of, feeding, find_roles, roll
 from relax_tune.schedules.rules.gpu.threads import NEIGHBOURS, bind_items, factored, limit_items, sum_over_items
-from relax_tune.schedules.rules.shared.vectorize import mark
+from relax_tune.schedules.rules.shared.blocks import loops_of_iter, writer_of
+from relax_tune.schedules.rules.shared.flash import (
+    SKIPS,
+    AttentionRoles,
+    find_attention_roles,
+    outer_loops,
+    split_kv_loops,
+)
+from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -43,27 +50,18 @@ class Shape:
     width: Tunable
 
 
-def rolling(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Schedule:
+def rolling(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
     """All keys of a few queries by one group."""
     s = Schedule(func)
     r, shape, queries = _prepared(s, machine, (1, 2))
-    last = find_block(s.func, r.last)
-    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
-    i_0, i_1 = s.split(nest[r.row], [None, shape.queries])
-    *outer, column = (name for v, name in nest.items() if v is not r.row)
-    s.reorder([*outer, i_0, i_1, column])
-    for name in (r.context, r.total, f"{r.top}_scale", r.top):
-        s.compute_at(name, i_0)
-        steps = feeding(s, name, i_0, "vb")
-        s.reorder([*steps, *(n for n in s.inner_loops(name, i_0) if n not in steps)])
-    roll(s, r, skip)
-    (step,) = feeding(s, r.top, i_0, "vb")
-    for name in (f"{r.context}_rf", f"{r.total}_rf", r.weights, f"{r.top}_rf", r.score):
+    nest = outer_loops(s, r, shape.queries, skip)
+    i_0, step = nest.tile, nest.key_block
+    for name in (f"{r.weighted_values}_rf", f"{r.row_sum}_rf", r.weights, f"{r.row_max}_rf", r.scores):
         s.compute_at(name, step)
     _block_of_keys(s, r, step, shape)
     _fetch(s, queries, i_0, shape)
-    for name, loop in ((f"{r.context}_init", i_0), (r.context, step), (r.last, i_0)):
-        if name == r.context:
+    for name, loop in ((f"{r.weighted_values}_init", i_0), (r.weighted_values, step), (r.output, i_0)):
+        if name == r.weighted_values:
             _by_items(s, name, s.inner_loops(name, step)[-1], shape)
         _columns(s, name, loop, shape)
     for a in s.func.allocs:
@@ -71,8 +69,8 @@ def rolling(func: PrimFunc, machine: HardwareInfo, skip: str = "hidden") -> Sche
             s.apply("set_scope", buffer=a.name, scope="local")
     _unroll_queries(s, shape)
     s.bind(i_0, "group")
-    if outer:
-        s.bind(s.fuse(outer), "group", 1)
+    if nest.outer:
+        s.bind(s.fuse(nest.outer), "group", 1)
     s.guess(_guess(s, r, machine))
     return s
 
@@ -81,11 +79,13 @@ def splits(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """A group for each block of keys of a few queries; then one for each query."""
     s = Schedule(func)
     r, shape, queries = _prepared(s, machine, (1, 2, 4, 8))
-    own = {name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.top, r.total, r.context)}
-    *outer, i_0, step = apart(s, r, shape.queries)
+    own = {
+        name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.row_max, r.row_sum, r.weighted_values)
+    }
+    *outer, i_0, step = split_kv_loops(s, r, shape.queries)
     _block_of_keys(s, r, step, shape)
     _fetch(s, queries, step, shape)
-    _columns(s, block_of(s, own[r.context]), step, shape)
+    _columns(s, writer_of(s, own[r.weighted_values]), step, shape)
     for name in own:
         s.apply("set_scope", buffer=find_block(s.func, f"{name}_rf").body.buffer.name, scope="local")
     _unroll_queries(s, shape)
@@ -98,9 +98,9 @@ def splits(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     return s
 
 
-def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tuple[Roles, Shape, str]:
+def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tuple[AttentionRoles, Shape, str]:
     """Keys in blocks, queries in rows that are whole, and the block that fetches these."""
-    r = find_roles(s)
+    r = find_attention_roles(s)
     least = max(1, machine.warp // NEIGHBOURS[-1])
     tx = s.tunable("TX", NEIGHBOURS)
     ty = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if least <= n <= max(machine.group_size // 4, least)])
@@ -117,15 +117,15 @@ def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tupl
     s.require(le(mul(tx, width), const(max(r.depth, r.width, NEIGHBOURS[0]))))
     s.require(le(mul(mul(queries, together), width), const(MOST_PRODUCTS)))
     s.require(le(mul(queries, ceildiv(const(r.width), tx)), const(MOST_COLUMNS)))
-    for name in (r.product, r.score, r.weights):
+    for name in (r.product, r.scores, r.weights):
         buffer = find_block(s.func, name).body.buffer
         rank = len(buffer.shape)
         s.apply("permute_layout", buffer=buffer.name, order=[*range(rank - 2), rank - 1, rank - 2])
     before = {b.name for b in blocks(s.func.body)}
     s.apply("cache_read", block=r.product, buffer=r.query, scope="shared")
     (fetch,) = (b.name for b in blocks(s.func.body) if b.name not in before)
-    s.apply("pad_spatial", block=r.top, dim=r.top_dim, factor=queries)
-    s.apply("split_k_update", block=r.top, factor=keys)
+    s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=queries)
+    s.apply("split_k_update", block=r.row_max, factor=keys)
     return r, Shape(tx, ty, queries, together, keys, width), fetch
 
 
@@ -137,35 +137,35 @@ def _fetch(s: Schedule, block: str, loop: str, shape: Shape) -> None:
     bind_items(s, item)
 
 
-def _block_of_keys(s: Schedule, r: Roles, step: str, shape: Shape) -> None:
+def _block_of_keys(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> None:
     """Scores, their maximum, weights, their sum and the weighted values, of a block of keys."""
     together = _scores(s, r, step, shape)
-    for name in (f"{r.top}_rf", f"{r.total}_rf"):
-        (keys,) = feeding(s, name, step, "vt")
+    for name in (f"{r.row_max}_rf", f"{r.row_sum}_rf"):
+        (keys,) = loops_of_iter(s, name, step, "vt")
         rows = [n for n in s.inner_loops(name, step) if n != keys]
         rounds, *item, alone = s.split(keys, [None, shape.ty, shape.tx, 1])
         s.reorder([*item, rounds, *rows, alone])
         sum_over_items(s, name, item, alone, rows=rows)
     own = s.inner_loops(r.weights, step)
-    (keys,) = feeding(s, r.weights, step, r.weight_key)
+    (keys,) = loops_of_iter(s, r.weights, step, r.weight_key)
     rounds, *item = s.split(keys, [None, shape.ty, shape.tx])
     s.reorder([*item, rounds, *(n for n in own if n != keys)])
     bind_items(s, item)
     _values(s, r, step, shape)
-    mark(s, {together: "unrolled"})
-    for name in (r.score, r.weights):
+    set_kind_of_copies(s, {together: "unrolled"})
+    for name in (r.scores, r.weights):
         s.apply("set_scope", buffer=find_block(s.func, name).body.buffer.name, scope="shared")
 
 
-def _scores(s: Schedule, r: Roles, step: str, shape: Shape) -> str:
+def _scores(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> str:
     """Each row of items has neighbouring keys, and makes their products with all queries together: the loop over these keys."""
-    (keys,) = feeding(s, r.score, step, r.score_key)
-    (rows,) = feeding(s, r.score, step, r.score_row)
+    (keys,) = loops_of_iter(s, r.scores, step, r.score_key)
+    (rows,) = loops_of_iter(s, r.scores, step, r.score_row)
     rounds, item, together = s.split(keys, [None, shape.ty, shape.together])
     s.reorder([rounds, item, rows, together])
     own = s.compute_at(r.product, item)
     depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
-    (d,) = feeding(s, r.product, item, depth)
+    (d,) = loops_of_iter(s, r.product, item, depth)
     vectors, lanes = s.split(d, [None, shape.width], divides=True)
     times, across = s.split(vectors, [None, shape.tx])
     each = [n for n in own if n != d]
@@ -175,16 +175,16 @@ def _scores(s: Schedule, r: Roles, step: str, shape: Shape) -> str:
     left, *copies = s.inner_loops(r.product, item)
     s.reorder([*copies, left])
     s.apply("decompose_reduction", block=r.product, loop=left)
-    mark(s, {n: "unrolled" for n in (times, *each)})
+    set_kind_of_copies(s, {n: "unrolled" for n in (times, *each)})
     s.apply("set_scope", buffer=find_block(s.func, r.product).body.buffer.name, scope="local")
     s.bind(item, "item", 1)
     return together
 
 
-def _values(s: Schedule, r: Roles, step: str, shape: Shape) -> None:
+def _values(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> None:
     """Vectors of columns by the items of a row, keys by all rows, whose sums meet."""
-    part = f"{r.context}_rf"
-    (keys,) = feeding(s, part, step, "vt")
+    part = f"{r.weighted_values}_rf"
+    (keys,) = loops_of_iter(s, part, step, "vt")
     *rows, columns = [n for n in s.inner_loops(part, step) if n != keys]
     _by_items(s, part, columns, shape)
     vectors, lanes = s.split(columns, [None, shape.width], divides=True)
@@ -199,7 +199,7 @@ def _values(s: Schedule, r: Roles, step: str, shape: Shape) -> None:
         s.apply("permute_layout", buffer=left.name, order=[*range(rank - extra, rank), *range(rank - extra)])
     s.bind(item, "item", 1)
     s.apply("decompose_reduction", block=part, loop=s.inner_loops(part, across)[0])
-    mark(s, {lanes: "vectorized", alone: "unrolled", **{n: "unrolled" for n in (*rows, times)}})
+    set_kind_of_copies(s, {lanes: "vectorized", alone: "unrolled", **{n: "unrolled" for n in (*rows, times)}})
     s.bind(across, "item", 0)
 
 
@@ -214,7 +214,7 @@ def _by_items(s: Schedule, block: str, columns: str, shape: Shape) -> None:
 
 def _columns(s: Schedule, block: str, loop: str, shape: Shape) -> None:
     """What the items of a row do with the sums of their columns."""
-    *rows, columns = [n for n in s.inner_loops(block, loop) if n not in feeding(s, block, loop, "vb")]
+    *rows, columns = [n for n in s.inner_loops(block, loop) if n not in loops_of_iter(s, block, loop, "vb")]
     vectors, lanes = s.split(columns, [None, shape.width], divides=True)
     times, across = s.split(vectors, [None, shape.tx])
     s.reorder([across, *rows, times, lanes])
@@ -231,31 +231,31 @@ def _unroll_queries(s: Schedule, shape: Shape) -> None:
             s.unroll(p.var.name)
 
 
-def _combined(s: Schedule, r: Roles, machine: HardwareInfo) -> None:
+def _combined(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> None:
     """The second kernel: items have columns, and weigh what every block of keys left."""
     items = s.tunable("TC", [n for n in (32, 64, 128, 256) if n <= machine.group_size] or [machine.group_size])
     limit_items(s, machine, items)
-    s.compute_inline(f"{r.top}_scale")
-    last = find_block(s.func, r.last)
-    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.last), strict=True)}
+    s.compute_inline(f"{r.row_max}_scale")
+    last = find_block(s.func, r.output)
+    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.output), strict=True)}
     query, column = nest[r.row], nest[last.iters[-1].var]
     *outer, _ = (name for v, name in nest.items() if v is not r.row)
     s.reorder([*outer, query, column])
     rounds, item = s.split(column, [None, items])
     s.reorder([item, rounds])
-    s.compute_at(r.context, rounds)
-    for name in (r.total, r.top):
+    s.compute_at(r.weighted_values, rounds)
+    for name in (r.row_sum, r.row_max):
         s.compute_at(name, query)
-    for name in (r.context, r.total, r.top):
+    for name in (r.weighted_values, r.row_sum, r.row_max):
         s.apply("set_scope", buffer=find_block(s.func, name).body.buffer.name, scope="local")
-        s.apply("decompose_reduction", block=name, loop=feeding(s, name, query, "vb")[0])
+        s.apply("decompose_reduction", block=name, loop=loops_of_iter(s, name, query, "vb")[0])
     s.bind(item, "item", 0)
     s.bind(query, "group", 0)
     if outer:
         s.bind(s.fuse(outer), "group", 1)
 
 
-def _guess(s: Schedule, r: Roles, machine: HardwareInfo) -> dict[str, int]:
+def _guess(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> dict[str, int]:
     """A row of items has a key in as few vectors as there are, and a group a few warps of rows."""
     width = max(s.tunables["VL"].domain)
     row = max((n for n in NEIGHBOURS if n * width <= min(r.depth, r.width)), default=NEIGHBOURS[0])

@@ -18,11 +18,8 @@ from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
-from relax_tune.schedules.analysis import Contraction, contraction, final_block, is_product
+from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.cpu.gemv import FEW_ROWS, steps_together
-from relax_tune.schedules.rules.cpu.matmul import output_column, prepare_product
-from relax_tune.schedules.rules.cpu.two_pass_reductions import new_blocks
 from relax_tune.schedules.rules.gpu.matmul import share_steps
 from relax_tune.schedules.rules.gpu.threads import (
     NEIGHBOURS,
@@ -33,8 +30,17 @@ from relax_tune.schedules.rules.gpu.threads import (
     sum_over_items,
     vector_widths,
 )
-from relax_tune.schedules.rules.shared.forms import fitting
-from relax_tune.schedules.rules.shared.vectorize import mark
+from relax_tune.schedules.rules.shared.contraction import (
+    FEW_ROWS,
+    Contraction,
+    find_contraction,
+    is_product,
+    isolate_contraction,
+    output_column,
+    packed_steps,
+)
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -81,7 +87,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         ("dots.split", _dots, True),
         ("columns.split", _columns, True),
     )
-    yield from fitting((f"matvec.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
+    yield from try_forms((f"matvec.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
 
 
 def _build(
@@ -97,18 +103,18 @@ def _build(
 def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> Product:
     """The product alone with its epilogue, in an intermediate, multiplied by what is the same all along at the end. split: sums of
     shares of the steps, each for a group of its own, with their addition."""
-    main = prepare_product(s)
+    main = isolate_contraction(s)
     last = final_block(s.func)
-    roles = contraction(find_block(s.func, main), output_column(s, main, last))
+    roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
     rows = [as_int(i.extent) for i in roles.block.iters if i.var is roles.row]
     if len(roles.reduce) != 1 or any(r is not None and r > FEW_ROWS for r in rows):
         raise ScheduleError(f"{s.func.name}: many rows, or several dimensions to sum over")
-    halves, group = steps_together(roles.block, roles)
+    halves, group = packed_steps(roles.block, roles)
     widths = _widths(roles, roles.reduce[0], machine), _widths(roles, roles.column, machine)
     steps = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.reduce[0]) or 0
     if split:
         main, last = share_steps(s, main, machine)
-        roles = contraction(find_block(s.func, main), output_column(s, main, last))
+        roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
         steps //= FIRST_SHARES
     return Product(roles, last, halves, group, widths, steps, split)
 
@@ -148,7 +154,7 @@ def _dots(s: Schedule, p: Product, machine: HardwareInfo) -> None:
         s.reorder([own[-1], *own[:-1]])
         for name in (each[-1], own[-1]):
             s.bind(name, "item", 0)
-        mark(s, {n: "unrolled" for n in (*i_1, j_1)})
+        set_kind_of_copies(s, {n: "unrolled" for n in (*i_1, j_1)})
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", len(items))
     _groups(s, j_0, i_0, batch)
@@ -197,7 +203,7 @@ def _columns(s: Schedule, p: Product, machine: HardwareInfo) -> None:
         s.apply("permute_layout", buffer=sums.name, order=[*(d for d in range(rank) if d != place), place])
     s.bind(item, "item", 1)
     s.apply("decompose_reduction", block=main, loop=s.inner_loops(main, j_t)[0])
-    mark(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
+    set_kind_of_copies(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
     # every item has the sums, and stores them: that is little beside the matrix
     *rows, columns = own
     s.vectorize(columns)
@@ -226,9 +232,7 @@ def _columns(s: Schedule, p: Product, machine: HardwareInfo) -> None:
 def _by_groups(s: Schedule, main: str, groups: str, items: Tunable) -> tuple[str, str, str]:
     """Sums of the groups of steps with one float factor, which is multiplied by once a group. Each item takes groups that follow
     each other: the items' loop, and the blocks that add up an item's groups, and a group's steps."""
-    (of_group,) = (
-        n for n in new_blocks(s, "rfactor", block=main, loop=groups, scope="local") if not n.endswith("_init")
-    )
+    (of_group,) = (n for n in s.apply("rfactor", block=main, loop=groups, scope="local") if not n.endswith("_init"))
     s.apply("hoist_factors", block=of_group)
     own = s.loops_of(of_group)
     left = s.inner_loops(main, own[own.index(groups) - 1])[0]

@@ -15,9 +15,9 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import find_block, find_loop
-from relax_tune.schedules.rules.cpu.injective import inlined, turned_reads
 from relax_tune.schedules.rules.gpu.threads import item_counts, vector_widths
-from relax_tune.schedules.rules.shared.forms import fitting
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.injective import inline_into_outputs, transposed_reads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -30,13 +30,13 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if reductions(func):
         return
     forms = (("flat", _flat), ("turned", _turned))
-    yield from fitting((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
+    yield from try_forms((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
 
 
 def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """Runs of RB times TX vectors for each group."""
     s = Schedule(func)
-    left = inlined(s)
+    left = inline_into_outputs(s)
     items = s.tunable("TX", item_counts(machine))
     run = s.tunable("RB", (1, 2, 4, 8))
     width = s.tunable("VL", vector_widths([b.iters[-1].extent for b in left], machine))
@@ -57,14 +57,14 @@ def _turned(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """A function that reads arrays along another dimension than it writes: squares of these are read along their rows into shared
     memory, and from there along their columns."""
     s = Schedule(func)
-    block, *more = inlined(s)
+    block, *more = inline_into_outputs(s)
     if more:
         raise ScheduleError(f"{func.name}: wanted one block, found {len(more) + 1}")
     node, loops = find_block(s.func, block.name), s.loops_of(block.name)
     column = node.iters[-1].var
     if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
         raise ScheduleError(f"{func.name}: {block.name!r} does not write along its last iterator")
-    reads = turned_reads(node, column)
+    reads = transposed_reads(node, column)
     at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
     items = s.tunable("TY", [n for n in (4, 8, 16, 32) if n * SIDE <= machine.group_size])
     copies: list[tuple[Block, int]] = []

@@ -25,13 +25,13 @@ from relax_tune.ir.core.expr import Expr, Op, Tunable, Var, as_int, const, eq, f
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.ir.hardware.swizzle import ACCESS_BYTES
-from relax_tune.schedules.analysis import Contraction, final_block, is_product
+from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.cpu.matmul import matrix_roles, prepare_product
-from relax_tune.schedules.rules.cpu.two_pass_reductions import apart, new_blocks
 from relax_tune.schedules.rules.gpu.stream_k import FIRST_WAVES, FORMS, Form, add_up, stored_apart, stretches
 from relax_tune.schedules.rules.gpu.threads import Parts, limit_items, own_parts
-from relax_tune.schedules.rules.shared.forms import first_fitting
+from relax_tune.schedules.rules.shared.blocks import separate_nest
+from relax_tune.schedules.rules.shared.contraction import Contraction, is_product, isolate_contraction, matrix_roles
+from relax_tune.schedules.rules.shared.forms import first_applicable
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -72,7 +72,9 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not is_product(func):
         return
     for form in FORMS:
-        yield from first_fitting(f"matmul.{form}", (partial(build, func, machine, form, way) for way in ways(machine)))
+        yield from first_applicable(
+            f"matmul.{form}", (partial(build, func, machine, form, way) for way in ways(machine))
+        )
 
 
 def ways(machine: HardwareInfo) -> tuple[bool, ...]:
@@ -84,7 +86,7 @@ def build(func: PrimFunc, machine: HardwareInfo, form: Form = "tiles", ahead: bo
     """Raises ScheduleError where the function is no product of operands with rows and columns. ahead: slices are copied
     asynchronously, before they are needed."""
     s = Schedule(func)
-    main = prepare_product(s)
+    main = isolate_contraction(s)
     product(s, main, machine, form, ahead)
     return s
 
@@ -191,12 +193,12 @@ def share_steps(s: Schedule, main: str, machine: HardwareInfo, slice_steps: Expr
     else:
         each = mul(s.tunable("SS", slices_of_share(known)), slice_steps)
         share, _ = s.split(steps, [None, each], divides=True)
-    (part,) = new_blocks(s, "rfactor", block=main, loop=share, scope="global", whole=True)
-    apart(s, part, len(points))
+    (part,) = s.apply("rfactor", block=main, loop=share, scope="global", whole=True)
+    separate_nest(s, part, len(points))
     sums = find_block(s.func, part).body.buffer
     rank = len(sums.shape)
     s.apply("permute_layout", buffer=sums.name, order=[rank - 1, *range(rank - 1)])
-    (write,) = new_blocks(s, "cache_write", block=part, scope="global")
+    (write,) = s.apply("cache_write", block=part, scope="global")
     add_up(s, main, epilogue, machine)
     return part, find_block(s.func, write)
 
@@ -316,7 +318,7 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
     width = 4 if x.width(4) == 4 and not numbers else 1
     copies = [x.block]
     if ahead is not None:
-        copies += new_blocks(s, "software_pipeline", block=x.block, loop=k_0, stages=ahead)
+        copies += s.apply("software_pipeline", block=x.block, loop=k_0, stages=ahead)
         order = [x.step, *(d for d in range(last + 2) if d != x.step)]
         s.apply("tile_layout", buffer=buffer.name, dim=x.step, factor=steps, order=order)
     depth = s.loops_of(x.block).index(k_0) + 1

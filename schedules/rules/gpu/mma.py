@@ -19,14 +19,13 @@ from relax_tune.ir.core.dtype import DType, f32, i8, u8
 from relax_tune.ir.core.expr import Expr, Load, Op, Tunable, as_int, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.hardware.mma import COLUMNS, ROWS, STEPS
-from relax_tune.schedules.analysis import Contraction, final_block, is_product
+from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.cpu.matmul import matrix_roles, prepare_product
-from relax_tune.schedules.rules.cpu.two_pass_reductions import new_blocks
 from relax_tune.schedules.rules.gpu.matmul import Slice, is_even, share_steps, stages_ahead, take_slices, ways
 from relax_tune.schedules.rules.gpu.stream_k import FIRST_WAVES, FORMS, Form, stored_apart, stretches
 from relax_tune.schedules.rules.gpu.threads import Parts, limit_items, own_parts
-from relax_tune.schedules.rules.shared.forms import first_fitting
+from relax_tune.schedules.rules.shared.contraction import Contraction, is_product, isolate_contraction, matrix_roles
+from relax_tune.schedules.rules.shared.forms import first_applicable
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -78,13 +77,15 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         return
     for form in FORMS:
         # slices wait for their copies where these cannot be asynchronous
-        yield from first_fitting(f"tensor.{form}", (partial(build, func, machine, form, way) for way in ways(machine)))
+        yield from first_applicable(
+            f"tensor.{form}", (partial(build, func, machine, form, way) for way in ways(machine))
+        )
 
 
 def build(func: PrimFunc, machine: HardwareInfo, form: Form = "tiles", ahead: bool = True) -> Schedule:
     """Raises ScheduleError where the function is no such product. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
-    main = prepare_product(s)
+    main = isolate_contraction(s)
     last = final_block(s.func)
     pairs = s.tunable("KS", PAIRS)
     if form == "split":
@@ -192,7 +193,7 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tuna
     if ahead is not None:
         if x.width(VECTOR) == 1:
             raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
-        blocks += new_blocks(s, "software_pipeline", block=x.block, loop=k_0, stages=ahead)
+        blocks += s.apply("software_pipeline", block=x.block, loop=k_0, stages=ahead)
         slot = len(rest) + (x.step > x.place)
         order = [slot, *(d for d in range(len(buffer.shape) + 1) if d != slot)]
         s.apply("tile_layout", buffer=buffer.name, dim=slot, factor=steps, order=order)

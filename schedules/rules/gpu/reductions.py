@@ -15,9 +15,6 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import find_block
-from relax_tune.schedules.rules.cpu.reductions import stages_across
-from relax_tune.schedules.rules.cpu.rowwise import require_rowwise
-from relax_tune.schedules.rules.cpu.two_pass_reductions import chunked
 from relax_tune.schedules.rules.gpu.threads import (
     each_point,
     in_warps,
@@ -26,8 +23,9 @@ from relax_tune.schedules.rules.gpu.threads import (
     over_items,
     sum_over_items,
 )
-from relax_tune.schedules.rules.shared.forms import fitting
-from relax_tune.schedules.rules.shared.vectorize import divide_once
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.reductions import reduce_in_chunks, require_rowwise, stages_across
+from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -43,7 +41,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not reductions(func):
         return
     forms = (("columns", _columns), ("split", _split))
-    yield from fitting((f"reductions.{name}", partial(make, func, machine)) for name, make in forms)
+    yield from try_forms((f"reductions.{name}", partial(make, func, machine)) for name, make in forms)
 
 
 def _columns(func: PrimFunc, machine: HardwareInfo) -> Schedule:
@@ -52,7 +50,7 @@ def _columns(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     _inlined(s)
     last = final_block(s.func)
     stages, across = stages_across(s.func)
-    divide_once(s, last.name)
+    hoist_reciprocal(s, last.name)
     items = s.tunable("TX", [n for n in item_counts(machine, 16) if n <= 256])
     height = s.tunable("TY", (1, 2, 4, 8, 16, 32))
     limit_items(s, machine, mul(items, height))
@@ -100,7 +98,7 @@ def _split(func: PrimFunc, machine: HardwareInfo) -> Schedule:
             continue
         *outer, along = s.loops_of(block.name)
         c, inside = s.split(along, [None, chunk])
-        part = chunked(s, block.name, c, len(outer))
+        part = reduce_in_chunks(s, block.name, c, len(outer))
         _in_group(s, part, inside, across)
         s.bind(s.fuse(s.loops_of(part)[: len(outer) + 1]), "group")
         left = s.loops_of(block.name)[-1]

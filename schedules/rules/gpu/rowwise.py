@@ -17,7 +17,6 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.loop_tree import find_alloc, find_block
-from relax_tune.schedules.rules.cpu.rowwise import require_rowwise
 from relax_tune.schedules.rules.gpu.threads import (
     NEIGHBOURS,
     bind_items,
@@ -27,8 +26,9 @@ from relax_tune.schedules.rules.gpu.threads import (
     sum_over_items,
     vector_widths,
 )
-from relax_tune.schedules.rules.shared.forms import fitting
-from relax_tune.schedules.rules.shared.vectorize import divide_once
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.reductions import require_rowwise
+from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -41,7 +41,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not reductions(func):
         return
     forms = (("few", False, False), ("many", True, False), ("few.kept", False, True), ("many.kept", True, True))
-    yield from fitting((f"rows.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
+    yield from try_forms((f"rows.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
 
 
 def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False) -> Schedule:
@@ -63,7 +63,7 @@ def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False)
         if block.body.buffer in s.func.output_buffers:
             s.apply("cache_write", block=block.name, scope="global")
     for block in blocks(s.func.body):
-        divide_once(s, block.name)
+        hoist_reciprocal(s, block.name)
     rows = min(len(b.body.indices) for b in reductions(s.func))
     if any(len(find_alloc(s.func, name).shape) != rows + 1 for name in held):
         raise ScheduleError(f"{func.name}: rows that are kept have one dimension")

@@ -9,10 +9,10 @@ from typing import Literal
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import const, mul
 from relax_tune.ir.core.stmt import Block
-from relax_tune.schedules.analysis import Contraction, final_block
+from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import find_block
-from relax_tune.schedules.rules.cpu.two_pass_reductions import new_blocks
 from relax_tune.schedules.rules.gpu.threads import each_point
+from relax_tune.schedules.rules.shared.contraction import Contraction
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -26,7 +26,7 @@ FIRST_WAVES: Mapping[str, int] = {"WAVES": 1}
 
 def stored_apart(s: Schedule, main: str) -> Block:
     """The block that stores sums which the product now makes in memory of its own."""
-    (write,) = new_blocks(s, "cache_write", block=main, scope="global")
+    (write,) = s.apply("cache_write", block=main, scope="global")
     return find_block(s.func, write)
 
 
@@ -44,7 +44,7 @@ def stretches(
         s.compute_at(block, slices)
     own = s.reverse_compute_at(write, tiles[-1])
     workers = mul(s.tunable("WAVES", WAVES), const(machine.workers))
-    *_, total = new_blocks(s, "stream_k", block=main, tiles=tiles, steps=slices, workers=workers)
+    *_, total = s.apply("stream_k", block=main, tiles=tiles, steps=slices, workers=workers)
     add_up(s, total, epilogue, machine)
     group, piece, step, *_ = s.loops_of(main)
     return own, group, piece, step

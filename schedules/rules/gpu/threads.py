@@ -14,7 +14,7 @@ from relax_tune.ir.core.buffer import Scope
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, le
 from relax_tune.ir.core.stmt import LoopKind, blocks
 from relax_tune.schedules.loop_tree import find_block
-from relax_tune.schedules.rules.shared.vectorize import mark
+from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -81,7 +81,7 @@ def sum_over_items(
         partial = made
     factored(s, partial, lanes, "local")
     bind_items(s, items, axis)
-    mark(s, {n: "unrolled" for n in rows})
+    set_kind_of_copies(s, {n: "unrolled" for n in rows})
     if find_block(s.func, block).init is not None:
         s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[-1])
     return partial

@@ -16,10 +16,8 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, Tunable, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.hardware.wgmma import CORE, WARPS
-from relax_tune.schedules.analysis import final_block, is_product
+from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import find_alloc, find_block
-from relax_tune.schedules.rules.cpu.matmul import matrix_roles, prepare_product
-from relax_tune.schedules.rules.cpu.two_pass_reductions import new_blocks
 from relax_tune.schedules.rules.gpu.matmul import Slice, is_even, stages_ahead, take_slices, ways
 from relax_tune.schedules.rules.gpu.mma import (
     EACH,
@@ -38,7 +36,8 @@ from relax_tune.schedules.rules.gpu.mma import (
     own_sums,
 )
 from relax_tune.schedules.rules.gpu.threads import limit_items
-from relax_tune.schedules.rules.shared.forms import first_fitting
+from relax_tune.schedules.rules.shared.contraction import is_product, isolate_contraction, matrix_roles
+from relax_tune.schedules.rules.shared.forms import first_applicable
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -57,13 +56,13 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not machine.has_wgmma or not is_product(func):
         return
     # slices wait for their copies where these cannot be asynchronous
-    yield from first_fitting("tensor.warpgroup", (partial(build, func, machine, way) for way in ways(machine)))
+    yield from first_applicable("tensor.warpgroup", (partial(build, func, machine, way) for way in ways(machine)))
 
 
 def build(func: PrimFunc, machine: HardwareInfo, ahead: bool = True) -> Schedule:
     """Raises ScheduleError where the function is no such product. ahead: slices are copied asynchronously, before they are needed."""
     s = Schedule(func)
-    main = prepare_product(s)
+    main = isolate_contraction(s)
     last = final_block(s.func)
     roles, row = matrix_roles(s, main, last)
     dtype = multiplied(s, roles)
@@ -124,7 +123,7 @@ def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, groups: Tunable, steps: 
     if ahead is not None:
         if lanes == 1:
             raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
-        blocks += new_blocks(s, "software_pipeline", block=x.block, loop=k_0, stages=ahead)
+        blocks += s.apply("software_pipeline", block=x.block, loop=k_0, stages=ahead)
         at = first + (x.step > x.place)
         _cut(s, name, at, steps, first, at + 1)
         first += 1

@@ -14,6 +14,7 @@ from relax_tune.schedules.analysis import depends_on, final_block, inlinable
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reductions import combiner
+from relax_tune.schedules.rules.shared.blocks import writer_of
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -29,7 +30,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class ConvolutionRoles:
     """A convolution's operands and iterators.
 
     windows: in the order of the input's dims; channel: the output's, which dim `channel_dim` of the weights has; depth: what else
@@ -50,7 +51,7 @@ class Roles:
         return (*self.depth, *(w.tap for w in self.windows))
 
 
-def roles_of(block: Block) -> Roles | None:
+def find_convolution(block: Block) -> ConvolutionRoles | None:
     """None when the block is no convolution."""
     found, kinds = block_loads(block), {i.var: i.kind for i in block.iters}
     if len(found) != 2 or not isinstance(block.body.value, Op) or combiner(block)[0] != "add":
@@ -68,7 +69,7 @@ def roles_of(block: Block) -> Roles | None:
         depth = tuple(i.var for i in block.iters if i.kind == "reduce" and i.var not in taps)
         each = _each(source, channel)
         if each != 0:
-            return Roles(source, weights, windows, channel, weights.indices.index(channel), depth, each)
+            return ConvolutionRoles(source, weights, windows, channel, weights.indices.index(channel), depth, each)
     return None
 
 
@@ -90,12 +91,7 @@ def _each(source: Load, channel: Var) -> int | None:
     return (as_int(groups.pop()) or 0) if len(groups) == 1 else 0
 
 
-def writer_of(s: Schedule, buffer: str) -> str:
-    """The name of the block that writes a buffer."""
-    return next(b.name for b in blocks(s.func.body) if b.body.buffer.name == buffer)
-
-
-def pack_weights(s: Schedule, main: str, roles: Roles, panel: Tunable, steps: Sequence[Var]) -> None:
+def pack_weights(s: Schedule, main: str, roles: ConvolutionRoles, panel: Tunable, steps: Sequence[Var]) -> None:
     """The weights in the order of the inner loops: panels of channels, the reduction, the channels of a panel."""
     name = roles.weights.buffer.name
     s.apply("cache_read", block=main, buffer=name, scope="global")
@@ -108,7 +104,7 @@ def pack_weights(s: Schedule, main: str, roles: Roles, panel: Tunable, steps: Se
     s.apply("tile_layout", buffer=made, dim=dim, factor=panel, order=order)
 
 
-def copy_taps(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> None:
+def copy_taps(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> None:
     """A copy of the input for each tap of all windows but the first, with places innermost and the first window's dim before."""
     name, first = roles.source.buffer.name, roles.windows[0]
     others = roles.windows[1:]
@@ -126,10 +122,10 @@ def copy_taps(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> No
         apart = [*range(at), at + 1, at, *range(at + 2, len(order) + 1)]
         s.apply("tile_layout", buffer=made, dim=at, factor=first.stride, order=apart)
     s.reorder(loops)
-    share_copy(s, machine, loops)
+    parallelise_copy(s, machine, loops)
 
 
-def split_steps(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> None:
+def copy_by_remainder(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> None:
     """A copy of the input whose rows hold the elements of each remainder by the stride together."""
     name, last = roles.source.buffer.name, roles.windows[-1]
     s.apply("cache_read", block=main, buffer=name, scope="global")
@@ -138,10 +134,10 @@ def split_steps(s: Schedule, machine: HardwareInfo, main: str, roles: Roles) -> 
     s.apply(
         "tile_layout", buffer=f"{name}_cache", dim=last.dim, factor=last.stride, order=[*order, last.dim + 1, last.dim]
     )
-    share_copy(s, machine, s.loops_of(writer_of(s, f"{name}_cache")))
+    parallelise_copy(s, machine, s.loops_of(writer_of(s, f"{name}_cache")))
 
 
-def share_copy(s: Schedule, machine: HardwareInfo, loops: Sequence[str]) -> None:
+def parallelise_copy(s: Schedule, machine: HardwareInfo, loops: Sequence[str]) -> None:
     """Planes shared out, rows in vectors."""
     v_0, v_1 = s.split(loops[-1], [None, machine.lanes])
     s.set_tail(v_0, "peel")
@@ -153,7 +149,7 @@ def share_copy(s: Schedule, machine: HardwareInfo, loops: Sequence[str]) -> None
 def inline_around_windows(s: Schedule, main: str) -> str | None:
     """Fold the chain after the convolution into its last block. The input, where it is made here, is made once, in full: each
     element is read through many windows. Returns the block that makes it."""
-    roles = roles_of(find_block(s.func, main))
+    roles = find_convolution(find_block(s.func, main))
     assert roles is not None
     for b in blocks(s.func.body):
         if b.name != main and b.body.buffer is not roles.source.buffer and inlinable(s.func, b):
@@ -167,7 +163,7 @@ def inline_around_windows(s: Schedule, main: str) -> str | None:
     return source[0].name if source else None
 
 
-def nest_of(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
+def loops_by_iter(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
     """The block's iterators with the innermost loop that feeds each: of the loops inside one, or of all."""
     node = find_block(s.func, block)
     names = s.loops_of(block) if inside is None else s.inner_loops(block, inside)
@@ -175,18 +171,18 @@ def nest_of(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str
     return {v: found[-1] for v, found in fed.items() if found}
 
 
-def followers(s: Schedule, main: str) -> dict[Var, str]:
+def output_loops(s: Schedule, main: str) -> dict[Var, str]:
     """The iterators that the convolution's output is written at, with the loops of the last block that reads it there."""
     node, last = find_block(s.func, main), final_block(s.func)
     access = next(x for x in block_loads(last) if x.buffer is node.body.buffer)
-    own = nest_of(s, last.name)
+    own = loops_by_iter(s, last.name)
     if len(own) != len(access.indices) or any(e not in own for e in access.indices):
         raise ScheduleError(f"{s.func.name}: {last.name!r} does not read the convolution element by element")
     pairs = zip(node.body.indices, access.indices, strict=True)
     return {v: own[e] for v, e in pairs if isinstance(v, Var) and isinstance(e, Var)}
 
 
-def join_dims(s: Schedule, buffer: Buffer, first: int, count: int) -> None:
+def fuse_dims(s: Schedule, buffer: Buffer, first: int, count: int) -> None:
     """Neighbouring dims of a buffer as one."""
     if count < 2:
         return

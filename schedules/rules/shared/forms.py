@@ -9,7 +9,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.schedules.schedule import Schedule
 
 
-def fitting(forms: Iterable[tuple[str, Callable[[], Schedule]]]) -> Iterator[tuple[str, Schedule]]:
+def try_forms(forms: Iterable[tuple[str, Callable[[], Schedule]]]) -> Iterator[tuple[str, Schedule]]:
     """The schedule of every form by its name, without those that a primitive, or the rule itself, refuses."""
     for name, make in forms:
         try:
@@ -19,6 +19,6 @@ def fitting(forms: Iterable[tuple[str, Callable[[], Schedule]]]) -> Iterator[tup
         yield name, schedule
 
 
-def first_fitting(name: str, ways: Iterable[Callable[[], Schedule]]) -> Iterator[tuple[str, Schedule]]:
+def first_applicable(name: str, ways: Iterable[Callable[[], Schedule]]) -> Iterator[tuple[str, Schedule]]:
     """The first of several schedules of one form that fits, if one does."""
-    yield from islice(fitting((name, make) for make in ways), 1)
+    yield from islice(try_forms((name, make) for make in ways), 1)

@@ -31,7 +31,7 @@ def accumulate(s: Schedule, block: str, loop: str) -> None:
             s.set_kind(s.loops_of(made.name)[-1], "vectorized")
 
 
-def mark(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
+def set_kind_of_copies(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
     """A kind for loops and for the copies that factoring made of them."""
     for p in loops(s.func.body):
         for name, kind in kinds.items():
@@ -48,7 +48,7 @@ def decompose(s: Schedule, block: str, inside: list[str]) -> None:
         s.apply("decompose_reduction", block=block, loop=first)
 
 
-def divide_once(s: Schedule, block: str) -> None:
+def hoist_reciprocal(s: Schedule, block: str) -> None:
     """Multiply by a reciprocal where the block divides by what its innermost loop leaves alone."""
     try:
         s.apply("multiply_by_reciprocal", block=block)

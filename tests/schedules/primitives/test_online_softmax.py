@@ -72,7 +72,7 @@ def split(block: str = "top", factor: Any = 4) -> tuple[str, dict[str, Any]]:
 
 PAD_KEYS = step("pad_softmax_axis", block="top", factor=4)
 ROLL = step("rolling_update", block="top")
-SEEN = step("rolling_update", block="top", skip="hidden")
+SEEN = step("rolling_update", block="top", skip="masked")
 # Conditions on rows and keys that hide some of the keys, by what they are.
 NEAR: dict[str, Callable[[Expr, Expr], Expr]] = {
     "up to the row": lambda i, k: le(k, i),
@@ -150,7 +150,7 @@ def rolled(blocks_of: Any | None, tile: Any | None, whole: Any | None, guarded: 
     for name in names:
         keys = next(n for n in s.loops_of(name) if n.endswith(("_b", "_b_1", "_k", "_k_1", "weight_j", "weight_j_1")))
         s.reorder([keys, *(n for n in s.loops_of(name) if n != keys and n.startswith(name))])
-    s.apply("rolling_update", block="top", skip="hidden" if near and tile is not None else "nothing")
+    s.apply("rolling_update", block="top", skip="masked" if near and tile is not None else "none")
     return s
 
 

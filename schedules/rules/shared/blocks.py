@@ -1,0 +1,26 @@
+"""Find the blocks that write buffers and the loops that feed their iterators; give blocks nests of their own."""
+
+from __future__ import annotations
+
+from relax_tune.ir.core.expr import free_vars
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.schedule import Schedule
+
+
+def writer_of(s: Schedule, buffer: str) -> str:
+    """Return the name of the first block that writes a buffer."""
+    return next(b.name for b in blocks(s.func.body) if b.body.buffer.name == buffer)
+
+
+def loops_of_iter(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
+    """Return the loops of a block inside `loop` whose variables an iterator's binding uses, outermost first."""
+    node = find_block(s.func, block)
+    fed = {v.name for i, b in zip(node.iters, node.bindings) if i.var.name == iterator for v in free_vars(b)}
+    return [n for n in s.inner_loops(block, loop) if n in fed]
+
+
+def separate_nest(s: Schedule, block: str, outer: int) -> None:
+    """Split the `outer` outermost loops around a block after its statement, so that later statements get a nest of their own."""
+    for depth in reversed(range(outer)):
+        s.apply("fission", loop=s.loops_of(block)[depth], block=block)

@@ -1,0 +1,36 @@
+"""Parts of the rules for functions without reductions."""
+
+from __future__ import annotations
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Load, Var
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import inlinable
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.schedule import Schedule
+
+
+def inline_into_outputs(s: Schedule) -> tuple[Block, ...]:
+    """The blocks that are left when everything is inlined into the outputs."""
+    for block in blocks(s.func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    left = blocks(s.func.body)
+    if not all(b.body.buffer in s.func.output_buffers and s.loops_of(b.name) for b in left):
+        raise ScheduleError(f"{s.func.name}: does not reduce to spatial blocks that write outputs")
+    return left
+
+
+def transposed_reads(block: Block, column: Var) -> tuple[Load, ...]:
+    """The reads of a block along another iterator than it writes along; ScheduleError when there are none, or of several kinds."""
+    found = []
+    for access in block_loads(block):
+        if not access.indices:
+            continue
+        *front, last = access.indices
+        if isinstance(last, Var) and last is not column and sum(column is e for e in front) == 1:
+            found.append(access)
+    own = [x.buffer for x in block_loads(block)]
+    if not found or len({x.indices[-1] for x in found}) != 1 or any(own.count(x.buffer) != 1 for x in found):
+        raise ScheduleError(f"block {block.name!r} does not read arrays along one other iterator")
+    return tuple(found)
