@@ -6,10 +6,11 @@ Settings come from arguments alone; no variable and no file is read (the command
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store, open_store
@@ -26,10 +27,11 @@ from relax_tune.tuner.job.job import Bounds, Job, device_info, open_runner
 from relax_tune.tuner.job.loop import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster_address import check_needed
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import AttentionForm, Caches, Effort, Memory, Policy, Precision, Qkv, Settings
+from relax_tune.tuner.settings import Command, Policy, Settings, merge_settings, settings_taken_by
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,120 +65,93 @@ class TuneResult:
         }
 
 
+def _shows_settings(command: Command) -> Callable[[F], F]:
+    """Show the settings that a function takes in its signature, for `help` and for editors."""
+
+    def decorate(function: F) -> F:
+        defaults = {f.name: f.default for f in fields(Settings)}
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = [n for n in settings_taken_by(command) if n not in signature.parameters]
+        more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
+        vars(function)["__signature__"] = signature.replace(parameters=[*own, *more])
+        return function
+
+    return decorate
+
+
+@_shows_settings("tune")
 def tune(
     model: Model,
     *,
-    target: str = "opencl",
+    settings: Settings | None = None,
     db: Database = None,
     bounds: Bounds | None = None,
-    effort: Effort = "normal",
-    trials: int | None = None,
-    seed: int = 0,
-    strategy: str = "evolution",
-    scheduler: str | None = None,
-    ca: str | None = None,
-    certificate: str | None = None,
-    key: str | None = None,
-    precision: Precision = "f32",
-    qkv: Qkv = "separate",
-    attention: AttentionForm = "fused",
-    caches: Caches = "warm",
-    profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
     on_progress: Callable[[TuningProgress], None] | None = None,
+    **overrides: Any,
 ) -> TuneResult:
-    """Measure kernels for every task of a model. What the database holds already is not measured again, so a job that was
-    interrupted goes on where it was.
+    """Measure kernels for every task of a model. Recorded measurements are not repeated, so an interrupted job goes on.
 
-    model: a path or exported program (as `load_model`), or a module. target: `c`, `opencl`, `opencl:PART` or
-    `cuda:NUMBER`. db: an open store, a URL, a file, or None for this user's database. bounds: inclusive ranges by symbol, for a
-    model that is loaded here.
-    trials: candidates per task instead of the effort's number. scheduler: the address of a Dask scheduler whose
-    workers measure; beyond loopback it is tls://HOST:PORT with ca, certificate, key: PEM files of the authority all
-    sides trust, our certificate, its key.
-    precision: `f16` or `bf16` stores weights and what products read in 16 bits and computes in float32; parameters and results
-    keep their types. qkv: matmuls of one value with several weights, `separate` or `merged` into one. attention: one kernel each (`fused`),
-    or two matmuls and a softmax (`unfused`), which libraries can take. Build with what was tuned.
-    caches: what kernels find in them when they are timed: `warm`, all that their last launch left; `model`, nothing where a kernel reads
-    many weights, since the rest of a model runs in between.
-    profile: the file of a `ShapeProfile`; the shapes it counts then weigh most, each by the time it takes. Build with the same.
-    rules: your own rewriting (`rewrite.Rule`), each applied at its level; build with the same.
+    model: a path or exported program (as `load_model`), or a module.
+    settings: options of the job; None takes the defaults.
+    db: an open store, a URL, a file, or None for the settings' database.
+    bounds: inclusive ranges by symbol, for a model that is loaded here.
+    rules: rewriting rules of the caller (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
+    overrides: fields of `Settings` by name, over `settings`, such as `target="c"`. profile may be a `Path`.
 
-    Raises: UserError for what an argument gets wrong, ParseError for a path that is no model, VerifyError for a module that is
-    not well-formed, MeasureError when the device cannot measure, DatabaseError when records cannot be kept. Candidates
-    and tasks that fail are records and notes, not errors.
+    Raises: UserError for a wrong argument, ParseError for a path without a model, VerifyError for a module that is not
+    well-formed, MeasureError when the device cannot measure, DatabaseError when records cannot be kept. Failing candidates
+    and tasks are records and notes, not errors.
     """
-    settings = Settings(
-        target=target,
-        effort=effort,
-        trials=trials,
-        seed=seed,
-        strategy=check_strategy(strategy),
-        scheduler=scheduler,
-        ca=ca,
-        certificate=certificate,
-        key=key,
-        qkv=qkv,
-        precision=precision,
-        attention=attention,
-        caches=caches,
-        profile=None if profile is None else str(profile),
-    )
-    check_needed(scheduler, ca, certificate, key)
-    module = _module(model, bounds)
-    with contextlib.closing(open_runner(settings)) as runner:
-        device = runner.device_info()  # no database is made for a device that is not there
-        with _store(db) as store:
-            job = Job(module, device, store, settings, on_progress or (lambda _: None), rules=rules)
+    chosen = _settings("tune", settings, overrides)
+    check_strategy(chosen.strategy)
+    check_needed(chosen.scheduler, chosen.ca, chosen.certificate, chosen.key)
+    module = _module(model, bounds, chosen)
+    with contextlib.closing(open_runner(chosen)) as runner:
+        device = runner.device_info()  # no database is made for a missing device
+        with _store(chosen.db if db is None else db) as store:
+            job = Job(module, device, store, chosen, on_progress or (lambda _: None), rules=rules)
             work, built = job.tune(runner), job.build()
             job.store_plans(built)
             return tune_result(job, work, built)
 
 
+@_shows_settings("build")
 def build(
     model: Model,
     *,
-    target: str = "opencl",
+    settings: Settings | None = None,
     db: Database = None,
     bounds: Bounds | None = None,
     policy: Policy = "measured",
-    effort: Effort = "normal",
-    precision: Precision = "f32",
-    qkv: Qkv = "separate",
-    attention: AttentionForm = "fused",
-    caches: Caches = "warm",
-    memory: Memory = "symbolic",
-    profile: str | Path | None = None,
     rules: Sequence[Rule] = (),
     pack: bool = False,
+    **overrides: Any,
 ) -> Artifact:
-    """The artifact of a model from what is on record; measures nothing. `Artifact.notes` says what tasks lack.
+    """Build the artifact of a model from what is on record; measure nothing. `Artifact.notes` names what tasks lack.
 
-    Arguments as of `tune`. policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library
-    call wherever there is one, `generic` untuned kernels only. effort: sets the shapes plans are made from; give it and precision as
-    they were tuned with.
-    memory: of intermediate values: `symbolic` sizes it by the shapes of each call, `constant` takes it once for the largest that the
-    declared bounds allow; `inplace` and `constant-inplace` write results over arguments that nobody reads later.
-    pack: store weights as the chosen kernels want them, in place of those that nothing else reads; otherwise they are packed,
-    and held twice, whenever the artifact is opened. Larger where kernels of several layouts take turns. Same results.
+    Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
+    policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
+    library has one, `generic` untuned kernels only.
+    pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise they are
+    packed, and held twice, whenever the artifact is opened. The file is larger where kernels of several layouts take turns.
 
     Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
-    settings = Settings(
-        target=target,
-        effort=effort,
-        qkv=qkv,
-        precision=precision,
-        attention=attention,
-        caches=caches,
-        memory=memory,
-        profile=None if profile is None else str(profile),
-    )
-    module = _module(model, bounds)
-    with _store(db, read_only=True) as store:
-        job = Job(module, device_info(settings.target), store, settings, rules=rules)
+    chosen = _settings("build", settings, overrides)
+    module = _module(model, bounds, chosen)
+    with _store(chosen.db if db is None else db, read_only=True) as store:
+        job = Job(module, device_info(chosen.target), store, chosen, rules=rules)
         return job.artifact(job.build(check_policy(policy)), pack)
+
+
+def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
+    profile = overrides.get("profile")
+    return merge_settings(
+        command, settings, {**overrides, **({"profile": str(profile)} if isinstance(profile, Path) else {})}
+    )
 
 
 def tune_result(job: Job, work: TuningSummary, built: BuildResult) -> TuneResult:
@@ -185,9 +160,9 @@ def tune_result(job: Job, work: TuningSummary, built: BuildResult) -> TuneResult
     return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes)
 
 
-def _module(model: Model, bounds: Bounds | None) -> IRModule:
+def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule:
     if not isinstance(model, IRModule):
-        return load_model(model, bounds)
+        return load_model(model, bounds, settings.cache_dtype)
     if bounds is not None:
         raise UserError(
             "bounds belong to the loading of a model, found them beside a loaded module; give them to load_model, or to "

@@ -1,13 +1,20 @@
-"""Settings: flags over `RELAX_TUNE_*` over `relax-tune.toml` over defaults, read once at the edge (STYLE 18)."""
+"""Settings of a tuning job: declared once, read from flags, `RELAX_TUNE_*` variables and `relax-tune.toml`.
+
+The fields of `Settings` carry their declarations. The options of the commands, the keyword arguments of `rt.tune` and `rt.build`,
+the keys of `relax-tune.toml` and the table of the settings page (`describe`) are made from them.
+"""
+
+# ruff: noqa: RUF009  (`option` gives a dataclass field)
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from relax_tune.errors import UserError
 
@@ -19,15 +26,18 @@ Precision = Literal["f32", "f16", "bf16"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
+Command = Literal["tune", "build", "plan", "show"]
+T = TypeVar("T")
 
+FILE = "relax-tune.toml"
 # Candidates per task and per batch, anchors, and how long each shape is timed.
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "quick": (16, 8, 6, 0.02),
     "normal": (64, 8, 6, 0.05),
     "full": (256, 16, 8, 0.1),
 }
-NUMBERS = ("trials", "seed")
-# Words of older versions, and what replaces them.
+STRATEGY_NAMES = ("evolution", "random", "grid", "optuna", "optuna-cmaes", "optuna-gp")
+# Words of older versions, and their successors.
 RENAMED_SETTINGS: Mapping[str, str] = {"products": "qkv"}
 RENAMED_VALUES: Mapping[tuple[str, str], str] = {
     ("products", "apart"): "separate",
@@ -35,67 +45,168 @@ RENAMED_VALUES: Mapping[tuple[str, str], str] = {
     ("attention", "whole"): "fused",
     ("attention", "apart"): "unfused",
 }
-OPTIONAL_TEXTS = ("db", "profile", "scheduler", "ca", "certificate", "key")
+
+TUNE: tuple[Command, ...] = ("tune",)
+BUILD: tuple[Command, ...] = ("tune", "build")
+MODEL: tuple[Command, ...] = ("tune", "build", "plan", "show")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The declaration of a setting.
+
+    help: sentences that say what the setting does
+    default: the default as help prints it
+    commands: commands that take the setting
+    kind: type of the value
+    choices: permitted values; empty permits any
+    suggestions: values that a shell offers
+    metavar: placeholder of the value in a command's help
+    """
+
+    help: str
+    default: str
+    commands: tuple[Command, ...]
+    kind: type = str
+    choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
+    metavar: str = ""
+
+
+def option(
+    value: T,
+    help: str,
+    *,
+    commands: tuple[Command, ...],
+    default: str = "",
+    kind: type = str,
+    choices: tuple[str, ...] = (),
+    suggestions: tuple[str, ...] = (),
+    metavar: str = "",
+) -> T:
+    """Declare a field of `Settings` whose default is `value`. default: its text, where `value` does not say it."""
+    suggested = suggestions or choices
+    declared = Option(
+        help, default or str(value), commands, kind, choices, suggested, metavar or "|".join(suggested).replace(" ", "")
+    )
+    made: T = field(default=value, metadata={"option": declared})
+    return made
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a job tunes and builds. `trials` None takes the effort's number of candidates per task. qkv: matmuls of one value with
-    several weights, separate or merged. precision: what a float32 model stores weights and the arguments of its products in.
-    attention: one fused kernel, or its matmuls and softmax. cache_dtype: what a decoder's folder stores keys and values in.
-    memory: of intermediate values, sized by each call's shapes or once for the largest that the declared bounds allow; inplace:
-    results written over arguments that nobody reads later. shapes: which count for how much, evenly on a log scale or as a profile
-    of those served says: of the file `profile`, which asks for it by itself, or of the database. caches: what tasks find in them
-    when they are timed, all that their last launch left, or, as in a model, nothing where they have many weights. ca, certificate,
-    key: PEM files for a scheduler beyond loopback."""
+    """Options of tuning and building, one declaration per field."""
 
-    target: str = "opencl"
-    db: str | None = None
-    effort: Effort = "normal"
-    trials: int | None = None
-    seed: int = 0
-    strategy: str = "evolution"
-    scheduler: str | None = None
-    ca: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    qkv: Qkv = "separate"
-    precision: Precision = "f32"
-    attention: AttentionForm = "fused"
-    memory: Memory = "symbolic"
-    shapes: Shapes | None = None
-    profile: str | None = None
-    caches: Caches = "warm"
-    cache_dtype: Precision = "f32"
+    target: str = option(
+        "opencl",
+        "c, opencl, opencl:PART of a device's name, or cuda:NUMBER; `relax-tune devices` lists them.",
+        commands=MODEL,
+        suggestions=("c", "opencl", "cuda"),
+        metavar="DEVICE",
+    )
+    db: str | None = option(
+        None,
+        "sqlite:///FILE (or a path that ends in .db) or postgresql://USER@HOST/NAME.",
+        commands=MODEL,
+        default="records.db in the user data folder",
+        metavar="URL",
+    )
+    effort: Effort = option(
+        "normal",
+        f"{', '.join(f'{name} {numbers[0]}' for name, numbers in EFFORTS.items())} candidates per task, timed at "
+        f"{', '.join(str(numbers[2]) for numbers in EFFORTS.values())} shapes.",
+        commands=MODEL,
+        choices=tuple(EFFORTS),
+    )
+    trials: int | None = option(
+        None, "Candidates per task.", commands=TUNE, kind=int, default="the effort's number", metavar="N"
+    )
+    seed: int = option(0, "Seed of every random choice.", commands=TUNE, kind=int, metavar="N")
+    strategy: str = option(
+        "evolution", "Search strategy that proposes candidates.", commands=TUNE, suggestions=STRATEGY_NAMES
+    )
+    scheduler: str | None = option(
+        None,
+        "Measure on the workers of this Dask scheduler: tcp://127.0.0.1:8786 on this machine, tls://HOST:8786 with "
+        "certificates elsewhere.",
+        commands=TUNE,
+        default="measure here",
+        metavar="ADDRESS",
+    )
+    ca: str | None = option(
+        None,
+        "The authority that all sides trust, for tls:// addresses.",
+        commands=TUNE,
+        default="no TLS",
+        metavar="FILE.pem",
+    )
+    certificate: str | None = option(None, "Our certificate.", commands=TUNE, default="no TLS", metavar="FILE.pem")
+    key: str | None = option(
+        None,
+        "The certificate's key, readable by its owner only.",
+        commands=TUNE,
+        default="no TLS",
+        metavar="FILE.key",
+    )
+    qkv: Qkv = option(
+        "separate",
+        "Matmuls of one value with several weights (query, key, value): separate, or merged into one wide matmul, "
+        "which makes fewer calls of other tasks.",
+        commands=MODEL,
+        choices=get_args(Qkv),
+    )
+    attention: AttentionForm = option(
+        "fused",
+        "Attention as one fused kernel, or unfused: two matmuls and a softmax, which libraries can take.",
+        commands=MODEL,
+        choices=get_args(AttentionForm),
+    )
+    precision: Precision = option(
+        "f32",
+        "Store weights and what matrix products read in this type; everything is computed in f32.",
+        commands=MODEL,
+        choices=get_args(Precision),
+    )
+    cache_dtype: Precision = option(
+        "f32",
+        "Type in which a decoder from a Hugging Face folder stores keys and values between its calls: parameters and "
+        "results of this type.",
+        commands=MODEL,
+        choices=get_args(Precision),
+    )
+    caches: Caches = option(
+        "warm",
+        "Contents of the caches when kernels are timed: warm, all that their last launch left; model, nothing where a "
+        "kernel reads many weights, since the rest of the model has run in between. Build with what was tuned.",
+        commands=MODEL,
+        choices=get_args(Caches),
+    )
+    memory: Memory = option(
+        "symbolic",
+        "Memory of intermediate values: sized by each call's shapes, or constant, taken once for the largest the "
+        "declared bounds allow; inplace writes results over arguments that nobody reads later.",
+        commands=BUILD,
+        choices=get_args(Memory),
+    )
+    shapes: Shapes | None = option(
+        None,
+        "Shapes that count: all of the declared ranges, evenly on a log scale; or above all the served shapes, as "
+        "--profile or the database says, each for the time it takes.",
+        commands=MODEL,
+        default="uniform",
+        choices=get_args(Shapes),
+    )
+    profile: str | None = option(
+        None,
+        "Shapes served, as `run --record-shapes` counts them; `tune` keeps them in the database.",
+        commands=MODEL,
+        default="with --shapes profile, those the database has",
+        metavar="FILE.json",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("target", "strategy", *(n for n in OPTIONAL_TEXTS if getattr(self, n) is not None)):
-            if not isinstance(getattr(self, name), str):
-                raise UserError(f"--{name} wants text, found {getattr(self, name)!r:.80}")
-        for name in ("seed", *(n for n in ("trials",) if getattr(self, n) is not None)):
-            if type(getattr(self, name)) is not int:
-                raise UserError(f"--{name} wants a whole number, found {getattr(self, name)!r:.80}")
-        if not isinstance(self.effort, str) or self.effort not in EFFORTS:
-            raise UserError(f"--effort wants one of {', '.join(EFFORTS)}; found {self.effort!r}")
-        if self.qkv not in get_args(Qkv):
-            raise UserError(f"--qkv wants one of {', '.join(get_args(Qkv))}; found {self.qkv!r}")
-        if self.attention not in get_args(AttentionForm):
-            raise UserError(
-                f"--attention wants one of {', '.join(get_args(AttentionForm))}; "
-                f"found {self.attention!r}{_successor('attention', self.attention)}"
-            )
-        if not isinstance(self.precision, str) or self.precision not in get_args(Precision):
-            raise UserError(f"--precision wants one of {', '.join(get_args(Precision))}; found {self.precision!r:.80}")
-        if self.cache_dtype not in get_args(Precision):
-            raise UserError(
-                f"--cache-dtype wants one of {', '.join(get_args(Precision))}; found {self.cache_dtype!r:.80}"
-            )
-        if not isinstance(self.memory, str) or self.memory not in get_args(Memory):
-            raise UserError(f"--memory wants one of {', '.join(get_args(Memory))}; found {self.memory!r:.80}")
-        if self.caches not in get_args(Caches):
-            raise UserError(f"--caches wants one of {', '.join(get_args(Caches))}; found {self.caches!r:.80}")
-        if self.shapes is not None and self.shapes not in get_args(Shapes):
-            raise UserError(f"--shapes wants one of {', '.join(get_args(Shapes))}; found {self.shapes!r:.80}")
+        for name, declared in OPTIONS.items():
+            _check(name, declared, getattr(self, name))
         if self.shapes == "uniform" and self.profile is not None:
             raise UserError(
                 f"--profile goes with --shapes profile, found {self.profile!r:.80} with uniform; leave one out"
@@ -120,56 +231,130 @@ class Settings:
         return EFFORTS[self.effort][3]
 
 
+OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(Settings)}
+_OPTIONAL = frozenset(f.name for f in fields(Settings) if f.default is None)
+
+
+def flag_of(name: str) -> str:
+    """Return the command-line flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"RELAX_TUNE_{name.upper()}"
+
+
+def settings_taken_by(command: Command) -> tuple[str, ...]:
+    """Return the names of the settings that a command takes, in declared order."""
+    return tuple(name for name, declared in OPTIONS.items() if command in declared.commands)
+
+
+def describe() -> str:
+    """Return a Markdown table of all settings: flag, variable, values, default, commands and meaning."""
+    rows = [
+        ("Setting", "Flag", "Variable", "Values", "Default", "Commands", "Meaning"),
+        ("---",) * 7,
+        *(
+            (
+                f"`{name}`",
+                f"`{flag_of(name)}`",
+                f"`{variable_of(name)}`",
+                ", ".join(f"`{v}`" for v in declared.choices) or f"`{declared.metavar}`",
+                declared.default,
+                ", ".join(declared.commands),
+                declared.help,
+            )
+            for name, declared in OPTIONS.items()
+        ),
+    ]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)
+
+
+def merge_settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
+    """Return `settings`, or the defaults, with the keyword arguments of a Python function over them.
+
+    Raises UserError for a name that the function does not take and for a wrong value."""
+    known = settings_taken_by(command)
+    for name, value in overrides.items():
+        if name in known:
+            continue
+        if name in RENAMED_SETTINGS:
+            raise UserError(f"rt.{command}: {_renamed(name, name, RENAMED_SETTINGS[name], value)}")
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"rt.{command} takes the settings {', '.join(known)}; found {name}{hint}")
+    base = Settings() if settings is None else settings
+    if not isinstance(base, Settings):
+        raise UserError(f"settings: wanted a Settings, found a {type(base).__name__}")
+    return replace(base, **overrides)
+
+
 def load_settings(
     flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Settings:
-    """Settings from the three sources; flags that are None are not given. Raises UserError naming the source that is wrong."""
-    merged: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    path = (folder or Path.cwd()) / "relax-tune.toml"
-    known = {f.name for f in fields(Settings)}
-    if path.is_file():
-        try:
-            data = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path.name}: wanted TOML, found {error}") from None
-        except OSError as error:
-            raise UserError(
-                f"{path}: wanted a file that can be read, found: {error.strerror}; correct or remove it"
-            ) from None
-        for name in sorted(set(data) & set(RENAMED_SETTINGS)):
-            raise UserError(f"{path.name}: {_renamed(name, name, RENAMED_SETTINGS[name], data[name])}")
-        unknown = sorted(set(data) - known)
-        if unknown:
-            raise UserError(
-                f"{path.name}: wanted settings among {', '.join(sorted(known))}; found {', '.join(unknown)}"
-            )
-        for name, value in data.items():
-            wanted: type = int if name in NUMBERS else str
-            if type(value) is not wanted:
-                kind = "a whole number" if wanted is int else "text"
-                raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
-        merged |= data
-        sources |= {name: f"{path.name}: {name}" for name in data}
-    variables = os.environ if environment is None else environment
-    for old, new in RENAMED_SETTINGS.items():
-        variable = f"RELAX_TUNE_{old.upper()}"
-        if variable in variables:
-            raise UserError(_renamed(old, variable, f"RELAX_TUNE_{new.upper()}", variables[variable]))
-    for name in sorted(known):
-        value = variables.get(f"RELAX_TUNE_{name.upper()}")
-        if value is not None:
-            merged[name] = _number(name, value) if name in NUMBERS else value
-            sources[name] = f"RELAX_TUNE_{name.upper()}"
+    """Merge flags over variables over `relax-tune.toml` over defaults. A flag that is None was not given.
+
+    Raises UserError that names the wrong source."""
+    data = _read_file((folder or Path.cwd()) / FILE)
+    variables = _read_environment(os.environ if environment is None else environment)
+    sources = {name: f"{FILE}: {name}" for name in data} | {name: variable_of(name) for name in variables}
     given = {k: v for k, v in flags.items() if v is not None}
     try:
-        return replace(Settings(), **merged | given)
+        return replace(Settings(), **data | variables | given)
     except UserError as error:
         flag, _, rest = str(error).partition(" ")
-        name = flag.removeprefix("--")
+        name = flag.removeprefix("--").replace("-", "_")
         if name in given or name not in sources:
             raise
         raise UserError(f"{sources[name]} {rest}") from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        data = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path.name}: wanted TOML, found {error}") from None
+    except OSError as error:
+        raise UserError(
+            f"{path}: wanted a file that can be read, found: {error.strerror}; correct or remove it"
+        ) from None
+    for name in sorted(set(data) & set(RENAMED_SETTINGS)):
+        raise UserError(f"{path.name}: {_renamed(name, name, RENAMED_SETTINGS[name], data[name])}")
+    unknown = sorted(set(data) - set(OPTIONS))
+    if unknown:
+        raise UserError(f"{path.name}: wanted settings among {', '.join(sorted(OPTIONS))}; found {', '.join(unknown)}")
+    for name, value in data.items():
+        if type(value) is not OPTIONS[name].kind:
+            kind = "a whole number" if OPTIONS[name].kind is int else "text"
+            raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
+    return data
+
+
+def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    for old, new in RENAMED_SETTINGS.items():
+        if (variable := variable_of(old)) in variables:
+            raise UserError(_renamed(old, variable, variable_of(new), variables[variable]))
+    given = {name: variables[variable_of(name)] for name in OPTIONS if variable_of(name) in variables}
+    return {name: _number(name, text) if OPTIONS[name].kind is int else text for name, text in given.items()}
+
+
+def _check(name: str, declared: Option, value: object) -> None:
+    """Raise UserError for a value of another type than declared, or beyond the declared choices."""
+    if value is None and name in _OPTIONAL:
+        return
+    flag = flag_of(name)
+    if declared.choices:
+        if not isinstance(value, str) or value not in declared.choices:
+            wanted = ", ".join(declared.choices)
+            raise UserError(f"{flag} wants one of {wanted}; found {value!r:.80}{_successor(name, value)}")
+    elif declared.kind is int:
+        if type(value) is not int:
+            raise UserError(f"{flag} wants a whole number, found {value!r:.80}")
+    elif not isinstance(value, str):
+        raise UserError(f"{flag} wants text, found {value!r:.80}")
 
 
 def _successor(name: str, value: object) -> str:

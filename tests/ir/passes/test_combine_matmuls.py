@@ -206,7 +206,7 @@ def test_joined_products_from_the_setting_to_results(tmp_path: Path) -> None:
         (found,) = model.run([x])
     np.testing.assert_allclose(found, run_function(module, "main", [x]), rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="separate, merged"):
-        rt.build(module, target="c", db=db, qkv="joined")  # type: ignore[arg-type]
+        rt.build(module, target="c", db=db, qkv="joined")
 
 
 @pytest.mark.parametrize(

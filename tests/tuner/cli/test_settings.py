@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.settings import EFFORTS, Settings, load_settings
+from relax_tune.tuner.settings import EFFORTS, OPTIONS, Settings, describe, load_settings, merge_settings
 
 SOURCES: dict[str, st.SearchStrategy[Any]] = {
     "target": st.sampled_from(["c", "opencl", "opencl:part"]),
@@ -115,3 +115,37 @@ def test_a_wrong_value_is_blamed_on_where_it_stands(tmp_path: Path) -> None:
     (tmp_path / "relax-tune.toml").write_text("trials = -1")
     with pytest.raises(UserError, match=r"^relax-tune\.toml: trials wants a number"):
         load_settings({}, {}, tmp_path)
+
+
+def test_load_settings_wrong_cache_dtype_in_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "relax-tune.toml").write_text('cache_dtype = "int8"')
+    with pytest.raises(UserError, match=r"^relax-tune\.toml: cache_dtype wants one of f32"):
+        load_settings({}, {}, tmp_path)
+
+
+def test_merge_settings_overrides_win_over_settings() -> None:
+    base = Settings(target="c", trials=3)
+    assert merge_settings("tune", base, {"trials": 5}) == Settings(target="c", trials=5)
+    assert merge_settings("build", base, {}) == base
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"efort": "quick"}, "found efort; did you mean effort?"),
+        ({"trials": 3}, "rt.build takes the settings target, "),
+        ({"products": "joined"}, "products is called qkv now; found 'joined', which is now called 'merged'"),
+        ({"attention": "whole"}, "found 'whole', which is now called 'fused'"),
+    ],
+)
+def test_merge_settings_wrong_override_is_refused(overrides: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        merge_settings("build", None, overrides)
+    assert says in str(caught.value)
+
+
+def test_describe_has_a_row_per_setting() -> None:
+    rows = describe().splitlines()
+    assert len(rows) == len(OPTIONS) + 2
+    for name, row in zip(OPTIONS, rows[2:], strict=True):
+        assert row.startswith(f"| `{name}` | `--{name.replace('_', '-')}` | `RELAX_TUNE_{name.upper()}` |")

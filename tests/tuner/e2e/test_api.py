@@ -151,7 +151,7 @@ def test_precision_halves_the_weights_of_products() -> None:
         (found,) = model.run([x])
     np.testing.assert_allclose(found, feed_forward_reference(module, x), atol=8 * 2.0**-8)
     with pytest.raises(UserError, match="--precision wants one of f32, f16, bf16; found 'bfloat16'"):
-        rt.build(module, target="c", precision="bfloat16")  # type: ignore[arg-type]
+        rt.build(module, target="c", precision="bfloat16")
 
 
 @pytest.mark.ccompiler

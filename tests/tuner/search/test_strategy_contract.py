@@ -14,7 +14,7 @@ from relax_tune.errors import ScheduleError, UserError
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem, SearchStrategy
 from relax_tune.tuner.search.registry import STRATEGIES, check_strategy, make_strategy
 from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
-from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.settings import STRATEGY_NAMES, Settings
 
 
 def usable(name: str) -> bool:
@@ -169,4 +169,4 @@ def test_a_strategy_without_its_package_says_what_to_install(monkeypatch: pytest
 def test_unknown_strategy() -> None:
     with pytest.raises(UserError, match="evolution"):
         make_strategy("annealing", PROBLEMS["one point"](), np.random.default_rng(0))
-    assert Settings().strategy in STRATEGIES
+    assert Settings().strategy in STRATEGIES and tuple(STRATEGIES) == STRATEGY_NAMES

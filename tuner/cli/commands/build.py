@@ -9,25 +9,7 @@ import typer
 from relax_tune.database.store import open_store
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
-from relax_tune.tuner.cli.commands.options import (
-    Bounds,
-    CacheDtype,
-    Database,
-    Effort,
-    FormOfAttention,
-    Json,
-    Model,
-    PlannedMemory,
-    Precision,
-    Profile,
-    QkvForm,
-    Shapes,
-    Target,
-    TimedCaches,
-    among,
-    print_json,
-    settings_of,
-)
+from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, among, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.table import dispatch_table, task_rows, task_table
 from relax_tune.tuner.emit.build import check_policy
@@ -35,11 +17,11 @@ from relax_tune.tuner.job.job import Job, device_info, model_key, parse_bounds
 from relax_tune.tuner.settings import Policy
 
 
+@with_settings("build")
 def build(
-    context: typer.Context,
     model: Model,
-    target: Target = None,
-    db: Database = None,
+    *,
+    settings: SettingFlags,
     bound: Bounds = None,
     policy: Annotated[
         str,
@@ -50,15 +32,6 @@ def build(
             "library: library calls wherever there are any. generic: untuned kernels only.",
         ),
     ] = "measured",
-    effort: Effort = None,
-    qkv: QkvForm = None,
-    attention: FormOfAttention = None,
-    precision: Precision = None,
-    cache_dtype: CacheDtype = None,
-    caches: TimedCaches = None,
-    memory: PlannedMemory = None,
-    shapes: Shapes = None,
-    profile: Profile = None,
     pack: Annotated[
         bool,
         typer.Option(
@@ -75,14 +48,14 @@ def build(
     The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
-    settings = settings_of(context)
+    chosen = settings.load()
     wanted = check_policy(policy)
     console = make_console(stderr=json)
-    module = load_model(model, parse_bounds(bound or []), settings.cache_dtype)
-    path = artifact_path(model, settings.target, out)
+    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype)
+    path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
-    with open_store(settings.db, read_only=True) as store:
-        job = Job(module, device_info(settings.target), store, settings)
+    with open_store(chosen.db, read_only=True) as store:
+        job = Job(module, device_info(chosen.target), store, chosen)
         built = job.build(wanted)
         saved = job.artifact(built, pack).save(path)
         records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,23 +18,7 @@ from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.plan import explain
 from relax_tune.runtime.plan_c import plans_in_c
-from relax_tune.tuner.cli.commands.options import (
-    SETTINGS,
-    Bounds,
-    CacheDtype,
-    Database,
-    Effort,
-    FormOfAttention,
-    Json,
-    Precision,
-    Profile,
-    QkvForm,
-    Shapes,
-    Target,
-    TimedCaches,
-    print_json,
-    settings_of,
-)
+from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.table import dispatch_table, task_rows
 from relax_tune.tuner.job.job import Job, device_info, parse_bounds
@@ -44,11 +29,12 @@ UNMEASURED = 0.1
 """The share of calls at shapes nothing was timed near, from which a task is worth tuning again."""
 
 
+@with_settings("plan")
 def plan(
-    context: typer.Context,
     subject: Annotated[
         str, typer.Argument(metavar="ARTIFACT|MODEL", help="An .rta file, or a model whose plans `tune` has stored.")
     ],
+    *,
     c: Annotated[
         Path | None,
         typer.Option(
@@ -72,17 +58,8 @@ def plan(
             "--restore", metavar="SET", help="Make earlier plans the current ones again. [default: change nothing]"
         ),
     ] = None,
-    target: Target = None,
-    db: Database = None,
+    settings: SettingFlags,
     bound: Bounds = None,
-    effort: Effort = None,
-    qkv: QkvForm = None,
-    attention: FormOfAttention = None,
-    precision: Precision = None,
-    cache_dtype: CacheDtype = None,
-    caches: TimedCaches = None,
-    shapes: Shapes = None,
-    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Show what is dispatched where; check it against what is served.
@@ -105,10 +82,10 @@ def plan(
         raise UserError(
             "--check looks at the current plans and --restore changes them, found both; leave one of them out"
         )
-    settings = settings_of(context)
-    module = load_model(subject, parse_bounds(bound or []), settings.cache_dtype)
-    with open_store(settings.db, read_only=restore is None) as store:
-        job = Job(module, device_info(settings.target), store, settings)
+    chosen = settings.load()
+    module = load_model(subject, parse_bounds(bound or []), chosen.cache_dtype)
+    with open_store(chosen.db, read_only=restore is None) as store:
+        job = Job(module, device_info(chosen.target), store, chosen)
         if restore is not None:
             _restore(job, restore)
             say(
@@ -117,7 +94,7 @@ def plan(
             )
         document = _show_sets(job, console)
         if check:
-            document |= _check(job, _tuning(context, subject), console)
+            document |= _check(job, _tuning(subject, settings, bound or []), console)
     if json:
         print_json(document)
 
@@ -163,12 +140,11 @@ def _show_sets(job: Job, console: Console) -> dict[str, Any]:
     return {"sets": names, "current": current.name, "versions": versions, "tasks": [row.to_json() for row in rows]}
 
 
-def _tuning(context: typer.Context, model: str) -> str:
-    """The command that tunes the model under the options that this one was given."""
-    taken = {*SETTINGS, "bound"}
-    options = [(name, value) for name, value in context.params.items() if name in taken and value]
-    each = [(name, str(text)) for name, value in options for text in (value if isinstance(value, list) else [value])]
-    return shlex.join(["relax-tune", "tune", model, *(part for name, text in each for part in (f"--{name}", text))])
+def _tuning(model: str, settings: SettingFlags, bounds: Sequence[str]) -> str:
+    """Return the command that tunes the model under the given settings and bounds."""
+    options = [(flag, str(value)) for flag, value in settings.flags().items() if value]
+    options += [("--bound", bound) for bound in bounds]
+    return shlex.join(["relax-tune", "tune", model, *(part for option in options for part in option)])
 
 
 def _check(job: Job, command: str, console: Console) -> dict[str, Any]:

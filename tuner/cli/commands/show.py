@@ -21,23 +21,7 @@ from relax_tune.ir.frontend.load import PACKAGE, load_model
 from relax_tune.ir.passes.pipeline import lower, passes_for
 from relax_tune.ir.text.printer import print_text
 from relax_tune.tuner.cli.commands.db import one_workload
-from relax_tune.tuner.cli.commands.options import (
-    Bounds,
-    CacheDtype,
-    Database,
-    Effort,
-    FormOfAttention,
-    Json,
-    Precision,
-    Profile,
-    QkvForm,
-    Shapes,
-    Target,
-    TimedCaches,
-    among,
-    print_json,
-    settings_of,
-)
+from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, among, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.model_view import IMPORTED, program_after, stage_names, task_document, tasks_table
 from relax_tune.tuner.cli.report.show import show_task
@@ -54,8 +38,8 @@ OVERVIEW = ("text", "sketches", "times", "dispatch", "trace")
 ALL = "all"
 
 
+@with_settings("show")
 def show(
-    context: typer.Context,
     subject: Annotated[
         str,
         typer.Argument(
@@ -63,6 +47,7 @@ def show(
             help="A model, as `tune` takes it; or a task on record: its name, or the start of its key.",
         ),
     ],
+    *,
     task: Annotated[
         str | None,
         typer.Option(
@@ -96,17 +81,8 @@ def show(
             f"start of a variant's key. [default: {BEST}, or {GENERIC} when nothing tuned is on record]",
         ),
     ] = None,
-    target: Target = None,
-    db: Database = None,
+    settings: SettingFlags,
     bound: Bounds = None,
-    effort: Effort = None,
-    qkv: QkvForm = None,
-    attention: FormOfAttention = None,
-    precision: Precision = None,
-    cache_dtype: CacheDtype = None,
-    caches: TimedCaches = None,
-    shapes: Shapes = None,
-    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Show a model's program and tasks, or all about one task.
@@ -121,30 +97,23 @@ def show(
                 "--task": task,
                 "--after": after,
                 "--bound": bound,
-                "--effort": effort,
-                "--qkv": qkv,
-                "--attention": attention,
-                "--precision": precision,
-                "--cache-dtype": cache_dtype,
-                "--caches": caches,
-                "--shapes": shapes,
-                "--profile": profile,
+                **settings.flags(*(n for n in settings.given if n not in ("target", "db"))),
             },
             f"{subject!r} is a task on record",
         )
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        _show_recorded(subject, sections, of, settings_of(context), json)
+        _show_recorded(subject, sections, of, settings.load(), json)
     elif task is None:
         _refuse(
-            {"--target": target, "--db": db, "--of": of, "--shapes": shapes, "--profile": profile},
+            settings.flags("target", "db", "shapes", "profile") | {"--of": of},
             f"{subject!r} is a whole model; choose a task with --task",
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        _show_model(subject, sections, after, parse_bounds(bound or []), settings_of(context), json)
+        _show_model(subject, sections, after, parse_bounds(bound or []), settings.load(), json)
     else:
         _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings_of(context), json)
+        _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings.load(), json)
 
 
 def is_model(subject: str) -> bool:

@@ -22,28 +22,7 @@ from relax_tune.tuner.api import TuneResult, tune_result
 from relax_tune.tuner.cli.app import NOTHING_MEASURED
 from relax_tune.tuner.cli.commands.bench import time_artifacts
 from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
-from relax_tune.tuner.cli.commands.options import (
-    Bounds,
-    Ca,
-    CacheDtype,
-    Certificate,
-    Database,
-    Effort,
-    FormOfAttention,
-    Json,
-    Key,
-    Model,
-    PlannedMemory,
-    Precision,
-    Profile,
-    QkvForm,
-    Shapes,
-    Target,
-    TimedCaches,
-    among,
-    print_json,
-    settings_of,
-)
+from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.cli.report.progress import ProgressView
@@ -51,7 +30,7 @@ from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.job import Job, model_key, open_runner, parse_bounds
 from relax_tune.tuner.measure.cluster_address import check_needed
-from relax_tune.tuner.search.registry import STRATEGIES, check_strategy
+from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Policy
 
 COMPARE_SIZES = (8, 64, 256, 512)
@@ -59,44 +38,12 @@ COMPARE_ROUNDS, COMPARE_SECS = 20, 4.0
 COMPARED: tuple[Policy, ...] = ("library", "generic")
 
 
+@with_settings("tune")
 def tune(
-    context: typer.Context,
     model: Model,
-    target: Target = None,
-    db: Database = None,
+    *,
+    settings: SettingFlags,
     bound: Bounds = None,
-    effort: Effort = None,
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Candidates per task. [default: the effort's number]")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of every random choice. [default: 0]")] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(STRATEGIES),
-            autocompletion=among(*STRATEGIES),
-            help="How candidates are proposed. [default: evolution]",
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Measure on the workers of this Dask scheduler: tcp://127.0.0.1:8786 on this machine, tls://HOST:8786 with "
-            "certificates elsewhere. [default: measure here]",
-        ),
-    ] = None,
-    ca: Ca = None,
-    certificate: Certificate = None,
-    key: Key = None,
-    qkv: QkvForm = None,
-    attention: FormOfAttention = None,
-    precision: Precision = None,
-    cache_dtype: CacheDtype = None,
-    caches: TimedCaches = None,
-    memory: PlannedMemory = None,
-    shapes: Shapes = None,
-    profile: Profile = None,
     out: Out = None,
     overwrite: Overwrite = False,
     compare: Annotated[
@@ -109,19 +56,19 @@ def tune(
     What the database already holds is not measured again: an interrupted job goes on, a finished one measures nothing
     and writes the same artifact.
     """
-    settings = settings_of(context)
-    check_needed(settings.scheduler, ca, certificate, key)
-    if compare and settings.scheduler is not None:
+    chosen = settings.load()
+    check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
+    if compare and chosen.scheduler is not None:
         raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
-    check_strategy(settings.strategy)
-    path = artifact_path(model, settings.target, out)
+    check_strategy(chosen.strategy)
+    path = artifact_path(model, chosen.target, out)
     console = make_console(stderr=json)
-    module = load_model(model, parse_bounds(bound or []), settings.cache_dtype)
+    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype)
     check_destination(path, model_key(module), overwrite)
-    with contextlib.closing(open_runner(settings)) as runner:
+    with contextlib.closing(open_runner(chosen)) as runner:
         device = runner.device_info()  # no database is made for a device that is not there
-        with open_store(settings.db) as store:
-            job = Job(module, device, store, settings)
+        with open_store(chosen.db) as store:
+            job = Job(module, device, store, chosen)
             say(console, f"device: {job.device.kind}, {job.device.name}")
             say(console, f"database: {store.where}")
             with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
@@ -146,7 +93,7 @@ def tune(
     latency: tuple[LatencyRow, ...] = ()
     if compare:
         say(console, "comparing builds ...")
-        latency = _compare(saved, others, settings.target, {n: compare_shapes(p) for n, p in _timed(built)})
+        latency = _compare(saved, others, chosen.target, {n: compare_shapes(p) for n, p in _timed(built)})
         console.print(latency_table(latency, "Latency of the whole model, medians"))
     if json:
         print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
