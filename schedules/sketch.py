@@ -59,13 +59,13 @@ Rule = Callable[[PrimFunc, HardwareInfo], Iterator[tuple[str, Schedule]]]
 # The rules for processors and those for GPUs, in the order their sketches are listed. A new rule is added here, and nowhere else.
 PROCESSOR_RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
-    "matvec": gemv.sketches,
-    "attention": flash_attention.sketches,
-    "attention_splits": flash_decoding.sketches,
+    "gemv": gemv.sketches,
+    "flash_attention": flash_attention.sketches,
+    "flash_decoding": flash_decoding.sketches,
     "convolution": convolution.sketches,
-    "rows": rowwise.sketches,
+    "rowwise": rowwise.sketches,
     "reductions": reductions.sketches,
-    "reductions_split": two_pass_reductions.sketches,
+    "two_pass_reductions": two_pass_reductions.sketches,
     "injective": injective.sketches,
     "fallback": fallback.sketches,
 }
@@ -130,7 +130,7 @@ def _limit(s: Schedule, machine: HardwareInfo) -> None:
 def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
     """The sketch to take where only one is tried: the first, but of a product with one row one that is made for few."""
     for sketch in sketches:
-        if sketch.name.startswith("matvec.") and all(max(t.domain) == 1 for t in sketch.tunables if t.name == "MR"):
+        if sketch.name.startswith("gemv.") and all(max(t.domain) == 1 for t in sketch.tunables if t.name == "MR"):
             return sketch
     return sketches[0]
 

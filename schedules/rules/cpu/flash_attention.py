@@ -33,7 +33,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
-    yield from first_applicable("attention.rolling", (partial(build, func, machine, skip) for skip in SKIPS))
+    yield from first_applicable("flash_attention", (partial(build, func, machine, skip) for skip in SKIPS))
 
 
 def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:

@@ -26,7 +26,7 @@ from relax_tune.schedules.target import HardwareInfo
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """One sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) == 4:
-        yield from try_forms([("attention.splits", partial(build, func, machine))])
+        yield from try_forms([("flash_decoding", partial(build, func, machine))])
 
 
 def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:

@@ -35,7 +35,7 @@ from relax_tune.schedules.target import HardwareInfo
 
 Form = Literal["columns", "dots"]
 
-AHEAD_BYTES = 2048
+PREFETCH_BYTES = 2048
 """How far ahead of its use a panel is asked for."""
 
 
@@ -47,12 +47,12 @@ class Choice:
     form: Form
     parallel: bool
     grouped: bool = False
-    ahead: bool = False
+    prefetch: bool = False
 
     @property
     def name(self) -> str:
-        marks = f"{'.grouped' if self.grouped else ''}{'.ahead' if self.ahead else ''}"
-        return f"matvec.{self.form}{marks}.{'parallel' if self.parallel else 'serial'}"
+        marks = f"{'.grouped' if self.grouped else ''}{'.prefetch' if self.prefetch else ''}"
+        return f"gemv.{self.form}{marks}.{'parallel' if self.parallel else 'serial'}"
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
@@ -64,7 +64,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
             continue
         choices = (
             Choice("columns", parallel),
-            Choice("columns", parallel, ahead=True),
+            Choice("columns", parallel, prefetch=True),
             Choice("columns", parallel, grouped=True),
             Choice("dots", parallel),
         )
@@ -104,7 +104,7 @@ def _columns(
     held = roles.operand.buffer
     sizes = [as_int(d) for d in held.shape]
     few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
-    if choice.ahead and (machine.has_grid or not choice.parallel or few):
+    if choice.prefetch and (machine.has_grid or not choice.parallel or few):
         raise ScheduleError(f"{s.func.name}: only C asks ahead, for panels that may not stay in its workers' caches")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     _panels(s, main, roles, machine)
@@ -131,9 +131,9 @@ def _columns(
         s.apply("decompose_reduction", block=main, loop=reduce[0])
     if halves > 1:
         s.set_kind(steps[-1], "unrolled")
-    if choice.ahead:
+    if choice.prefetch:
         each = roles.operand.buffer.dtype.bytes * machine.lanes
-        s.apply("prefetch", loop=steps[0], iterations=AHEAD_BYTES // each)
+        s.apply("prefetch", loop=steps[0], iterations=PREFETCH_BYTES // each)
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute":
             _mark(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])

@@ -24,11 +24,11 @@ LINE_BYTES = 64
 SMALL = 256
 
 # On several workers; on one thread, in a function without a parallel region; on several, with stores past the caches.
-Form = Literal["parallel", "serial", "stream"]
+Form = Literal["parallel", "serial", "nontemporal"]
 # Which loop over tiles stays on a worker: along the rows of the output, or of the inputs.
 Inside = Literal["column", "row"]
-TURNED: tuple[tuple[Form, Inside], ...] = (
-    ("parallel", "column"), ("parallel", "row"), ("stream", "row"), ("serial", "column"),
+TRANSPOSED: tuple[tuple[Form, Inside], ...] = (
+    ("parallel", "column"), ("parallel", "row"), ("nontemporal", "row"), ("serial", "column"),
 )  # fmt: skip
 
 
@@ -43,14 +43,14 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         except ScheduleError:
             continue
         yield f"injective.{form}", schedule
-    for form, inside in TURNED:
-        if form not in possible or (form == "stream" and machine.lanes * 4 < LINE_BYTES):
+    for form, inside in TRANSPOSED:
+        if form not in possible or (form == "nontemporal" and machine.lanes * 4 < LINE_BYTES):
             continue
         try:
-            schedule = _turned(func, machine, form, inside)
+            schedule = _transposed(func, machine, form, inside)
         except ScheduleError:
             break
-        yield f"injective.turned.{form}.{inside}", schedule
+        yield f"injective.transposed.{form}.{inside}", schedule
 
 
 def _possible(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
@@ -65,7 +65,7 @@ def _possible(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
     if not machine.has_grid and (machine.workers == 1 or points is None or points < SMALL * machine.launch_ns):
         found.append("serial")
     if nbytes is None or nbytes > machine.workers * machine.l2_bytes:
-        found.append("stream")
+        found.append("nontemporal")
     return tuple(found)
 
 
@@ -104,7 +104,7 @@ def build(func: PrimFunc, machine: HardwareInfo, form: Form) -> Schedule:
         s.set_tail(rest, "peel")
         s.set_tail(c_1, "peel")
         s.set_kind(c_2, "vectorized")
-        if form == "stream":
+        if form == "nontemporal":
             s.apply("nontemporal_stores", loop=c_2)
         if machine.has_grid:
             s.set_kind(top, "group", axis=0)
@@ -113,7 +113,7 @@ def build(func: PrimFunc, machine: HardwareInfo, form: Form) -> Schedule:
     return s
 
 
-def _turned(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -> Schedule:
+def _transposed(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -> Schedule:
     """A function that reads arrays along another dimension than it writes: square tiles of these are turned over in registers into
     a local one."""
     s = Schedule(func)
@@ -148,7 +148,7 @@ def _turned(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -
             s.apply("tensorize", loop=nest[0], intrinsic=intrinsic)
     s.set_tail(inner, "peel")
     s.set_kind(c_1, "vectorized")
-    if form == "stream":
+    if form == "nontemporal":
         s.apply("nontemporal_stores", loop=c_1)
     if form != "serial":
         parts = s.tunable("GP", [machine.workers * k for k in (1, 2, 4, 8)])

@@ -27,7 +27,9 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not reductions(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    yield from try_forms((f"columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+    yield from try_forms(
+        (f"reductions.columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders
+    )
 
 
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:

@@ -48,7 +48,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
             text = schedule.trace.to_json()
             if text not in seen:
                 seen.add(text)
-                yield f"rows.{order}.{name}", schedule
+                yield f"rowwise.{order}.{name}", schedule
 
 
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:

@@ -33,7 +33,9 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if not reductions(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    yield from try_forms((f"split.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+    yield from try_forms(
+        (f"reductions.two_pass.{order}", partial(build, func, machine, order == "parallel")) for order in orders
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ VALUES = {"MR": 4, "IU": 8, "JU": 8, "KU": 4, "NR": 16}
 
 def built(func: PrimFunc) -> tuple[Sketch, PrimFunc]:
     s = flash_attention.build(func, MACHINES["c"])
-    sketch = Sketch("attention.rolling", s.func, s.trace, tuple(s.constraints))
+    sketch = Sketch("flash_attention", s.func, s.trace, tuple(s.constraints))
     return sketch, instantiate(sketch, VALUES)
 
 

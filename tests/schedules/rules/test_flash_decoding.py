@@ -15,7 +15,7 @@ from relax_tune.schedules.sketch import Sketch, instantiate
 def built(language: str) -> PrimFunc:
     s = flash_decoding.build(CASES["attention"][0](), MACHINES[language])
     values = {"MR": 1, "KU": 2, "KR": 4, "NR": 16}
-    return instantiate(Sketch("attention.splits", s.func, s.trace, tuple(s.constraints)), values)
+    return instantiate(Sketch("flash_decoding", s.func, s.trace, tuple(s.constraints)), values)
 
 
 @pytest.mark.parametrize(("language", "kind", "tasks"), [("c", "parallel", 2 * 5), ("opencl", "group", 2 * 10)])

@@ -142,26 +142,27 @@ def test_instances_have_no_tunables_and_verify(name: str, machine: str) -> None:
         ("matmul 30", {"matmul"}),
         ("scores", {"matmul"}),
         ("context", {"matmul"}),
-        ("softmax", {"rows", "split"}),
-        ("softmax_mask", {"rows"}),
-        ("embed_norm", {"rows"}),
-        ("layer_norm", {"rows"}),
-        ("row_sum", {"rows", "split"}),
-        ("row_max", {"rows"}),
-        ("mean_over_middle", {"columns", "split"}),
+        ("softmax", {"rowwise", "reductions.two_pass"}),
+        ("softmax_mask", {"rowwise"}),
+        ("embed_norm", {"rowwise"}),
+        ("layer_norm", {"rowwise"}),
+        ("row_sum", {"rowwise", "reductions.two_pass"}),
+        ("row_max", {"rowwise"}),
+        ("mean_over_middle", {"reductions.columns", "reductions.two_pass"}),
         ("pointwise1", {"injective"}),
         ("pointwise4", {"injective"}),
         ("transpose_0213", {"injective"}),
         ("gather", {"injective"}),
         ("scaled_rows", {"injective"}),
         ("reshape", {"injective"}),
-        ("two_outputs", {"rows"}),
+        ("two_outputs", {"rowwise"}),
         ("concat_blocks", {"injective"}),
-        ("dot", {"split"}),
+        ("dot", {"reductions.two_pass"}),
     ],
 )
 def test_which_rules_take_a_function(name: str, wanted: set[str], machine: str) -> None:
-    rules = {s.name.split(".")[0] for s in sketches(name, machine)}
+    names = [s.name for s in sketches(name, machine)]
+    rules = {".".join(n.split(".")[: 2 if n.startswith("reductions.") else 1]) for n in names}
     assert rules >= wanted | {"fallback"}
     if not wanted:
         assert rules == {"fallback"}
@@ -272,9 +273,9 @@ def copied(size: int) -> PrimFunc:
 
 def test_stores_past_the_caches_are_tried_where_those_may_be_too_small() -> None:
     held = MACHINES["c"].workers * MACHINES["c"].l2_bytes // 4
-    assert "injective.stream" not in forms(copied(held), "c")
-    assert "injective.stream" in forms(copied(held + 1), "c")
-    assert "injective.stream" in forms(make.pointwise(1), "c")
+    assert "injective.nontemporal" not in forms(copied(held), "c")
+    assert "injective.nontemporal" in forms(copied(held + 1), "c")
+    assert "injective.nontemporal" in forms(make.pointwise(1), "c")
 
 
 def times_matrix(steps: int, columns: int) -> PrimFunc:
@@ -286,9 +287,9 @@ def times_matrix(steps: int, columns: int) -> PrimFunc:
 
 
 def test_panels_that_no_cache_keeps_are_asked_for_ahead_of_their_use() -> None:
-    machine, name = MACHINES["c"], "matvec.columns.{}parallel"
+    machine, name = MACHINES["c"], "gemv.columns.{}parallel"
     columns = machine.l2_bytes // 4 // (4 * 64)
-    assert name.format("ahead.") not in {s.name for s in generate_sketches(times_matrix(64, columns), machine)}
+    assert name.format("prefetch.") not in {s.name for s in generate_sketches(times_matrix(64, columns), machine)}
     found = {s.name: s for s in generate_sketches(times_matrix(64, 2 * columns), machine)}
 
     def asked(sketch: Sketch) -> list[str]:
@@ -297,9 +298,9 @@ def test_panels_that_no_cache_keeps_are_asked_for_ahead_of_their_use() -> None:
         return re.findall(r"__builtin_prefetch\((\w+)", text)
 
     assert not asked(found[name.format("")])
-    (panels,) = set(asked(found[name.format("ahead.")]))
+    (panels,) = set(asked(found[name.format("prefetch.")]))
     assert panels.startswith("W"), "what is read with them stays near"
-    assert len(asked(found[name.format("ahead.")])) == 4, "each panel once an iteration"
+    assert len(asked(found[name.format("prefetch.")])) == 4, "each panel once an iteration"
 
 
 def test_one_thread_is_tried_where_threads_are_loops() -> None:
@@ -313,11 +314,11 @@ def test_workers_are_not_started_for_what_takes_less_and_always_for_what_takes_l
     assert forms(copied(machine.launch_ns + 1), "c") == ["injective.parallel", "injective.serial"]
     assert "injective.serial" not in forms(copied(1 << 22), "c")
     alone = generate_sketches(copied(1 << 22), replace(machine, workers=1), {"injective": RULES["injective"]})
-    assert {s.name for s in alone} == {"injective.serial", "injective.stream"}
+    assert {s.name for s in alone} == {"injective.serial", "injective.nontemporal"}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_tiles_are_turned_over_where_arrays_are_read_across(machine: str) -> None:
-    assert [n for n in forms(make.turned(), machine) if "turned" in n]
+    assert [n for n in forms(make.turned(), machine) if "transposed" in n]
     for func in (make.pointwise(4), zoo.transpose_0213().func, zoo.gather().func):
-        assert not [n for n in forms(func, machine) if "turned" in n]
+        assert not [n for n in forms(func, machine) if "transposed" in n]

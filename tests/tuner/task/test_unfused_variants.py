@@ -95,7 +95,7 @@ def test_one_query_meets_its_keys_without_packing_them(device: Device) -> None:
     q, k, v = (g.input(x, (1, const(4 if x == "q" else 2), const(1) if x == "q" else m, const(32))) for x in "qkv")
     (choices,) = Job(g.finish(g.call(Attention(0.3), q, k, v)), device.info, MemoryStore(), QUICK).choices.values()
     found = [r for r in choices.variants_in_parts() if r.kind == "tuned"]
-    assert [parts_of(r).variants[0].sketch for r in found] == ["matvec.dots.parallel"]
+    assert [parts_of(r).variants[0].sketch for r in found] == ["gemv.dots.parallel"]
     check(choices, found[0], device, [(1,), (2,), (7,), (40,)])
 
 
