@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,10 +18,12 @@ from relax_tune.database import rows
 from relax_tune.database.records import Measurement, Plan, Variant, canonical_json, parse_json
 from relax_tune.database.rules import RefusedRecord
 from relax_tune.database.store import Store
+from relax_tune.database.stored_names import plan_set_of, rename_plans, rename_variant
 from relax_tune.errors import DatabaseError
 
-FORM = 1
-"""The version of the form, on every line as `v`."""
+FORM = 2
+"""The version of the form, on every line as `v`. Form 1 has the old names of sketches and primitives, which are renamed."""
+_OLD_FORM = 1
 
 LINE_LIMIT = 256 * 2**20
 """Bytes of the longest line that is read."""
@@ -182,7 +184,7 @@ def import_lines(store: Store, lines: Iterable[str | bytes]) -> ImportReport:
     reading = _Import(store)
     for number, line in enumerate(lines, 1):
         reading.read(number, line)
-    reading.flush()
+    reading.finish()
     return reading.report
 
 
@@ -204,6 +206,7 @@ class _Import:
         self._variants: dict[str, Variant] = {}
         self._measurements: list[tuple[int, Measurement]] = []
         self._plans: list[tuple[int, Plan]] = []
+        self._sets: dict[tuple[str, str, str], list[tuple[int, Plan]]] = {}
         self._readers: dict[str, Callable[[int, dict[str, Any]], None]] = {
             "target": lambda _, values: self._add(store.add_target, rows.target_of(values)),
             "environment": lambda _, values: self._add(store.add_environment, rows.environment_of(values)),
@@ -211,7 +214,7 @@ class _Import:
             "histogram": lambda _, values: self._add(store.put_histogram, rows.histogram_of(values)),
             "variant": self._read_variant,
             "measurement": self._read_measurement,
-            "plan": lambda line, values: self._plans.append((line, rows.plan_of(values))),
+            "plan": self._read_plan,
         }
 
     @staticmethod
@@ -247,9 +250,9 @@ class _Import:
         if not isinstance(values, dict) or "record" not in values or "v" not in values:
             raise DatabaseError("wanted an object with `v` and `record`, found something else")
         form, kind = values.pop("v"), values.pop("record")
-        if type(form) is not int or form != FORM:
+        if type(form) is not int or form not in (FORM, _OLD_FORM):
             raise DatabaseError(
-                f"wanted form {FORM}, found {form!r:.40}; import it with the relax-tune that wrote it, or newer"
+                f"wanted form {FORM} or {_OLD_FORM}, found {form!r:.40}; import it with the relax-tune that wrote it, or newer"
             )
         reader = self._readers.get(kind) if isinstance(kind, str) else None
         if reader is None:
@@ -263,7 +266,7 @@ class _Import:
 
     def _read_variant(self, _: int, values: dict[str, Any]) -> None:
         made = rows.variant_of(values)
-        self._variants[made.key] = made
+        self._variants[made.key] = rename_variant(made)
 
     def _read_measurement(self, line: int, values: dict[str, Any]) -> None:
         key = values["variant"]
@@ -271,6 +274,20 @@ class _Import:
         if variant is None:
             raise DatabaseError(f"wanted a variant of an earlier line, found {key!r:.80}")
         self._measurements.append((line, rows.measurement_of(values, variant)))
+
+    def _read_plan(self, line: int, values: dict[str, Any]) -> None:
+        """Plans wait for the end: the name of a set hashes all of them."""
+        plan = rows.plan_of(values)
+        self._sets.setdefault((plan.target, *plan_set_of(plan.entries)), []).append((line, plan))
+
+    def finish(self) -> None:
+        """Commit everything that was read."""
+        for plans in self._sets.values():
+            texts = rename_plans([(plan.workload, plan.entries) for _, plan in plans])
+            self._plans += [
+                (line, replace(plan, entries=text)) for (line, plan), text in zip(plans, texts, strict=True)
+            ]
+        self.flush()
 
     def flush(self) -> None:
         """Commit what was read; a batch that is refused is tried record by record, to say which line it was."""

@@ -22,6 +22,7 @@ from relax_tune.database.records import (
     content_key,
     parse_json,
 )
+from relax_tune.database.stored_names import rename_variant
 from relax_tune.errors import DatabaseError
 
 SCHEMA = "1.1.0"
@@ -160,6 +161,8 @@ def _measurement(result: Any, workload: str, target: str, unit: float, trust_che
         extra.get("trace", canonical_json(configuration)),
         canonical_json(values),
     )
+    if "trace" in extra:  # ours, perhaps of before a renaming
+        variant = rename_variant(variant)
     id = extra.get("id", f"t4-{content_key([workload, target, result])}")
     regime: Regime = extra.get("regime", "warm")
     build = _seconds(times.get("compilation_time", times.get("compilation", 0.0)), unit)

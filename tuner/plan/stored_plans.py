@@ -7,7 +7,6 @@ newest, and an earlier set is made the current one by storing its texts once mor
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from relax_tune.database.records import Plan as PlanRecord
 from relax_tune.database.records import Variant, canonical_json, parse_json
 from relax_tune.database.store import Store
+from relax_tune.database.stored_names import plan_set_name
 from relax_tune.errors import DatabaseError
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
@@ -38,7 +38,7 @@ class PlanSet:
 def plan_texts(model: str, plans: Mapping[str, TaskPlan]) -> dict[str, str]:
     """The texts of a set, by workload. The same plans give the same texts."""
     bodies = {workload: _body(plan) for workload, plan in sorted(plans.items())}
-    name = hashlib.blake2b(canonical_json([model, bodies]).encode(), digest_size=6).hexdigest()
+    name = plan_set_name(model, bodies)
     return {w: canonical_json({**body, "model": model, "set": name}) for w, body in bodies.items()}
 
 

@@ -105,7 +105,7 @@ BAD_LINES = [
     b'"text"',
     b"{}",
     b'{"v":1}',
-    b'{"v":2,"record":"target","kind":"c","name":"x","fingerprint":[],"key":"?"}',
+    b'{"v":3,"record":"target","kind":"c","name":"x","fingerprint":[],"key":"?"}',
     b'{"v":true,"record":"target"}',
     b'{"v":1,"record":"spaceship"}',
     b'{"v":1,"record":["target"]}',

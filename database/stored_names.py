@@ -1,0 +1,213 @@
+"""Rename the words in records made before schema 3: the names of schedule primitives and of sketches.
+
+The table is fixed, since it describes old data. No new word is an old word with another meaning, so renaming again changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relax_tune.database.records import Variant, canonical_json
+from relax_tune.errors import DatabaseError
+
+PRIMITIVES: Mapping[str, str] = {
+    "share_evenly": "stream_k",
+    "pad_keys": "pad_softmax_axis",
+    "ask_ahead": "prefetch",
+    "stream_stores": "nontemporal_stores",
+    "join_iters": "fuse_block_iters",
+    "join_rows": "flatten_rows",
+    "merge_loops": "fuse_sibling_loops",
+    "mark_prepare": "mark_prepack",
+}
+"""Old name of a schedule primitive -> new name."""
+
+_ORDERS = ("parallel", "serial")
+_DECOMPOSITIONS = {"tiles": "data_parallel", "split": "split_k", "stream": "stream_k"}
+_GPU_SKETCHES = {
+    **{f"matmul.{old}": f"matmul.{new}" for old, new in _DECOMPOSITIONS.items()},
+    **{f"tensor.{old}": f"mma.{new}" for old, new in _DECOMPOSITIONS.items()},
+    "tensor.warpgroup": "wgmma",
+    "matvec.dots": "gemv.dots",
+    "matvec.dots.split": "gemv.dots.split_k",
+    "matvec.columns": "gemv.columns",
+    "matvec.columns.split": "gemv.columns.split_k",
+    "attention.queries": "flash_attention.queries",
+    "attention.keys": "flash_attention.keys",
+    "attention.tensor": "flash_attention.mma",
+    "attention.splits": "flash_decoding",
+    "convolution.tiles": "convolution.implicit_gemm",
+    "convolution.split": "convolution.implicit_gemm_split_k",
+    "rows.few": "rowwise.warp_per_row",
+    "rows.many": "rowwise.block_per_row",
+    "rows.few.kept": "rowwise.warp_per_row.in_registers",
+    "rows.many.kept": "rowwise.block_per_row.in_registers",
+    "reductions.split": "reductions.two_pass",
+    "injective.turned": "injective.transposed",
+}
+_CPU_SKETCHES = {
+    "attention.rolling": "flash_attention",
+    "attention.splits": "flash_decoding",
+    "injective.stream": "injective.nontemporal",
+    **{
+        f"matvec.{form}{grouped}{ahead}.{order}": f"gemv.{form}{grouped}{prefetch}.{order}"
+        for form in ("columns", "dots")
+        for grouped in ("", ".grouped")
+        for ahead, prefetch in (("", ""), (".ahead", ".prefetch"))
+        for order in _ORDERS
+    },
+    **{
+        f"rows.{order}.{kept}": f"rowwise.{order}.{kept}"
+        for order in _ORDERS
+        for kept in ("registers", "keep_expensive", "keep_all", "keep_none")
+    },
+    **{f"columns.{order}": f"reductions.columns.{order}" for order in _ORDERS},
+    **{f"split.{order}": f"reductions.two_pass.{order}" for order in _ORDERS},
+    **{
+        f"injective.turned.{old}.{inside}": f"injective.transposed.{new}.{inside}"
+        for old, new in (("parallel", "parallel"), ("serial", "serial"), ("stream", "nontemporal"))
+        for inside in ("column", "row")
+    },
+}
+SKETCHES: Mapping[str, str] = {**_GPU_SKETCHES, **_CPU_SKETCHES}
+"""Old name of a sketch -> new name. `attention.splits` is a sketch of both kinds of device, and has one new name."""
+
+
+def rename_sketch(name: str) -> str:
+    """Return the new name of a sketch, of a library routine with the sketch of its epilogue (`ROUTINE+SKETCH`), or of several
+    such names joined by ` | ` (an unfused variant)."""
+    parts = (part.split("+") for part in name.split(" | "))
+    return " | ".join("+".join(SKETCHES.get(word, word) for word in words) for words in parts)
+
+
+def rename_trace(text: str) -> str:
+    """Return the JSON text of a trace with its primitives, and the sketches of an unfused variant, renamed.
+
+    Text of another form, such as a foreign configuration, comes back as it is.
+    """
+    if not any(f'"{word}"' in text for word in PRIMITIVES) and '"parts"' not in text:
+        return text
+    try:
+        trace = json.loads(text)
+        renamed = _trace(trace)
+    except (ValueError, RecursionError):
+        return text
+    return text if renamed == trace else json.dumps(renamed, separators=(",", ":"))
+
+
+def _trace(trace: Any) -> Any:
+    """The value of a trace, renamed; the order of the fields stays, since keys hash the text."""
+    if not isinstance(trace, dict):
+        return trace
+    if isinstance(parts := trace.get("parts"), list):
+        return {**trace, "parts": [_part(part) for part in parts]}
+    if isinstance(steps := trace.get("steps"), list):
+        return {**trace, "steps": [_step(step) for step in steps]}
+    return trace
+
+
+def _part(part: Any) -> Any:
+    """`[kind, sketch, trace]` of one function of an unfused variant."""
+    if not isinstance(part, list) or len(part) != 3 or not isinstance(part[1], str):
+        return part
+    return [part[0], rename_sketch(part[1]), _trace(part[2])]
+
+
+def _step(step: Any) -> Any:
+    """`[primitive, arguments]`."""
+    if not isinstance(step, list) or len(step) != 2 or not isinstance(step[0], str):
+        return step
+    return [PRIMITIVES.get(step[0], step[0]), step[1]]
+
+
+def rename_variant(variant: Variant) -> Variant:
+    """Return the variant in today's words; the same object where nothing changes."""
+    sketch, trace = rename_sketch(variant.sketch), rename_trace(variant.trace)
+    if (sketch, trace) == (variant.sketch, variant.trace):
+        return variant
+    return Variant(variant.kind, sketch, trace, variant.parameters)
+
+
+def rename_plans(plans: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the texts of the plans of one set, given as (workload, text), in today's words. Other text comes back as it is.
+
+    A set's name hashes its plans. It is computed again where `plans` are the whole set, and kept otherwise.
+    """
+    documents = [_document(text) for _, text in plans]
+    renamed = [None if d is None else _plan(d) for d in documents]
+    old, new = _by_workload(plans, documents), _by_workload(plans, renamed)
+    if old and new:
+        first = next(iter(old.values()))
+        model = first.get("model")
+        whole = all((d.get("model"), d.get("set")) == (model, first.get("set")) for d in old.values())
+        if whole and plan_set_name(model, old) == first.get("set"):
+            name = plan_set_name(model, new)
+            renamed = [None if d is None else {**d, "set": name} for d in renamed]
+    return [
+        text if after is None or after == before else canonical_json(after)
+        for (_, text), before, after in zip(plans, documents, renamed, strict=True)
+    ]
+
+
+def _by_workload(
+    plans: Sequence[tuple[str, str]], documents: Sequence[dict[str, Any] | None]
+) -> dict[str, dict[str, Any]] | None:
+    """The documents by workload; None where one is no plan, or a workload has two different ones."""
+    found: dict[str, dict[str, Any]] = {}
+    for (workload, _), document in zip(plans, documents, strict=True):
+        if document is None or found.setdefault(workload, document) != document:
+            return None
+    return found
+
+
+def plan_set_name(model: Any, plans: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of a set of plans, by workload: a hash of the model's key, the entries and the variants."""
+    bodies = {w: {"entries": p.get("entries"), "variants": p.get("variants")} for w, p in plans.items()}
+    return hashlib.blake2b(canonical_json([model, bodies]).encode(), digest_size=6).hexdigest()
+
+
+def plan_set_of(text: str) -> tuple[str, str]:
+    """Return the model and the name of the set that a plan's text belongs to, empty where it says neither."""
+    document = _document(text)
+    return ("", "") if document is None else (str(document.get("model", "")), str(document.get("set", "")))
+
+
+def _document(text: str) -> dict[str, Any] | None:
+    """The value of a plan's text; None where it is no object with entries and variants."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(document, dict) and isinstance(document.get("variants"), dict)
+    return document if whole and isinstance(document.get("entries"), list) else None
+
+
+def _plan(document: dict[str, Any]) -> dict[str, Any]:
+    """A plan with its variants renamed, and its entries pointing at them by their new keys."""
+    variants: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    for key, data in document["variants"].items():
+        try:
+            variant = Variant(**data)
+        except (TypeError, DatabaseError):
+            variant = None
+        if variant is None or variant.key != key:  # altered: whoever reads the plan says so
+            variants[key] = data
+            continue
+        new = rename_variant(variant)
+        keys[key] = new.key
+        variants[new.key] = {
+            "kind": new.kind,
+            "sketch": new.sketch,
+            "trace": new.trace,
+            "parameters": new.parameters,
+        }
+    entries = [
+        {**e, "variant": keys.get(str(e.get("variant")), e.get("variant"))} if isinstance(e, dict) else e
+        for e in document["entries"]
+    ]
+    return {**document, "entries": entries, "variants": variants}
