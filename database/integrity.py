@@ -20,7 +20,7 @@ from relax_tune.database.models import (
     VariantRow,
     WorkloadRow,
 )
-from relax_tune.database.records import Variant
+from relax_tune.database.records import VariantRecord
 from relax_tune.errors import DatabaseError
 
 _PLAIN: tuple[tuple[type[Base], Callable[[rows.Row], object]], ...] = (
@@ -43,7 +43,7 @@ def find_problems(connection: Connection) -> list[str]:
         problems += [f"the file is damaged: {line}" for line in found if line != "ok"]
         for table, row, parent, _ in connection.exec_driver_sql("PRAGMA foreign_key_check"):
             problems.append(f"{table} row {row} refers to a row of {parent} that is not there")
-    variants: dict[str, Variant] = {}
+    variants: dict[str, VariantRecord] = {}
     for values in connection.execute(select(*VariantRow.__table__.columns)).mappings():
         with _collected(problems):
             variants[values["key"]] = rows.variant_of(values)

@@ -11,11 +11,11 @@ from typing import Self
 
 from relax_tune.database.records import (
     Environment,
-    Job,
+    JobRecord,
     JobState,
     Lease,
     Measurement,
-    Plan,
+    PlanRecord,
     Regime,
     ShapeHistogram,
     Status,
@@ -40,9 +40,9 @@ class MemoryStore:
         self._workloads: dict[str, Workload] = {}
         self._measurements: dict[str, Measurement] = {}
         self._by_task: dict[tuple[str, str], dict[str, Measurement]] = {}
-        self._plans: dict[tuple[str, str], dict[int, Plan]] = {}
+        self._plans: dict[tuple[str, str], dict[int, PlanRecord]] = {}
         self._leases: dict[tuple[str, str], Lease] = {}
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, JobRecord] = {}
         self._histograms: dict[tuple[str, str], ShapeHistogram] = {}
 
     # Targets, environments, workloads
@@ -195,8 +195,8 @@ class MemoryStore:
 
     # Plans
 
-    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[Plan]:
-        firsts = [Plan(workload, target, 1, entries[workload]) for workload in sorted(entries)]
+    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
+        firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._lock:
             for plan in firsts:
                 self._verify_task(plan.workload, target)
@@ -211,10 +211,10 @@ class MemoryStore:
                 versions[found[-1].version] = found[-1]
             return found
 
-    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+    def put_plan(self, workload: str, target: str, entries: str) -> PlanRecord:
         return self.put_plans(target, {workload: entries})[0]
 
-    def add_plans(self, batch: Iterable[Plan]) -> int:
+    def add_plans(self, batch: Iterable[PlanRecord]) -> int:
         plans = list(batch)
         with self._lock:
             for plan in plans:
@@ -224,14 +224,14 @@ class MemoryStore:
                 self._plans.setdefault((plan.workload, plan.target), {}).setdefault(plan.version, plan)
             return sum(len(versions) for versions in self._plans.values()) - before
 
-    def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
+    def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
         with self._lock:
             versions = self._plans.get((workload, target), {})
             if version is not None:
                 return versions.get(version)
             return versions[max(versions)] if versions else None
 
-    def plans(self, target: str) -> list[Plan]:
+    def plans(self, target: str) -> list[PlanRecord]:
         with self._lock:
             tasks = sorted(task for task in self._plans if task[1] == target)
             return [self._plans[task][version] for task in tasks for version in sorted(self._plans[task])]
@@ -270,14 +270,14 @@ class MemoryStore:
 
     # Jobs and histograms
 
-    def put_job(self, job: Job) -> None:
+    def put_job(self, job: JobRecord) -> None:
         with self._lock:
             self._jobs[job.id] = job
 
-    def job(self, id: str) -> Job | None:
+    def job(self, id: str) -> JobRecord | None:
         return self._jobs.get(id)
 
-    def jobs(self, state: JobState | None = None) -> list[Job]:
+    def jobs(self, state: JobState | None = None) -> list[JobRecord]:
         with self._lock:
             return [self._jobs[id] for id in sorted(self._jobs) if state is None or self._jobs[id].state == state]
 

@@ -212,7 +212,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class VariantRecord:
     """One way to compute a workload. `trace` is any JSON text; `parameters` is JSON text, an object name -> integer (made
     canonical here); `key` hashes all four fields."""
 
@@ -250,7 +250,7 @@ class Measurement:
     id: str
     workload: str
     target: str
-    variant: Variant
+    variant: VariantRecord
     symbols: dict[str, int] = field(default_factory=dict, hash=False)
     status: Status = "ok"
     stage: Stage | None = None
@@ -268,7 +268,7 @@ class Measurement:
         _key(self.id, "measurement id")
         _key(self.workload, f"{where} workload")
         _key(self.target, f"{where} target")
-        if not isinstance(self.variant, Variant):
+        if not isinstance(self.variant, VariantRecord):
             raise DatabaseError(f"{where} variant: wanted a Variant, found {_shown(self.variant)}")
         object.__setattr__(self, "symbols", _integers(self.symbols, f"{where} symbols"))
         symbols_text(self.symbols)
@@ -319,7 +319,7 @@ def symbols_text(symbols: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanRecord:
     """What is dispatched for a workload on a target. `entries` is the caller's JSON text; `version` counts from 1."""
 
     workload: str
@@ -337,7 +337,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobRecord:
     """A tuning job. `settings` is the caller's JSON text."""
 
     id: str

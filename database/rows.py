@@ -7,13 +7,13 @@ from typing import Any
 
 from relax_tune.database.records import (
     Environment,
-    Job,
+    JobRecord,
     Lease,
     Measurement,
-    Plan,
+    PlanRecord,
     ShapeHistogram,
     Target,
-    Variant,
+    VariantRecord,
     Workload,
     canonical_json,
     parse_json,
@@ -71,7 +71,7 @@ def workload_of(row: Row) -> Workload:
     return Workload(row["key"], row["text"], row["format_version"], row["hint"])
 
 
-def variant_values(variant: Variant) -> dict[str, Any]:
+def variant_values(variant: VariantRecord) -> dict[str, Any]:
     return {
         "key": variant.key,
         "kind": variant.kind,
@@ -81,8 +81,8 @@ def variant_values(variant: Variant) -> dict[str, Any]:
     }
 
 
-def variant_of(row: Row) -> Variant:
-    variant = Variant(row["kind"], row["sketch"], row["trace"], row["parameters"])
+def variant_of(row: Row) -> VariantRecord:
+    variant = VariantRecord(row["kind"], row["sketch"], row["trace"], row["parameters"])
     _same_key(row, variant.key, "variants")
     return variant
 
@@ -107,7 +107,7 @@ def measurement_values(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def measurement_of(row: Row, variant: Variant) -> Measurement:
+def measurement_of(row: Row, variant: VariantRecord) -> Measurement:
     where = f"measurements row {row['id']!r:.80}"
     return Measurement(
         id=row["id"],
@@ -128,20 +128,20 @@ def measurement_of(row: Row, variant: Variant) -> Measurement:
     )
 
 
-def plan_values(plan: Plan) -> dict[str, Any]:
+def plan_values(plan: PlanRecord) -> dict[str, Any]:
     return {"workload": plan.workload, "target": plan.target, "version": plan.version, "entries": plan.entries}
 
 
-def plan_of(row: Row) -> Plan:
-    return Plan(row["workload"], row["target"], row["version"], row["entries"])
+def plan_of(row: Row) -> PlanRecord:
+    return PlanRecord(row["workload"], row["target"], row["version"], row["entries"])
 
 
-def job_values(job: Job) -> dict[str, Any]:
+def job_values(job: JobRecord) -> dict[str, Any]:
     return {"id": job.id, "settings": job.settings, "state": job.state}
 
 
-def job_of(row: Row) -> Job:
-    return Job(row["id"], row["settings"], row["state"])
+def job_of(row: Row) -> JobRecord:
+    return JobRecord(row["id"], row["settings"], row["state"])
 
 
 def lease_values(lease: Lease) -> dict[str, Any]:

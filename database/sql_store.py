@@ -43,18 +43,18 @@ from relax_tune.database.models import (
 )
 from relax_tune.database.records import (
     Environment,
-    Job,
+    JobRecord,
     JobState,
     Lease,
     Measurement,
-    Plan,
+    PlanRecord,
     Regime,
     ShapeHistogram,
     Status,
     Target,
     TargetStats,
-    Variant,
     VariantKind,
+    VariantRecord,
     Workload,
     symbols_text,
 )
@@ -244,7 +244,7 @@ class SqlStore:
         with self._read(doing) as connection:
             found = connection.execute(MeasurementRow.select_columns(conditions)).mappings().all()
             used = connection.execute(MeasurementRow.select_variants(conditions)).mappings().all()
-        variants: dict[str, Variant] = {row["key"]: self._made(rows.variant_of, row) for row in used}
+        variants: dict[str, VariantRecord] = {row["key"]: self._made(rows.variant_of, row) for row in used}
         for row in found:
             if row["variant"] not in variants:
                 raise DatabaseError(f"{self.where}: measurement {row['id']!r} has lost its variant; restore a backup")
@@ -333,8 +333,8 @@ class SqlStore:
     # Plans
 
     @patient
-    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[Plan]:
-        firsts = [Plan(workload, target, 1, entries[workload]) for workload in sorted(entries)]
+    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
+        firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._write("put plans") as connection:
             if connection.dialect.name == "postgresql":  # SQLite's writer is alone already
                 connection.execute(text("LOCK TABLE plans IN SHARE ROW EXCLUSIVE MODE"))
@@ -352,11 +352,11 @@ class SqlStore:
             self._add(connection, PlanRow, [rows.plan_values(plan) for plan in new])
         return found
 
-    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+    def put_plan(self, workload: str, target: str, entries: str) -> PlanRecord:
         return self.put_plans(target, {workload: entries})[0]
 
     @patient
-    def add_plans(self, batch: Iterable[Plan]) -> int:
+    def add_plans(self, batch: Iterable[PlanRecord]) -> int:
         plans = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.version))
         with self._write("add plans") as connection:
             self._verify_known(connection, TargetRow, {plan.target for plan in plans})
@@ -364,13 +364,13 @@ class SqlStore:
             return self._add(connection, PlanRow, [rows.plan_values(plan) for plan in plans])
 
     @patient
-    def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
+    def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
         with self._read("read a plan") as connection:
             row = connection.execute(PlanRow.select_for(workload, target, version)).mappings().first()
         return None if row is None else self._made(rows.plan_of, row)
 
     @patient
-    def plans(self, target: str) -> list[Plan]:
+    def plans(self, target: str) -> list[PlanRecord]:
         found = self._all(PlanRow, rows.plan_of, PlanRow.target == target)
         return sorted(found, key=lambda plan: (plan.workload, plan.version))
 
@@ -409,18 +409,18 @@ class SqlStore:
     # Jobs and histograms
 
     @patient
-    def put_job(self, job: Job) -> None:
+    def put_job(self, job: JobRecord) -> None:
         statement = self._insert(JobRow).values(rows.job_values(job))
         replaced = {"settings": job.settings, "state": job.state}
         with self._write("put a job") as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=replaced))
 
     @patient
-    def job(self, id: str) -> Job | None:
+    def job(self, id: str) -> JobRecord | None:
         return self._one(JobRow, rows.job_of, id=id)
 
     @patient
-    def jobs(self, state: JobState | None = None) -> list[Job]:
+    def jobs(self, state: JobState | None = None) -> list[JobRecord]:
         conditions = [] if state is None else [JobRow.state == state]
         return sorted(self._all(JobRow, rows.job_of, *conditions), key=lambda job: job.id)
 

@@ -10,11 +10,11 @@ from relax_tune.database.engine import default_file, default_url
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.records import (
     Environment,
-    Job,
+    JobRecord,
     JobState,
     Lease,
     Measurement,
-    Plan,
+    PlanRecord,
     Regime,
     ShapeHistogram,
     Status,
@@ -141,25 +141,25 @@ class Store(Protocol):
         """What is known on a target."""
         ...
 
-    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[Plan]:
+    def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         """Store the plans of several workloads (workload -> JSON text), each as the next version unless the newest says the same
         already; all of them at once, so nobody reads some of the old and some of the new. Returns what is the newest of each now,
         by workload."""
         ...
 
-    def put_plan(self, workload: str, target: str, entries: str) -> Plan:
+    def put_plan(self, workload: str, target: str, entries: str) -> PlanRecord:
         """`put_plans` of one workload."""
         ...
 
-    def add_plans(self, batch: Iterable[Plan]) -> int:
+    def add_plans(self, batch: Iterable[PlanRecord]) -> int:
         """Add plans under the versions they have; a version that is there stays. Returns how many were new."""
         ...
 
-    def plan(self, workload: str, target: str, version: int | None = None) -> Plan | None:
+    def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
         """The plan of that version, or the newest."""
         ...
 
-    def plans(self, target: str) -> list[Plan]:
+    def plans(self, target: str) -> list[PlanRecord]:
         """All versions, by workload and version."""
         ...
 
@@ -187,15 +187,15 @@ class Store(Protocol):
         """Who holds the task, expired or not."""
         ...
 
-    def put_job(self, job: Job) -> None:
+    def put_job(self, job: JobRecord) -> None:
         """Add or replace."""
         ...
 
-    def job(self, id: str) -> Job | None:
+    def job(self, id: str) -> JobRecord | None:
         """The job of that id."""
         ...
 
-    def jobs(self, state: JobState | None = None) -> list[Job]:
+    def jobs(self, state: JobState | None = None) -> list[JobRecord]:
         """By id."""
         ...
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relax_tune.database.records import Variant, canonical_json
+from relax_tune.database.records import VariantRecord, canonical_json
 from relax_tune.errors import DatabaseError
 
 PRIMITIVES: Mapping[str, str] = {
@@ -124,12 +124,12 @@ def _step(step: Any) -> Any:
     return [PRIMITIVES.get(step[0], step[0]), step[1]]
 
 
-def rename_variant(variant: Variant) -> Variant:
+def rename_variant(variant: VariantRecord) -> VariantRecord:
     """Return the variant in today's words; the same object where nothing changes."""
     sketch, trace = rename_sketch(variant.sketch), rename_trace(variant.trace)
     if (sketch, trace) == (variant.sketch, variant.trace):
         return variant
-    return Variant(variant.kind, sketch, trace, variant.parameters)
+    return VariantRecord(variant.kind, sketch, trace, variant.parameters)
 
 
 def rename_plans(plans: Sequence[tuple[str, str]]) -> list[str]:
@@ -192,7 +192,7 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
     keys: dict[str, str] = {}
     for key, data in document["variants"].items():
         try:
-            variant = Variant(**data)
+            variant = VariantRecord(**data)
         except (TypeError, DatabaseError):
             variant = None
         if variant is None or variant.key != key:  # altered: whoever reads the plan says so

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from relax_tune.database.records import Measurement, Target, Variant, Workload
+from relax_tune.database.records import Measurement, Target, VariantRecord, Workload
 from relax_tune.database.store import Store, open_store
 
 TASKS = 20
@@ -28,7 +28,8 @@ def make(target: Target, count: int, prefix: str) -> list[Measurement]:
     """`count` records of realistic size: a trace of about 1 kB, five samples, spread over 20 tasks and 6 shapes."""
     trace = json.dumps([["split", {"loop": f"i{step}", "factor": f"T{step}"}] for step in range(22)])
     variants = [
-        Variant("tuned", f"tiles-{i % 7}", trace, json.dumps({"T0": i, "T1": i % 13})) for i in range(count // 6 + 1)
+        VariantRecord("tuned", f"tiles-{i % 7}", trace, json.dumps({"T0": i, "T1": i % 13}))
+        for i in range(count // 6 + 1)
     ]
     return [
         Measurement(

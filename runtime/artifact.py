@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.host_program import Driver, Weight, drivers_from_json, parts_of, verify_drivers
+from relax_tune.runtime.host_program import HostProgram, LoadWeight, drivers_from_json, parts_of, verify_drivers
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.model import Model, choose_function, open_model
 from relax_tune.runtime.program import Program, programs_from_json, verify_names, verify_program
@@ -93,7 +93,7 @@ def save_artifact(
     programs: Programs,
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
-    drivers: Sequence[Driver] = (),
+    drivers: Sequence[HostProgram] = (),
     kind: str = "c",
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
@@ -279,8 +279,8 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _checked(
-    programs: Programs, constants: Mapping[str, NDArray[Any]], drivers: Sequence[Driver]
-) -> tuple[tuple[Program, ...], tuple[Driver, ...]]:
+    programs: Programs, constants: Mapping[str, NDArray[Any]], drivers: Sequence[HostProgram]
+) -> tuple[tuple[Program, ...], tuple[HostProgram, ...]]:
     """Verified, in order of their names."""
     found = (programs,) if isinstance(programs, Program) else tuple(sorted(programs, key=lambda p: p.name))
     for program in found:
@@ -292,18 +292,18 @@ def _checked(
     return found, driven
 
 
-def _check_functions(programs: Sequence[Program], drivers: Sequence[Driver]) -> None:
+def _check_functions(programs: Sequence[Program], drivers: Sequence[HostProgram]) -> None:
     if not programs and not drivers:
         raise ArtifactError("wanted at least one program, found none")
     verify_drivers(drivers, programs)
 
 
 def check_constants(
-    programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], drivers: Sequence[Driver] = ()
+    programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], drivers: Sequence[HostProgram] = ()
 ) -> None:
     """Raises ArtifactError unless `constants` are exactly those of the programs and drivers, in dtype and shape."""
     names = ", ".join([*(p.name for p in programs), *(d.name for d in drivers)])
-    weights = [i for d in drivers for i in d.instructions() if isinstance(i, Weight)]
+    weights = [i for d in drivers for i in d.instructions() if isinstance(i, LoadWeight)]
     used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"} | {w.name for w in weights}
     missing, unknown = sorted(used - set(constants)), sorted(set(constants) - used)
     if missing or unknown:
@@ -333,7 +333,7 @@ def new_artifact(
     programs: Programs,
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
-    drivers: Sequence[Driver] = (),
+    drivers: Sequence[HostProgram] = (),
     kind: str = "c",
 ) -> Artifact:
     """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
@@ -359,7 +359,7 @@ class Artifact:
     constants: Mapping[str, NDArray[Any]]
     manifest: Mapping[str, Any]
     path: str = ""
-    drivers: tuple[Driver, ...] = ()
+    drivers: tuple[HostProgram, ...] = ()
 
     @property
     def device_kind(self) -> str:
@@ -381,15 +381,15 @@ class Artifact:
     def function(self, name: str | None = None) -> Program:
         """The program of a function by name; without one, of `main` or the only one. Raises UserError naming what there is."""
         found = self._chosen(name)
-        if isinstance(found, Driver):
+        if isinstance(found, HostProgram):
             raise UserError(
                 f"{found.name}: wanted a function that is one program, found one that branches, calls or depends on data; "
                 "run it with Model.run"
             )
         return found
 
-    def _chosen(self, name: str | None = None) -> Program | Driver:
-        every: dict[str, Program | Driver] = {p.name: p for p in self.programs}
+    def _chosen(self, name: str | None = None) -> Program | HostProgram:
+        every: dict[str, Program | HostProgram] = {p.name: p for p in self.programs}
         every |= {d.name: d for d in self.drivers}
         return choose_function({n: every[n] for n in self.functions}, name, self.path)
 
@@ -397,13 +397,13 @@ class Artifact:
     def inputs(self) -> tuple[Spec, ...]:
         """The parameters of `main`, or of the only function, in order."""
         found = self._chosen()
-        return value_specs(found.params) if isinstance(found, Driver) else tensor_specs(found, found.inputs)
+        return value_specs(found.params) if isinstance(found, HostProgram) else tensor_specs(found, found.inputs)
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
         """The results of `main`, or of the only function, in order."""
         found = self._chosen()
-        return value_specs(found.results) if isinstance(found, Driver) else tensor_specs(found, found.outputs)
+        return value_specs(found.results) if isinstance(found, HostProgram) else tensor_specs(found, found.outputs)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -24,15 +24,15 @@ from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import how_to_install, open_libraries
-from relax_tune.runtime.program import BufferSpec, Program, Step, format_message, verify_program
-from relax_tune.runtime.scalars import WIDTH, Op, compile_scalars, constant_values
+from relax_tune.runtime.program import BufferSpec, LaunchStep, Program, format_message, verify_program
+from relax_tune.runtime.scalars import WIDTH, Opcode, compile_scalars, constant_values
 from relax_tune.runtime.shapes import Recorder
-from relax_tune.runtime.weights import Weights
+from relax_tune.runtime.weights import DeviceWeights
 
 MAX_BINDINGS = 64
 
 
-class Bound:
+class BoundProgram:
     """A program with its symbols bound. `choices`: (call name, variant label) in call order; `values`: every slot."""
 
     def __init__(self, executor: Executor, symbols: tuple[int, ...], values: list[int]) -> None:
@@ -45,7 +45,7 @@ class Bound:
             if any(dim < 0 for dim in shape):
                 raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
             self.shapes[spec.name] = shape
-        self._steps: list[Step] = []
+        self._steps: list[LaunchStep] = []
         labels: list[tuple[str, str]] = []
         for call in program.calls:
             choice = values[call.choice]
@@ -117,7 +117,7 @@ class Executor:
         self,
         program: Program,
         device: Device,
-        constants: Mapping[str, NDArray[Any]] | Weights,
+        constants: Mapping[str, NDArray[Any]] | DeviceWeights,
         libraries: Mapping[str, Library] | None = None,
         shared: Mapping[str, Any] | None = None,
     ) -> None:
@@ -126,7 +126,7 @@ class Executor:
         self._evaluate = compile_scalars(program.scalars, len(program.symbols))
         self._binders = _find_binders(program)
         self._libraries = _needed_libraries(program, libraries)
-        self._bindings: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
+        self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self._generation = 0
         self._storages: list[Any] = [None] * len(program.storages)
         self._own: dict[int, Any] = {}
@@ -141,8 +141,8 @@ class Executor:
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
         self._placeable = _of_their_own(program) - self._shared.keys()
         self._kernels = device.compile(program.kernels) if program.kernels else {}
-        self._owns_weights = not isinstance(constants, Weights)
-        self._weights = constants if isinstance(constants, Weights) else Weights(device, constants)
+        self._owns_weights = not isinstance(constants, DeviceWeights)
+        self._weights = constants if isinstance(constants, DeviceWeights) else DeviceWeights(device, constants)
         self._fixed: dict[int, Any] = {}
         try:
             self._load_constants()
@@ -191,7 +191,7 @@ class Executor:
                 self._fixed[i], _ = self._weights.packed(("unwritten", program.name, i), sizes[i])
         self.device.synchronize()
 
-    def bind(self, symbols: Mapping[str, int]) -> Bound:
+    def bind(self, symbols: Mapping[str, int]) -> BoundProgram:
         """The binding for these symbol values, made or remembered.
 
         Raises: UserError for missing or unknown symbols, values outside declared bounds and failing run-time checks;
@@ -227,7 +227,7 @@ class Executor:
         except UserError as error:
             raise UserError(f"{program.name}: {dict(zip((s.name for s in program.symbols), key))}: {error}") from None
 
-    def _bind(self, key: tuple[int, ...], values: list[int]) -> Bound:
+    def _bind(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
         if self._closed:
             raise UserError(f"{self.program.name}: wanted an open model, found one that was closed; open it again")
         bound = self._bindings.get(key)
@@ -239,7 +239,7 @@ class Executor:
             if not values[check.slot]:
                 message = format_message(check.message, [values[slot] for slot in check.values])
                 raise UserError(f"{program.name}: {message}")
-        bound = Bound(self, key, values)
+        bound = BoundProgram(self, key, values)
         try:
             bound.prepare()
         except MeasureError as error:
@@ -374,7 +374,7 @@ class Executor:
             name = self.program.buffers[index].name
             raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
 
-    def _grow(self, bound: Bound) -> None:
+    def _grow(self, bound: BoundProgram) -> None:
         """Make every slab as large as this binding needs."""
         program, values = self.program, bound.values
         for number, slot in enumerate(program.storages):
@@ -411,7 +411,7 @@ class Executor:
             self._generation += 1
         return larger
 
-    def _launch_of(self, step: Step, values: Sequence[int]) -> Launch:
+    def _launch_of(self, step: LaunchStep, values: Sequence[int]) -> Launch:
         buffers = [self._device_buffer(index) for index in step.buffers]
         numbers = [values[slot] for slot in step.scalars]
         if step.kind == "library":
@@ -446,7 +446,7 @@ def _find_binders(program: Program) -> dict[int, tuple[int, int]]:
     for position, index in enumerate(program.inputs):
         spec: BufferSpec = program.buffers[index]
         for dim, slot in enumerate(spec.shape):
-            if program.scalars[slot * WIDTH] == Op.SYMBOL:
+            if program.scalars[slot * WIDTH] == Opcode.SYMBOL:
                 found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
     return found
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError
 from relax_tune.runtime.model import Model
 from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import WIDTH, Op
+from relax_tune.runtime.scalars import WIDTH, Opcode
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -66,6 +66,6 @@ def positions(decode: Program) -> int | None:
     ids, *cache = (decode.buffers[i].shape for i in decode.inputs)
     for slot in (slot for shape in cache for slot in shape if slot not in ids):
         opcode, symbol = decode.scalars[slot * WIDTH : slot * WIDTH + 2]
-        if opcode == Op.SYMBOL:
+        if opcode == Opcode.SYMBOL:
             return decode.symbols[symbol].upper
     return None

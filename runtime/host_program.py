@@ -26,7 +26,7 @@ Want = Literal["tensor", "shape", "scalar", "tuple", "function"]
 
 
 @dataclass(frozen=True, slots=True)
-class CallPart:
+class CallSubgraph:
     """Run the program `part` on the arrays in `args`, its symbols given the numbers in `symbols`; its results go `into`."""
 
     part: str
@@ -37,7 +37,7 @@ class CallPart:
 
 
 @dataclass(frozen=True, slots=True)
-class CallDriver:
+class CallHostProgram:
     """Call the driver `function`, or the one that the register `callee` holds. A call whose result is the function's own does not
     count as one inside another."""
 
@@ -49,7 +49,7 @@ class CallDriver:
 
 
 @dataclass(frozen=True, slots=True)
-class CallHost:
+class CallHostRoutine:
     """Call a routine of the host program by name."""
 
     routine: str
@@ -103,7 +103,7 @@ class Require:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class CheckValue:
     """The register `value` must hold a `want` of element type `dtype` and of `count` dims or fields, as far as these are not None;
     a function must be one of `functions`. Its dims, or a whole scalar itself, go `into` (nothing when empty)."""
 
@@ -129,7 +129,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GetItem:
     """A field of a tuple."""
 
     value: int
@@ -139,7 +139,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class LoadWeight:
     """A constant of the artifact."""
 
     name: str
@@ -169,7 +169,7 @@ class Refer:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Move:
     """The same value in another register."""
 
     value: int
@@ -178,7 +178,20 @@ class Copy:
 
 
 Instruction = Union[
-    CallPart, CallDriver, CallHost, Apply, Branch, Compute, Require, Match, Pack, Item, Weight, Number, Refer, Copy
+    CallSubgraph,
+    CallHostProgram,
+    CallHostRoutine,
+    Apply,
+    Branch,
+    Compute,
+    Require,
+    CheckValue,
+    Pack,
+    GetItem,
+    LoadWeight,
+    Number,
+    Refer,
+    Move,
 ]
 
 
@@ -196,7 +209,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class HostProgram:
     """A function; see the module docstring. The first registers hold the parameters; block 0 is where it starts, and the register
     `result` is what it gives. `entry`: whether it is offered by name, or only called."""
 
@@ -218,7 +231,7 @@ class Driver:
         return (i for block in self.blocks for i in block)
 
 
-def drivers_from_json(text: str) -> tuple[Driver, ...]:
+def drivers_from_json(text: str) -> tuple[HostProgram, ...]:
     """Read a list of what `Driver.to_json` wrote; hostile text is refused. Raises ArtifactError saying where."""
     data = parse_json(text, "drivers")
     if not isinstance(data, list):
@@ -229,7 +242,7 @@ def drivers_from_json(text: str) -> tuple[Driver, ...]:
             raise ArtifactError(
                 f"drivers[{position}]: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
             )
-    return tuple(read_value(Driver, item, f"drivers[{position}]") for position, item in enumerate(data))
+    return tuple(read_value(HostProgram, item, f"drivers[{position}]") for position, item in enumerate(data))
 
 
 _REGISTERS = 1 << 20
@@ -237,7 +250,7 @@ _ROUTINE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 _PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 
 
-def verify_drivers(drivers: Sequence[Driver], programs: Sequence[Program]) -> None:
+def verify_drivers(drivers: Sequence[HostProgram], programs: Sequence[Program]) -> None:
     """Check every register, block, name and reference, so that executing can trust them. Raises ArtifactError saying where."""
     parts = {p.name: p for p in programs}
     names = [d.name for d in drivers]
@@ -251,18 +264,18 @@ def verify_drivers(drivers: Sequence[Driver], programs: Sequence[Program]) -> No
         _verify(driver, parts, arity, f"drivers[{position}]")
 
 
-def parts_of(drivers: Iterable[Driver]) -> frozenset[str]:
+def parts_of(drivers: Iterable[HostProgram]) -> frozenset[str]:
     """The programs that drivers call."""
-    return frozenset(i.part for d in drivers for i in d.instructions() if isinstance(i, CallPart))
+    return frozenset(i.part for d in drivers for i in d.instructions() if isinstance(i, CallSubgraph))
 
 
 def reads(i: Instruction) -> tuple[int, ...]:
     """The registers an instruction reads."""
-    if isinstance(i, CallPart):
+    if isinstance(i, CallSubgraph):
         return (*i.args, *i.symbols)
-    if isinstance(i, CallDriver):
+    if isinstance(i, CallHostProgram):
         return i.args if i.callee is None else (*i.args, i.callee)
-    if isinstance(i, (CallHost, Apply, Pack)):
+    if isinstance(i, (CallHostRoutine, Apply, Pack)):
         return i.args
     if isinstance(i, Branch):
         return (i.cond,)
@@ -270,7 +283,7 @@ def reads(i: Instruction) -> tuple[int, ...]:
         return i.symbols
     if isinstance(i, Require):
         return (i.cond, *i.values)
-    return (i.value,) if isinstance(i, (Match, Item, Copy)) else ()
+    return (i.value,) if isinstance(i, (CheckValue, GetItem, Move)) else ()
 
 
 def writes(i: Instruction) -> tuple[int, ...]:
@@ -280,7 +293,7 @@ def writes(i: Instruction) -> tuple[int, ...]:
     return (i.into,) if isinstance(i.into, int) else i.into
 
 
-def _verify(driver: Driver, parts: Mapping[str, Program], arity: Mapping[str, int], where: str) -> None:
+def _verify(driver: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str) -> None:
     for what, text in (
         ("name", driver.name),
         *(("params", f"{p.name} {p.text}") for p in (*driver.params, *driver.results)),
@@ -309,7 +322,7 @@ def _verify(driver: Driver, parts: Mapping[str, Program], arity: Mapping[str, in
     _verify_defined(driver, where)
 
 
-def _verify_defined(driver: Driver, where: str) -> None:
+def _verify_defined(driver: HostProgram, where: str) -> None:
     """Nothing reads a register that may not have been set. Sets of registers are bits of a number."""
     needs, gives = [0] * len(driver.blocks), [0] * len(driver.blocks)
     for number in reversed(range(len(driver.blocks))):  # blocks of a branch come after it
@@ -335,15 +348,15 @@ def _bits(registers: Iterable[int]) -> int:
 
 
 def _verify_instruction(
-    i: Instruction, driver: Driver, parts: Mapping[str, Program], arity: Mapping[str, int], where: str
+    i: Instruction, driver: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str
 ) -> None:
     check_indices((*reads(i), *writes(i)), driver.registers, where, "register")
-    if isinstance(i, CallPart):
+    if isinstance(i, CallSubgraph):
         part = parts.get(i.part)
         wanted = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
         if wanted is None or wanted != (len(i.args), len(i.symbols), len(i.into)):
             raise wrong(where, "a program with as many inputs, symbols and outputs", i.part)
-    elif isinstance(i, CallDriver):
+    elif isinstance(i, CallHostProgram):
         if (i.function is None) is (i.callee is None):
             raise wrong(where, "a function or the register of one", (i.function, i.callee))
         if i.function is not None:
@@ -352,7 +365,7 @@ def _verify_instruction(
                 raise wrong(f"{where}.args", f"{arity[i.function]} arguments", len(i.args))
     elif isinstance(i, Refer):
         _function(i.function, arity, f"{where}.function")
-    elif isinstance(i, CallHost):
+    elif isinstance(i, CallHostRoutine):
         if not _ROUTINE.fullmatch(i.routine):
             raise wrong(f"{where}.routine", "a name of letters, digits, _ and .", i.routine)
     elif isinstance(i, Apply):
@@ -372,7 +385,7 @@ def _verify_instruction(
         check_shown(f"{where}.message", i.message.replace("\n", " "))
         for match in _PLACEHOLDER.finditer(i.message):
             check_index(int(match[1]), len(i.values), f"{where}.message", "value")
-    elif isinstance(i, Match):
+    elif isinstance(i, CheckValue):
         for text in (i.where, i.wanted, i.shown.replace("\n", " ")):
             check_shown(f"{where}.wanted", text)
         if i.dtype is not None and i.dtype not in DTYPES:
@@ -386,7 +399,7 @@ def _verify_instruction(
     elif isinstance(i, Number):
         if i.dtype not in DTYPES or "float" not in i.dtype:
             raise wrong(f"{where}.dtype", "a floating element type", i.dtype)
-    elif isinstance(i, Weight) and (i.dtype not in DTYPES or not i.name):
+    elif isinstance(i, LoadWeight) and (i.dtype not in DTYPES or not i.name):
         raise wrong(f"{where}.dtype", "a constant's name and element type", (i.name, i.dtype))
 
 

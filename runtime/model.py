@@ -14,8 +14,8 @@ from relax_tune.runtime.host_program import parts_of
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
-from relax_tune.runtime.vm import Host, Machine
-from relax_tune.runtime.weights import Weights
+from relax_tune.runtime.vm import Host, VirtualMachine
+from relax_tune.runtime.weights import DeviceWeights
 
 if TYPE_CHECKING:
     from relax_tune.runtime.artifact import Artifact
@@ -49,7 +49,7 @@ def open_model(
     opened = open_device(device or artifact.device_kind) if device is None or isinstance(device, str) else device
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
-    weights = Weights(opened, artifact.constants)
+    weights = DeviceWeights(opened, artifact.constants)
     executors: dict[str, Executor] = {}
     name = artifact.path or ", ".join(artifact.functions)
     try:
@@ -94,12 +94,12 @@ class Model:
         self,
         artifact: Artifact,
         executors: Mapping[str, Executor],
-        weights: Weights,
+        weights: DeviceWeights,
         owned_device: Device | None,
         host: Mapping[str, Host] | None = None,
     ) -> None:
         self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
-        self._machine = Machine(artifact.drivers, executors, artifact.constants)
+        self._machine = VirtualMachine(artifact.drivers, executors, artifact.constants)
         self._driven = {d.name for d in artifact.drivers}
         self._weights, self._owned_device = weights, owned_device
 

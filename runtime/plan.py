@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.program import Call, Program
-from relax_tune.runtime.scalars import ARITY, WIDTH, Op, ScalarBuilder
+from relax_tune.runtime.program import CallSite, Program
+from relax_tune.runtime.scalars import ARITY, WIDTH, Opcode, ScalarBuilder
 
 _INFIX = {
-    Op.ADD: "+",
-    Op.SUB: "-",
-    Op.MUL: "*",
-    Op.FLOORDIV: "//",
-    Op.FLOORMOD: "%",
-    Op.LT: "<",
-    Op.LE: "<=",
-    Op.EQ: "==",
-    Op.NE: "!=",
-    Op.AND: "and",
-    Op.OR: "or",
+    Opcode.ADD: "+",
+    Opcode.SUB: "-",
+    Opcode.MUL: "*",
+    Opcode.FLOORDIV: "//",
+    Opcode.FLOORMOD: "%",
+    Opcode.LT: "<",
+    Opcode.LE: "<=",
+    Opcode.EQ: "==",
+    Opcode.NE: "!=",
+    Opcode.AND: "and",
+    Opcode.OR: "or",
 }
 _LONGEST = 400
 
@@ -50,7 +50,7 @@ def choice_slot(builder: ScalarBuilder, plan: Sequence[Entry]) -> int:
         guard = plan[position].guard
         if guard is None:
             raise UserError(f"plan: wanted a guard on every entry but the last, found none on entry {position}")
-        slot = builder.op(Op.SELECT, guard, builder.const(plan[position].variant), slot)
+        slot = builder.op(Opcode.SELECT, guard, builder.const(plan[position].variant), slot)
     return slot
 
 
@@ -60,15 +60,15 @@ def formula(program: Program, slot: int) -> str:
     texts: list[str] = []
     for at in range(slot + 1):
         opcode, *operands = code[at * WIDTH : at * WIDTH + WIDTH]
-        op = Op(opcode)
+        op = Opcode(opcode)
         inner = [texts[operand] for operand in operands[: ARITY[op]]]
-        if op is Op.CONST:
+        if op is Opcode.CONST:
             text = str(operands[0])
-        elif op is Op.SYMBOL:
+        elif op is Opcode.SYMBOL:
             text = program.symbols[operands[0]].name
         elif op in _INFIX:
             text = f"({inner[0]} {_INFIX[op]} {inner[1]})"
-        elif op is Op.SELECT:
+        elif op is Opcode.SELECT:
             text = f"({inner[1]} if {inner[0]} else {inner[2]})"
         else:
             text = f"{op.name.lower()}({', '.join(inner)})"
@@ -77,16 +77,16 @@ def formula(program: Program, slot: int) -> str:
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text
 
 
-def plan_of(program: Program, call: Call) -> list[Entry]:
+def plan_of(program: Program, call: CallSite) -> list[Entry]:
     """Read a plan back from the SELECT chain of a call's choice slot. A choice that is no such chain gives entries for
     the part that is, or an empty list."""
     code, slot = program.scalars, call.choice
     entries: list[Entry] = []
     while True:
         opcode, a, b, c = code[slot * WIDTH : slot * WIDTH + WIDTH]
-        if opcode == Op.CONST:
+        if opcode == Opcode.CONST:
             return [*entries, Entry(None, a)]
-        if opcode != Op.SELECT or code[b * WIDTH] != Op.CONST:
+        if opcode != Opcode.SELECT or code[b * WIDTH] != Opcode.CONST:
             return entries
         entries.append(Entry(a, code[b * WIDTH + 1]))
         slot = c

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import ARITY, INT64_MIN, WIDTH, Op
+from relax_tune.runtime.scalars import ARITY, INT64_MIN, WIDTH, Opcode
 
 _PRELUDE = """#include <stdint.h>
 
@@ -50,22 +50,22 @@ static inline int64_t plan_mod(int64_t a, int64_t b, int32_t* bad) {
   return r + (d & -(int64_t)((r != 0) & ((r ^ d) < 0)));
 }
 """
-_TEXT: dict[Op, str] = {
-    Op.ADD: "plan_add({a}, {b}, &bad)",
-    Op.SUB: "plan_sub({a}, {b}, &bad)",
-    Op.MUL: "plan_mul({a}, {b}, &bad)",
-    Op.FLOORDIV: "plan_div({a}, {b}, &bad)",
-    Op.FLOORMOD: "plan_mod({a}, {b}, &bad)",
-    Op.MIN: "plan_pick({a} < {b}, {a}, {b})",
-    Op.MAX: "plan_pick({a} > {b}, {a}, {b})",
-    Op.LT: "{a} < {b}",
-    Op.LE: "{a} <= {b}",
-    Op.EQ: "{a} == {b}",
-    Op.NE: "{a} != {b}",
-    Op.AND: "({a} != 0) & ({b} != 0)",
-    Op.OR: "({a} != 0) | ({b} != 0)",
-    Op.NOT: "{a} == 0",
-    Op.SELECT: "plan_pick({a}, {b}, {c})",
+_TEXT: dict[Opcode, str] = {
+    Opcode.ADD: "plan_add({a}, {b}, &bad)",
+    Opcode.SUB: "plan_sub({a}, {b}, &bad)",
+    Opcode.MUL: "plan_mul({a}, {b}, &bad)",
+    Opcode.FLOORDIV: "plan_div({a}, {b}, &bad)",
+    Opcode.FLOORMOD: "plan_mod({a}, {b}, &bad)",
+    Opcode.MIN: "plan_pick({a} < {b}, {a}, {b})",
+    Opcode.MAX: "plan_pick({a} > {b}, {a}, {b})",
+    Opcode.LT: "{a} < {b}",
+    Opcode.LE: "{a} <= {b}",
+    Opcode.EQ: "{a} == {b}",
+    Opcode.NE: "{a} != {b}",
+    Opcode.AND: "({a} != 0) & ({b} != 0)",
+    Opcode.OR: "({a} != 0) | ({b} != 0)",
+    Opcode.NOT: "{a} == 0",
+    Opcode.SELECT: "plan_pick({a}, {b}, {c})",
 }
 
 
@@ -89,14 +89,14 @@ def choices_in_c(name: str, code: Sequence[int], choices: Sequence[int]) -> str:
     for slot in range(len(code) // WIDTH - 1, -1, -1):
         if slot in needed:
             opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
-            needed.update(operands[: ARITY[Op(opcode)]])
+            needed.update(operands[: ARITY[Opcode(opcode)]])
     lines = [f"int32_t {name}(const int64_t* symbols, int32_t* choices) {{", "  int32_t bad = 0;"]
     for slot in sorted(needed):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
-        op = Op(opcode)
-        if op is Op.CONST:
+        op = Opcode(opcode)
+        if op is Opcode.CONST:
             value = "INT64_MIN" if operands[0] == INT64_MIN else f"INT64_C({operands[0]})"
-        elif op is Op.SYMBOL:
+        elif op is Opcode.SYMBOL:
             value = f"symbols[{operands[0]}]"
         else:
             value = _TEXT[op].format(**{letter: f"x{operand}" for letter, operand in zip("abc", operands)})

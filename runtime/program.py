@@ -95,7 +95,7 @@ class KernelSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LaunchStep:
     """One launch. `target` names a kernel of the program; for kind `library` a routine such as `openblas.sgemm`.
 
     buffers: indices into `Program.buffers`; scalars: slots, passed in order; grid: slots, number of work-groups per
@@ -111,23 +111,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class CallVariant:
     """What a bucket dispatches: steps in order. `label` is `tuned`, `library` or `generic`; `key` names the record."""
 
     label: str
-    steps: tuple[Step, ...]
+    steps: tuple[LaunchStep, ...]
     key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSite:
     """One call site. `choice` is the slot whose value is the index of the variant to dispatch; `task` is the workload
     key."""
 
     name: str
     task: str
     choice: int
-    variants: tuple[Variant, ...]
+    variants: tuple[CallVariant, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class Program:
     buffers: tuple[BufferSpec, ...]
     storages: tuple[int, ...]
     kernels: tuple[KernelSource, ...]
-    prepare: tuple[Step, ...]
-    calls: tuple[Call, ...]
+    prepare: tuple[LaunchStep, ...]
+    calls: tuple[CallSite, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     name: str = "main"
@@ -304,7 +304,7 @@ def verify_program(program: Program) -> None:
     _verify_boundary(program)
 
 
-def _verify_step(step: Step, program: Program, kernels: set[str], slots: int, where: str) -> None:
+def _verify_step(step: LaunchStep, program: Program, kernels: set[str], slots: int, where: str) -> None:
     if step.kind == "kernel":
         if step.target not in kernels:
             raise wrong(f"{where}.target", "a kernel of the program", step.target)

@@ -22,7 +22,7 @@ WIDTH = 4
 _CHUNK = 2048
 
 
-class Op(IntEnum):
+class Opcode(IntEnum):
     """Opcodes. The comment says which of a, b, c are used; unused ones must be 0."""
 
     CONST = 0  # a: the value
@@ -44,29 +44,34 @@ class Op(IntEnum):
     SELECT = 16  # a condition, b when non-zero, c when zero
 
 
-ARITY: dict[Op, int] = {op: 2 for op in Op} | {Op.CONST: 0, Op.SYMBOL: 0, Op.NOT: 1, Op.SELECT: 3}
-COMMUTATIVE = frozenset({Op.ADD, Op.MUL, Op.MIN, Op.MAX, Op.EQ, Op.NE, Op.AND, Op.OR})
+ARITY: dict[Opcode, int] = {op: 2 for op in Opcode} | {
+    Opcode.CONST: 0,
+    Opcode.SYMBOL: 0,
+    Opcode.NOT: 1,
+    Opcode.SELECT: 3,
+}
+COMMUTATIVE = frozenset({Opcode.ADD, Opcode.MUL, Opcode.MIN, Opcode.MAX, Opcode.EQ, Opcode.NE, Opcode.AND, Opcode.OR})
 
 # Statement text per opcode. {i} is the slot, {a} {b} {c} are operand names; only verified whole numbers are put in.
 _RANGE = "\n if not -9223372036854775808<=x{i}<=9223372036854775807: over({i},x{i})"
-_TEXT: dict[Op, str] = {
-    Op.CONST: " x{i}={k}",
-    Op.SYMBOL: " x{i}=s[{k}]",
-    Op.ADD: " x{i}={a}+{b}" + _RANGE,
-    Op.SUB: " x{i}={a}-{b}" + _RANGE,
-    Op.MUL: " x{i}={a}*{b}" + _RANGE,
-    Op.FLOORDIV: " if not {b}: zero({i},{a})\n x{i}={a}//{b}" + _RANGE,
-    Op.FLOORMOD: " if not {b}: zero({i},{a})\n x{i}={a}%{b}",
-    Op.MIN: " x{i}={a} if {a}<={b} else {b}",
-    Op.MAX: " x{i}={a} if {a}>={b} else {b}",
-    Op.LT: " x{i}=1 if {a}<{b} else 0",
-    Op.LE: " x{i}=1 if {a}<={b} else 0",
-    Op.EQ: " x{i}=1 if {a}=={b} else 0",
-    Op.NE: " x{i}=1 if {a}!={b} else 0",
-    Op.AND: " x{i}=1 if {a} and {b} else 0",
-    Op.OR: " x{i}=1 if {a} or {b} else 0",
-    Op.NOT: " x{i}=0 if {a} else 1",
-    Op.SELECT: " x{i}={b} if {a} else {c}",
+_TEXT: dict[Opcode, str] = {
+    Opcode.CONST: " x{i}={k}",
+    Opcode.SYMBOL: " x{i}=s[{k}]",
+    Opcode.ADD: " x{i}={a}+{b}" + _RANGE,
+    Opcode.SUB: " x{i}={a}-{b}" + _RANGE,
+    Opcode.MUL: " x{i}={a}*{b}" + _RANGE,
+    Opcode.FLOORDIV: " if not {b}: zero({i},{a})\n x{i}={a}//{b}" + _RANGE,
+    Opcode.FLOORMOD: " if not {b}: zero({i},{a})\n x{i}={a}%{b}",
+    Opcode.MIN: " x{i}={a} if {a}<={b} else {b}",
+    Opcode.MAX: " x{i}={a} if {a}>={b} else {b}",
+    Opcode.LT: " x{i}=1 if {a}<{b} else 0",
+    Opcode.LE: " x{i}=1 if {a}<={b} else 0",
+    Opcode.EQ: " x{i}=1 if {a}=={b} else 0",
+    Opcode.NE: " x{i}=1 if {a}!={b} else 0",
+    Opcode.AND: " x{i}=1 if {a} and {b} else 0",
+    Opcode.OR: " x{i}=1 if {a} or {b} else 0",
+    Opcode.NOT: " x{i}=0 if {a} else 1",
+    Opcode.SELECT: " x{i}={b} if {a} else {c}",
 }
 
 Evaluator = Callable[[Sequence[int]], list[int]]
@@ -76,7 +81,7 @@ def verify(code: Sequence[int], n_symbols: int) -> None:
     """Check every number of `code`. Raises ArtifactError naming the slot, what was wanted and what was found."""
     if len(code) % WIDTH:
         raise ArtifactError(f"scalar list: wanted a multiple of {WIDTH} numbers, found {len(code)}")
-    last = max(Op)
+    last = max(Opcode)
     for index, number in enumerate(code):
         if type(number) is not int or not INT64_MIN <= number <= INT64_MAX:
             raise ArtifactError(f"scalar slot {index // WIDTH}: wanted int64 numbers, found {number!r:.40}")
@@ -84,9 +89,9 @@ def verify(code: Sequence[int], n_symbols: int) -> None:
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
         if not 0 <= opcode <= last:
             raise ArtifactError(f"scalar slot {slot}: wanted an opcode 0..{int(last)}, found {opcode}")
-        op = Op(opcode)
+        op = Opcode(opcode)
         used = ARITY[op]
-        if op is Op.SYMBOL and not 0 <= operands[0] < n_symbols:
+        if op is Opcode.SYMBOL and not 0 <= operands[0] < n_symbols:
             raise ArtifactError(f"scalar slot {slot}: wanted a symbol 0..{n_symbols - 1}, found {operands[0]}")
         if used == 0:
             used = 1  # the immediate
@@ -141,7 +146,7 @@ def _compile_part(code: Sequence[int], start: int, stop: int) -> Callable[[Seque
     lines = ["def part(s,v):"]
     for slot in range(start, stop):
         opcode, a, b, c = code[slot * WIDTH : slot * WIDTH + WIDTH]
-        op = Op(opcode)
+        op = Opcode(opcode)
         if ARITY[op] == 0:
             lines.append(_TEXT[op].format(i=slot, k=a))
         else:
@@ -171,8 +176,8 @@ def symbolic_slots(code: Sequence[int]) -> list[bool]:
     depends: list[bool] = []
     for slot in range(len(code) // WIDTH):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
-        op = Op(opcode)
-        depends.append(op is Op.SYMBOL or any(depends[operand] for operand in operands[: ARITY[op]]))
+        op = Opcode(opcode)
+        depends.append(op is Opcode.SYMBOL or any(depends[operand] for operand in operands[: ARITY[op]]))
     return depends
 
 
@@ -182,7 +187,7 @@ def constant_values(code: Sequence[int], n_symbols: int) -> list[int | None]:
     depends = symbolic_slots(code)
     plain: list[int] = []
     for slot, symbolic in enumerate(depends):
-        plain += (Op.CONST, 0, 0, 0) if symbolic else code[slot * WIDTH : slot * WIDTH + WIDTH]
+        plain += (Opcode.CONST, 0, 0, 0) if symbolic else code[slot * WIDTH : slot * WIDTH + WIDTH]
     values = compile_scalars([int(number) for number in plain], 0)(())
     return [None if symbolic else value for symbolic, value in zip(depends, values)]
 
@@ -209,15 +214,15 @@ class ScalarBuilder:
         value = int(value)
         if not INT64_MIN <= value <= INT64_MAX:
             raise UserError(f"scalar constant: wanted an int64, found {value}")
-        slot = self._intern((int(Op.CONST), value, 0, 0))
+        slot = self._intern((int(Opcode.CONST), value, 0, 0))
         self._constants[slot] = value
         return slot
 
     def symbol(self, index: int) -> int:
         """Slot of the program symbol with this index."""
-        return self._intern((int(Op.SYMBOL), int(index), 0, 0))
+        return self._intern((int(Opcode.SYMBOL), int(index), 0, 0))
 
-    def op(self, op: Op, a: int, b: int = 0, c: int = 0) -> int:
+    def op(self, op: Opcode, a: int, b: int = 0, c: int = 0) -> int:
         """Slot of one instruction over earlier slots. Raises UserError for a slot that does not exist."""
         arity = ARITY[op]
         operands = (a, b, c)
@@ -240,10 +245,10 @@ class ScalarBuilder:
         mapped: list[int] = []
         for slot in range(len(other) // WIDTH):
             opcode, *operands = other[slot * WIDTH : slot * WIDTH + WIDTH]
-            op = Op(opcode)
-            if op is Op.CONST:
+            op = Opcode(opcode)
+            if op is Opcode.CONST:
                 mapped.append(self.const(operands[0]))
-            elif op is Op.SYMBOL:
+            elif op is Opcode.SYMBOL:
                 mapped.append(symbol_slots[operands[0]])
             else:
                 mapped.append(self.op(op, *(mapped[operand] for operand in operands[: ARITY[op]])))
@@ -256,16 +261,16 @@ class ScalarBuilder:
             self._code.extend(instruction)
         return slot
 
-    def _fold(self, op: Op, a: int, b: int, c: int) -> int | None:
+    def _fold(self, op: Opcode, a: int, b: int, c: int) -> int | None:
         constants = self._constants
-        if op is Op.SELECT:
+        if op is Opcode.SELECT:
             if b == c:
                 return b
             return None if a not in constants else (b if constants[a] else c)
         used = (a, b)[: ARITY[op]]
         if any(slot not in constants for slot in used):
             return None
-        code = (int(Op.SYMBOL), 0, 0, 0, int(Op.SYMBOL), len(used) - 1, 0, 0, int(op), 0, len(used) - 1, 0)
+        code = (int(Opcode.SYMBOL), 0, 0, 0, int(Opcode.SYMBOL), len(used) - 1, 0, 0, int(op), 0, len(used) - 1, 0)
         try:
             return self.const(_cached(code, len(used))([constants[slot] for slot in used])[-1])
         except UserError:  # a division by zero or an overflow stays an instruction: it is an error only if evaluated

@@ -10,11 +10,18 @@ import numpy as np
 
 from relax_tune.runtime.host_program import Value
 from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import WIDTH, Op
+from relax_tune.runtime.scalars import WIDTH, Opcode
 
-_INFIX = {Op.ADD: " + ", Op.SUB: " - ", Op.MUL: "*", Op.FLOORDIV: "//", Op.FLOORMOD: "%"}
-_COMPARED = {Op.LT: " < ", Op.LE: " <= ", Op.EQ: " == ", Op.NE: " != ", Op.AND: " and ", Op.OR: " or "}
-_NAMED = {Op.MIN: "min", Op.MAX: "max", Op.SELECT: "select", Op.NOT: "not"}
+_INFIX = {Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: "*", Opcode.FLOORDIV: "//", Opcode.FLOORMOD: "%"}
+_COMPARED = {
+    Opcode.LT: " < ",
+    Opcode.LE: " <= ",
+    Opcode.EQ: " == ",
+    Opcode.NE: " != ",
+    Opcode.AND: " and ",
+    Opcode.OR: " or ",
+}
+_NAMED = {Opcode.MIN: "min", Opcode.MAX: "max", Opcode.SELECT: "select", Opcode.NOT: "not"}
 # Below this depth an expression is cut: a shape is shown to be read.
 _DEPTH = 6
 
@@ -69,19 +76,19 @@ def tensor_specs(program: Program, buffers: Sequence[int]) -> tuple[TensorSpec, 
 def dim_of(scalars: Sequence[int], slot: int, names: Sequence[str]) -> int | str:
     """A slot as a number where it is one, else as text over the symbols' `names`."""
     opcode, operand = scalars[slot * WIDTH : slot * WIDTH + 2]
-    return operand if opcode == Op.CONST else _text(scalars, slot, names, 0)
+    return operand if opcode == Opcode.CONST else _text(scalars, slot, names, 0)
 
 
 def _text(scalars: Sequence[int], slot: int, names: Sequence[str], depth: int) -> str:
     opcode, *operands = scalars[slot * WIDTH : slot * WIDTH + WIDTH]
-    op = Op(opcode)
-    if op is Op.CONST:
+    op = Opcode(opcode)
+    if op is Opcode.CONST:
         return str(operands[0])
-    if op is Op.SYMBOL:
+    if op is Opcode.SYMBOL:
         return names[operands[0]]
     if depth == _DEPTH:
         return "..."
-    count = {Op.NOT: 1, Op.SELECT: 3}.get(op, 2)
+    count = {Opcode.NOT: 1, Opcode.SELECT: 3}.get(op, 2)
     parts = [_text(scalars, o, names, depth + 1) for o in operands[:count]]
     if op in _NAMED:
         return f"{_NAMED[op]}({', '.join(parts)})"
@@ -89,9 +96,9 @@ def _text(scalars: Sequence[int], slot: int, names: Sequence[str], depth: int) -
     return joined.join(part if _binds_tighter(scalars, o, op) else f"({part})" for part, o in zip(parts, operands))
 
 
-def _binds_tighter(scalars: Sequence[int], slot: int, outer: Op) -> bool:
+def _binds_tighter(scalars: Sequence[int], slot: int, outer: Opcode) -> bool:
     """Whether an operand needs no parentheses: atoms and function calls never do, products not in a sum or another product."""
-    inner = Op(scalars[slot * WIDTH])
-    if inner in (Op.CONST, Op.SYMBOL) or inner in _NAMED:
+    inner = Opcode(scalars[slot * WIDTH])
+    if inner in (Opcode.CONST, Opcode.SYMBOL) or inner in _NAMED:
         return True
-    return inner is Op.MUL and outer in (Op.ADD, Op.SUB, Op.MUL)
+    return inner is Opcode.MUL and outer in (Opcode.ADD, Opcode.SUB, Opcode.MUL)

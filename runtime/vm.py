@@ -19,21 +19,21 @@ from relax_tune.runtime.host_operators import HOST_OPERATORS, is_shape
 from relax_tune.runtime.host_program import (
     Apply,
     Branch,
-    CallDriver,
-    CallHost,
-    CallPart,
+    CallHostProgram,
+    CallHostRoutine,
+    CallSubgraph,
+    CheckValue,
     Compute,
-    Copy,
-    Driver,
+    GetItem,
+    HostProgram,
     Instruction,
-    Item,
-    Match,
+    LoadWeight,
+    Move,
     Number,
     Pack,
     Refer,
     Require,
     Want,
-    Weight,
 )
 from relax_tune.runtime.program import format_message
 from relax_tune.runtime.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
@@ -49,7 +49,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionValue:
     """A function as a value."""
 
     name: str
@@ -70,7 +70,7 @@ class _Frame:
 class _Code:
     """A driver, ready to execute."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: HostProgram) -> None:
         self.driver = driver
         self.last = _last_calls(driver)
         self.computes: dict[Compute, Evaluator] = {}
@@ -79,16 +79,16 @@ class _Code:
                 self.computes[i] = compile_scalars(i.code, len(i.symbols))
 
 
-class Machine:
+class VirtualMachine:
     """Runs verified drivers. Not thread-safe. executors: one for each part, by name; constants: those that drivers name."""
 
     def __init__(
-        self, drivers: Sequence[Driver], executors: Mapping[str, Executor], constants: Mapping[str, NDArray[Any]]
+        self, drivers: Sequence[HostProgram], executors: Mapping[str, Executor], constants: Mapping[str, NDArray[Any]]
     ) -> None:
         self.executors = executors
         self._codes = {d.name: _Code(d) for d in drivers}
         self._weights = {
-            i.name: _guarded(constants[i.name]) for d in drivers for i in d.instructions() if isinstance(i, Weight)
+            i.name: _guarded(constants[i.name]) for d in drivers for i in d.instructions() if isinstance(i, LoadWeight)
         }
 
     def run(
@@ -128,7 +128,7 @@ class Machine:
                 continue
             i = blocks[block][at]
             here, frame.at = frame.at, (block, at + 1)
-            if isinstance(i, CallDriver):
+            if isinstance(i, CallHostProgram):
                 code, given = self._callee(i, frame)
                 if here in frame.code.last:
                     frames[-1] = _Frame(code, given, frame.into)
@@ -145,12 +145,12 @@ class Machine:
             else:
                 self._execute(i, frame, hosts)
 
-    def _callee(self, i: CallDriver, frame: _Frame) -> tuple[_Code, list[Any]]:
+    def _callee(self, i: CallHostProgram, frame: _Frame) -> tuple[_Code, list[Any]]:
         r, where = frame.registers, frame.code.driver.name
         name = i.function
         if i.callee is not None:
             target = r[i.callee]
-            if not isinstance(target, Function):
+            if not isinstance(target, FunctionValue):
                 raise UserError(f"{where}: wanted a function to call, found {describe(target)}")
             name = target.name
         assert name is not None
@@ -162,7 +162,7 @@ class Machine:
     def _execute(self, i: Instruction, frame: _Frame, hosts: Mapping[str, Host]) -> None:
         r = frame.registers
         where = frame.code.driver.name
-        if isinstance(i, CallPart):
+        if isinstance(i, CallSubgraph):
             executor = self.executors[i.part]
             found = executor.run([r[a] for a in i.args], [_number(r[s], where) for s in i.symbols], in_place=True)
             for into, array in zip(i.into, found, strict=True):
@@ -177,32 +177,32 @@ class Machine:
         elif isinstance(i, Require):
             if not r[i.cond]:
                 raise UserError(f"{where}: {format_message(i.message, [r[v] for v in i.values])}")
-        elif isinstance(i, Match):
+        elif isinstance(i, CheckValue):
             _match(i, r, where)
         elif isinstance(i, Pack):
             r[i.into] = tuple(r[a] for a in i.args)
-        elif isinstance(i, Item):
+        elif isinstance(i, GetItem):
             r[i.into] = _item(r[i.value], i.index, where)
-        elif isinstance(i, Copy):
+        elif isinstance(i, Move):
             r[i.into] = r[i.value]
         elif isinstance(i, Apply):
             try:
                 r[i.into] = HOST_OPERATORS[i.operator].run(*(r[a] for a in i.args))
             except UserError as error:
                 raise UserError(f"{where}: {error}{_below(i.shown)}") from None
-        elif isinstance(i, CallHost):
+        elif isinstance(i, CallHostRoutine):
             r[i.into] = _host(i, [r[a] for a in i.args], hosts, where)
-        elif isinstance(i, Weight):
+        elif isinstance(i, LoadWeight):
             r[i.into] = self._weights[i.name]
         elif isinstance(i, Number):
             r[i.into] = np.dtype(i.dtype).type(i.value)
         elif isinstance(i, Refer):
-            r[i.into] = Function(i.function)
+            r[i.into] = FunctionValue(i.function)
         else:
             raise ArtifactError(f"{where}: wanted an instruction, found {i!r:.200}")
 
 
-def _last_calls(driver: Driver) -> frozenset[Place]:
+def _last_calls(driver: HostProgram) -> frozenset[Place]:
     """Calls after which a function only gives back what they gave."""
     around: dict[int, Place] = {}
     for number, block in enumerate(driver.blocks):
@@ -212,15 +212,15 @@ def _last_calls(driver: Driver) -> frozenset[Place]:
     found = set[Place]()
     for number, block in enumerate(driver.blocks):
         for at, i in enumerate(block):
-            if isinstance(i, CallDriver) and _is_last(driver, number, at, i.into, around):
+            if isinstance(i, CallHostProgram) and _is_last(driver, number, at, i.into, around):
                 found.add((number, at))
     return frozenset(found)
 
 
-def _is_last(driver: Driver, block: int, at: int, register: int, around: Mapping[int, Place]) -> bool:
+def _is_last(driver: HostProgram, block: int, at: int, register: int, around: Mapping[int, Place]) -> bool:
     while True:
         for i in driver.blocks[block][at + 1 :]:
-            if not isinstance(i, Copy) or i.value != register:
+            if not isinstance(i, Move) or i.value != register:
                 return False
             register = i.into
         if block not in around:
@@ -245,7 +245,7 @@ def _condition(frame: _Frame, i: Branch) -> bool:
     )
 
 
-def _match(i: Match, r: list[Any], where: str) -> None:
+def _match(i: CheckValue, r: list[Any], where: str) -> None:
     value = r[i.value]
 
     def refuse(found: str) -> UserError:
@@ -272,7 +272,7 @@ def _match(i: Match, r: list[Any], where: str) -> None:
             raise refuse(describe(value))
         return
     else:
-        if not isinstance(value, Function) or value.name not in i.functions:
+        if not isinstance(value, FunctionValue) or value.name not in i.functions:
             raise refuse(describe(value))
         return
     if i.into:
@@ -300,7 +300,7 @@ def _scalar(value: int, dtype: str) -> Any:
     return bool(value) if dtype == "bool" else np.dtype(dtype).type(value)
 
 
-def _host(i: CallHost, args: Sequence[Any], hosts: Mapping[str, Host], where: str) -> Any:
+def _host(i: CallHostRoutine, args: Sequence[Any], hosts: Mapping[str, Host], where: str) -> Any:
     routine = hosts.get(i.routine)
     if routine is None:
         raise UserError(
@@ -359,7 +359,7 @@ def describe(value: object) -> str:
     """A value in an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
-    if isinstance(value, Function):
+    if isinstance(value, FunctionValue):
         return f"the function {value.name}"
     if isinstance(value, (bool, int, float, np.generic)):
         return f"the number {value}"

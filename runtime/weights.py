@@ -12,7 +12,7 @@ from relax_tune.errors import ArtifactError
 from relax_tune.runtime.device.base import Device
 
 
-class Weights:
+class DeviceWeights:
     """Device memory of constants and of what was packed from them, for programs that run on one device.
 
     Not thread-safe. The device stays its caller's; `close` gives the memory back, after every executor that uses it is done.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from relax_tune.database import rows
-from relax_tune.database.records import Measurement, Plan, Variant, canonical_json, parse_json
+from relax_tune.database.records import Measurement, PlanRecord, VariantRecord, canonical_json, parse_json
 from relax_tune.database.rules import RefusedRecord
 from relax_tune.database.store import Store
 from relax_tune.database.stored_names import plan_set_of, rename_plans, rename_variant
@@ -203,10 +203,10 @@ class _Import:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.report = ImportReport()
-        self._variants: dict[str, Variant] = {}
+        self._variants: dict[str, VariantRecord] = {}
         self._measurements: list[tuple[int, Measurement]] = []
-        self._plans: list[tuple[int, Plan]] = []
-        self._sets: dict[tuple[str, str, str], list[tuple[int, Plan]]] = {}
+        self._plans: list[tuple[int, PlanRecord]] = []
+        self._sets: dict[tuple[str, str, str], list[tuple[int, PlanRecord]]] = {}
         self._readers: dict[str, Callable[[int, dict[str, Any]], None]] = {
             "target": lambda _, values: self._add(store.add_target, rows.target_of(values)),
             "environment": lambda _, values: self._add(store.add_environment, rows.environment_of(values)),

@@ -17,7 +17,7 @@ from relax_tune.database.records import (
     Regime,
     Stage,
     Target,
-    Variant,
+    VariantRecord,
     canonical_json,
     content_key,
     parse_json,
@@ -155,7 +155,7 @@ def _measurement(result: Any, workload: str, target: str, unit: float, trust_che
     extra = _extra(result.get("measurements", []))
     symbols = {k.removeprefix("symbol."): v for k, v in configuration.items() if k.startswith("symbol.")}
     values = {k: v for k, v in configuration.items() if not k.startswith("symbol.") and type(v) is int}
-    variant = Variant(
+    variant = VariantRecord(
         extra.get("kind", "tuned"),
         extra.get("sketch", "t4"),
         extra.get("trace", canonical_json(configuration)),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device, Launch
-from relax_tune.runtime.library.onednn_primitives import FLOAT, TWO_SIDED, Engine, Packing, Place, Product
+from relax_tune.runtime.library.onednn_primitives import FLOAT, TWO_SIDED, Engine, MatmulPrimitive, Place, WeightPacking
 
 FOLLOWS = ("add", "mul", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "swish")
 """What can follow a product; the scalar `follows` is the sum of (place here, from 1) * 16**position."""
@@ -111,7 +111,7 @@ class OneDnn:
         steps = [0 if dims[0] == 1 else strides[0] * FLOAT for dims, strides in places]
         if apart:
             places = [((1, *dims[1:]), strides) for dims, strides in places]
-        product = Product(self._engine, places, follows, layout)
+        product = MatmulPrimitive(self._engine, places, follows, layout)
         return partial(_run, product, routine, needs, zeros, steps if apart else None, sizes["batch"])
 
     def _packing(self, routine: str, sizes: dict[str, int], buffers: Sequence[Any]) -> Callable[[Views], None] | None:
@@ -121,7 +121,7 @@ class OneDnn:
         place = _matrix(routine, sizes, "b", sizes["k"], sizes["n"], sizes["trans_b"])
         layout = self._engine.layout(sizes["k"], sizes["n"])
         return partial(
-            _run, Packing(self._engine, place, layout), routine, (_bytes(*place), layout.nbytes), None, None, 1
+            _run, WeightPacking(self._engine, place, layout), routine, (_bytes(*place), layout.nbytes), None, None, 1
         )
 
 
@@ -180,7 +180,7 @@ def _bytes(dims: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _run(
-    primitive: Product | Packing,
+    primitive: MatmulPrimitive | WeightPacking,
     routine: str,
     needs: Sequence[int],
     zeros: NDArray[np.float32] | None,

@@ -76,7 +76,7 @@ class Engine:
         self.handle, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("engine_create", ctypes.byref(self.handle), _CPU, ctypes.c_size_t(0))
         self.call("stream_create", ctypes.byref(self.stream), self.handle, _IN_ORDER)
-        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._layouts: dict[tuple[int, int], WeightLayout] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
         """A function of the library. Raises MeasureError with its status where that is not success."""
@@ -92,10 +92,10 @@ class Engine:
         """What runs a primitive; answers its status."""
         return partial(self._dll.dnnl_primitive_execute, primitive, self.stream, len(arguments), arguments)
 
-    def layout(self, k: int, n: int) -> Layout:
+    def layout(self, k: int, n: int) -> WeightLayout:
         """How products with (k, n) weights want them to lie."""
         if (k, n) not in self._layouts:
-            self._layouts[k, n] = Layout(self, k, n)
+            self._layouts[k, n] = WeightLayout(self, k, n)
         return self._layouts[k, n]
 
 
@@ -125,7 +125,7 @@ class _Handles:
         return self._made("memory_desc", len(dims), numbers[0], _F32, numbers[1], create="create_with_strides")
 
 
-class Layout(_Handles):
+class WeightLayout(_Handles):
     """How a product wants (k, n) weights to lie; `nbytes` of them."""
 
     def __init__(self, engine: Engine, k: int, n: int) -> None:
@@ -161,12 +161,12 @@ class _Primitive(_Handles):
             raise MeasureError(f"oneDNN: wanted a primitive to run, found status {status}")
 
 
-class Product(_Primitive):
+class MatmulPrimitive(_Primitive):
     """A matrix product made for its sizes; `run` takes the addresses of A, B, the arrays of `follows`, and C. layout: how B lies,
     where its place does not say."""
 
     def __init__(
-        self, engine: Engine, places: Sequence[Place], follows: Sequence[str], layout: Layout | None = None
+        self, engine: Engine, places: Sequence[Place], follows: Sequence[str], layout: WeightLayout | None = None
     ) -> None:
         super().__init__(engine)
         self._layout = layout
@@ -205,10 +205,10 @@ class Product(_Primitive):
         return attributes
 
 
-class Packing(_Primitive):
+class WeightPacking(_Primitive):
     """Weights written as a layout wants them; `run` takes the addresses of both."""
 
-    def __init__(self, engine: Engine, place: Place, layout: Layout) -> None:
+    def __init__(self, engine: Engine, place: Place, layout: WeightLayout) -> None:
         super().__init__(engine)
         self._layout = layout
         source = self._descriptor(place[0][1:], place[1][1:])

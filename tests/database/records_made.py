@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relax_tune.database.records import Measurement, Stage, Target, Variant, VariantKind, Workload, canonical_json
+from relax_tune.database.records import Measurement, Stage, Target, VariantKind, VariantRecord, Workload, canonical_json
 from relax_tune.database.store import Store
 
 ZEN = Target("c", "zen4", (("isa", "avx512"), ("compiler", "gcc 12")))
@@ -11,8 +11,8 @@ MATMUL = Workload("w-matmul", "def matmul(): ...", 1, "matmul")
 SOFTMAX = Workload("w-softmax", "def softmax(): ...", 1, "softmax")
 
 
-def variant(tile: int, kind: VariantKind = "tuned") -> Variant:
-    return Variant(kind, "rows", '[["split",0,"t"]]', canonical_json({"t": tile}))
+def variant(tile: int, kind: VariantKind = "tuned") -> VariantRecord:
+    return VariantRecord(kind, "rows", '[["split",0,"t"]]', canonical_json({"t": tile}))
 
 
 def timing(

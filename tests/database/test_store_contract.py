@@ -16,13 +16,13 @@ from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, 
 from relax_tune.database.records import (
     STAGES,
     Environment,
-    Job,
+    JobRecord,
     Lease,
     Measurement,
-    Plan,
+    PlanRecord,
     ShapeHistogram,
     Target,
-    Variant,
+    VariantRecord,
     Workload,
 )
 from relax_tune.database.store import MemoryStore, Store
@@ -218,12 +218,12 @@ def test_plans_have_versions(store: Store) -> None:
     filled(store)
     task = (MATMUL.key, ZEN.key)
     assert store.plan(*task) is None
-    assert store.put_plan(*task, '["a"]') == Plan(*task, 1, '["a"]')
+    assert store.put_plan(*task, '["a"]') == PlanRecord(*task, 1, '["a"]')
     assert store.put_plan(*task, '["a"]').version == 1, "the same plan again is no new version"
     assert store.put_plan(*task, '["b"]').version == 2
-    assert store.plan(*task) == Plan(*task, 2, '["b"]') and store.plan(*task, 1) == Plan(*task, 1, '["a"]')
+    assert store.plan(*task) == PlanRecord(*task, 2, '["b"]') and store.plan(*task, 1) == PlanRecord(*task, 1, '["a"]')
     assert store.plan(*task, 3) is None
-    assert store.add_plans([Plan(*task, 2, '["other"]'), Plan(*task, 5, '["e"]')]) == 1
+    assert store.add_plans([PlanRecord(*task, 2, '["other"]'), PlanRecord(*task, 5, '["e"]')]) == 1
     assert [(plan.version, plan.entries) for plan in store.plans(ZEN.key)] == [(1, '["a"]'), (2, '["b"]'), (5, '["e"]')]
     with pytest.raises(DatabaseError, match="JSON"):
         store.put_plan(*task, "{not json")
@@ -234,7 +234,9 @@ def test_plans_have_versions(store: Store) -> None:
         store.put_plans(ZEN.key, {MATMUL.key: '["f"]', "w-nobody": "[]"})
     assert store.plans(ZEN.key) == before, "all of them or none"
     found = store.put_plans(ZEN.key, {SOFTMAX.key: '["s"]', MATMUL.key: '["e"]'})
-    assert found == sorted([Plan(SOFTMAX.key, ZEN.key, 1, '["s"]'), Plan(*task, 5, '["e"]')], key=lambda p: p.workload)
+    assert found == sorted(
+        [PlanRecord(SOFTMAX.key, ZEN.key, 1, '["s"]'), PlanRecord(*task, 5, '["e"]')], key=lambda p: p.workload
+    )
 
 
 def test_a_lease_is_held_by_one(store: Store) -> None:
@@ -341,11 +343,11 @@ def test_threads_write_and_read_at_once(store: Store) -> None:
 
 
 def test_jobs_and_histograms_are_replaced(store: Store) -> None:
-    store.put_job(Job("j2", '{"trials":5}', "running"))
-    store.put_job(Job("j1"))
-    store.put_job(Job("j2", '{"trials":5}', "done"))
-    assert store.jobs() == [Job("j1"), Job("j2", '{"trials":5}', "done")]
-    assert store.jobs("done") == [Job("j2", '{"trials":5}', "done")] and store.job("j3") is None
+    store.put_job(JobRecord("j2", '{"trials":5}', "running"))
+    store.put_job(JobRecord("j1"))
+    store.put_job(JobRecord("j2", '{"trials":5}', "done"))
+    assert store.jobs() == [JobRecord("j1"), JobRecord("j2", '{"trials":5}', "done")]
+    assert store.jobs("done") == [JobRecord("j2", '{"trials":5}', "done")] and store.job("j3") is None
     store.put_histogram(ShapeHistogram("minilm", "n", '{"128":3}'))
     store.put_histogram(ShapeHistogram("minilm", "b", '{"1":3}'))
     store.put_histogram(ShapeHistogram("minilm", "n", '{"64":1,"128":4}'))
@@ -387,7 +389,7 @@ def test_any_content_comes_back_equal(
     store: Store, text: str, parameters: dict[str, int], samples: list[float]
 ) -> None:
     filled(store)
-    made = Variant("tuned", text, json.dumps([text]), json.dumps(parameters))
+    made = VariantRecord("tuned", text, json.dumps([text]), json.dumps(parameters))
     id = f"{made.key}{hash(tuple(samples))}"
     record = Measurement(id, MATMUL.key, ZEN.key, made, parameters, samples_secs=tuple(samples), job=text)
     store.add_measurements([record])

@@ -19,7 +19,7 @@ from relax_tune.database.engine import make_engine, parse_url
 from relax_tune.database.exchange.jsonl import export_lines, import_lines
 from relax_tune.database.exchange.t4 import import_t4
 from relax_tune.database.models import Base
-from relax_tune.database.records import Measurement, Plan, Variant, canonical_json
+from relax_tune.database.records import Measurement, PlanRecord, VariantRecord, canonical_json
 from relax_tune.database.sql_store import upgrade
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.database.stored_names import (
@@ -62,7 +62,7 @@ def measurements(store: Store) -> dict[str, Measurement]:
     return {m.id: m for target in store.targets() for m in store.query(target.key)}
 
 
-def primitives_of(record: Variant) -> set[str]:
+def primitives_of(record: VariantRecord) -> set[str]:
     parts = parts_of(record).variants if in_parts(record) else (record,)
     return {step.primitive for part in parts if part.trace != "[]" for step in Trace.from_json(part.trace).steps}
 
@@ -121,7 +121,7 @@ def test_sketch_name_is_matched_as_a_whole(old: str, new: str) -> None:
 
 @pytest.mark.parametrize("trace", ["[]", '{"steps":4}', '{"steps":["join_iters"]}', '{"parts":["rows.few"]}'])
 def test_foreign_trace_stays(trace: str) -> None:
-    variant = Variant("tuned", "t4", trace)
+    variant = VariantRecord("tuned", "t4", trace)
     assert rename_variant(variant) is variant
 
 
@@ -160,8 +160,8 @@ def test_traces_replay_after_the_upgrade(upgraded: Store) -> None:
 
 
 def test_upgrade_merges_variants_that_become_equal(tmp_path: Path, sql_url: str) -> None:
-    old = Variant("tuned", "rows.few", '{"tunables":{},"steps":[["join_iters",{"block":"b"}]]}')
-    new = Variant("tuned", "rowwise.warp_per_row", '{"tunables":{},"steps":[["fuse_block_iters",{"block":"b"}]]}')
+    old = VariantRecord("tuned", "rows.few", '{"tunables":{},"steps":[["join_iters",{"block":"b"}]]}')
+    new = VariantRecord("tuned", "rowwise.warp_per_row", '{"tunables":{},"steps":[["fuse_block_iters",{"block":"b"}]]}')
     body: dict[str, Any] = {
         "entries": [{"tests": [], "variant": old.key}],
         "variants": {old.key: {n: getattr(old, n) for n in ("kind", "sketch", "trace", "parameters")}},
@@ -181,7 +181,7 @@ def test_upgrade_merges_variants_that_become_equal(tmp_path: Path, sql_url: str)
         connection.execute(insert(tables["variants"]), [rows.variant_values(v) for v in (old, new)])
         made = [replace(timing(id, 1e-5), variant=v) for id, v in (("a", old), ("b", new))]
         connection.execute(insert(tables["measurements"]), [rows.measurement_values(m) for m in made])
-        stored = rows.plan_values(Plan(MATMUL.key, ZEN.key, 1, canonical_json(plan)))
+        stored = rows.plan_values(PlanRecord(MATMUL.key, ZEN.key, 1, canonical_json(plan)))
         connection.execute(insert(tables["plans"]), stored)
     engine.dispose()
     upgrade(sql_url)
@@ -196,7 +196,7 @@ def test_upgrade_merges_variants_that_become_equal(tmp_path: Path, sql_url: str)
 
 
 def test_plans_of_half_a_set_keep_its_name() -> None:
-    variant = Variant("tuned", "rows.few")
+    variant = VariantRecord("tuned", "rows.few")
     fields = {n: getattr(variant, n) for n in ("kind", "sketch", "trace", "parameters")}
     plan = canonical_json(
         {"entries": [{"variant": variant.key}], "variants": {variant.key: fields}, "model": "m", "set": "of more"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from relax_tune.database.records import Measurement, Target, Variant, Workload
+from relax_tune.database.records import Measurement, Target, VariantRecord, Workload
 from relax_tune.database.store import open_store
 
 
@@ -27,7 +27,7 @@ def main() -> None:
                 f"{name}-{i}",
                 f"w{i % tasks}",
                 targets[i % 2].key,
-                Variant("tuned", "s", "[]", json.dumps({"tile": i % 17})),
+                VariantRecord("tuned", "s", "[]", json.dumps({"tile": i % 17})),
                 {"n": i},
                 samples_secs=(float(i + 1), float(ord(name[0]))),
                 checked=True,
@@ -35,7 +35,9 @@ def main() -> None:
             )
             for i in range(count)
         ]
-        shared = [Measurement("shared-0", "w0", targets[0].key, Variant("generic"), {"n": 1}, samples_secs=(1.0,))]
+        shared = [
+            Measurement("shared-0", "w0", targets[0].key, VariantRecord("generic"), {"n": 1}, samples_secs=(1.0,))
+        ]
         added = 0
         for start in range(0, count, 7):
             added += store.add_measurements([*made[start : start + 7], *shared])

@@ -16,8 +16,17 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.plan import Entry, choice_slot
-from relax_tune.runtime.program import BufferSpec, Call, Check, KernelSource, Program, Step, Symbol, Variant
-from relax_tune.runtime.scalars import Op, ScalarBuilder
+from relax_tune.runtime.program import (
+    BufferSpec,
+    CallSite,
+    CallVariant,
+    Check,
+    KernelSource,
+    LaunchStep,
+    Program,
+    Symbol,
+)
+from relax_tune.runtime.scalars import Opcode, ScalarBuilder
 
 C_PRELUDE = """/*prelude*/
 #include <stdint.h>
@@ -81,26 +90,26 @@ def small_program(kind: str, upper: int | None = 4096) -> Program:
     b = ScalarBuilder()
     n, three, four, group = b.symbol(0), b.const(3), b.const(4), b.const(16)
     one = b.const(1)
-    elements = b.op(Op.MUL, n, three)
-    y_bytes = b.op(Op.MUL, elements, four)
+    elements = b.op(Opcode.MUL, n, three)
+    y_bytes = b.op(Opcode.MUL, elements, four)
 
     def blocks(count: int) -> int:
-        return b.op(Op.FLOORDIV, b.op(Op.ADD, count, b.const(15)), group)
+        return b.op(Opcode.FLOORDIV, b.op(Opcode.ADD, count, b.const(15)), group)
 
-    choice = choice_slot(b, [Entry(b.op(Op.LE, n, four), 0), Entry(None, 1)])
+    choice = choice_slot(b, [Entry(b.op(Opcode.LE, n, four), 0), Entry(None, 1)])
     zero = b.const(0)
     opencl = kind == "opencl"
     prelude, texts = (CL_PRELUDE, CL_KERNELS) if opencl else (C_PRELUDE, C_KERNELS)
     kernels = tuple(KernelSource(name, kind, prelude + text) for name, text in texts.items())
 
-    def step(name: str, buffers: tuple[int, ...], scalars: tuple[int, ...], grid: int, local: int = 16) -> Step:
-        return Step("kernel", name, buffers, scalars, (grid,) if opencl else (), (local,) if opencl else ())
+    def step(name: str, buffers: tuple[int, ...], scalars: tuple[int, ...], grid: int, local: int = 16) -> LaunchStep:
+        return LaunchStep("kernel", name, buffers, scalars, (grid,) if opencl else (), (local,) if opencl else ())
 
-    not_13 = b.op(Op.NE, n, b.const(13))
+    not_13 = b.op(Opcode.NE, n, b.const(13))
     blocks_of_elements, blocks_of_rows = blocks(elements), blocks(n)
-    few = Variant("generic", (step("affine_few", (0, 2, 3), (n,), one, 1),))
-    many = Variant("tuned", (step("affine", (0, 2, 3), (n,), blocks_of_elements),))
-    sums = Variant("generic", (step("sums", (3, 4), (n,), blocks_of_rows),))
+    few = CallVariant("generic", (step("affine_few", (0, 2, 3), (n,), one, 1),))
+    many = CallVariant("tuned", (step("affine", (0, 2, 3), (n,), blocks_of_elements),))
+    sums = CallVariant("generic", (step("sums", (3, 4), (n,), blocks_of_rows),))
     return Program(
         symbols=(Symbol("n", 0, upper),),
         scalars=b.code,
@@ -115,7 +124,7 @@ def small_program(kind: str, upper: int | None = 4096) -> Program:
         storages=(y_bytes,),
         kernels=kernels,
         prepare=(step("scale_bias", (1, 2), (), one),),
-        calls=(Call("affine", "task-affine", choice, (few, many)), Call("sums", "task-sums", zero, (sums,))),
+        calls=(CallSite("affine", "task-affine", choice, (few, many)), CallSite("sums", "task-sums", zero, (sums,))),
         inputs=(0,),
         outputs=(4,),
         name="small",

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from relax_tune.database.records import Environment, Measurement, Workload
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Environment, Measurement, VariantRecord, Workload
 from relax_tune.database.store import MemoryStore, Store
 from relax_tune.errors import UserError
 from relax_tune.ir.check.structural import workload_key

@@ -15,7 +15,7 @@ from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.passes.memory.inplace import Inplace
 from relax_tune.ir.passes.memory.memory_plan import PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule
-from relax_tune.runtime.host_program import Driver
+from relax_tune.runtime.host_program import HostProgram
 from relax_tune.runtime.model import choose_function
 from relax_tune.runtime.program import Program
 from relax_tune.tuner.emit.emit import ProgramBuilder
@@ -46,7 +46,7 @@ class BuildResult:
     plans: Mapping[str, TaskPlan]
     notes: tuple[str, ...]
     packings: Mapping[str, Sequence[PackingStep | None]]
-    drivers: tuple[Driver, ...] = ()
+    drivers: tuple[HostProgram, ...] = ()
 
     @property
     def program(self) -> Program:

@@ -19,8 +19,19 @@ from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.passes.memory.inplace import in_one_memory, obstacle, reads_of
-from relax_tune.runtime.program import BufferSpec, Call, Check, Fill, KernelSource, Program, Role, Step, Symbol, Variant
-from relax_tune.runtime.scalars import Op as ScalarOp
+from relax_tune.runtime.program import (
+    BufferSpec,
+    CallSite,
+    CallVariant,
+    Check,
+    Fill,
+    KernelSource,
+    LaunchStep,
+    Program,
+    Role,
+    Symbol,
+)
+from relax_tune.runtime.scalars import Opcode as ScalarOp
 from relax_tune.runtime.scalars import ScalarBuilder
 from relax_tune.tuner.emit.prepack import PackingStep
 
@@ -94,10 +105,10 @@ class ProgramBuilder:
     buffers: list[BufferSpec] = field(default_factory=list)
     storages: list[int] = field(default_factory=list)
     kernels: dict[str, KernelSource] = field(default_factory=dict)
-    prepare: list[Step] = field(default_factory=list)
+    prepare: list[LaunchStep] = field(default_factory=list)
     packings: list[PackingStep | None] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CallSite] = field(default_factory=list)
     _ranges: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
@@ -194,11 +205,11 @@ class ProgramBuilder:
         arguments: Mapping[Buffer, int],
         symbols: SlotOf,
         workspaces: Sequence[int] = (),
-    ) -> Variant:
+    ) -> CallVariant:
         """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; `workspaces` are the
         storages of what `ProgramBuilder.workspaces` lists; `prepack` blocks become packed arrays written once."""
         known = dict(arguments)
-        steps: list[Step] = []
+        steps: list[LaunchStep] = []
         left = iter(workspaces)
         for stage in stages:
             if isinstance(stage, LibraryStage):
@@ -207,7 +218,7 @@ class ProgramBuilder:
                     continue
                 self._declare(stage.buffers, known, left, symbols)
                 scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
-                steps.append(Step("library", stage.routine, tuple(known[b] for b in stage.buffers), scalars))
+                steps.append(LaunchStep("library", stage.routine, tuple(known[b] for b in stage.buffers), scalars))
                 continue
             self._declare(tuple(stage.arguments.values()), known, left, symbols)
             inner = {p: known[b] for p, b in stage.arguments.items()} if stage.arguments else known
@@ -218,7 +229,7 @@ class ProgramBuilder:
                     continue
                 self._declare(_arrays(part), inner, left, own)
                 steps.append(self._step(part, inner, own))
-        return Variant(label, tuple(steps), key)
+        return CallVariant(label, tuple(steps), key)
 
     def _declare(
         self, wanted: Sequence[Buffer], known: dict[Buffer, int], left: Iterator[int], symbols: SlotOf
@@ -266,7 +277,7 @@ class ProgramBuilder:
             found = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
             self._packed[(name, sources)] = found
             scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
-            self.prepare.append(Step("library", stage.routine, (*sources, found), scalars))
+            self.prepare.append(LaunchStep("library", stage.routine, (*sources, found), scalars))
             self.packings.append(None)
         known[target] = found
 
@@ -282,9 +293,9 @@ class ProgramBuilder:
             self._generated[func] = made
         return made
 
-    def _step(self, func: PrimFunc, known: Mapping[Buffer, int], symbols: SlotOf) -> Step:
+    def _step(self, func: PrimFunc, known: Mapping[Buffer, int], symbols: SlotOf) -> LaunchStep:
         made = self._kernel(func)
-        return Step(
+        return LaunchStep(
             "kernel",
             made.name,
             tuple(known[b] for b in made.buffers),
@@ -393,5 +404,5 @@ def candidate_program(
             outputs.append(arguments[b])
     storages = [builder.storage(size, symbols) for size in builder.workspaces(stages, func.buffers)]
     variant = builder.variant(label, "", stages, arguments, symbols, storages)
-    builder.calls.append(Call(func.name, "", builder.scalars.const(0), (variant,)))
+    builder.calls.append(CallSite(func.name, "", builder.scalars.const(0), (variant,)))
     return builder.finish(inputs, outputs)

@@ -33,8 +33,8 @@ from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, over
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.rewrite.emitter import is_view
 from relax_tune.runtime.plan import Entry, choice_slot
-from relax_tune.runtime.program import Call, Check, Program, Step, Variant
-from relax_tune.runtime.scalars import Op, ScalarBuilder
+from relax_tune.runtime.program import CallSite, CallVariant, Check, LaunchStep, Program
+from relax_tune.runtime.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.emit.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import GuardTest
@@ -237,8 +237,8 @@ class GraphEmitter:
         """A routine that the model itself names: one variant, nothing to choose."""
         b = self.builder
         buffers = (*map(self._array, call.args), *self._destinations(var, call, storages))
-        step = Step("library", call.routine, buffers, tuple(b.slot(e, self.symbols) for e in call.scalars))
-        b.calls.append(Call(var.name, "", b.scalars.const(0), (Variant("library", (step,)),)))
+        step = LaunchStep("library", call.routine, buffers, tuple(b.slot(e, self.symbols) for e in call.scalars))
+        b.calls.append(CallSite(var.name, "", b.scalars.const(0), (CallVariant("library", (step,)),)))
 
     def _call(self, var: GVar, call: CallTIR, storages: Sequence[int]) -> None:
         b = self.builder
@@ -249,7 +249,7 @@ class GraphEmitter:
         meaning = site_symbols(func, call)
         symbols: SlotOf = {v: b.slot(e, self.symbols) for v, e in meaning.items()}
         keys = task_plan.plan.variants
-        variants: list[Variant] = []
+        variants: list[CallVariant] = []
         workspaces = [storages[number] for number in self.memory.workspaces.get(var, ())]
         for key, places in zip(keys, self.places[var], strict=True):
             record = task_plan.variants[key]
@@ -260,27 +260,27 @@ class GraphEmitter:
             guard = None
             for test, wanted in entry.tests:
                 slot = self._test(func.symbols, test, symbols)
-                slot = slot if wanted else b.scalars.op(Op.NOT, slot)
-                guard = slot if guard is None else b.scalars.op(Op.AND, guard, slot)
+                slot = slot if wanted else b.scalars.op(Opcode.NOT, slot)
+                guard = slot if guard is None else b.scalars.op(Opcode.AND, guard, slot)
             entries.append(Entry(guard, keys.index(entry.variant)))
         entries[-1] = Entry(None, entries[-1].variant)
-        b.calls.append(Call(var.name, choices.task.key, choice_slot(b.scalars, entries), tuple(variants)))
+        b.calls.append(CallSite(var.name, choices.task.key, choice_slot(b.scalars, entries), tuple(variants)))
 
     def _test(self, order: Sequence[Var], test: GuardTest, symbols: SlotOf) -> int:
         product = symbols[order[test.axes[0]]]
         for axis in test.axes[1:]:
-            product = self.builder.scalars.op(Op.MUL, product, symbols[order[axis]])
+            product = self.builder.scalars.op(Opcode.MUL, product, symbols[order[axis]])
         return guard_slot(self.builder.scalars, product, test)
 
 
 def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
     """The slot that is 1 where a test holds of the product in a slot."""
     if test.divisor > 1:
-        ahead = scalars.op(Op.ADD, product, scalars.const(test.divisor - 1))
-        product = scalars.op(Op.FLOORDIV, ahead, scalars.const(test.divisor))
+        ahead = scalars.op(Opcode.ADD, product, scalars.const(test.divisor - 1))
+        product = scalars.op(Opcode.FLOORDIV, ahead, scalars.const(test.divisor))
     if test.modulus:
-        product = scalars.op(Op.FLOORMOD, product, scalars.const(test.modulus))
-    return scalars.op(Op.EQ if test.modulus else Op.LE, product, scalars.const(test.threshold))
+        product = scalars.op(Opcode.FLOORMOD, product, scalars.const(test.modulus))
+    return scalars.op(Opcode.EQ if test.modulus else Opcode.LE, product, scalars.const(test.threshold))
 
 
 def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:

@@ -34,29 +34,29 @@ from relax_tune.ir.text.printer import Excerpts
 from relax_tune.runtime.host_program import (
     Apply,
     Branch,
-    CallDriver,
-    CallPart,
+    CallHostProgram,
+    CallHostRoutine,
+    CallSubgraph,
+    CheckValue,
     Compute,
-    Copy,
-    Driver,
+    GetItem,
+    HostProgram,
     Instruction,
-    Item,
-    Match,
+    LoadWeight,
+    Move,
     Number,
     Pack,
     Refer,
     Require,
     Value,
     Want,
-    Weight,
 )
-from relax_tune.runtime.host_program import CallHost as CallHostRoutine
 from relax_tune.runtime.program import Program
 from relax_tune.runtime.scalars import ScalarBuilder
 from relax_tune.tuner.emit.emit import lower_scalar
 
 
-def emit_driver(name: str, cut: CutModule, programs: Mapping[str, Program], entry: bool) -> Driver:
+def emit_driver(name: str, cut: CutModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
     """The driver of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
     return _Emitter(name, cut, programs).run(entry)
 
@@ -92,7 +92,7 @@ class _Emitter:
         self.blocks: list[list[Instruction]] = [[]]
         self.block = self.blocks[0]
 
-    def run(self, entry: bool) -> Driver:
+    def run(self, entry: bool) -> HostProgram:
         f = self.f
         for p in f.params:
             self.values[p] = self.register()
@@ -104,7 +104,7 @@ class _Emitter:
         params = tuple(described(p.name, p.info) for p in f.params)
         results = tuple(_results(f.ret, f.ret_info))
         blocks = tuple(map(tuple, self.blocks))
-        return Driver(f.name, params, results, self.registers, blocks, result, entry)
+        return HostProgram(f.name, params, results, self.registers, blocks, result, entry)
 
     def register(self) -> int:
         self.registers += 1
@@ -127,13 +127,15 @@ class _Emitter:
             found: list[_Dim] = []
             for i, part in enumerate(info.fields):
                 item = self.register()
-                self.add(Item(register, i, item))
+                self.add(GetItem(register, i, item))
                 found += self.match(item, part, f"{where}, field {i}", node)
             return found
         if isinstance(info, CallableInfo):
             drivers = ((n, self.cut.module.functions[n]) for n in self.cut.drivers)
             fitting = [n for n, f in drivers if isinstance(f, g.Function) and self.fits(info, f)]
-            self.add(Match(register, "function", None, None, tuple(fitting), (), where, repr(info), self.shown(node)))
+            self.add(
+                CheckValue(register, "function", None, None, tuple(fitting), (), where, repr(info), self.shown(node))
+            )
             return []
         dims = info_dims(info) or ()
         into = tuple(self.register() for _ in dims)
@@ -158,8 +160,8 @@ class _Emitter:
         where: str,
         info: StructInfo,
         node: object,
-    ) -> Match:
-        return Match(register, want, dtype, count, (), into, where, repr(info), self.shown(node))
+    ) -> CheckValue:
+        return CheckValue(register, want, dtype, count, (), into, where, repr(info), self.shown(node))
 
     def fits(self, info: CallableInfo, f: g.Function) -> bool:
         return is_base(info, signature(f), self.ctx.env) is not Proof.NO
@@ -253,7 +255,7 @@ class _Emitter:
         elif isinstance(v, g.Constant):
             sizes = [as_int(d) for d in v.info.shape or ()]
             assert v.info.dtype is not None and None not in sizes
-            self.add(Weight(v.name, v.info.dtype.name, tuple(s for s in sizes if s is not None), into))
+            self.add(LoadWeight(v.name, v.info.dtype.name, tuple(s for s in sizes if s is not None), into))
         else:
             raise BuildError(f"{self.f.name}: wanted a variable or constant, found a {type(v).__name__}")
         return into
@@ -285,7 +287,7 @@ class _Emitter:
             direct = value.callee.name if isinstance(value.callee, g.FunctionRef) else None
             callee = None if direct is not None else self.value(value.callee, b)
             self.values[b.var] = into = self.register()
-            self.add(CallDriver(direct, callee, args, into))
+            self.add(CallHostProgram(direct, callee, args, into))
             if direct is None:
                 found = ObjectInfo()  # it fits its annotation as far as signatures tell
         elif isinstance(value, g.CallHost):
@@ -297,7 +299,7 @@ class _Emitter:
             self.values[b.var] = self.operator(b, value)
         elif isinstance(value, g.TupleItem):
             self.values[b.var] = into = self.register()
-            self.add(Item(self.value(value.value, b), value.index, into))
+            self.add(GetItem(self.value(value.value, b), value.index, into))
         else:
             self.values[b.var] = self.value(value, b)
         self.agree(self.values[b.var], b.var.info, found, f"value {b.var.name}", b)
@@ -311,7 +313,7 @@ class _Emitter:
         symbols = tuple(self.symbols[by_name[s.name]] for s in program.symbols)
         args = tuple(self.value(a, b) for a in value.args if not isinstance(a, g.ShapeValue))
         into = tuple(self.register() for _ in program.outputs)
-        self.add(CallPart(name, args, symbols, into))
+        self.add(CallSubgraph(name, args, symbols, into))
         if isinstance(f.ret, g.TupleValue):
             self.values[b.var] = self.register()
             self.add(Pack(into, self.values[b.var]))
@@ -351,7 +353,7 @@ class _Emitter:
         values, symbols = dict(self.values), dict(self.symbols)
         for inner in side.bindings:
             self.binding(inner)
-        self.add(Copy(self.value(side.ret, b), into))
+        self.add(Move(self.value(side.ret, b), into))
         self.values, self.symbols = values, symbols
 
 

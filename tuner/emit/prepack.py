@@ -16,7 +16,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.reference import evaluate_prim
 from relax_tune.ir.passes.fusion.plain_loops import with_blocks
-from relax_tune.runtime.program import Program, Step
+from relax_tune.runtime.program import LaunchStep, Program
 
 Array = NDArray[Any]
 
@@ -44,7 +44,7 @@ def pack_weights(
     found: list[Program] = []
     for program in programs:
         arrays = {i: constants[b.name] for i, b in enumerate(program.buffers) if b.role == "const"}
-        buffers, prepare = list(program.buffers), list[Step]()
+        buffers, prepare = list(program.buffers), list[LaunchStep]()
         for step, packing in zip(program.prepare, packings[program.name], strict=True):
             if packing is None or not all(i in arrays for i in packing.sources):
                 prepare.append(step)
@@ -91,7 +91,7 @@ def _without_unread(program: Program) -> Program:
     kept = [i for i, b in enumerate(program.buffers) if i in read or b.role not in ("const", "packed")]
     at = {old: new for new, old in enumerate(kept)}
 
-    def moved(step: Step) -> Step:
+    def moved(step: LaunchStep) -> LaunchStep:
         return replace(step, buffers=tuple(at[i] for i in step.buffers))
 
     calls = tuple(

@@ -24,7 +24,7 @@ from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.host_program import Weight
+from relax_tune.runtime.host_program import LoadWeight
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.schedules.target import HardwareInfo
@@ -208,7 +208,7 @@ class Job:
             programs, constants = pack_weights(programs, built.packings, constants)
         names = {b.name for p in programs for b in p.buffers if b.role == "const"}
         constants = {n: a for n, a in constants.items() if n in names}
-        driven = {i.name for d in built.drivers for i in d.instructions() if isinstance(i, Weight)}
+        driven = {i.name for d in built.drivers for i in d.instructions() if isinstance(i, LoadWeight)}
         constants |= {n: self.lowered.module.constants[n] for n in driven}
         solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {

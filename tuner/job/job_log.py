@@ -6,8 +6,7 @@ import json
 import time
 from types import TracebackType
 
-from relax_tune.database.records import Job as JobRecord
-from relax_tune.database.records import JobState, canonical_json
+from relax_tune.database.records import JobRecord, JobState, canonical_json
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError
 from relax_tune.tuner.job.interrupts import shielded

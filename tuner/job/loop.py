@@ -17,8 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from relax_tune.database.records import Environment, Lease, Measurement, Workload
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Environment, Lease, Measurement, VariantRecord, Workload
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
 from relax_tune.tuner.job.interrupts import shielded

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from relax_tune.database.records import Measurement
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.tuner.job.scheduling import expected_saving
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
 from relax_tune.tuner.task.domain import Point

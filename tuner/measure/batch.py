@@ -12,7 +12,7 @@ import numpy as np
 
 from relax_tune.errors import ArtifactError, BuildError, MeasureError, RelaxTuneError, UserError
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.executor import Bound, Executor
+from relax_tune.runtime.executor import BoundProgram, Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program import Program, program_from_json
 from relax_tune.tuner.measure.compare import difference
@@ -148,7 +148,7 @@ class BatchMeasurement:
         except (ArtifactError, BuildError, MeasureError) as error:
             raise _Refused("launch", str(error)) from error
 
-    def _bind(self, candidate: _Candidate, symbols: Symbols) -> Bound:
+    def _bind(self, candidate: _Candidate, symbols: Symbols) -> BoundProgram:
         assert candidate.executor is not None
         try:
             bound = candidate.executor.bind(symbols)
@@ -177,7 +177,7 @@ class BatchMeasurement:
             self._shared.refresh()
             raise _Refused("wrong-result", f"at {case.symbols}, seed {case.seed}: {wrong}")
 
-    def _wrong(self, candidate: _Candidate, bound: Bound, case: CheckCase) -> str | None:
+    def _wrong(self, candidate: _Candidate, bound: BoundProgram, case: CheckCase) -> str | None:
         executor, program = candidate.executor, candidate.program
         assert executor is not None
         if len(case.expected) != len(program.outputs):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.executor import Bound, Executor
+from relax_tune.runtime.executor import BoundProgram, Executor
 from relax_tune.runtime.program import FLOATING, BufferSpec, Fill, Program
 from relax_tune.tuner.measure.inputs import buffer_shapes, constant_shapes, random_array
 
@@ -82,7 +82,7 @@ class SharedBuffers:
             self._device.upload(buffer, random_array(*contents))
         self._loaded.clear()
 
-    def load_inputs(self, program: Program, bound: Bound, seed: int) -> None:
+    def load_inputs(self, program: Program, bound: BoundProgram, seed: int) -> None:
         """Put the random inputs of `seed` in place, unless they still are from an earlier candidate's visit."""
         for index in program.inputs:
             spec = program.buffers[index]
@@ -104,7 +104,7 @@ class SharedBuffers:
                 buffer = executor.buffer(spec.name)
                 self._fill(buffer, POISON, buffer.nbytes)
 
-    def overrun(self, program: Program, bound: Bound) -> str | None:
+    def overrun(self, program: Program, bound: BoundProgram) -> str | None:
         """A sentence when a candidate wrote behind the end of an output since `poison`."""
         for index in program.outputs:
             spec = program.buffers[index]

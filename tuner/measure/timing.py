@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.executor import Bound
+from relax_tune.runtime.executor import BoundProgram
 from relax_tune.tuner.measure.messages import ShapeTiming, Symbols, TimingPolicy
 
 _VISIT_SECS = 0.01  # samples of one visit
@@ -31,7 +31,7 @@ class Contestant:
     """One candidate at one shape. `enter` runs before each visit (tells progress, loads inputs), `flush` before each sample, which is
     then one launch; neither is timed."""
 
-    bound: Bound
+    bound: BoundProgram
     policy: TimingPolicy
     symbols: Symbols
     stop_above: float | None
@@ -91,7 +91,7 @@ def _visit(
     contestant.wall_secs += time.perf_counter() - began
 
 
-def _timed(device: Device, bound: Bound, launches: int) -> float:
+def _timed(device: Device, bound: BoundProgram, launches: int) -> float:
     """Seconds per launch of `launches` launches and one synchronisation."""
     launch, series = bound.launch, bound.series(launches) if launches > 1 else None
     if series is not None:

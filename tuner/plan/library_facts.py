@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from relax_tune.database.records import Measurement
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.runtime.library.registry import how_to_install
 from relax_tune.tuner.plan.plans import TaskPlan, times_of

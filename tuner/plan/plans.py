@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from relax_tune.database.records import Measurement
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.errors import RelaxTuneError
 from relax_tune.tuner.plan.select import NOISE, DispatchPlan, PlanEntry, beyond, select, standard_error
 from relax_tune.tuner.settings import Policy

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from relax_tune.database.records import Plan as PlanRecord
-from relax_tune.database.records import Variant, canonical_json, parse_json
+from relax_tune.database.records import PlanRecord, VariantRecord, canonical_json, parse_json
 from relax_tune.database.store import Store
 from relax_tune.database.stored_names import plan_set_name
 from relax_tune.errors import DatabaseError
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
 
-KeptPlan = tuple[DispatchPlan, Mapping[str, Variant]]
+KeptPlan = tuple[DispatchPlan, Mapping[str, VariantRecord]]
 """A plan and the variants it dispatches, by key."""
 
 
@@ -71,7 +70,7 @@ def read_plan(record: PlanRecord) -> KeptPlan:
     where = f"plan {record.version} of workload {record.workload}"
     document = parse_json(record.entries, where)
     try:
-        variants = {key: Variant(**data) for key, data in document["variants"].items()}
+        variants = {key: VariantRecord(**data) for key, data in document["variants"].items()}
         entries = tuple(
             PlanEntry(tuple((_test(data), bool(wanted)) for data, wanted in e["tests"]), str(e["variant"]))
             for e in document["entries"]

@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.database.records import Regime
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Regime, VariantRecord
 from relax_tune.errors import BuildError, ParseError, ScheduleError
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.codegen.generate import CodeTarget

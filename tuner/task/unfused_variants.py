@@ -7,8 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relax_tune.database.records import VARIANT_KINDS
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import VARIANT_KINDS, VariantRecord
 from relax_tune.errors import DatabaseError, ParseError
 
 # Variants in parts that a task is measured with: each choice for its parts is another one.

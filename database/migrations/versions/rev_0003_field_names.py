@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from relax_tune.database.records import Variant
+from relax_tune.database.records import VariantRecord
 from relax_tune.database.stored_names import plan_set_of, rename_plans, rename_variant
 from relax_tune.errors import DatabaseError
 
@@ -59,7 +59,7 @@ def _variants(connection: sa.Connection) -> Iterator[list[Any]]:
 def _renamed(row: Any) -> dict[str, str] | None:
     """The new row with the old key; None where nothing changes, or the row was altered and `db check` has to find it."""
     try:
-        variant = Variant(row["kind"], row["sketch"], row["trace"], row["parameters"])
+        variant = VariantRecord(row["kind"], row["sketch"], row["trace"], row["parameters"])
     except DatabaseError:
         return None
     new = rename_variant(variant)

@@ -14,7 +14,7 @@ from tests.cuda_emulation.driver import emulated
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.cuda_graphs import GraphError, Graphs
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program import BufferSpec, Call, KernelSource, Program, Step, Variant
+from relax_tune.runtime.program import BufferSpec, CallSite, CallVariant, KernelSource, LaunchStep, Program
 from relax_tune.runtime.scalars import ScalarBuilder
 
 ADD = 'extern "C" __global__ void add(float *a) { a[threadIdx.x] += 1.0f; }\n'
@@ -78,14 +78,14 @@ def copied_and_added_to() -> Program:
     """y = x + 2, in three kernels."""
     b = ScalarBuilder()
     four, one, zero = b.const(4), b.const(1), b.const(0)
-    step = Step("kernel", "add", (1,), (), (one,), (4,))
-    copy = Step("kernel", "copy", (0, 1), (), (one,), (4,))
+    step = LaunchStep("kernel", "add", (1,), (), (one,), (4,))
+    copy = LaunchStep("kernel", "copy", (0, 1), (), (one,), (4,))
     source = 'extern "C" __global__ void copy(const float *a, float *b) { b[threadIdx.x] = a[threadIdx.x]; }\n'
     return Program(
         symbols=(), scalars=b.code, checks=(), storages=(), prepare=(), inputs=(0,), outputs=(1,),
         buffers=(BufferSpec("x", "float32", (four,), "input"), BufferSpec("y", "float32", (four,), "output")),
         kernels=(KernelSource("add", "cuda", ADD), KernelSource("copy", "cuda", source)),
-        calls=(Call("f", "task", zero, (Variant("generic", (copy, step, step)),)),),
+        calls=(CallSite("f", "task", zero, (CallVariant("generic", (copy, step, step)),)),),
     )  # fmt: skip
 
 

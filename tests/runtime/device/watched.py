@@ -34,7 +34,7 @@ from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.c import CDevice, Pointer
 from relax_tune.runtime.device.opencl import OpenCLBuffer, OpenCLDevice
 from relax_tune.runtime.program import KernelSource, Program
-from relax_tune.runtime.scalars import WIDTH, Op
+from relax_tune.runtime.scalars import WIDTH, Opcode
 
 RECORDER = Path(__file__).with_name("access_recorder.c")
 COMMON = [
@@ -297,7 +297,7 @@ def serial_loops(source: str) -> str:
     return "\n".join(out)
 
 
-def _with_slots(program: Program, wanted: Sequence[tuple[Op, int, int]]) -> tuple[Program, list[int]]:
+def _with_slots(program: Program, wanted: Sequence[tuple[Opcode, int, int]]) -> tuple[Program, list[int]]:
     first = len(program.scalars) // WIDTH
     code = [number for op, a, b in wanted for number in (int(op), a, b, 0)]
     return replace(program, scalars=(*program.scalars, *code)), list(range(first, first + len(wanted)))
@@ -311,9 +311,9 @@ def unshared(program: Program) -> Program:
         if spec.storage is None:
             buffers.append(spec)
             continue
-        program, (size,) = _with_slots(program, [(Op.CONST, np.dtype(spec.dtype).itemsize, 0)])
+        program, (size,) = _with_slots(program, [(Opcode.CONST, np.dtype(spec.dtype).itemsize, 0)])
         for slot in spec.shape:
-            program, (size,) = _with_slots(program, [(Op.MUL, size, slot)])
+            program, (size,) = _with_slots(program, [(Opcode.MUL, size, slot)])
         buffers.append(replace(spec, storage=len(storages)))
         storages.append(size)
     return replace(program, buffers=tuple(buffers), storages=tuple(storages))
@@ -323,6 +323,6 @@ def forced(program: Program, number: int) -> Program:
     """Every call dispatches its variant `number` (counted round where it has fewer), at any shape."""
     calls = []
     for call in program.calls:
-        program, (choice,) = _with_slots(program, [(Op.CONST, number % len(call.variants), 0)])
+        program, (choice,) = _with_slots(program, [(Opcode.CONST, number % len(call.variants), 0)])
         calls.append(replace(call, choice=choice))
     return replace(program, calls=tuple(calls))

@@ -5,22 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relax_tune.runtime.scalars import Op
+from relax_tune.runtime.scalars import Opcode
 from relax_tune.runtime.signature import TensorSpec, dim_of
 
 
 @pytest.mark.parametrize(
     ("code", "wanted"),
     [
-        ([(Op.CONST, 7, 0, 0)], 7),
-        ([(Op.SYMBOL, 1, 0, 0)], "n"),
-        ([(Op.SYMBOL, 0, 0, 0), (Op.SYMBOL, 1, 0, 0), (Op.MUL, 0, 1, 0)], "b*n"),
-        ([(Op.SYMBOL, 0, 0, 0), (Op.SYMBOL, 1, 0, 0), (Op.MUL, 0, 1, 0), (Op.ADD, 2, 1, 0)], "b*n + n"),
-        ([(Op.SYMBOL, 0, 0, 0), (Op.CONST, 3, 0, 0), (Op.ADD, 0, 1, 0), (Op.MUL, 2, 0, 0)], "(b + 3)*b"),
-        ([(Op.SYMBOL, 0, 0, 0), (Op.CONST, 3, 0, 0), (Op.SUB, 0, 1, 0), (Op.SUB, 1, 2, 0)], "3 - (b - 3)"),
-        ([(Op.SYMBOL, 0, 0, 0), (Op.CONST, -3, 0, 0), (Op.MAX, 0, 1, 0)], "max(b, -3)"),
-        ([(Op.SYMBOL, 0, 0, 0), (Op.CONST, 3, 0, 0), (Op.LT, 0, 1, 0), (Op.SELECT, 2, 0, 1)], "select(b < 3, b, 3)"),
-        ([(Op.SYMBOL, 0, 0, 0), *((Op.MUL, i, i, 0) for i in range(20))], None),
+        ([(Opcode.CONST, 7, 0, 0)], 7),
+        ([(Opcode.SYMBOL, 1, 0, 0)], "n"),
+        ([(Opcode.SYMBOL, 0, 0, 0), (Opcode.SYMBOL, 1, 0, 0), (Opcode.MUL, 0, 1, 0)], "b*n"),
+        ([(Opcode.SYMBOL, 0, 0, 0), (Opcode.SYMBOL, 1, 0, 0), (Opcode.MUL, 0, 1, 0), (Opcode.ADD, 2, 1, 0)], "b*n + n"),
+        (
+            [(Opcode.SYMBOL, 0, 0, 0), (Opcode.CONST, 3, 0, 0), (Opcode.ADD, 0, 1, 0), (Opcode.MUL, 2, 0, 0)],
+            "(b + 3)*b",
+        ),
+        (
+            [(Opcode.SYMBOL, 0, 0, 0), (Opcode.CONST, 3, 0, 0), (Opcode.SUB, 0, 1, 0), (Opcode.SUB, 1, 2, 0)],
+            "3 - (b - 3)",
+        ),
+        ([(Opcode.SYMBOL, 0, 0, 0), (Opcode.CONST, -3, 0, 0), (Opcode.MAX, 0, 1, 0)], "max(b, -3)"),
+        (
+            [(Opcode.SYMBOL, 0, 0, 0), (Opcode.CONST, 3, 0, 0), (Opcode.LT, 0, 1, 0), (Opcode.SELECT, 2, 0, 1)],
+            "select(b < 3, b, 3)",
+        ),
+        ([(Opcode.SYMBOL, 0, 0, 0), *((Opcode.MUL, i, i, 0) for i in range(20))], None),
     ],
 )
 def test_dims(code: list[tuple[int, ...]], wanted: int | str | None) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.support.tuner_models import attention, feed_forward, job_dispatching, minilm_folder, row_scale
 from tests.tuner.cli.cli_model import make_bert
 
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import VariantRecord
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Var, const, load
 from relax_tune.ir.core.function import IRModule

@@ -20,28 +20,28 @@ from relax_tune.runtime.host_operators import HOST_OPERATORS
 from relax_tune.runtime.host_program import (
     Apply,
     Branch,
-    CallDriver,
-    CallHost,
-    CallPart,
+    CallHostProgram,
+    CallHostRoutine,
+    CallSubgraph,
+    CheckValue,
     Compute,
-    Copy,
-    Driver,
+    GetItem,
+    HostProgram,
     Instruction,
-    Item,
-    Match,
+    LoadWeight,
+    Move,
     Number,
     Pack,
     Refer,
     Require,
     Value,
-    Weight,
     drivers_from_json,
     parts_of,
     verify_drivers,
 )
 from relax_tune.runtime.program import BufferSpec, Program, Symbol
-from relax_tune.runtime.scalars import Op, ScalarBuilder
-from relax_tune.runtime.vm import MAX_DEPTH, Machine
+from relax_tune.runtime.scalars import Opcode, ScalarBuilder
+from relax_tune.runtime.vm import MAX_DEPTH, VirtualMachine
 
 Array = np.ndarray[Any, Any]
 
@@ -66,18 +66,18 @@ def part() -> Program:
 def minus_one(symbol: int, into: tuple[int, int]) -> Compute:
     """(symbol - 1, symbol <= 0)."""
     b = ScalarBuilder()
-    slots = (b.op(Op.SUB, b.symbol(0), b.const(1)), b.op(Op.LE, b.symbol(0), b.const(0)))
+    slots = (b.op(Opcode.SUB, b.symbol(0), b.const(1)), b.op(Opcode.LE, b.symbol(0), b.const(0)))
     return Compute(b.code, (symbol,), slots, ("int64", "bool"), into)
 
 
 X, K = Value("x", "tensor", "Tensor((n,), f32)", "float32", ("n",)), Value("k", "scalar", "Prim(i64, k)")
 
 
-def match(value: int, want: Any, dtype: str | None, count: int | None, into: tuple[int, ...], name: str) -> Match:
-    return Match(value, want, dtype, count, (), into, f"parameter {name}", f"something as {name}")
+def match(value: int, want: Any, dtype: str | None, count: int | None, into: tuple[int, ...], name: str) -> CheckValue:
+    return CheckValue(value, want, dtype, count, (), into, f"parameter {name}", f"something as {name}")
 
 
-def repeat(last: bool) -> Driver:
+def repeat(last: bool) -> HostProgram:
     """k times: x = double(x), then a host routine `seen`; by a call in the last place, or one that is added to."""
     start: tuple[Instruction, ...] = (
         match(0, "tensor", "float32", 1, (2,), "x"),
@@ -86,37 +86,37 @@ def repeat(last: bool) -> Driver:
         Branch(5, 1, 2, "if k <= 0:"),
     )
     again: tuple[Instruction, ...] = (
-        CallPart("double", (0,), (2,), (7,)),
-        CallHost("seen", (7, 4), 8),
-        CallDriver("repeat", None, (7, 4), 9),
-        Copy(9, 6) if last else Apply("unique", (9,), 6),
+        CallSubgraph("double", (0,), (2,), (7,)),
+        CallHostRoutine("seen", (7, 4), 8),
+        CallHostProgram("repeat", None, (7, 4), 9),
+        Move(9, 6) if last else Apply("unique", (9,), 6),
     )
-    blocks = (start, (Copy(0, 6),), again)
-    return Driver("repeat", (X, K), (replace(X, name="y"),), 10, blocks, 6)
+    blocks = (start, (Move(0, 6),), again)
+    return HostProgram("repeat", (X, K), (replace(X, name="y"),), 10, blocks, 6)
 
 
-def other() -> Driver:
+def other() -> HostProgram:
     """Everything else: a function value, a weight, tuples, a shape that is read, a check."""
     b = ScalarBuilder()
     block: tuple[Instruction, ...] = (
-        Weight("w", "float32", (2, 3), 1),
-        Compute((int(Op.CONST), 3, 0, 0), (), (0,), ("int64",), (2,)),
+        LoadWeight("w", "float32", (2, 3), 1),
+        Compute((int(Opcode.CONST), 3, 0, 0), (), (0,), ("int64",), (2,)),
         Pack((2, 2), 3),
         Apply("shape_of", (1,), 4),
-        Match(4, "shape", None, 2, (), (5, 6), "the shape", "Shape([a, b])", "here"),
+        CheckValue(4, "shape", None, 2, (), (5, 6), "the shape", "Shape([a, b])", "here"),
         Refer("repeat", 7),
-        Match(7, "function", None, None, ("repeat",), (), "the function", "Callable"),
-        Match(0, "tuple", None, 2, (), (), "parameter t", "Tuple(...)"),
-        Item(0, 0, 8),
-        Item(0, 1, 9),
-        CallDriver(None, 7, (8, 9), 10),
-        Compute((*_two(b), int(Op.EQ), 0, 1, 0), (5, 9), (2,), ("bool",), (11,)),
+        CheckValue(7, "function", None, None, ("repeat",), (), "the function", "Callable"),
+        CheckValue(0, "tuple", None, 2, (), (), "parameter t", "Tuple(...)"),
+        GetItem(0, 0, 8),
+        GetItem(0, 1, 9),
+        CallHostProgram(None, 7, (8, 9), 10),
+        Compute((*_two(b), int(Opcode.EQ), 0, 1, 0), (5, 9), (2,), ("bool",), (11,)),
         Require(11, "wanted as many rows as rounds, found {0} and {1}", (5, 9)),
         Number(0.5, "float16", 13),
         Pack((10, 3, 9, 1, 7, 13), 12),
     )
     results = tuple(Value(f"r{i}", None, "Object", path=(i,)) for i in range(6))
-    return Driver("other", (Value("t", "tuple", "Tuple"),), results, 14, (block,), 12)
+    return HostProgram("other", (Value("t", "tuple", "Tuple"),), results, 14, (block,), 12)
 
 
 def _two(b: ScalarBuilder) -> tuple[int, ...]:
@@ -127,10 +127,10 @@ def _two(b: ScalarBuilder) -> tuple[int, ...]:
 DRIVERS = (other(), repeat(True))
 
 
-def machine(drivers: Sequence[Driver] = DRIVERS) -> Machine:
+def machine(drivers: Sequence[HostProgram] = DRIVERS) -> VirtualMachine:
     verify_drivers(drivers, [part()])
     weights = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    return Machine(drivers, {"double": cast(Executor, Doubling())}, weights)
+    return VirtualMachine(drivers, {"double": cast(Executor, Doubling())}, weights)
 
 
 def test_instructions_do_what_they_say() -> None:
@@ -194,7 +194,7 @@ def test_text_and_back() -> None:
     assert found == DRIVERS and parts_of(found) == {"double"}
 
 
-def changed(driver: Driver, block: int, at: int, **to: Any) -> Driver:
+def changed(driver: HostProgram, block: int, at: int, **to: Any) -> HostProgram:
     blocks = [list(b) for b in driver.blocks]
     blocks[block][at] = replace(blocks[block][at], **to)
     return replace(driver, blocks=tuple(map(tuple, blocks)))
@@ -229,7 +229,7 @@ def changed(driver: Driver, block: int, at: int, **to: Any) -> Driver:
         (changed(other(), 0, 13, dtype="int8"), "a floating element type"),
     ],
 )
-def test_wrong_drivers_are_refused(driver: Driver, says: str) -> None:
+def test_wrong_drivers_are_refused(driver: HostProgram, says: str) -> None:
     drivers = [driver, repeat(True)] if driver.name == "other" else [driver]
     with pytest.raises(ArtifactError, match=says):
         verify_drivers(drivers, [part()])

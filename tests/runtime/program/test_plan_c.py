@@ -15,7 +15,7 @@ import pytest
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.plan_c import choices_in_c, plans_in_c
-from relax_tune.runtime.scalars import ARITY, INT64_MAX, INT64_MIN, WIDTH, Op, evaluate
+from relax_tune.runtime.scalars import ARITY, INT64_MAX, INT64_MIN, WIDTH, Opcode, evaluate
 
 pytestmark = pytest.mark.ccompiler
 EDGES = (0, 1, -1, 2, 3, 7, -7, 64, 1000, -1000, 2**31, 2**62, INT64_MAX, INT64_MIN, INT64_MIN + 1)
@@ -40,10 +40,10 @@ def called(function: Any, symbols: list[int], count: int) -> tuple[int, list[int
 def random_code(rng: random.Random) -> list[int]:
     code: list[int] = []
     for slot in range(rng.randint(1, 24)):
-        op = rng.choice([op for op in Op if slot or ARITY[op] == 0])
-        if op is Op.CONST:
+        op = rng.choice([op for op in Opcode if slot or ARITY[op] == 0])
+        if op is Opcode.CONST:
             operands = [rng.choice(EDGES)]
-        elif op is Op.SYMBOL:
+        elif op is Opcode.SYMBOL:
             operands = [rng.randrange(SYMBOLS)]
         else:
             operands = [rng.randrange(slot) for _ in range(ARITY[op])]
@@ -56,7 +56,7 @@ def reachable(code: list[int], slots: list[int]) -> list[int]:
     needed = set(slots)
     for slot in reversed(range(len(code) // WIDTH)):
         if slot in needed:
-            op = Op(code[slot * WIDTH])
+            op = Opcode(code[slot * WIDTH])
             needed |= set(code[slot * WIDTH + 1 : slot * WIDTH + 1 + ARITY[op]])
     rows = [code[s * WIDTH : s * WIDTH + WIDTH] if s in needed else [0] * WIDTH for s in range(len(code) // WIDTH)]
     return [number for row in rows for number in row]

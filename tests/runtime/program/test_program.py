@@ -12,8 +12,8 @@ import pytest
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.plan import Entry, choice_slot, explain, formula, plan_of
-from relax_tune.runtime.program import Call, format_message, program_from_json
-from relax_tune.runtime.scalars import Op, ScalarBuilder, evaluate
+from relax_tune.runtime.program import CallSite, format_message, program_from_json
+from relax_tune.runtime.scalars import Opcode, ScalarBuilder, evaluate
 
 VIEW = {"name": "seen", "dtype": "float32", "shape": [], "role": "view"}
 
@@ -128,8 +128,8 @@ def test_a_plan_becomes_one_slot_and_back(small: Any) -> None:
     builder = ScalarBuilder()
     n = builder.symbol(0)
     plan = [
-        Entry(builder.op(Op.LE, n, builder.const(4)), 2),
-        Entry(builder.op(Op.LT, n, builder.const(100)), 0),
+        Entry(builder.op(Opcode.LE, n, builder.const(4)), 2),
+        Entry(builder.op(Opcode.LT, n, builder.const(100)), 0),
         Entry(None, 1),
     ]
     slot = choice_slot(builder, plan)
@@ -137,7 +137,7 @@ def test_a_plan_becomes_one_slot_and_back(small: Any) -> None:
         assert evaluate(builder.code, [value])[slot] == wanted
     program = small.program("c")
     program = replace(program, scalars=builder.code)
-    assert plan_of(program, Call("c", "t", slot, ())) == plan
+    assert plan_of(program, CallSite("c", "t", slot, ())) == plan
     assert choice_slot(builder, plan[2:]) == builder.const(1)
     for bad in ([], plan[:2], [Entry(None, 0), Entry(None, 1)]):
         with pytest.raises(UserError, match="plan"):
@@ -152,5 +152,5 @@ def test_plans_are_explained_in_symbols(small: Any) -> None:
     )
     builder = ScalarBuilder()
     n = builder.symbol(0)
-    slot = builder.op(Op.MIN, builder.op(Op.ADD, n, n), builder.const(3))
+    slot = builder.op(Opcode.MIN, builder.op(Opcode.ADD, n, n), builder.const(3))
     assert formula(replace(program, scalars=builder.code), slot) == "min((n + n), 3)"

@@ -14,7 +14,7 @@ from relax_tune.runtime.scalars import (
     ARITY,
     INT64_MAX,
     INT64_MIN,
-    Op,
+    Opcode,
     ScalarBuilder,
     compile_scalars,
     constant_values,
@@ -23,22 +23,22 @@ from relax_tune.runtime.scalars import (
     verify,
 )
 
-ORACLE: dict[Op, Callable[..., int]] = {
-    Op.ADD: operator.add,
-    Op.SUB: operator.sub,
-    Op.MUL: operator.mul,
-    Op.FLOORDIV: operator.floordiv,
-    Op.FLOORMOD: operator.mod,
-    Op.MIN: min,
-    Op.MAX: max,
-    Op.LT: operator.lt,
-    Op.LE: operator.le,
-    Op.EQ: operator.eq,
-    Op.NE: operator.ne,
-    Op.AND: lambda a, b: bool(a) and bool(b),
-    Op.OR: lambda a, b: bool(a) or bool(b),
-    Op.NOT: operator.not_,
-    Op.SELECT: lambda a, b, c: b if a else c,
+ORACLE: dict[Opcode, Callable[..., int]] = {
+    Opcode.ADD: operator.add,
+    Opcode.SUB: operator.sub,
+    Opcode.MUL: operator.mul,
+    Opcode.FLOORDIV: operator.floordiv,
+    Opcode.FLOORMOD: operator.mod,
+    Opcode.MIN: min,
+    Opcode.MAX: max,
+    Opcode.LT: operator.lt,
+    Opcode.LE: operator.le,
+    Opcode.EQ: operator.eq,
+    Opcode.NE: operator.ne,
+    Opcode.AND: lambda a, b: bool(a) and bool(b),
+    Opcode.OR: lambda a, b: bool(a) or bool(b),
+    Opcode.NOT: operator.not_,
+    Opcode.SELECT: lambda a, b, c: b if a else c,
 }
 NUMBERS = st.one_of(st.integers(-9, 9), st.sampled_from([INT64_MIN, INT64_MAX, 2**31, -(2**31)]))
 
@@ -47,10 +47,10 @@ def oracle(code: list[int], symbols: list[int]) -> list[int] | None:
     """Values by Python's operators on each instruction, or None where one is an error."""
     values: list[int] = []
     for at in range(0, len(code), 4):
-        op, operands = Op(code[at]), code[at + 1 : at + 4]
-        if op is Op.CONST:
+        op, operands = Opcode(code[at]), code[at + 1 : at + 4]
+        if op is Opcode.CONST:
             value = operands[0]
-        elif op is Op.SYMBOL:
+        elif op is Opcode.SYMBOL:
             value = symbols[operands[0]]
         else:
             try:
@@ -67,10 +67,10 @@ def oracle(code: list[int], symbols: list[int]) -> list[int] | None:
 def codes(draw: st.DrawFn) -> list[int]:
     code: list[int] = []
     for slot in range(draw(st.integers(1, 25))):
-        op = draw(st.sampled_from([op for op in Op if slot or ARITY[op] == 0]))
-        if op is Op.CONST:
+        op = draw(st.sampled_from([op for op in Opcode if slot or ARITY[op] == 0]))
+        if op is Opcode.CONST:
             operands = [draw(NUMBERS)]
-        elif op is Op.SYMBOL:
+        elif op is Opcode.SYMBOL:
             operands = [draw(st.integers(0, 2))]
         else:
             operands = [draw(st.integers(0, slot - 1)) for _ in range(ARITY[op])]
@@ -145,12 +145,12 @@ def test_verify_names_the_slot(code: list[int], says: str) -> None:
 def test_errors_at_evaluation() -> None:
     builder = ScalarBuilder()
     n = builder.symbol(0)
-    quotient = builder.op(Op.FLOORDIV, builder.const(1), n)
+    quotient = builder.op(Opcode.FLOORDIV, builder.const(1), n)
     with pytest.raises(UserError, match=f"slot {quotient}.*zero"):
         evaluate(builder.code, [0])
     builder = ScalarBuilder()
     n = builder.symbol(0)
-    square = builder.op(Op.MUL, n, n)
+    square = builder.op(Opcode.MUL, n, n)
     with pytest.raises(UserError, match=f"slot {square}.*int64"):
         evaluate(builder.code, [2**40])
     run = compile_scalars(builder.code, 1)
@@ -162,25 +162,25 @@ def test_errors_at_evaluation() -> None:
 def test_builder_shares_sorts_and_folds() -> None:
     builder = ScalarBuilder()
     n, two = builder.symbol(0), builder.const(2)
-    assert builder.op(Op.ADD, n, two) == builder.op(Op.ADD, two, n)
-    assert builder.op(Op.SUB, n, two) != builder.op(Op.SUB, two, n)
-    assert builder.op(Op.MUL, two, two) == builder.const(4)
-    assert builder.op(Op.NOT, builder.const(4)) == builder.const(0)
-    assert builder.op(Op.SELECT, builder.const(1), n, two) == n
+    assert builder.op(Opcode.ADD, n, two) == builder.op(Opcode.ADD, two, n)
+    assert builder.op(Opcode.SUB, n, two) != builder.op(Opcode.SUB, two, n)
+    assert builder.op(Opcode.MUL, two, two) == builder.const(4)
+    assert builder.op(Opcode.NOT, builder.const(4)) == builder.const(0)
+    assert builder.op(Opcode.SELECT, builder.const(1), n, two) == n
     zero = builder.const(0)
     assert evaluate(builder.code, [3])
-    builder.op(Op.FLOORDIV, two, zero)  # stays: an error only when it is evaluated
+    builder.op(Opcode.FLOORDIV, two, zero)  # stays: an error only when it is evaluated
     with pytest.raises(UserError, match="zero"):
         evaluate(builder.code, [3])
     with pytest.raises(UserError, match="slot below"):
-        builder.op(Op.ADD, n, 10_000)
+        builder.op(Opcode.ADD, n, 10_000)
 
 
 def test_long_lists_cross_the_chunks() -> None:
     builder = ScalarBuilder()
     slot, one = builder.symbol(0), builder.const(1)
     for step in range(5000):
-        slot = builder.op(Op.ADD if step % 3 else Op.SUB, slot, one if step % 2 else builder.symbol(0))
+        slot = builder.op(Opcode.ADD if step % 3 else Opcode.SUB, slot, one if step % 2 else builder.symbol(0))
     code = list(builder.code)
     assert evaluate(code, [3]) == oracle(code, [3])
 
@@ -188,8 +188,8 @@ def test_long_lists_cross_the_chunks() -> None:
 def test_what_depends_on_symbols() -> None:
     builder = ScalarBuilder()
     n, two = builder.symbol(0), builder.const(2)
-    product = builder.op(Op.MUL, n, two)
-    builder.op(Op.FLOORDIV, two, n)  # would divide by zero at n = 0
+    product = builder.op(Opcode.MUL, n, two)
+    builder.op(Opcode.FLOORDIV, two, n)  # would divide by zero at n = 0
     assert symbolic_slots(builder.code)[:3] == [True, False, True]
     values = constant_values(builder.code, 1)
     assert values[two] == 2 and values[n] is None and values[product] is None

@@ -14,7 +14,7 @@ from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, 
 from tests.tuner.cli.cli_model import make_bert
 from typer.testing import CliRunner
 
-from relax_tune.database.records import Job
+from relax_tune.database.records import JobRecord
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
@@ -54,7 +54,7 @@ def records(elsewhere: Path) -> str:
                 failure("f", "compile", "it broke", tile=3),
             ]
         )
-        store.put_job(Job("job-1", '{"effort":"quick","seed":0}', "interrupted"))
+        store.put_job(JobRecord("job-1", '{"effort":"quick","seed":0}', "interrupted"))
     return url
 
 

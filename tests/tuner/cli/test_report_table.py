@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.tuner.cli.cli_model import LAYERS, make_bert
 
 from relax_tune.database.memory_store import MemoryStore
-from relax_tune.database.records import Measurement, Target, Variant, Workload
+from relax_tune.database.records import Measurement, Target, VariantRecord, Workload
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.cli.report.console import ratio_text, seconds_text
@@ -59,7 +59,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return made
 
 
-def _timed(task: str, target: str, variant: Variant, binding: dict[str, int], secs: float) -> Measurement:
+def _timed(task: str, target: str, variant: VariantRecord, binding: dict[str, int], secs: float) -> Measurement:
     where = ",".join(f"{k}{v}" for k, v in binding.items())
     return Measurement(
         f"{task}-{variant.key}-{where}", task, target, variant, binding, samples_secs=(secs,), checked=True
@@ -160,9 +160,14 @@ def test_a_range_holds_exactly_where_its_tests_do(tests: list[tuple[GuardTest, b
 
 
 def test_variants_in_words() -> None:
-    assert variant_text(Variant("tuned", "matmul.tiles", "[]", '{"MR":4,"NR":16}')) == "tuned matmul.tiles (MR=4,NR=16)"
-    assert variant_text(Variant("library", "openblas.sgemm+rows", "[]", '{"V":8}')) == "library openblas.sgemm+rows"
-    assert variant_text(Variant("generic", "fallback")) == "generic"
+    assert (
+        variant_text(VariantRecord("tuned", "matmul.tiles", "[]", '{"MR":4,"NR":16}'))
+        == "tuned matmul.tiles (MR=4,NR=16)"
+    )
+    assert (
+        variant_text(VariantRecord("library", "openblas.sgemm+rows", "[]", '{"V":8}')) == "library openblas.sgemm+rows"
+    )
+    assert variant_text(VariantRecord("generic", "fallback")) == "generic"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.tuner.cli.cli_model import LAYERS, make_bert
 from typer.testing import CliRunner
 
-from relax_tune.database.records import Measurement, Variant, Workload
+from relax_tune.database.records import Measurement, VariantRecord, Workload
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.ir.frontend.load import load_model
@@ -335,7 +335,7 @@ def test_too_few_candidates_for_a_cost_model_and_some_of_another_version() -> No
     view = TaskView(choices, job.store.query(job.target.key, choices.task.key))
     lacks = "wanted at least 8 candidates with times to train on, found 5"
     assert view.model() == {"candidates": 5, "lacks": lacks}
-    old = Variant("tuned", "matmul.of.old", '{"steps":[],"tunables":{}}')
+    old = VariantRecord("tuned", "matmul.of.old", '{"steps":[],"tunables":{}}')
     first = choices.task.bindings()[0]
     record = Measurement("o", choices.task.key, job.target.key, old, first, samples_secs=(1e-3,), checked=True)
     found = TaskView(choices, [*view.records, record]).model()
@@ -377,5 +377,5 @@ def test_choices_are_not_changed_by_looking(place: Path) -> None:
     before = job.store.query(job.target.key, choices.task.key)
     for of in (None, "generic"):
         view = TaskView(choices, before, of)
-        assert [type(view.variant[0])] == [Variant] and all(SECTIONS[name](view) is not None for name in SECTIONS)
+        assert [type(view.variant[0])] == [VariantRecord] and all(SECTIONS[name](view) is not None for name in SECTIONS)
     assert job.store.query(job.target.key, choices.task.key) == before

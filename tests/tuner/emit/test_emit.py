@@ -18,7 +18,7 @@ from tests.support.tuner_models import (
     paper_job,
 )
 
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.buffer import Buffer

@@ -14,7 +14,7 @@ from tests.support.tuner_models import job_dispatching, opened
 from typer.testing import CliRunner
 
 import relax_tune as rt
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import VariantRecord
 from relax_tune.errors import UserError
 from relax_tune.ir.op.elementwise import Relu
 from relax_tune.runtime.generate import generate, greedy

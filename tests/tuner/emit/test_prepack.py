@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.support.tuner_models import PAPER_DEVICE, QUICK, feed_forward, job_dispatching, opened
 
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, u8

@@ -20,7 +20,7 @@ from tests.support.tuner_models import (
     row_scale,
 )
 
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.arith.solver import installed_solver
@@ -32,7 +32,7 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.elementwise import Exp
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.runtime.program import KernelSource, Program, Step
+from relax_tune.runtime.program import KernelSource, LaunchStep, Program
 from relax_tune.tuner.job import loop
 from relax_tune.tuner.job.job import Job, device_info, open_runner, parse_bounds
 from relax_tune.tuner.measure.base import Runner
@@ -135,7 +135,7 @@ def spoiled(program: Program, how: str) -> Program:
     )
     (call,) = program.calls
     (variant,) = call.variants
-    step = Step("kernel", "harm", (program.inputs[0], program.outputs[0]), (0,))
+    step = LaunchStep("kernel", "harm", (program.inputs[0], program.outputs[0]), (0,))
     harmed = replace(call, variants=(replace(variant, steps=(*variant.steps, step)),))
     return replace(program, kernels=(*program.kernels, kernel), calls=(harmed,))
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from tests.support.tuner_models import QUICK, RecordedRunner, add_records, paper_job, row_scale
 
-from relax_tune.database.records import Job as JobRecord
+from relax_tune.database.records import JobRecord
 from relax_tune.database.store import MemoryStore
 from relax_tune.tuner.job import job_names, loop
 from relax_tune.tuner.job.job_log import SILENT_SECS, RunningJob, state_of

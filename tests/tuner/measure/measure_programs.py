@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_tune.runtime.program import BufferSpec, Call, Fill, KernelSource, Program, Step, Symbol, Variant
-from relax_tune.runtime.scalars import Op, ScalarBuilder
+from relax_tune.runtime.program import (
+    BufferSpec,
+    CallSite,
+    CallVariant,
+    Fill,
+    KernelSource,
+    LaunchStep,
+    Program,
+    Symbol,
+)
+from relax_tune.runtime.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.measure.inputs import random_constants, random_inputs
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, TimingPolicy
 
@@ -42,16 +51,16 @@ def program(kind: str, language: str, name: str | None = None) -> Program:
     """x: (n,) f32, w: (4,) f32 constant, y: (n,) f32, t: (n,) f32 temporary; 1 <= n <= 5000."""
     scalars = ScalarBuilder()
     n, zero, four = scalars.symbol(0), scalars.const(0), scalars.const(4)
-    groups = scalars.op(Op.FLOORDIV, scalars.op(Op.ADD, n, scalars.const(63)), scalars.const(64))
-    nbytes = scalars.op(Op.MUL, n, four)
+    groups = scalars.op(Opcode.FLOORDIV, scalars.op(Opcode.ADD, n, scalars.const(63)), scalars.const(64))
+    nbytes = scalars.op(Opcode.MUL, n, four)
     entry = (name or f"kernel_{kind}").replace("-", "_")
     grid = () if language == "c" else (groups,)
     local = () if language == "c" else (64,)
     if kind == "no-library":
-        steps = (Step("library", "nolib.routine", (0, 3), (n,)),)
+        steps = (LaunchStep("library", "nolib.routine", (0, 3), (n,)),)
         kernels: tuple[KernelSource, ...] = ()
     else:
-        steps = (Step("kernel", entry, (0, 1, 2, 3), (n,), grid, local),)
+        steps = (LaunchStep("kernel", entry, (0, 1, 2, 3), (n,), grid, local),)
         kernels = (kernel(entry, BODIES[kind], language),)
     return Program(
         symbols=(Symbol("n", 1, 5000),),
@@ -66,7 +75,7 @@ def program(kind: str, language: str, name: str | None = None) -> Program:
         storages=(nbytes,),
         kernels=kernels,
         prepare=(),
-        calls=(Call("call", "task", zero, (Variant("tuned", steps),)),),
+        calls=(CallSite("call", "task", zero, (CallVariant("tuned", steps),)),),
         inputs=(0,),
         outputs=(3,),
     )

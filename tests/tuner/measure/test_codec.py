@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_tune.errors import MeasureError, UserError
-from relax_tune.runtime.program import BufferSpec, Call, Fill, Program, Symbol, Variant
+from relax_tune.runtime.program import BufferSpec, CallSite, CallVariant, Fill, Program, Symbol
 from relax_tune.runtime.scalars import ScalarBuilder
 from relax_tune.tuner.measure.codec import decode_batch, decode_results, encode_batch, encode_results
 from relax_tune.tuner.measure.compare import difference
@@ -216,7 +216,7 @@ def signature(names: tuple[str, ...]) -> Program:
         storages=(),
         kernels=(),
         prepare=(),
-        calls=(Call("call", "", zero, (Variant("tuned", ()),)),),
+        calls=(CallSite("call", "", zero, (CallVariant("tuned", ()),)),),
         inputs=tuple(range(len(names))),
         outputs=(),
     )

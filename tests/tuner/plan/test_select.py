@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.scalars import Op, ScalarBuilder, evaluate
+from relax_tune.runtime.scalars import Opcode, ScalarBuilder, evaluate
 from relax_tune.tuner.emit.emit_graph import guard_slot
 from relax_tune.tuner.plan.select import LEAF_COST, DispatchPlan, GuardTest, select, standard_error
 from relax_tune.tuner.task.domain import Domain, Point
@@ -323,6 +323,6 @@ def test_guards_mean_the_same_in_a_program(test: GuardTest, point: Point) -> Non
     builder = ScalarBuilder()
     product = builder.symbol(test.axes[0])
     for axis in test.axes[1:]:
-        product = builder.op(Op.MUL, product, builder.symbol(axis))
+        product = builder.op(Opcode.MUL, product, builder.symbol(axis))
     slot = guard_slot(builder, product, test)
     assert bool(evaluate(builder.code, point)[slot]) == test.holds(point)

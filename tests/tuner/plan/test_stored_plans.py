@@ -23,7 +23,7 @@ from tests.support.tuner_models import (
 )
 from typer.testing import CliRunner
 
-from relax_tune.database.records import Plan as PlanRecord
+from relax_tune.database.records import PlanRecord
 from relax_tune.database.store import open_store
 from relax_tune.errors import DatabaseError, UserError
 from relax_tune.ir.text.printer import print_text

@@ -22,7 +22,7 @@ from tests.support.tuner_models import (
 )
 from tests.tuner.emit.test_emit import check
 
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.expr import const

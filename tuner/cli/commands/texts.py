@@ -16,7 +16,7 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.generate import generate
 from relax_tune.runtime.model import Model
-from relax_tune.runtime.scalars import WIDTH, Op
+from relax_tune.runtime.scalars import WIDTH, Opcode
 from relax_tune.tuner.cli.report.console import make_table
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def upper(artifact: Artifact, dim: int) -> int | None:
         )
     slot = inputs[IDS].shape[dim] * WIDTH
     opcode, operand = program.scalars[slot : slot + 2]
-    if opcode == Op.SYMBOL:
+    if opcode == Opcode.SYMBOL:
         return program.symbols[operand].upper
-    return operand if opcode == Op.CONST else None
+    return operand if opcode == Opcode.CONST else None
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:

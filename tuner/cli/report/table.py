@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from relax_tune.database.records import Measurement
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.tuner.cli.report.console import make_table, seconds_text
 from relax_tune.tuner.plan.plans import TaskPlan, times_of
 from relax_tune.tuner.plan.select import GuardTest, PlanEntry

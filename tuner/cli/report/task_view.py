@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_tune.database.records import Measurement, Workload
-from relax_tune.database.records import Variant as VariantRecord
+from relax_tune.database.records import Measurement, VariantRecord, Workload
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.expr import Expr, Var
