@@ -5,7 +5,7 @@ Loops and blocks are named by their (unique) names, so that a trace can be repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
@@ -19,16 +19,11 @@ from relax_tune.ir.core.stmt import (
     IterVar,
     Seq,
     Stmt,
-    Store,
     blocks,
-    children,
     loops,
     replace_buffers,
     rewrite,
-    seq,
 )
-
-EMPTY = Seq(())
 
 
 def find_loop(func: PrimFunc, name: str) -> For:
@@ -75,27 +70,15 @@ def enclosing(func: PrimFunc, target: Stmt) -> tuple[For, ...]:
         if node is target:
             return path
         inner = (*path, node) if isinstance(node, For) else path
-        stack.extend((c, inner) for c in children(node))
+        stack.extend((c, inner) for c in node.children)
     raise ScheduleError(f"{func.name}: the statement is not part of this function")
 
 
 def replace_node(body: Stmt, old: Stmt, new: Stmt) -> Stmt:
     """`body` with one node (by identity) replaced; loops left without a body disappear."""
-
-    def down(node: Stmt) -> Stmt:
-        if node is old:
-            return new
-        if isinstance(node, For):
-            inner = down(node.body)
-            if inner is node.body:
-                return node
-            return EMPTY if isinstance(inner, Seq) and not inner.stmts else replace(node, body=inner)
-        if isinstance(node, Seq):
-            parts = [down(c) for c in node.stmts]
-            return node if all(a is b for a, b in zip(parts, node.stmts)) else seq(*parts)
-        return node
-
-    return down(body)
+    if body is old:
+        return new
+    return body.with_children(tuple([replace_node(c, old, new) for c in body.children])) if body.children else body
 
 
 def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
@@ -147,39 +130,29 @@ def clone_stmt(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
         taken.append(fresh(func, f"{name}{suffix}", taken))
         return taken[-1]
 
-    def visit(n: Stmt) -> Stmt | None:
+    def visit(n: Stmt) -> Stmt:
         if isinstance(n, For):
             var = Var(renamed(n.var.name))
             return replace(n, var=var, body=rebind(n.body, {n.var: var}))
         if isinstance(n, Block):
             iters = {i.var: Var(i.var.name) for i in n.iters}
-            own: dict[Var, Expr] = dict(iters)
-            return replace(
-                n,
-                name=renamed(n.name),
-                iters=tuple(replace(i, var=iters[i.var]) for i in n.iters),
-                body=_with_iters(n.body, own),
-                init=None if n.init is None else _with_iters(n.init, own),
-            )
-        return None
+            made = _with_iters(n, iters)
+            return replace(made, name=renamed(n.name), iters=tuple(replace(i, var=iters[i.var]) for i in n.iters))
+        return n
 
     return rewrite(s, visit)
 
 
-def _with_iters(s: Store, own: Mapping[Var, Expr]) -> Store:
-    return Store(s.buffer, tuple(substitute(e, own) for e in s.indices), substitute(s.value, own))
+def _with_iters(block: Block, own: Mapping[Var, Expr]) -> Block:
+    """The block's stores over other iterators."""
+    return block.map_own_stores(lambda s: s.map_own_exprs(lambda e: substitute(e, own)))
 
 
 def with_iters(block: Block, iters: Iterable[tuple[IterVar, Expr]], values: Mapping[Var, Expr]) -> Block:
     """The block over `iters` with their bindings, its old iterators being `values` over the new ones."""
     pairs = list(iters)
-    return replace(
-        block,
-        iters=tuple(i for i, _ in pairs),
-        bindings=tuple(b for _, b in pairs),
-        body=_with_iters(block.body, values),
-        init=None if block.init is None else _with_iters(block.init, values),
-    )
+    made = _with_iters(block, values)
+    return replace(made, iters=tuple(i for i, _ in pairs), bindings=tuple(b for _, b in pairs))
 
 
 def block_value(block: Block, e: Expr) -> Expr:
@@ -227,21 +200,16 @@ def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False, any_o
     return path
 
 
-def map_blocks(s: Stmt, fn: Callable[[Block], Block]) -> Stmt:
-    return rewrite(s, lambda n: fn(n) if isinstance(n, Block) else None)
-
-
 def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
     """Replace loop variables in extents, and in bindings and predicates of the blocks, under `s`."""
 
-    def fix(n: Stmt) -> Stmt | None:
+    def fix(n: Stmt) -> Stmt:
         if isinstance(n, For):
-            extent = substitute(n.extent, mapping)
-            return n if extent is n.extent else replace(n, extent=extent)
+            return n.map_own_exprs(lambda e: substitute(e, mapping))
         if isinstance(n, Block):
             bindings = tuple(left_associated(substitute(e, mapping)) for e in n.bindings)
             return replace(n, bindings=bindings, predicate=substitute(n.predicate, mapping))
-        return None
+        return n
 
     return rewrite(s, fix)
 

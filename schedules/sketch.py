@@ -192,7 +192,7 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         # what is true where an outer loop runs must not become a division by what is zero where it does not: extents are also
         # asked for at once, for a grid
         extent = simplify(extent, env if any(v in env.bounds for v in free_vars(extent)) else None)
-        if extent is const(1) and not s.asynchronous:
+        if extent is const(1) and not s.marks.async_copy:
             return _simplify_stmt(s.body, env, {**known, s.var: const(0)})
         return replace(s, extent=extent, body=_simplify_stmt(s.body, env.with_loop(s.var, extent), known))
     if isinstance(s, Seq):

@@ -21,7 +21,7 @@ from relax_tune.ir.core.dtype import DType, is_floating
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast, regions
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store
+from relax_tune.ir.core.stmt import NO_MARKS, Block, For, If, Seq, Stmt, Store, unknown
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.text.printer import FORMAT_VERSION, flattened, print_text
 
@@ -245,14 +245,8 @@ class _Encoder:
     def stmt(self, s: Stmt, path: str) -> None:
         if isinstance(s, For):
             self.emit(path, "for", s.kind, s.axis, s.tail, s.var.dtype.short)
-            if s.intrinsic:
-                self.emit(path, "intrinsic", s.intrinsic)
-            if s.stream:
-                self.emit(path, "stream")
-            if s.ahead:
-                self.emit(path, "ahead", s.ahead)
-            if s.asynchronous:
-                self.emit(path, "asynchronous")
+            if s.marks != NO_MARKS:
+                self.emit(path + ".marks", *(x for mark in s.marks.given() for x in mark))
             self.expr(s.extent, path + ".extent")
             with self.scope():
                 self.bind(s.var)
@@ -277,8 +271,10 @@ class _Encoder:
             for i, index in enumerate(s.indices):
                 self.expr(index, f"{path}.indices[{i}]")
             self.expr(s.value, path + ".value")
-        else:
+        elif isinstance(s, Block):
             self.block(s, path)
+        else:
+            raise unknown(s, "structural equality")
 
     def block(self, b: Block, path: str) -> None:
         self.emit(path, "block", b.role, len(b.iters), len(b.bindings), b.init is not None)

@@ -30,7 +30,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Function
-from relax_tune.ir.core.stmt import AXES, Block, For, If, Stmt, Store, blocks, children, loops, walk
+from relax_tune.ir.core.stmt import AXES, Block, For, If, Seq, Stmt, Store, blocks, loops, unknown, walk
 from relax_tune.ir.hardware.swizzle import may_swizzle
 from relax_tune.ir.text.printer import excerpt
 
@@ -152,7 +152,9 @@ class _Prim:
             self.store(s, scope, s)
         elif isinstance(s, Block):
             self.block(s, scope)
-        for c in children(s):
+        elif not isinstance(s, Seq):
+            raise unknown(s, "the verifier")
+        for c in s.children:
             self.stmt(c, scope)
 
     def loop(self, s: For, scope: set[Var]) -> None:

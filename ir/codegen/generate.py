@@ -14,18 +14,7 @@ from relax_tune.ir.codegen.lower.barriers import synchronise
 from relax_tune.ir.codegen.lower.grid_independence import verify_groups
 from relax_tune.ir.codegen.lower.hoist_divmod import bind_digits
 from relax_tune.ir.codegen.lower.index_width import Spans, fits
-from relax_tune.ir.codegen.lower.lowered import (
-    Declare,
-    Loop,
-    Node,
-    accesses,
-    expressions,
-    lower_blocks,
-    note_ranges,
-    rewrite,
-    substitute_node,
-    walk,
-)
+from relax_tune.ir.codegen.lower.lowered import lower_blocks, note_ranges
 from relax_tune.ir.codegen.lower.registers import register_layouts
 from relax_tune.ir.codegen.lower.shrink_buffers import compact
 from relax_tune.ir.codegen.lower.tails import lower_tails
@@ -40,8 +29,20 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, free_vars
 from relax_tune.ir.core.function import Param, PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, blocks, loops, seq
-from relax_tune.ir.core.stmt import walk as walk_stmt
+from relax_tune.ir.core.stmt import (
+    Declare,
+    For,
+    Seq,
+    Stmt,
+    Store,
+    accesses,
+    blocks,
+    loops,
+    rewrite,
+    seq,
+    substitute_stmt,
+    walk,
+)
 from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 
 Language = Literal["c", "opencl", "cuda"]
@@ -126,9 +127,9 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     return GeneratedKernel(name, source, buffers, (*printer.symbols, *most), grid.groups, grid.items)
 
 
-def _for_gpus(target: CodeTarget, body: Node) -> bool:
+def _for_gpus(target: CodeTarget, body: Stmt) -> bool:
     """Processors compute with numbers of 64 bits as fast as with those of 32, and only GPUs get groups of several items."""
-    return target.language == "cuda" or any(isinstance(m, Loop) and m.kind == "item" for m in walk(body))
+    return target.language == "cuda" or any(isinstance(m, For) and m.kind == "item" for m in walk(body))
 
 
 def _lanes(func: PrimFunc, target: CodeTarget) -> int:
@@ -154,13 +155,12 @@ def _check(func: PrimFunc, target: CodeTarget) -> None:
             raise BuildError(
                 f"wanted int64 scalar parameters in {func.name}, found {v.name} of {v.dtype}; pass a 0-d buffer instead"
             )
-    for s in walk_stmt(func.body):
-        for e in _expressions(s):
-            for v in free_vars(e):
-                if isinstance(v, Tunable):
-                    raise BuildError(
-                        f"wanted a function without free tunables, found {v.name} in {func.name}; instantiate the sketch first"
-                    )
+    for s in walk(func.body):
+        for v in free_vars(*s.own_exprs):
+            if isinstance(v, Tunable):
+                raise BuildError(
+                    f"wanted a function without free tunables, found {v.name} in {func.name}; instantiate the sketch first"
+                )
         if target.language == "c" and isinstance(s, For) and s.kind == "item":
             raise BuildError(
                 f"wanted loops a CPU can run in {func.name}, found work-item loop {s.var.name}; bind it to `parallel`, "
@@ -168,7 +168,7 @@ def _check(func: PrimFunc, target: CodeTarget) -> None:
             )
 
 
-def _check_shared(func: PrimFunc, target: CodeTarget, body: Node) -> None:
+def _check_shared(func: PrimFunc, target: CodeTarget, body: Stmt) -> None:
     shared = {b for m in walk(body) if isinstance(m, Declare) for b in m.buffers if b.scope == "shared"}
     wanted = sum(b.dtype.bytes * prod(as_int(d) or 0 for d in b.shape) for b in shared)
     if target.local_bytes is not None and wanted > target.local_bytes:
@@ -179,32 +179,22 @@ def _check_shared(func: PrimFunc, target: CodeTarget, body: Node) -> None:
         )
 
 
-def _expressions(s: Stmt) -> tuple[Expr, ...]:
-    if isinstance(s, For):
-        return (s.extent,)
-    if isinstance(s, If):
-        return (s.cond,)
-    if isinstance(s, Block):
-        return (*s.bindings, s.predicate, s.body.value)
-    return (s.value,) if isinstance(s, Store) else ()
-
-
-def _one_index_per_axis(n: Node) -> Node:
+def _one_index_per_axis(n: Stmt) -> Stmt:
     """Group and item loops over the same axis share one variable: they are the same index of the launch."""
     first: dict[tuple[str, int], Var] = {}
     same: dict[Var, Expr] = {}
     for m in walk(n):
-        if isinstance(m, Loop) and m.kind in ("group", "item"):
+        if isinstance(m, For) and m.kind in ("group", "item"):
             one = first.setdefault((m.kind, m.axis), m.var)
             if one is not m.var:
                 same[m.var] = one
     if not same:
         return n
 
-    def visit(m: Node) -> Node:
-        return replace(m, var=first[m.kind, m.axis]) if isinstance(m, Loop) and m.var in same else m
+    def visit(m: Stmt) -> Stmt:
+        return replace(m, var=first[m.kind, m.axis]) if isinstance(m, For) and m.var in same else m
 
-    return rewrite(substitute_node(n, same), visit)
+    return rewrite(substitute_stmt(n, same), visit)
 
 
 def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
@@ -251,7 +241,7 @@ def _together(func: PrimFunc) -> tuple[Stmt, ...]:
     done: list[Stmt] = []
     held: list[set[Buffer] | None] = []
     for part in func.body.stmts if isinstance(func.body, Seq) else (func.body,):
-        spread = any(isinstance(x, For) and x.kind in ("parallel", "group", "item") for x in walk_stmt(part))
+        spread = any(isinstance(x, For) and x.kind in ("parallel", "group", "item") for x in walk(part))
         mine = None if spread else {b for b, _i, _w in accesses(lower_blocks(part)) if b.scope == "local"}
         first = next((k for k, other in enumerate(held) if mine and other and mine & other), len(held))
         if None in held[first:]:
@@ -285,11 +275,11 @@ def _part(func: PrimFunc, name: str, body: Stmt, used: dict[Buffer, bool], users
 
 def _symbols(body: Stmt, buffers: list[Buffer]) -> list[Var]:
     """The free variables of a statement and of the shapes of its buffers."""
-    bound: set[Var] = {s.var for s in walk_stmt(body) if isinstance(s, For)}
+    bound: set[Var] = {s.var for s in walk(body) if isinstance(s, For)}
     found: dict[Var, None] = {}
     lowered = lower_blocks(body)
     for m in walk(lowered):
-        for e in expressions(m):
+        for e in m.own_exprs:
             found.update(dict.fromkeys(free_vars(e)))
     for b in buffers:
         found.update(dict.fromkeys(free_vars(*b.shape)))

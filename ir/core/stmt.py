@@ -1,32 +1,102 @@
-"""Statements of tensor functions: loops, blocks, stores (TensorIR's terms, paper section 3.3)."""
+"""Statements of tensor functions (TensorIR's terms, paper section 3.3), scheduled and lowered.
+
+A scheduled function holds blocks. A lowered one holds none, but bound values, declarations and synchronisation instead:
+
+    scheduled: For Seq If Store Block
+    lowered:   For Seq If Store Let Declare Barrier AsyncFence
+
+Traversal belongs to the node classes (`Stmt`). The functions below are written in terms of its methods, so that they hold for a new class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, Union
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar, cast
 
-from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, and_, eq, load, postorder, substitute, transform
+from relax_tune.ir.core.buffer import Buffer, Scope
+from relax_tune.ir.core.expr import FALSE, TRUE, Expr, Load, Var, and_, eq, load, postorder, substitute, transform
 
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "group", "item"]
 IterKind = Literal["spatial", "reduce"]
 
-# Axes of a grid. A launch has three: items that are apart along the fourth of theirs lie behind one another along the third.
+# Axes of a grid. A launch has three: work-items along the fourth axis lie behind one another along the third.
 AXES = {"group": 3, "item": 4}
-# How the last, incomplete tile of a loop is handled when the function is lowered (see ir/codegen/lower/tails.py); meaning is the
-# same for all of them: the block's predicate decides which points run.
+# How lowering handles the last, incomplete tile of a loop (see ir/codegen/lower/tails.py). All give the same results: the block's
+# predicate decides which points run.
 Tail = Literal["predicate", "peel", "pow2", "exact", "narrow"]
 
 
+class Stmt:
+    """A statement. A node class overrides the methods for what it holds; a leaf without expressions overrides none."""
+
+    __slots__ = ()
+
+    @property
+    def children(self) -> tuple[Stmt, ...]:
+        """Direct sub-statements in program order. A block is a leaf."""
+        return ()
+
+    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
+        """Return the statement with other children: itself where none changed, `EMPTY` where none has an effect."""
+        assert not new, f"{type(self).__name__} has no children"
+        return self
+
+    @property
+    def own_exprs(self) -> tuple[Expr, ...]:
+        """Expressions that the node holds itself, in order of evaluation."""
+        return ()
+
+    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> Stmt:
+        """Return the statement with `fn` applied to its own expressions: itself where none changed."""
+        return self
+
+    @property
+    def own_stores(self) -> tuple[Store, ...]:
+        """Stores that the node is or holds, in order of execution."""
+        return ()
+
+    def map_own_stores(self, fn: Callable[[Store], Store]) -> Stmt:
+        """Return the statement with `fn` applied to the stores that it is or holds: itself where none changed."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class LoopMarks:
+    """Hints to code generation on a loop. None changes what the loop computes; a target without the feature ignores the mark.
+
+    intrinsic: name of the operation in `relax_tune.ir.hardware.intrinsics` that the loop nest computes.
+    nontemporal: vector stores below bypass the caches.
+    prefetch_distance: iterations between the prefetch of a vector that is only read below and its use; 0 for no prefetch.
+    async_copy: copies into shared memory below are asynchronous (`cp.async`); code generation places the waits.
+    tree_reduce: the iterations combine elements of a local buffer in any order. Set by lowering.
+    warp_reduce: operation by which all items of a warp combine the values that they offer. Set by lowering.
+    transpose: the loop and the one below it transpose square tiles in registers. Set by lowering.
+    """
+
+    intrinsic: str = ""
+    nontemporal: bool = False
+    prefetch_distance: int = 0
+    async_copy: bool = False
+    tree_reduce: bool = False
+    warp_reduce: str = ""
+    transpose: bool = False
+
+    def given(self) -> Iterator[tuple[str, str | int | bool]]:
+        """Yield (name, value) of the marks that are set, in the order of the fields."""
+        return ((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
+
+
+NO_MARKS = LoopMarks()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class For:
-    """`for var in range(extent)`. kind: `parallel` CPU threads, `group`/`item` work-group and work-item axes (OpenCL, CUDA),
-    `vectorized`, `unrolled`, `serial`. `axis` numbers the grid axis of a group/item loop (`AXES`). `intrinsic` names the operation of
-    `relax_tune.ir.hardware.intrinsics` that the nest this loop is in computes; code generation calls it where the nest still matches.
-    `stream`: vectors stored below go to memory past the caches, where the target can do that. `ahead`: vectors that are only read
-    below are asked of memory so many iterations before they are, where the target can do that. `asynchronous`: what is copied below
-    into shared memory may arrive later, where the target can do that; code generation waits for it before anybody looks."""
+class For(Stmt):
+    """`for var in range(extent)`.
+
+    kind: `parallel` CPU threads, `group` and `item` work-group and work-item axes (OpenCL, CUDA), `vectorized`, `unrolled`, `serial`.
+    axis: grid axis of a `group` or `item` loop (`AXES`).
+    """
 
     var: Var
     extent: Expr
@@ -34,35 +104,94 @@ class For:
     kind: LoopKind = "serial"
     axis: int = 0
     tail: Tail = "predicate"
-    intrinsic: str = ""
-    stream: bool = False
-    ahead: int = 0
-    asynchronous: bool = False
+    marks: LoopMarks = NO_MARKS
+
+    @property
+    def children(self) -> tuple[Stmt, ...]:
+        return (self.body,)
+
+    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
+        (body,) = new
+        if body is self.body:
+            return self
+        return EMPTY if is_empty(body) else replace(self, body=body)
+
+    @property
+    def own_exprs(self) -> tuple[Expr, ...]:
+        return (self.extent,)
+
+    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> For:
+        extent = fn(self.extent)
+        return self if extent is self.extent else replace(self, extent=extent)
+
+    def marked(self, **changes: Any) -> For:
+        """Return the loop with other values of the named marks."""
+        return replace(self, marks=replace(self.marks, **changes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seq:
+class Seq(Stmt):
     """Statements in order."""
 
     stmts: tuple[Stmt, ...]
 
+    @property
+    def children(self) -> tuple[Stmt, ...]:
+        return self.stmts
+
+    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
+        return self if same(new, self.stmts) else seq(*new)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class If:
-    """`then` where `cond` holds. Appears in lowered functions; schedules use block predicates."""
+class If(Stmt):
+    """`then` where `cond` holds, else `orelse`. Primitives use block predicates instead."""
 
     cond: Expr
     then: Stmt
     orelse: Stmt | None = None
 
+    @property
+    def children(self) -> tuple[Stmt, ...]:
+        return (self.then,) if self.orelse is None else (self.then, self.orelse)
+
+    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
+        if same(new, self.children):
+            return self
+        return when(self.cond, new[0], new[1] if len(new) > 1 else None)
+
+    @property
+    def own_exprs(self) -> tuple[Expr, ...]:
+        return (self.cond,)
+
+    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> Stmt:
+        cond = fn(self.cond)
+        return self if cond is self.cond else when(cond, self.then, self.orelse)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Store:
+class Store(Stmt):
     """`buffer[indices] = value`."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     value: Expr
+
+    @property
+    def own_exprs(self) -> tuple[Expr, ...]:
+        return (*self.indices, self.value)
+
+    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> Store:
+        indices, value = tuple(map(fn, self.indices)), fn(self.value)
+        unchanged = value is self.value and same(indices, self.indices)
+        return self if unchanged else Store(self.buffer, indices, value)
+
+    @property
+    def own_stores(self) -> tuple[Store, ...]:
+        return (self,)
+
+    def map_own_stores(self, fn: Callable[[Store], Store]) -> Store:
+        return fn(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,12 +204,15 @@ class IterVar:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class Block(Stmt):
     """A unit of computation: one store over iterators whose values are bound to loop expressions.
 
-    For a reduction `init` is stored at the first reduction point (all reduce iterators zero), or alone where there is none
-    (`relax_tune.ir.interp.empty_reductions`), and `body` reads what it writes. `predicate` is over the loop variables: points where
-    it is false do not run. `role` `prepack` marks a block over constants that runs once, before any call.
+    iters, bindings: iterators, and for each the expression over loop variables that is its value.
+    body: the store. A reduction without `init` reads the element that it writes.
+    init: store at the first reduction point (all reduce iterators zero), or without an update where there is no such point
+        (`relax_tune.ir.interp.empty_reductions`).
+    predicate: condition over the loop variables; points where it is false do not run.
+    role: `prepack` for a block over constants that runs once, before any call.
     """
 
     name: str
@@ -95,36 +227,134 @@ class Block:
     def is_reduction(self) -> bool:
         return any(i.kind == "reduce" for i in self.iters)
 
+    @property
+    def own_exprs(self) -> tuple[Expr, ...]:
+        stored = (e for s in self.own_stores for e in s.own_exprs)
+        return (*(i.extent for i in self.iters), *self.bindings, self.predicate, *stored)
 
-Stmt = Union[For, Seq, If, Store, Block]
+    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> Block:
+        extents, bindings = tuple(fn(i.extent) for i in self.iters), tuple(map(fn, self.bindings))
+        predicate, new = fn(self.predicate), self.map_own_stores(lambda s: s.map_own_exprs(fn))
+        if same(extents, tuple(i.extent for i in self.iters)):
+            if new is self and predicate is self.predicate and same(bindings, self.bindings):
+                return self
+            return replace(new, bindings=bindings, predicate=predicate)
+        iters = tuple(replace(i, extent=e) for i, e in zip(self.iters, extents, strict=True))
+        return replace(new, iters=iters, bindings=bindings, predicate=predicate)
+
+    @property
+    def own_stores(self) -> tuple[Store, ...]:
+        return (self.body,) if self.init is None else (self.init, self.body)
+
+    def map_own_stores(self, fn: Callable[[Store], Store]) -> Block:
+        body, init = fn(self.body), None if self.init is None else fn(self.init)
+        return self if body is self.body and init is self.init else replace(self, body=body, init=init)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Let(Stmt):
+    """`body` with `var` bound to `value`."""
+
+    var: Var
+    value: Expr
+    body: Stmt
+
+    @property
+    def children(self) -> tuple[Stmt, ...]:
+        return (self.body,)
+
+    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
+        (body,) = new
+        if body is self.body:
+            return self
+        return EMPTY if is_empty(body) else Let(self.var, self.value, body)
+
+    @property
+    def own_exprs(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> Let:
+        value = fn(self.value)
+        return self if value is self.value else Let(self.var, value, self.body)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Declare(Stmt):
+    """`body` with storage for local or shared buffers of constant shape."""
+
+    buffers: tuple[Buffer, ...]
+    body: Stmt
+
+    @property
+    def children(self) -> tuple[Stmt, ...]:
+        return (self.body,)
+
+    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
+        (body,) = new
+        if body is self.body:
+            return self
+        return EMPTY if is_empty(body) else Declare(self.buffers, body)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Barrier(Stmt):
+    """Wait for all work-items of the work-group. Their writes to memory of `scopes` are visible afterwards."""
+
+    scopes: frozenset[Scope]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AsyncFence(Stmt):
+    """Close a commit group of asynchronous copies, or wait for groups (PTX ISA, "cp.async.commit_group" and "cp.async.wait_group").
+
+    pending: wait until at most this many commit groups are in flight (0: none). None: commit without waiting.
+    """
+
+    pending: int | None = None
+
+
+S = TypeVar("S", bound=Stmt)
+EMPTY = Seq(())
+
+
+def is_empty(s: Stmt) -> bool:
+    return isinstance(s, Seq) and not s.stmts
+
+
+def same(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
+    """Tell whether two tuples hold the same objects."""
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def unknown(s: object, where: str) -> TypeError:
+    """Return the error of a consumer that has no case for a class of statement."""
+    return TypeError(f"{where} has no case for the statement {type(s).__name__}")
 
 
 def seq(*stmts: Stmt) -> Stmt:
-    """Statements in order, nested sequences flattened, a single one unwrapped."""
+    """Return statements in order, nested sequences flattened, a single statement unwrapped."""
     flat: list[Stmt] = []
     for s in stmts:
         flat.extend(s.stmts if isinstance(s, Seq) else (s,))
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 
-def children(s: Stmt) -> tuple[Stmt, ...]:
-    """Direct sub-statements (a block is a leaf)."""
-    if isinstance(s, For):
-        return (s.body,)
-    if isinstance(s, Seq):
-        return s.stmts
-    if isinstance(s, If):
-        return (s.then,) if s.orelse is None else (s.then, s.orelse)
-    return ()
+def when(cond: Expr, then: Stmt, orelse: Stmt | None = None) -> Stmt:
+    """Return `If(cond, then, orelse)` with decided conditions and empty statements folded."""
+    if cond is TRUE or (is_empty(then) and (orelse is None or is_empty(orelse))):
+        return then
+    if cond is FALSE:
+        return EMPTY if orelse is None else orelse
+    return If(cond, then, orelse)
 
 
 def walk(s: Stmt) -> Iterator[Stmt]:
-    """Every statement, outer first, in program order."""
+    """Yield every statement, outer first, in program order."""
     stack = [s]
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(reversed(children(node)))
+        stack.extend(reversed(node.children))
 
 
 def blocks(s: Stmt) -> tuple[Block, ...]:
@@ -135,51 +365,19 @@ def loops(s: Stmt) -> tuple[For, ...]:
     return tuple(n for n in walk(s) if isinstance(n, For))
 
 
-def rewrite(s: Stmt, fn: Callable[[Stmt], Stmt | None]) -> Stmt:
-    """Bottom-up: `fn(node)` after its children were rewritten; None keeps the node. Unchanged in, same object out."""
-    new = s
-    if isinstance(s, For):
-        body = rewrite(s.body, fn)
-        new = s if body is s.body else replace(s, body=body)
-    elif isinstance(s, Seq):
-        stmts = tuple(rewrite(c, fn) for c in s.stmts)
-        if any(a is not b for a, b in zip(stmts, s.stmts, strict=True)):
-            new = seq(*stmts)
-    elif isinstance(s, If):
-        then = rewrite(s.then, fn)
-        orelse = None if s.orelse is None else rewrite(s.orelse, fn)
-        new = s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
-    out = fn(new)
-    return new if out is None else out
+def rewrite(s: Stmt, fn: Callable[[Stmt], Stmt]) -> Stmt:
+    """Rewrite bottom-up: `fn(node)` after its children. Unchanged in, same object out."""
+    old = s.children
+    return fn(s.with_children(tuple([rewrite(c, fn) for c in old])) if old else s)
+
+
+def map_blocks(s: Stmt, fn: Callable[[Block], Stmt]) -> Stmt:
+    return rewrite(s, lambda n: fn(n) if isinstance(n, Block) else n)
 
 
 def map_exprs(s: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:
-    """Apply `fn` to every expression: extents, bindings, predicates, indices, values, conditions."""
-
-    def store(n: Store) -> Store:
-        indices, value = tuple(fn(i) for i in n.indices), fn(n.value)
-        return n if value is n.value and indices == n.indices else replace(n, indices=indices, value=value)
-
-    def visit(n: Stmt) -> Stmt | None:
-        if isinstance(n, For):
-            extent = fn(n.extent)
-            return n if extent is n.extent else replace(n, extent=extent)
-        if isinstance(n, If):
-            return replace(n, cond=fn(n.cond))
-        if isinstance(n, Store):
-            return store(n)
-        if isinstance(n, Block):
-            return replace(
-                n,
-                iters=tuple(i if fn(i.extent) is i.extent else replace(i, extent=fn(i.extent)) for i in n.iters),
-                bindings=tuple(fn(b) for b in n.bindings),
-                body=store(n.body),
-                init=None if n.init is None else store(n.init),
-                predicate=fn(n.predicate),
-            )
-        return None
-
-    return rewrite(s, visit)
+    """Apply `fn` to every expression of the tree: extents, bindings, predicates, indices, values, conditions."""
+    return rewrite(s, lambda n: n.map_own_exprs(fn))
 
 
 def substitute_stmt(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
@@ -187,32 +385,45 @@ def substitute_stmt(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
     return map_exprs(s, lambda e: substitute(e, mapping)) if mapping else s
 
 
-def replace_buffers(s: Stmt, mapping: Mapping[Buffer, Buffer]) -> Stmt:
+def redirect(s: S, access: Callable[[Buffer, tuple[Expr, ...]], tuple[Buffer, tuple[Expr, ...]] | None]) -> S:
+    """Point loads and stores elsewhere: `access(buffer, indices)` gives the new place, None keeps the old one."""
+
+    def leaf(e: Expr) -> Expr | None:
+        new = access(e.buffer, e.indices) if isinstance(e, Load) else None
+        return None if new is None else load(*new)
+
+    def moved(n: Store) -> Store:
+        new = access(n.buffer, n.indices)
+        return n if new is None else Store(*new, n.value)
+
+    def expression(e: Expr) -> Expr:
+        return transform(e, leaf)
+
+    return cast(S, rewrite(s, lambda n: n.map_own_exprs(expression).map_own_stores(moved)))
+
+
+def replace_buffers(s: S, mapping: Mapping[Buffer, Buffer]) -> S:
     """Point loads and stores at other buffers of the same rank."""
-    if not mapping:
-        return s
+    return redirect(s, lambda b, i: (mapping[b], i) if b in mapping else None) if mapping else s
 
-    def swap(e: Expr) -> Expr:
-        if not any(isinstance(n, Load) and n.buffer in mapping for n in postorder((e,))):
-            return e
-        return transform(
-            e, lambda n: load(mapping[n.buffer], n.indices) if isinstance(n, Load) and n.buffer in mapping else None
-        )
 
-    def visit(n: Stmt) -> Stmt | None:
-        if isinstance(n, Store) and n.buffer in mapping:
-            return replace(n, buffer=mapping[n.buffer])
-        if isinstance(n, Block):
-            body = replace(n.body, buffer=mapping.get(n.body.buffer, n.body.buffer))
-            init = n.init and replace(n.init, buffer=mapping.get(n.init.buffer, n.init.buffer))
-            return replace(n, body=body, init=init)
-        return None
+def own_accesses(s: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...], bool]]:
+    """Yield (buffer, indices, written) of the accesses that a node makes itself, loads first."""
+    for e in postorder(s.own_exprs):
+        if isinstance(e, Load):
+            yield e.buffer, e.indices, False
+    for n in s.own_stores:
+        yield n.buffer, n.indices, True
 
-    return rewrite(map_exprs(s, swap), visit)
+
+def accesses(s: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...], bool]]:
+    """Yield (buffer, indices, written) of every access in program order."""
+    for n in walk(s):
+        yield from own_accesses(n)
 
 
 def lower_block(b: Block) -> Stmt:
-    """The block as plain statements: iterators replaced by their bindings, the predicate as `If`."""
+    """Return the block as plain statements: iterators replaced by their bindings, the predicate as `If`."""
     mapping = {i.var: e for i, e in zip(b.iters, b.bindings, strict=True)}
     body: Stmt = substitute_stmt(b.body, mapping)
     if b.init is not None:

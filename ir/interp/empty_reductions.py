@@ -12,7 +12,7 @@ from functools import reduce
 
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, Var, and_, conjuncts, free_vars, le, or_, substitute
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, seq, substitute_stmt
+from relax_tune.ir.core.stmt import Block, For, If, Stmt, seq
 
 
 def complete_empty_reductions(s: Stmt) -> Stmt:
@@ -28,31 +28,18 @@ def complete_empty_reductions(s: Stmt) -> Stmt:
 
 
 def _complete(s: Stmt, around: tuple[For, ...]) -> Stmt:
-    if isinstance(s, Seq):
-        stmts = tuple(_complete(c, around) for c in s.stmts)
-        return s if all(a is b for a, b in zip(stmts, s.stmts, strict=True)) else seq(*stmts)
-    if isinstance(s, If):
-        then = _complete(s.then, around)
-        orelse = None if s.orelse is None else _complete(s.orelse, around)
-        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
-    if not isinstance(s, For):
-        return s
-    body = _complete(s.body, (*around, s))
-    new = s if body is s.body else replace(s, body=body)
-    first = _initial_values(s, s.body, (s,), around)
+    inside = (*around, s) if isinstance(s, For) else around
+    new = s.with_children(tuple(_complete(c, inside) for c in s.children))
+    first = _initial_values(s, s.body, (s,), around) if isinstance(s, For) else []
     return seq(*first, new) if first else new
 
 
 def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For, ...]) -> list[Stmt]:
     """For every block below `top` whose reduction begins with that loop: its initial values when that is empty."""
-    if isinstance(s, For):
-        return _initial_values(top, s.body, (*inner, s), around)
-    if isinstance(s, Seq):
-        return [x for c in s.stmts for x in _initial_values(top, c, inner, around)]
-    if isinstance(s, If):
-        both = (s.then,) if s.orelse is None else (s.then, s.orelse)
-        return [x for c in both for x in _initial_values(top, c, inner, around)]
-    if not isinstance(s, Block) or s.init is None:
+    if not isinstance(s, Block):
+        inner = (*inner, s) if isinstance(s, For) else inner
+        return [x for c in s.children for x in _initial_values(top, c, inner, around)]
+    if s.init is None:
         return []
     pairs = list(zip(s.iters, s.bindings, strict=True))
     path = {f.var for f in (*around, *inner)}
@@ -76,8 +63,7 @@ def _initialised(block: Block, loops: list[For], kept: list[Expr]) -> Stmt:
     copies = {f.var: Var(f"{f.var.name}_none") for f in loops}
     spatial = [(i, b) for i, b in zip(block.iters, block.bindings, strict=True) if i.kind == "spatial"]
     own = {i.var: Var(i.var.name) for i, _ in spatial}
-    init = substitute_stmt(block.init, own)
-    assert isinstance(init, Store)
+    init = block.init.map_own_exprs(lambda e: substitute(e, own))
     s: Stmt = replace(
         block,
         name=f"{block.name}_none",

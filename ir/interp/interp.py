@@ -25,7 +25,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, free_vars, loads
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, lower_block, walk
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, lower_block, unknown, walk
 from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 from relax_tune.ir.interp.interp_expr import Env, Fault, Storage, Tape
 from relax_tune.ir.text.printer import excerpt
@@ -315,6 +315,8 @@ class _Compiler:
             if storage is None:
                 raise _located(self.func, Fault(f"buffer {s.buffer.name} is neither a parameter nor allocated"), origin)
             return _Store(self.func, origin, storage, self.tape((*s.indices, s.value), origin))
+        if not isinstance(s, Block):
+            raise unknown(s, "the interpreter")
         pairs = [e for it, b in zip(s.iters, s.bindings, strict=True) for e in (b, it.extent)]
         body = _Seq((_Domain(self.func, s, self.tape(pairs, s)), self.stmt(lower_block(replace(s, predicate=TRUE)), s)))
         return body if s.predicate is TRUE else _If(self.func, s, self.tape((s.predicate,), s), body, None)

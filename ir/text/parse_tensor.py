@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar, cast, get_args
+from dataclasses import fields
+from typing import Any, TypeVar, cast, get_args
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.buffer import Buffer, Scope
@@ -19,7 +20,7 @@ from relax_tune.ir.core.dtype import ALL, DType, bool_, i64
 from relax_tune.ir.core.expr import MATH, TRUE, Const, Expr, Tunable, Var, as_int, const, load, op
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.core.stmt import Block, For, If, IterKind, IterVar, LoopKind, Stmt, Store, Tail, seq
+from relax_tune.ir.core.stmt import Block, For, If, IterKind, IterVar, LoopKind, LoopMarks, Stmt, Store, Tail, seq
 from relax_tune.ir.text.printer import show_lines
 
 Named = Var | Buffer | GVar
@@ -340,22 +341,27 @@ class Reader:
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
         kind, args, options = self.call(node.iter, get_args(LoopKind))
-        self.only(options, ("axis", "tail", "dtype", "intrinsic", "stream", "ahead", "asynchronous"))
+        marks = [f for f in fields(LoopMarks) if f.name in options]
+        self.only(options, ("axis", "tail", "dtype", *(f.name for f in fields(LoopMarks))))
         if len(args) != 1:
             raise self.error(node.iter, f"wanted {kind}(extent), found {len(args)} arguments")
         extent = self.expr(args[0])
         axis = self.integer(options["axis"], "an axis number") if "axis" in options else 0
         tail = self.choice(options["tail"], get_args(Tail), "a tail mode") if "tail" in options else "predicate"
-        mark = self.constant(options["intrinsic"], str, "the name of an intrinsic") if "intrinsic" in options else ""
-        stream, late = (
-            n in options and self.constant(options[n], bool, "True or False") for n in ("stream", "asynchronous")
-        )
-        ahead = self.integer(options["ahead"], "a number of iterations") if "ahead" in options else 0
+        given = {f.name: self.mark(options[f.name], f.default) for f in marks}
         var = Var(name, self.dtype(options["dtype"]) if "dtype" in options else i64)
         with self.scope():
             self.names[name] = var
             body = self.body(node.body)
-            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), mark, stream, ahead, late)
+            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), LoopMarks(**given))
+
+    def mark(self, node: ast.expr, default: object) -> Any:
+        """Return the value of a loop mark, of the type of its default."""
+        if isinstance(default, bool):
+            return self.constant(node, bool, "True or False")
+        return (
+            self.integer(node, "a number") if isinstance(default, int) else self.constant(node, str, "a name in quotes")
+        )
 
     def _block(self, node: ast.With, header: ast.expr) -> Block:
         _, args, options = self.call(header, ("block",))

@@ -16,7 +16,7 @@ from relax_tune.ir.core.expr import INFIX, PRECEDENCE, TRUE, Const, Expr, Load, 
 from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.names import unused
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store
+from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, unknown
 
 _Identity = Union[Var, Buffer, GVar]
 
@@ -154,11 +154,8 @@ class TensorPrinter:
                 axis = f", axis={s.axis}" if s.axis or s.kind in ("group", "item") else ""
                 tail = f", tail={quote(s.tail)}" if s.tail != "predicate" else ""
                 kind = "" if s.var.dtype is i64 else f", dtype={s.var.dtype}"
-                mark = f", intrinsic={quote(s.intrinsic)}" if s.intrinsic else ""
-                mark += ", stream=True" if s.stream else ""
-                mark += f", ahead={s.ahead}" if s.ahead else ""
-                mark += ", asynchronous=True" if s.asynchronous else ""
-                self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}{mark}):", s)
+                marks = "".join(f", {key}={option(value)}" for key, value in s.marks.given())
+                self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}{marks}):", s)
                 self.nested(s.body)
         elif isinstance(s, Seq):
             parts = flattened(s)
@@ -174,8 +171,10 @@ class TensorPrinter:
                 self.nested(s.orelse)
         elif isinstance(s, Store):
             self.emit(f"{self.element(s.buffer, s.indices)} = {self.expr(s.value)}", s)
-        else:
+        elif isinstance(s, Block):
             self.block(s)
+        else:
+            raise unknown(s, "the printer")
 
     def nested(self, s: Stmt) -> None:
         self.depth += 1
@@ -253,6 +252,11 @@ def flattened(s: Seq) -> tuple[Stmt, ...]:
 def quote(text: str) -> str:
     """A string literal in double quotes."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def option(value: str | int | bool) -> str:
+    """Return the text of a keyword argument's value."""
+    return quote(value) if isinstance(value, str) else repr(value)
 
 
 def literal(n: Const) -> tuple[str, int]:

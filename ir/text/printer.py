@@ -13,7 +13,7 @@ from typing import Union
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Function
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store
+from relax_tune.ir.core.stmt import Stmt
 from relax_tune.ir.core.struct_info import StructInfo
 from relax_tune.ir.text.print_graph import GraphPrinter
 from relax_tune.ir.text.print_tensor import FORMAT_VERSION, flattened, quote
@@ -70,7 +70,7 @@ class Printer(GraphPrinter):
             self.extern(x, x.name)
         elif isinstance(x, Expr):
             self.emit(self.expr(x))
-        elif isinstance(x, (For, Seq, If, Store, Block)):
+        elif isinstance(x, Stmt):
             self.stmt(x)
         else:
             self.emit(self.info(x))

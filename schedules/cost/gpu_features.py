@@ -107,7 +107,7 @@ def _together(
 ) -> tuple[Expr, ...]:
     """Rows of a matrix that a warp fetches, the vectors that its first items have of swizzled rows, or the words that all of them have
     where these are digits of the item's number."""
-    marked = next((INTRINSICS[p.intrinsic] for p in path if p.intrinsic), None)
+    marked = next((INTRINSICS[p.marks.intrinsic] for p in path if p.marks.intrinsic), None)
     by_warp = marked is not None and marked.of_warp
     items = sorted((p for p in path if p.kind == "item"), key=lambda p: p.axis)
     size = ROW if by_warp else buffer.swizzle or 1

@@ -13,7 +13,7 @@ from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.dtype import bf16, f16, f32, i8, u8
 from relax_tune.ir.core.expr import Expr, Load, Op, Var, cast, free_vars, load, loads, transform
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
+from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, map_blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -23,7 +23,6 @@ from relax_tune.schedules.loop_tree import (
     find_block,
     fresh,
     loop_env,
-    map_blocks,
     readers,
     replace_node,
     require_compute_block,

@@ -27,10 +27,9 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, Stmt, blocks, seq
+from relax_tune.ir.core.stmt import EMPTY, Block, For, Stmt, blocks, seq
 from relax_tune.schedules.independence import overwritten_later, updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
-    EMPTY,
     block_loads,
     block_value,
     enclosing,

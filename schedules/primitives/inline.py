@@ -9,10 +9,9 @@ from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, Load, Var, and_, eq, loads, lt, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, Store, blocks, map_exprs
+from relax_tune.ir.core.stmt import EMPTY, Block, Store, blocks, map_exprs
 from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
-    EMPTY,
     block_loads,
     block_value,
     enclosing,

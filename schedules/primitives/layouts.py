@@ -13,7 +13,6 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
-    Load,
     Op,
     Tunable,
     Var,
@@ -23,15 +22,13 @@ from relax_tune.ir.core.expr import (
     floormod,
     free_vars,
     le,
-    load,
     maximum,
     mul,
     postorder,
     substitute,
-    transform,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, Stmt, map_exprs, rewrite
+from relax_tune.ir.core.stmt import redirect
 from relax_tune.ir.hardware.swizzle import ACCESS_BYTES, may_swizzle
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import find_alloc, swap_alloc
@@ -89,18 +86,7 @@ def with_layout(
     func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]
 ) -> PrimFunc:
     """`new` in place of the intermediate `old`, whose element at `indices` is then at `where(indices)`."""
-
-    def read(e: Expr) -> Expr:
-        return transform(e, lambda n: load(new, where(n.indices)) if isinstance(n, Load) and n.buffer is old else None)
-
-    def write(node: Stmt) -> Stmt | None:
-        if isinstance(node, Block) and node.body.buffer is old:
-            body = replace(node.body, buffer=new, indices=where(node.body.indices))
-            init = node.init and replace(node.init, buffer=new, indices=where(node.init.indices))
-            return replace(node, body=body, init=init)
-        return None
-
-    body = rewrite(map_exprs(func.body, read), write)
+    body = redirect(func.body, lambda b, indices: (new, where(indices)) if b is old else None)
     return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
 
 

@@ -26,9 +26,9 @@ from relax_tune.ir.core.expr import (
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, Store, blocks
+from relax_tune.ir.core.stmt import Block, Store, blocks, map_blocks
 from relax_tune.schedules.independence import writers
-from relax_tune.schedules.loop_tree import find_block, map_blocks, require_compute_block, with_body
+from relax_tune.schedules.loop_tree import find_block, require_compute_block, with_body
 from relax_tune.schedules.primitives.compute_location import spatial_of
 from relax_tune.schedules.primitives.reductions import combiner
 

@@ -34,7 +34,7 @@ from relax_tune.ir.core.expr import (
     mul,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, seq, walk
+from relax_tune.ir.core.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, map_blocks, seq, walk
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
@@ -42,7 +42,6 @@ from relax_tune.schedules.loop_tree import (
     find_loop,
     fresh,
     loop_env,
-    map_blocks,
     rebind,
     regroup_sums,
     replace_node,
@@ -59,9 +58,9 @@ MAX_PREFETCH_DISTANCE = 4096
 
 def require_serial(func: PrimFunc, loop: For, step: str) -> None:
     """The loop has no kind and no intrinsic yet; else ScheduleError."""
-    if loop.intrinsic:
+    if loop.marks.intrinsic:
         raise ScheduleError(
-            f"{func.name}: {step} wants a loop of its own, found {loop.var.name!r} inside {loop.intrinsic}"
+            f"{func.name}: {step} wants a loop of its own, found {loop.var.name!r} inside {loop.marks.intrinsic}"
         )
     if loop.kind != "serial":
         raise ScheduleError(f"{func.name}: {step} wants a serial loop, found {loop.var.name!r} marked {loop.kind}")
@@ -309,7 +308,7 @@ def nontemporal_stores(func: PrimFunc, loop: str) -> PrimFunc:
     """Let the vectors that a loop stores go to memory past the caches; meaning does not change.
 
     Before: `for i in vectorized(16): B[i] = A[i]`
-    After: `for i in vectorized(16, stream=True): B[i] = A[i]`
+    After: `for i in vectorized(16, nontemporal=True): B[i] = A[i]`
     Checks: the loop is vectorized; what is stored below is global, and not read there.
     """
     node = find_loop(func, loop)
@@ -325,14 +324,14 @@ def nontemporal_stores(func: PrimFunc, loop: str) -> PrimFunc:
                 f"{func.name}: nontemporal_stores wants stores to global memory that nothing below {loop!r} reads, found "
                 f"those of {block.name!r} to {target.name!r}"
             )
-    return with_body(func, replace_node(func.body, node, replace(node, stream=True)))
+    return with_body(func, replace_node(func.body, node, node.marked(nontemporal=True)))
 
 
 def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     """Ask memory early for the vectors that a loop only reads, which hides how far away they are; meaning does not change.
 
     Before: `for k in serial(512): for j in vectorized(16): C[j] = C[j] + A[k] * B[k, j]`
-    After: `for k in serial(512, ahead=32): ...`, which asks for `B[k + 32, ...]` while it computes with `B[k, ...]`
+    After: `for k in serial(512, prefetch_distance=32): ...`, which asks for `B[k + 32, ...]` while it computes with `B[k, ...]`
     Checks: the loop is serial; the number of iterations is 1 to 4096; something below reads global memory that is not written there.
     """
     node = find_loop(func, loop)
@@ -344,14 +343,14 @@ def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     written = {b.body.buffer for b in blocks(node.body)}
     if all(x.buffer in written or x.buffer.scope != "global" for b in blocks(node.body) for x in block_loads(b)):
         raise ScheduleError(f"{func.name}: prefetch wants reads of global memory, found none below {loop!r}")
-    return with_body(func, replace_node(func.body, node, replace(node, ahead=iterations)))
+    return with_body(func, replace_node(func.body, node, node.marked(prefetch_distance=iterations)))
 
 
 def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
     """Let what a loop copies into shared memory arrive later, before anybody looks at it; meaning does not change.
 
     Before: `for i in vectorized(8): S[i] = A[i] if i < n else 0`
-    After: `for i in vectorized(8, asynchronous=True): S[i] = ...`
+    After: `for i in vectorized(8, async_copy=True): S[i] = ...`
     Checks: the loop is vectorized and around one block, which copies elements of a parameter to a shared buffer of the same type, or
     zeros.
     """
@@ -369,7 +368,7 @@ def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
             f"{func.name}: copy_async wants a copy from a parameter to shared memory, found {block.name!r}, which stores "
             f"{block.body.value!r} to {target.scope} memory"
         )
-    return with_body(func, replace_node(func.body, node, replace(node, asynchronous=True)))
+    return with_body(func, replace_node(func.body, node, node.marked(async_copy=True)))
 
 
 def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:

@@ -20,6 +20,7 @@ from relax_tune.ir.core.stmt import (
     Stmt,
     blocks,
     loops,
+    map_blocks,
     replace_buffers,
     rewrite,
     seq,
@@ -31,7 +32,6 @@ from relax_tune.schedules.loop_tree import (
     find_loop,
     fresh,
     loop_env,
-    map_blocks,
     rebind,
     replace_node,
     require_compute_block,
@@ -164,13 +164,13 @@ def _shifted(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
     """`s` of the tail: extents and conditions see `start + rest`, narrowed iterators, which hold the offset, `rest` alone."""
     moved, renamed = {var: start + rest}, {var: rest}
 
-    def fix(n: Stmt) -> Stmt | None:
+    def fix(n: Stmt) -> Stmt:
         if isinstance(n, For):
             return replace(n, extent=substitute(n.extent, moved))
         if isinstance(n, Block):
             bindings = tuple(substitute(b, renamed) for b in n.bindings)
             return replace(n, bindings=bindings, predicate=substitute(n.predicate, moved))
-        return None
+        return n
 
     return rewrite(s, fix)
 

@@ -34,9 +34,8 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, seq
+from relax_tune.ir.core.stmt import EMPTY, Block, For, IterVar, Stmt, Store, blocks, seq
 from relax_tune.schedules.loop_tree import (
-    EMPTY,
     block_loads,
     block_value,
     enclosing,

@@ -40,7 +40,7 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, Store, blocks, seq
+from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, Store, blocks, map_blocks, seq
 from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -50,7 +50,6 @@ from relax_tune.schedules.loop_tree import (
     find_loop,
     fresh,
     loop_env,
-    map_blocks,
     readers,
     rebind,
     replace_node,

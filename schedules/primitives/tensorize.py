@@ -35,7 +35,7 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     body: Stmt = node
     kinds = {"serial"} | {f.kind for f in wanted.loops}
     while isinstance(body, For):
-        if body.kind not in kinds or body.intrinsic:
+        if body.kind not in kinds or body.marks.intrinsic:
             raise ScheduleError(f"{func.name}: tensorize wants serial loops, found {body.var.name!r} marked")
         nest.append(body)
         body = body.body
@@ -57,7 +57,7 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
         raise ScheduleError(
             f"{func.name}: block {body.name!r} does not compute what {intrinsic} means:\n{print_text(wanted.meaning)}"
         )
-    marked = rewrite(node, lambda n: replace(n, intrinsic=intrinsic) if isinstance(n, For) else None)
+    marked = rewrite(node, lambda n: n.marked(intrinsic=intrinsic) if isinstance(n, For) else n)
     return with_body(func, replace_node(func.body, node, marked))
 
 

@@ -418,7 +418,7 @@ def tiled_matmul(tunables: tuple[Tunable, Tunable] | None = None) -> PrimFunc:
 
 def lowered(func: PrimFunc) -> PrimFunc:
     """`func` without blocks: iterators replaced, predicates as `If`."""
-    body = rewrite(func.body, lambda s: lower_block(s) if isinstance(s, Block) else None)
+    body = rewrite(func.body, lambda s: lower_block(s) if isinstance(s, Block) else s)
     return PrimFunc(func.name, func.params, func.outputs, body, func.allocs, func.consts)
 
 

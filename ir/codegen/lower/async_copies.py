@@ -11,23 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
-from relax_tune.ir.codegen.lower.lowered import (
-    Arrive,
-    Barrier,
-    Cond,
-    Declare,
-    Loop,
-    Node,
-    Steps,
-    accesses,
-    block,
-    children,
-    walk,
-    with_children,
-)
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import AsyncFence, Barrier, Declare, For, If, Seq, Stmt, Store, accesses, seq, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +25,16 @@ class Ring:
     ahead: int
 
 
-def rings_of(f: Loop, algebra: Algebra) -> Mapping[Buffer, Ring]:
+def rings_of(f: For, algebra: Algebra) -> Mapping[Buffer, Ring]:
     """The rings of a loop around statements one after the other."""
-    if f.kind != "serial" or not isinstance(_undeclared(f.body), Steps):
+    if f.kind != "serial" or not isinstance(_undeclared(f.body), Seq):
         return {}
     uses: dict[Buffer, list[tuple[tuple[Expr, ...], bool]]] = {}
     for b, indices, written in accesses(f.body):
         if b.scope == "shared":
             uses.setdefault(b, []).append((indices, written))
     stored = [m.buffer for m in walk(f.body) if isinstance(m, Store)]
-    inner = {m.var for m in walk(f.body) if isinstance(m, Loop)}
+    inner = {m.var for m in walk(f.body) if isinstance(m, For)}
     found: dict[Buffer, Ring] = {}
     for b, places in uses.items():
         for dim, size in enumerate(b.shape):
@@ -59,14 +45,14 @@ def rings_of(f: Loop, algebra: Algebra) -> Mapping[Buffer, Ring]:
     return found
 
 
-def _undeclared(n: Node) -> Node:
+def _undeclared(n: Stmt) -> Stmt:
     """What a body does with the storage that it declares."""
     while isinstance(n, Declare):
         n = n.body
     return n
 
 
-def _with_undeclared(n: Node, new: Node) -> Node:
+def _with_undeclared(n: Stmt, new: Stmt) -> Stmt:
     return replace(n, body=_with_undeclared(n.body, new)) if isinstance(n, Declare) else new
 
 
@@ -97,40 +83,40 @@ def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
     return p if low is not None and high is not None and 0 <= low <= high < size else None
 
 
-def filled_late(n: Node) -> frozenset[Buffer]:
+def filled_late(n: Stmt) -> frozenset[Buffer]:
     """The buffers that are filled by asynchronous copies at or below a node."""
-    late = (m for m in walk(n) if isinstance(m, Loop) and m.asynchronous)
+    late = (m for m in walk(n) if isinstance(m, For) and m.marks.async_copy)
     return frozenset(s.buffer for m in late for s in walk(m) if isinstance(s, Store))
 
 
-def in_turn(f: Loop, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], algebra: Algebra) -> Node:
+def in_turn(f: For, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], algebra: Algebra) -> Stmt:
     """A loop that goes round, with a lot of copies in each iteration, a wait at its start for those it reads, and there the barrier for
     these scopes."""
     steps = _undeclared(f.body)
-    assert isinstance(steps, Steps)
+    assert isinstance(steps, Seq)
     late = filled_late(steps) & rings.keys()
     barrier = (Barrier(scopes),) if scopes else ()
     if not late:
-        return replace(f, body=_with_undeclared(f.body, block(*barrier, settle(steps, {}, algebra))))
-    parts: list[Node] = []
+        return replace(f, body=_with_undeclared(f.body, seq(*barrier, settle(steps, {}, algebra))))
+    parts: list[Stmt] = []
     last = 0
     for c in steps.stmts:
         filled = filled_late(c)
         parts.append(c if filled <= late else settle(c, {}, algebra))
         last = len(parts) if filled & late else last
-    parts.insert(last, Arrive())
+    parts.insert(last, AsyncFence())
     pending = min(rings[b].ahead for b in late) - 1
-    body = _with_undeclared(f.body, block(Arrive(pending), *barrier, *parts))
-    return block(replace(f, body=body), Arrive(0))
+    body = _with_undeclared(f.body, seq(AsyncFence(pending), *barrier, *parts))
+    return seq(replace(f, body=body), AsyncFence(0))
 
 
-def settle(n: Node, rings: Mapping[Buffer, Ring], algebra: Algebra, around: tuple[Loop, ...] = ()) -> Node:
+def settle(n: Stmt, rings: Mapping[Buffer, Ring], algebra: Algebra, around: tuple[For, ...] = ()) -> Stmt:
     """All asynchronous copies but those of loops that go round: one that fills slots before such a loop is a lot in each iteration around
     it, all others are waited for."""
-    if not filled_late(n) or (isinstance(n, Steps) and isinstance(n.stmts[0], Arrive)):
+    if not filled_late(n) or (isinstance(n, Seq) and isinstance(n.stmts[0], AsyncFence)):
         return n
-    if isinstance(n, Steps):
-        parts: list[Node] = []
+    if isinstance(n, Seq):
+        parts: list[Stmt] = []
         for at, c in enumerate(n.stmts):
             if not _is_stage(c):
                 parts.append(settle(c, rings, algebra, around))
@@ -140,31 +126,31 @@ def settle(n: Node, rings: Mapping[Buffer, Ring], algebra: Algebra, around: tupl
             again = n.stmts[at + 1] if at + 1 < len(n.stmts) else None
             if again is None or not _is_stage(again) or _fence(again, rings, algebra, around).pending != fence.pending:
                 parts.append(fence)
-        return block(*parts)
+        return seq(*parts)
     if _is_stage(n):
-        return block(n, _fence(n, rings, algebra, around))
-    if isinstance(n, Loop) and n.kind == "serial":
+        return seq(n, _fence(n, rings, algebra, around))
+    if isinstance(n, For) and n.kind == "serial":
         around = (*around, n)
-    return with_children(n, tuple(settle(c, rings, algebra, around) for c in children(n)))
+    return n.with_children(tuple(settle(c, rings, algebra, around) for c in n.children))
 
 
-def _is_stage(n: Node) -> bool:
+def _is_stage(n: Stmt) -> bool:
     """Whether a node is copies that all items make, or none, without waiting."""
-    if isinstance(n, Steps) or not filled_late(n) or any(isinstance(m, (Barrier, Arrive)) for m in walk(n)):
+    if isinstance(n, Seq) or not filled_late(n) or any(isinstance(m, (Barrier, AsyncFence)) for m in walk(n)):
         return False
-    return isinstance(n, Cond) or (isinstance(n, Loop) and (n.kind == "item" or n.asynchronous))
+    return isinstance(n, If) or (isinstance(n, For) and (n.kind == "item" or n.marks.async_copy))
 
 
-def _fence(stage: Node, rings: Mapping[Buffer, Ring], algebra: Algebra, around: Sequence[Loop]) -> Arrive:
-    inner = {m.var for m in walk(stage) if isinstance(m, Loop)}
+def _fence(stage: Stmt, rings: Mapping[Buffer, Ring], algebra: Algebra, around: Sequence[For]) -> AsyncFence:
+    inner = {m.var for m in walk(stage) if isinstance(m, For)}
     for b, indices, written in accesses(stage):
         if written and not (b in rings and _fills(rings[b], b, indices, inner, algebra, around)):
-            return Arrive(0)
-    return Arrive()
+            return AsyncFence(0)
+    return AsyncFence()
 
 
 def _fills(
-    ring: Ring, b: Buffer, indices: tuple[Expr, ...], inner: set[Var], algebra: Algebra, around: Sequence[Loop]
+    ring: Ring, b: Buffer, indices: tuple[Expr, ...], inner: set[Var], algebra: Algebra, around: Sequence[For]
 ) -> bool:
     """Whether a statement fills one slot of a ring, and the loop around it the next ones, so many that enough lots have followed the first
     by the time that it is read."""

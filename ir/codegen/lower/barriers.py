@@ -15,32 +15,30 @@ from itertools import groupby
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly
 from relax_tune.ir.codegen.lower.async_copies import Ring, in_turn, rings_of, settle
-from relax_tune.ir.codegen.lower.lowered import (
-    NOTHING,
-    Barrier,
-    Cond,
-    Let,
-    Loop,
-    Node,
-    Steps,
-    accesses,
-    block,
-    children,
-    is_nothing,
-    own_accesses,
-    rewrite,
-    walk,
-    when,
-    with_children,
-)
 from relax_tune.ir.codegen.print.intrinsic_calls import require_shared
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.expr import Expr, Var, and_, as_int, const, loads, lt, not_
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import (
+    EMPTY,
+    Barrier,
+    For,
+    If,
+    Let,
+    Seq,
+    Stmt,
+    Store,
+    accesses,
+    is_empty,
+    own_accesses,
+    rewrite,
+    seq,
+    walk,
+    when,
+)
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
 
 
-def synchronise(n: Node, algebra: Algebra) -> Node:
+def synchronise(n: Stmt, algebra: Algebra) -> Stmt:
     """Put barriers into a kernel whose group and item loops are the indices of its launch.
 
     Raises:
@@ -49,47 +47,47 @@ def synchronise(n: Node, algebra: Algebra) -> Node:
     """
     sizes: dict[int, int] = {}
     for m in walk(n):
-        if isinstance(m, Loop) and m.kind == "item":
+        if isinstance(m, For) and m.kind == "item":
             sizes[m.axis] = max(sizes.get(m.axis, 1), _size(m, algebra))
     axes = frozenset(a for a, size in sizes.items() if size > 1)
     if not axes:
         return settle(n, {}, algebra)
     for axis in sorted(axes):
-        n = _alone(n, next(m for m in walk(n) if isinstance(m, Loop) and (m.kind, m.axis) == ("item", axis)))
+        n = _alone(n, next(m for m in walk(n) if isinstance(m, For) and (m.kind, m.axis) == ("item", axis)))
     placer = _Placer(axes, algebra)
     placed, _ = placer.place(n, NOTHING_YET, Within())
     placed = _even(settle(placed, placer.rings, algebra), sizes, algebra)
     return whole_warps(_Inwards(placed, algebra).move(placed, ()), algebra)
 
 
-def _size(m: Loop, algebra: Algebra) -> int:
+def _size(m: For, algebra: Algebra) -> int:
     return as_int(algebra.expr(algebra.static(m.extent))) or 0
 
 
-def _alone(n: Node, item: Loop) -> Node:
+def _alone(n: Stmt, item: For) -> Stmt:
     """What no loop over the item's axis is around is done by its first item, but for what each keeps to itself."""
     if _is_alone(n, item):
-        return Loop(item.var, const(1), n, "item", item.axis)
-    if isinstance(n, Loop) and (n.kind, n.axis) == ("item", item.axis):
+        return For(item.var, const(1), n, "item", item.axis)
+    if isinstance(n, For) and (n.kind, n.axis) == ("item", item.axis):
         return n
-    if isinstance(n, Steps):
+    if isinstance(n, Seq):
         runs = groupby(n.stmts, lambda c: _is_alone(c, item))
-        return block(*(_alone(c, item) for one, run in runs for c in ((block(*run),) if one else run)))
-    return with_children(n, tuple(_alone(c, item) for c in children(n)))
+        return seq(*(_alone(c, item) for one, run in runs for c in ((seq(*run),) if one else run)))
+    return n.with_children(tuple(_alone(c, item) for c in n.children))
 
 
-def _is_alone(n: Node, item: Loop) -> bool:
+def _is_alone(n: Stmt, item: For) -> bool:
     below = list(walk(n))
-    if any(isinstance(m, Loop) and (m.kind == "group" or (m.kind, m.axis) == ("item", item.axis)) for m in below):
+    if any(isinstance(m, For) and (m.kind == "group" or (m.kind, m.axis) == ("item", item.axis)) for m in below):
         return False
     return {m.buffer.scope == "local" for m in below if isinstance(m, Store)} == {False}
 
 
-def _even(n: Node, sizes: dict[int, int], algebra: Algebra) -> Node:
+def _even(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
     """Item loops over one axis of one extent, which items beyond their own skip the body of."""
 
-    def visit(m: Node) -> Node:
-        if not isinstance(m, Loop) or m.kind != "item" or _size(m, algebra) == sizes[m.axis]:
+    def visit(m: Stmt) -> Stmt:
+        if not isinstance(m, For) or m.kind != "item" or _size(m, algebra) == sizes[m.axis]:
             return m
         return replace(m, extent=const(sizes[m.axis]), body=when(lt(m.var, m.extent), m.body))
 
@@ -135,9 +133,9 @@ class _Placer:
         self.axes = axes
         self.algebra = algebra
         self.rings: dict[Buffer, Ring] = {}
-        self._uses: dict[int, tuple[Node, Uses]] = {}
+        self._uses: dict[int, tuple[Stmt, Uses]] = {}
 
-    def uses(self, n: Node) -> Uses:
+    def uses(self, n: Stmt) -> Uses:
         """Everything that is touched below a node."""
         found = self._uses.get(id(n))
         if found is None:
@@ -148,18 +146,18 @@ class _Placer:
             found = self._uses[id(n)] = n, Uses(frozenset(read), frozenset(written))
         return found[1]
 
-    def place(self, n: Node, before: Uses, bound: Within) -> tuple[Node, Uses]:
+    def place(self, n: Stmt, before: Uses, bound: Within) -> tuple[Stmt, Uses]:
         """The node after what was touched before it, and what has been touched since the last barrier after it."""
         now = self.uses(n)
         apart = (before.written & (now.read | now.written)) | (before.read & now.written)
         scopes = self._scopes(apart, bound)
-        rings = rings_of(n, self.algebra) if isinstance(n, Loop) else {}
-        if isinstance(n, Loop) and rings:
+        rings = rings_of(n, self.algebra) if isinstance(n, For) else {}
+        if isinstance(n, For) and rings:
             return self._round(n, rings, scopes, before, bound)
         if not scopes:
             return self._inside(n, before, bound)
         new, after = self._inside(n, before.without(scopes), bound)
-        return block(Barrier(scopes), new), after
+        return seq(Barrier(scopes), new), after
 
     def _scopes(self, apart: Iterable[Buffer], bound: Within) -> frozenset[Scope]:
         if self.axes <= bound.alone:
@@ -171,51 +169,51 @@ class _Placer:
         met = self.axes - bound.spread - bound.alone
         return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
 
-    def _inside(self, n: Node, before: Uses, bound: Within) -> tuple[Node, Uses]:
+    def _inside(self, n: Stmt, before: Uses, bound: Within) -> tuple[Stmt, Uses]:
         if isinstance(n, Store):
             return n, before | self.uses(n)
-        if isinstance(n, Steps):
-            parts: list[Node] = []
+        if isinstance(n, Seq):
+            parts: list[Stmt] = []
             for c in n.stmts:
                 new, before = self.place(c, before, bound)
                 parts.append(new)
-            return block(*parts), before
-        if isinstance(n, Cond):
-            made = [self.place(c, before, bound) for c in children(n)]
+            return seq(*parts), before
+        if isinstance(n, If):
+            made = [self.place(c, before, bound) for c in n.children]
             after = made[0][1] | (made[1][1] if len(made) > 1 else before)
-            return with_children(n, tuple(new for new, _ in made)), after
-        if isinstance(n, Loop) and n.kind not in ("group", "item"):
+            return n.with_children(tuple(new for new, _ in made)), after
+        if isinstance(n, For) and n.kind not in ("group", "item"):
             return self._repeated(n, before, bound)
-        if isinstance(n, Loop) and n.kind == "item":
+        if isinstance(n, For) and n.kind == "item":
             if _size(n, self.algebra) == 1:
                 bound = replace(bound, alone=bound.alone | {n.axis})
             else:
                 own = _of_items(n, self.algebra)
                 own = own & bound.own if bound.spread else own
                 bound = Within(bound.spread | {n.axis}, bound.alone, own, self._single(n, own), bound.rings)
-        (body,) = children(n)
+        (body,) = n.children
         new, after = self.place(body, before, bound)
-        return with_children(n, (new,)), after
+        return n.with_children((new,)), after
 
-    def _single(self, n: Loop, own: frozenset[Buffer]) -> frozenset[tuple[Buffer, int]]:
+    def _single(self, n: For, own: frozenset[Buffer]) -> frozenset[tuple[Buffer, int]]:
         """The buffers that below a loop one item along an axis touches, with these axes."""
         found = {b: set(self.axes) for b in own}
 
-        def visit(m: Node, alone: frozenset[int]) -> None:
-            if isinstance(m, Loop) and m.kind == "item" and _size(m, self.algebra) == 1:
+        def visit(m: Stmt, alone: frozenset[int]) -> None:
+            if isinstance(m, For) and m.kind == "item" and _size(m, self.algebra) == 1:
                 alone |= {m.axis}
             for b, _indices, _written in own_accesses(m):
                 if b in found:
                     found[b] &= alone
-            for c in children(m):
+            for c in m.children:
                 visit(c, alone)
 
         visit(n.body, frozenset())
         return frozenset((b, a) for b, axes in found.items() for a in axes)
 
     def _round(
-        self, n: Loop, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], before: Uses, bound: Within
-    ) -> tuple[Node, Uses]:
+        self, n: For, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], before: Uses, bound: Within
+    ) -> tuple[Stmt, Uses]:
         """A loop that goes round: items meet at the start of each iteration, also for what was before it."""
         self.rings |= rings
         body, after = self.place(n.body, NOTHING_YET, replace(bound, rings=bound.rings | rings.keys()))
@@ -224,24 +222,24 @@ class _Placer:
         made = in_turn(replace(n, body=body), rings, scopes, self.algebra)
         return made, before | after
 
-    def _repeated(self, n: Loop, before: Uses, bound: Within) -> tuple[Node, Uses]:
+    def _repeated(self, n: For, before: Uses, bound: Within) -> tuple[Stmt, Uses]:
         """A loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in
         between, write the same: a block stores what its iterators say."""
         body, after = self.place(n.body, NOTHING_YET, bound)
         now = self.uses(n.body)
         scopes = self._scopes((after.written & now.read) | (after.read & now.written), bound)
         if scopes:
-            body = block(Barrier(scopes), body)
+            body = seq(Barrier(scopes), body)
         return replace(n, body=body), before | after
 
 
-def _of_items(n: Loop, algebra: Algebra) -> frozenset[Buffer]:
+def _of_items(n: For, algebra: Algebra) -> frozenset[Buffer]:
     """The shared buffers whose places below a loop over items tell which item it is: along some dimension all accesses step alike with
     it, by more than loops inside move them."""
-    inner = {m.var for m in walk(n.body) if isinstance(m, (Loop, Let))}
+    inner = {m.var for m in walk(n.body) if isinstance(m, (For, Let))}
     steps: dict[Buffer, list[set[tuple[int, tuple[tuple[object, int], ...]] | None]]] = {}
     # what a warp does together, each of its items does with the elements of all
-    together = {b for m in walk(n) if isinstance(m, Loop) and m.intrinsic for b, _i, _w in accesses(m)}
+    together = {b for m in walk(n) if isinstance(m, For) and m.marks.intrinsic for b, _i, _w in accesses(m)}
     for b, indices, _written in accesses(n):
         if b.scope == "shared" and b not in together:
             found = steps.setdefault(b, [set() for _ in indices])
@@ -264,87 +262,87 @@ def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, t
     return step, tuple(sorted(((repr(m), c) for m, c in fixed.items())))
 
 
-def whole_warps(n: Node, algebra: Algebra) -> Node:
+def whole_warps(n: Stmt, algebra: Algebra) -> Stmt:
     """Without the marks of operations that a whole warp does at once where some of its items may not come by: each then does its part
     of the loops."""
-    if not any(isinstance(m, Loop) and m.intrinsic for m in walk(n)):
+    if not any(isinstance(m, For) and m.marks.intrinsic for m in walk(n)):
         return n
-    differing = {m.var for m in walk(n) if isinstance(m, Loop) and m.kind == "item"}
+    differing = {m.var for m in walk(n) if isinstance(m, For) and m.kind == "item"}
 
     def differs(e: Expr) -> bool:
         return not differing.isdisjoint(algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
 
-    def visit(m: Node, apart: bool) -> Node:
+    def visit(m: Stmt, apart: bool) -> Stmt:
         if isinstance(m, Let) and differs(m.value):
             differing.add(m.var)
-        apart = apart or (isinstance(m, Cond) and differs(m.cond)) or (isinstance(m, Loop) and differs(m.extent))
-        new = with_children(m, tuple(visit(c, apart) for c in children(m)))
-        marked = isinstance(new, Loop) and new.intrinsic in INTRINSICS and INTRINSICS[new.intrinsic].of_warp
-        if apart and marked and isinstance(new, Loop):
+        apart = apart or (isinstance(m, If) and differs(m.cond)) or (isinstance(m, For) and differs(m.extent))
+        new = m.with_children(tuple(visit(c, apart) for c in m.children))
+        marked = isinstance(new, For) and new.marks.intrinsic in INTRINSICS and INTRINSICS[new.marks.intrinsic].of_warp
+        if apart and marked and isinstance(new, For):
             require_shared(new)
-            return replace(new, intrinsic="")
+            return new.marked(intrinsic="")
         return new
 
     return visit(n, False)
 
 
-def _meets(n: Node) -> bool:
+def _meets(n: Stmt) -> bool:
     """Whether items wait for each other here: at a barrier, or to exchange registers."""
-    return isinstance(n, Barrier) or (isinstance(n, Loop) and n.across != "")
+    return isinstance(n, Barrier) or (isinstance(n, For) and n.marks.warp_reduce != "")
 
 
 class _Inwards:
     """Moves conditions that differ between items below the places inside of them where items meet."""
 
-    def __init__(self, n: Node, algebra: Algebra) -> None:
+    def __init__(self, n: Stmt, algebra: Algebra) -> None:
         self.algebra = algebra
         self.differing: set[Var] = set()
         self.waiting: dict[int, bool] = {}
         for m in walk(n):
-            own = isinstance(m, Loop) and (m.kind == "item" or self.differs(m.extent))
+            own = isinstance(m, For) and (m.kind == "item" or self.differs(m.extent))
             if own or (isinstance(m, Let) and self.differs(m.value)):
-                assert isinstance(m, (Loop, Let))
+                assert isinstance(m, (For, Let))
                 self.differing.add(m.var)
 
     def differs(self, e: Expr) -> bool:
         """Whether items of one group may find different values."""
         return not self.differing.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
 
-    def waits(self, n: Node) -> bool:
+    def waits(self, n: Stmt) -> bool:
         """Whether items meet at or below a node of the tree."""
         found = self.waiting.get(id(n))
         if found is None:
-            found = self.waiting[id(n)] = _meets(n) or any([self.waits(c) for c in children(n)])
+            found = self.waiting[id(n)] = _meets(n) or any([self.waits(c) for c in n.children])
         return found
 
-    def move(self, n: Node, held: tuple[Expr, ...]) -> Node:
+    def move(self, n: Stmt, held: tuple[Expr, ...]) -> Stmt:
         """The node where all conditions of `held` hold, and its barriers everywhere."""
         if _meets(n):
             return n
         if not self.waits(n):
             return when(and_(*held), n)
-        if isinstance(n, Steps):
-            parts: list[Node] = []
-            quiet: list[Node] = []
+        if isinstance(n, Seq):
+            parts: list[Stmt] = []
+            quiet: list[Stmt] = []
             for c in (*n.stmts, None):
                 if c is not None and not self.waits(c):
                     quiet.append(c)
                     continue
                 if quiet:
-                    parts.append(when(and_(*held), block(*quiet)))
+                    parts.append(when(and_(*held), seq(*quiet)))
                     quiet = []
                 if c is not None:
                     parts.append(self.move(c, held))
-            return block(*parts)
-        if isinstance(n, Cond):
+            return seq(*parts)
+        if isinstance(n, If):
             if not self.differs(n.cond):
                 self._everywhere(n.cond, held)
-                return when(n.cond, *(self.move(c, held) for c in children(n)))
+                return when(n.cond, *(self.move(c, held) for c in n.children))
             self._everywhere(n.cond, (n.cond,))
-            orelse = NOTHING if n.orelse is None else self.move(n.orelse, (*held, not_(n.cond)))
+            orelse = EMPTY if n.orelse is None else self.move(n.orelse, (*held, not_(n.cond)))
             then = self.move(n.then, (*held, n.cond))
-            return then if is_nothing(orelse) else block(then, orelse)
-        if isinstance(n, Loop):
+            return then if is_empty(orelse) else seq(then, orelse)
+        if isinstance(n, For):
             if self.differs(n.extent):
                 raise BuildError(
                     f"wanted barriers that every work-item of a group comes by, found one in the loop over {n.var.name}, which has "
@@ -353,8 +351,8 @@ class _Inwards:
             self._everywhere(n.extent, held)
         if isinstance(n, Let):
             self._everywhere(n.value, held)
-        (body,) = children(n)
-        return with_children(n, (self.move(body, held),))
+        (body,) = n.children
+        return n.with_children((self.move(body, held),))
 
     def _everywhere(self, e: Expr, held: tuple[Expr, ...]) -> None:
         """Refuse what items evaluate before they know whether they may."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra
-from relax_tune.ir.codegen.lower.lowered import Loop, Node, children, own_accesses, walk
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import as_int
+from relax_tune.ir.core.stmt import For, Stmt, own_accesses, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class _Use:
     written: bool
 
 
-def verify_groups(n: Node, algebra: Algebra) -> None:
+def verify_groups(n: Stmt, algebra: Algebra) -> None:
     """Each element that a kernel both writes and reads, or writes in two places, belongs to one group.
 
     Binding a loop to groups checks that its iterations are independent of each other, so all of a buffer's uses below one such loop
@@ -29,7 +29,7 @@ def verify_groups(n: Node, algebra: Algebra) -> None:
     Raises:
         BuildError: a buffer's uses are not below one loop over groups, or that loop is in a serial one.
     """
-    axes = sorted({m.axis for m in walk(n) if isinstance(m, Loop) and _spreads(m, algebra)})
+    axes = sorted({m.axis for m in walk(n) if isinstance(m, For) and _spreads(m, algebra)})
     uses: dict[Buffer, list[_Use]] = {}
     repeated: set[int] = set()
     if not axes:
@@ -53,14 +53,14 @@ def verify_groups(n: Node, algebra: Algebra) -> None:
             )
 
 
-def _spreads(m: Loop, algebra: Algebra) -> bool:
+def _spreads(m: For, algebra: Algebra) -> bool:
     """Whether it is a loop over several groups."""
     return m.kind == "group" and as_int(algebra.expr(algebra.static(m.extent))) != 1
 
 
-def _nested(n: Node, around: tuple[Loop, ...]) -> Iterator[tuple[Node, tuple[Loop, ...]]]:
+def _nested(n: Stmt, around: tuple[For, ...]) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
     """Every node with the loops around it, the outermost first."""
     yield n, around
-    inside = (*around, n) if isinstance(n, Loop) else around
-    for c in children(n):
+    inside = (*around, n) if isinstance(n, For) else around
+    for c in n.children:
         yield from _nested(c, inside)

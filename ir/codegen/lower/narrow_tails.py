@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
-from relax_tune.ir.codegen.lower.lowered import Cond, Let, Loop, Node, accesses, children, rewrite, when
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Expr, Op, Var, and_, as_int, conjuncts, const, le, lt, maximum, minimum
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import For, If, Let, Stmt, Store, accesses, rewrite, when
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +26,7 @@ class Tiles:
     left: Poly
 
 
-def find_tiles(f: Loop, algebra: Algebra) -> Tiles | None:
+def find_tiles(f: For, algebra: Algebra) -> Tiles | None:
     """None when there are no conditions on vectorised loops, or they do not agree."""
     conditions: dict[Expr, Var] = {}
     found: set[int] = set()
@@ -50,18 +49,18 @@ def find_tiles(f: Loop, algebra: Algebra) -> Tiles | None:
     return Tiles(conditions, found.pop(), left[0]) if len(found) == 1 and len(left) == 1 else None
 
 
-def _conditions(n: Node, inside: dict[Var, Loop]) -> Iterator[tuple[Op, dict[Var, Loop]]]:
-    if isinstance(n, Loop):
+def _conditions(n: Stmt, inside: dict[Var, For]) -> Iterator[tuple[Op, dict[Var, For]]]:
+    if isinstance(n, For):
         inside = inside | {n.var: n}
-    elif isinstance(n, Cond):
+    elif isinstance(n, If):
         for c in conjuncts(n.cond):
             if isinstance(c, Op) and c.op == "lt" and c.args[0].dtype.is_int:
                 yield c, inside
-    for below in children(n):
+    for below in n.children:
         yield from _conditions(below, inside)
 
 
-def makers(f: Loop, tiles: Tiles, private: frozenset[Buffer], algebra: Algebra) -> frozenset[Var] | None:
+def makers(f: For, tiles: Tiles, private: frozenset[Buffer], algebra: Algebra) -> frozenset[Var] | None:
     """The tile loops, and the loops of their extent that only fill private buffers where these read; None when other elements of
     those buffers are touched too, or at other places."""
     own = set(tiles.conditions.values())
@@ -99,21 +98,21 @@ def makers(f: Loop, tiles: Tiles, private: frozenset[Buffer], algebra: Algebra) 
     return frozenset(own)
 
 
-def _loops(n: Node) -> Iterator[Loop]:
-    if isinstance(n, Loop):
+def _loops(n: Stmt) -> Iterator[For]:
+    if isinstance(n, For):
         yield n
-    for c in children(n):
+    for c in n.children:
         yield from _loops(c)
 
 
-def _stores(n: Node) -> Iterator[Store]:
+def _stores(n: Stmt) -> Iterator[Store]:
     if isinstance(n, Store):
         yield n
-    for c in children(n):
+    for c in n.children:
         yield from _stores(c)
 
 
-def widths(tiles: Tiles, f: Loop, lanes: int, algebra: Algebra) -> Sequence[int]:
+def widths(tiles: Tiles, f: For, lanes: int, algebra: Algebra) -> Sequence[int]:
     """Vectors that tiles may have to be wide, in elements, narrowest first; those of the last iteration alone where all is
     constant."""
     every = [w for w in range(lanes, tiles.extent, lanes) if _is_power(w // lanes)] + [tiles.extent]
@@ -135,8 +134,8 @@ def _is_power(n: int) -> bool:
 
 
 def narrow(
-    f: Loop, tiles: Tiles, loops: frozenset[Var], wide: Sequence[int], private: frozenset[Buffer], algebra: Algebra
-) -> Loop:
+    f: For, tiles: Tiles, loops: frozenset[Var], wide: Sequence[int], private: frozenset[Buffer], algebra: Algebra
+) -> For:
     """The loop over bodies of each width. Where conditions keep nothing from being computed, only from being stored, the widest body
     keeps them and is the one for whole tiles too."""
     left = Var(f"{f.var.name}_left")
@@ -155,18 +154,18 @@ def narrow(
     return replace(f, body=Let(left, algebra.expr(tiles.left), body), tail="predicate")
 
 
-def _guards_any(n: Node, tiles: Tiles, private: frozenset[Buffer]) -> bool:
+def _guards_any(n: Stmt, tiles: Tiles, private: frozenset[Buffer]) -> bool:
     """Whether a store to a private buffer is under one of the conditions."""
-    if isinstance(n, Cond) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
+    if isinstance(n, If) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
         return any(s.buffer in private for s in _stores(n.then))
-    return any(_guards_any(c, tiles, private) for c in children(n))
+    return any(_guards_any(c, tiles, private) for c in n.children)
 
 
-def _with_conditions(n: Node, tiles: Tiles, left: Var | None) -> Node:
+def _with_conditions(n: Stmt, tiles: Tiles, left: Var | None) -> Stmt:
     """The conditions in terms of what is left; without them when that is all."""
 
-    def visit(m: Node) -> Node:
-        if not isinstance(m, Cond):
+    def visit(m: Stmt) -> Stmt:
+        if not isinstance(m, If):
             return m
         new = []
         for c in conjuncts(m.cond):
@@ -180,8 +179,8 @@ def _with_conditions(n: Node, tiles: Tiles, left: Var | None) -> Node:
     return rewrite(n, visit)
 
 
-def _shrunk(n: Node, loops: frozenset[Var], width: int) -> Node:
-    def visit(m: Node) -> Node:
-        return replace(m, extent=const(width)) if isinstance(m, Loop) and m.var in loops else m
+def _shrunk(n: Stmt, loops: frozenset[Var], width: int) -> Stmt:
+    def visit(m: Stmt) -> Stmt:
+        return replace(m, extent=const(width)) if isinstance(m, For) and m.var in loops else m
 
     return rewrite(n, visit)

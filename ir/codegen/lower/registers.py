@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from relax_tune.ir.codegen.lower.affine import Algebra
-from relax_tune.ir.codegen.lower.lowered import Loop, Node, accesses, children, own_accesses
 from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, as_int
+from relax_tune.ir.core.stmt import For, Stmt, accesses, own_accesses
 
 REGISTER_LIMIT = 512
 PLACES_LIMIT = 4096
@@ -26,7 +26,7 @@ class Layout:
     unit: tuple[tuple[int, int], ...]
 
 
-def register_layouts(n: Node, algebra: Algebra, lanes: int) -> dict[Buffer, Layout]:
+def register_layouts(n: Stmt, algebra: Algebra, lanes: int) -> dict[Buffer, Layout]:
     """The local buffers below `n` that are kept in registers."""
     spans: dict[Buffer, set[tuple[int, int]] | None] = {}
     _visit(n, {}, spans, algebra, lanes)
@@ -39,11 +39,11 @@ def register_layouts(n: Node, algebra: Algebra, lanes: int) -> dict[Buffer, Layo
 
 
 def _visit(
-    n: Node, loops: dict[Var, Loop], spans: dict[Buffer, set[tuple[int, int]] | None], algebra: Algebra, lanes: int
+    n: Stmt, loops: dict[Var, For], spans: dict[Buffer, set[tuple[int, int]] | None], algebra: Algebra, lanes: int
 ) -> None:
-    if isinstance(n, Loop) and is_expanded(n, lanes):
+    if isinstance(n, For) and is_expanded(n, lanes):
         loops = loops | {n.var: n}
-    if isinstance(n, Loop) and n.intrinsic:
+    if isinstance(n, For) and n.marks.intrinsic:
         # intrinsics take pointers
         spans.update(dict.fromkeys((b for b, _i, _w in accesses(n)), None))
     for b, indices, _written in own_accesses(n):
@@ -51,12 +51,12 @@ def _visit(
             continue
         places = _places(indices, loops, algebra, lanes)
         spans[b] = None if places is None else (spans.get(b) or set()) | places
-    for c in children(n):
+    for c in n.children:
         _visit(c, loops, spans, algebra, lanes)
 
 
 def _places(
-    indices: tuple[Expr, ...], loops: dict[Var, Loop], algebra: Algebra, lanes: int
+    indices: tuple[Expr, ...], loops: dict[Var, For], algebra: Algebra, lanes: int
 ) -> set[tuple[int, int]] | None:
     """The (start, width) ranges of the last dimension, or None when the place is not constant."""
     for d, i in enumerate(indices):

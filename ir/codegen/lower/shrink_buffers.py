@@ -14,22 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.lower.lowered import (
-    Declare,
-    Let,
-    Loop,
-    Node,
-    children,
-    own_accesses,
-    swap_buffers,
-    with_children,
-)
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, as_int, const
+from relax_tune.ir.core.stmt import Declare, For, Let, Stmt, own_accesses, redirect
 
 SPARE_LANES = 16
 
-Access = tuple[tuple[Expr, ...], bool, tuple[Node, ...]]
+Access = tuple[tuple[Expr, ...], bool, tuple[Stmt, ...]]
 
 
 @dataclass(slots=True)
@@ -39,7 +30,7 @@ class _Uses:
     found: list[Access] = field(default_factory=list)
 
 
-def compact(n: Node, algebra: Algebra, threads: frozenset[str]) -> Node:
+def compact(n: Stmt, algebra: Algebra, threads: frozenset[str]) -> Stmt:
     """Declare and shrink every local and shared buffer of the tree.
 
     threads: the loop kinds that give each iteration storage of its own.
@@ -60,12 +51,12 @@ def compact(n: Node, algebra: Algebra, threads: frozenset[str]) -> Node:
     return _rebase(_declare(n, homes), moved, algebra) if moved else n
 
 
-def _collect(n: Node, path: tuple[Node, ...], uses: dict[Buffer, _Uses]) -> None:
+def _collect(n: Stmt, path: tuple[Stmt, ...], uses: dict[Buffer, _Uses]) -> None:
     here = (*path, n)
     for b, indices, written in own_accesses(n):
         if b.scope != "global":
             uses.setdefault(b, _Uses()).found.append((indices, written, here))
-    for c in children(n):
+    for c in n.children:
         _collect(c, here, uses)
 
 
@@ -78,13 +69,13 @@ def _home(buffer: Buffer, use: _Uses, algebra: Algebra, threads: frozenset[str])
         depth += 1
     binding = threads if buffer.scope == "local" else threads - {"item"}
     above = paths[0][: depth + 1]
-    first = max((d + 1 for d, m in enumerate(above[:-1]) if isinstance(m, Loop) and m.kind in binding), default=0)
+    first = max((d + 1 for d, m in enumerate(above[:-1]) if isinstance(m, For) and m.kind in binding), default=0)
     stores = [i for i, written, _p in use.found if written]
     for d in range(first, depth):
         m = above[d]
-        if buffer.scope == "shared" and isinstance(m, Loop) and m.kind == "item":
+        if buffer.scope == "shared" and isinstance(m, For) and m.kind == "item":
             return d  # one array for all items
-        if not isinstance(m, Loop) or m.kind in threads or as_int(m.extent) == 1:
+        if not isinstance(m, For) or m.kind in threads or as_int(m.extent) == 1:
             continue
         moved = _moved_with(m.var, above[d + 1 :], algebra)
         if not all(any(not moved.isdisjoint(algebra.free(e)) for e in indices) for indices in stores):
@@ -92,7 +83,7 @@ def _home(buffer: Buffer, use: _Uses, algebra: Algebra, threads: frozenset[str])
     return depth
 
 
-def _moved_with(var: Var, below: Sequence[Node], algebra: Algebra) -> set[Var]:
+def _moved_with(var: Var, below: Sequence[Stmt], algebra: Algebra) -> set[Var]:
     """The variable and what is bound to values that it moves."""
     found = {var}
     for m in below:
@@ -109,7 +100,7 @@ def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[t
         fixed: Poly | None = None
         low, high = 0, -1
         for indices, _written, path in use.found:
-            inner = {m.var for m in path[depth:] if isinstance(m, (Loop, Let)) and not _is_own(buffer, m)}
+            inner = {m.var for m in path[depth:] if isinstance(m, (For, Let)) and not _is_own(buffer, m)}
             with _items_of(path, algebra):
                 part = _relax(algebra.static(indices[d]), inner, algebra)
             if part is None or (fixed is not None and part[0] != fixed):
@@ -137,22 +128,22 @@ def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[t
 
 
 @contextmanager
-def _items_of(path: Sequence[Node], algebra: Algebra) -> Iterator[None]:
+def _items_of(path: Sequence[Stmt], algebra: Algebra) -> Iterator[None]:
     """Indices of the launch have the ranges of the loops around a place, not of the longest along their axes."""
     before = dict(algebra.ranges)
     for m in path:
-        size = as_int(m.extent) if isinstance(m, Loop) and m.kind == "item" else None
-        if isinstance(m, Loop) and size is not None:
+        size = as_int(m.extent) if isinstance(m, For) and m.kind == "item" else None
+        if isinstance(m, For) and size is not None:
             algebra.ranges[m.var] = (0, max(size - 1, 0))
     yield
     algebra.ranges.clear()
     algebra.ranges.update(before)
 
 
-def _is_own(buffer: Buffer, m: Loop | Let) -> bool:
+def _is_own(buffer: Buffer, m: For | Let) -> bool:
     """Whether an iteration has a buffer of its own, declared outside of the loop: a work-item keeps its registers from one loop
     over the items of a group to the next."""
-    return buffer.scope == "local" and isinstance(m, Loop) and m.kind == "item"
+    return buffer.scope == "local" and isinstance(m, For) and m.kind == "item"
 
 
 def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
@@ -174,13 +165,13 @@ def _relax(p: Poly, inner: set[Var], algebra: Algebra) -> tuple[Poly, int, int] 
     return plus(p, moving, -1), low, high
 
 
-def _declare(n: Node, homes: dict[int, list[Buffer]]) -> Node:
-    new = with_children(n, tuple(_declare(c, homes) for c in children(n)))
+def _declare(n: Stmt, homes: dict[int, list[Buffer]]) -> Stmt:
+    new = n.with_children(tuple(_declare(c, homes) for c in n.children))
     found = homes.get(id(n))
     return new if found is None else Declare(tuple(found), new)
 
 
-def _rebase(n: Node, moved: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]], algebra: Algebra) -> Node:
+def _rebase(n: Stmt, moved: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]], algebra: Algebra) -> Stmt:
     def access(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
         if b not in moved:
             return None
@@ -188,4 +179,4 @@ def _rebase(n: Node, moved: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]], algeb
         shifted = (plus(algebra.static(i), algebra.static(s), -1) for i, s in zip(indices, starts, strict=True))
         return small, tuple(algebra.expr(p) for p in shifted)
 
-    return swap_buffers(n, access)
+    return redirect(n, access)

@@ -13,23 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
-from relax_tune.ir.codegen.lower.lowered import (
-    NOTHING,
-    Cond,
-    Let,
-    Loop,
-    Node,
-    accesses,
-    block,
-    children,
-    own_accesses,
-    rewrite,
-    substitute_node,
-    swap_buffers,
-    walk,
-    when,
-    with_children,
-)
 from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, makers, narrow, widths
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
@@ -47,7 +30,22 @@ from relax_tune.ir.core.expr import (
     maximum,
     minimum,
 )
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import (
+    EMPTY,
+    For,
+    If,
+    Let,
+    Stmt,
+    Store,
+    accesses,
+    own_accesses,
+    redirect,
+    rewrite,
+    seq,
+    substitute_stmt,
+    walk,
+    when,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,24 +59,24 @@ class Guard:
     inner: tuple[tuple[Var, int, int], ...]
 
 
-def lower_tails(n: Node, algebra: Algebra, lanes: int) -> Node:
+def lower_tails(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
     """Split every loop with a tail of its own, outermost first."""
     return _Splitter(algebra, home_loops(n), lanes).run(n)
 
 
-def _guards(n: Node, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[Guard]:
-    if isinstance(n, Loop):
+def _guards(n: Stmt, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[Guard]:
+    if isinstance(n, For):
         yield from _guards(n.body, o, algebra, inner | {n.var: as_int(n.extent)})
         return
     if isinstance(n, Let):
         yield from _guards(n.body, o, algebra, inner | {n.var: None})
         return
-    if isinstance(n, Cond):
+    if isinstance(n, If):
         for c in conjuncts(n.cond):
             found = _guard(c, o, algebra, inner)
             if found is not None:
                 yield found
-    for below in children(n):
+    for below in n.children:
         yield from _guards(below, o, algebra, inner)
 
 
@@ -118,18 +116,18 @@ class _Splitter:
         self.homes = homes
         self.lanes = lanes
 
-    def run(self, n: Node) -> Node:
-        if isinstance(n, Loop) and n.tail != "predicate":
+    def run(self, n: Stmt) -> Stmt:
+        if isinstance(n, For) and n.tail != "predicate":
             done = self.narrow(n) if n.tail == "narrow" else self.split(n)
             if done is not None:
                 return self._below(done)
             n = replace(n, tail="predicate")
         return self._below(n)
 
-    def _below(self, n: Node) -> Node:
-        return with_children(n, tuple(self.run(c) for c in children(n)))
+    def _below(self, n: Stmt) -> Stmt:
+        return n.with_children(tuple(self.run(c) for c in n.children))
 
-    def narrow(self, f: Loop) -> Loop | None:
+    def narrow(self, f: For) -> For | None:
         """The loop with a body for each width of its tiles, or None when that does not apply."""
         if isinstance(f.body, Let):  # what is left may be said in terms of it
             inside = self.narrow(replace(f, body=f.body.body))
@@ -143,13 +141,13 @@ class _Splitter:
         bodies = narrow(f, tiles, loops, wide, private, self.algebra)
         return replace(bodies, body=self._apart(bodies.body, private)) if wide else bodies
 
-    def _apart(self, n: Node, private: frozenset[Buffer]) -> Node:
+    def _apart(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
         """Each body with registers of its own."""
-        if isinstance(n, Cond) and n.orelse is not None:
+        if isinstance(n, If) and n.orelse is not None:
             return replace(n, then=self._clone(n.then, private), orelse=self._apart(n.orelse, private))
-        return with_children(n, tuple(self._apart(c, private) for c in children(n))) if isinstance(n, Let) else n
+        return n.with_children(tuple(self._apart(c, private) for c in n.children)) if isinstance(n, Let) else n
 
-    def split(self, f: Loop) -> Node | None:
+    def split(self, f: For) -> Stmt | None:
         """The loop as full iterations and a rest, or None when no condition below it speaks of it."""
         algebra = self.algebra
         guards = tuple(_guards(f.body, f.var, algebra, {}))
@@ -168,7 +166,7 @@ class _Splitter:
         if f.kind in ("parallel", "group"):
             body = when(lt(f.var, end), fast, slow)
             return replace(f, body=body if known is not None else Let(limit, full, body), tail="predicate")
-        main: Node = NOTHING if known == 0 else replace(f, extent=end, body=fast, tail="predicate")
+        main: Stmt = EMPTY if known == 0 else replace(f, extent=end, body=fast, tail="predicate")
         left = plus(extent, algebra.static(end), -1)
         if (as_constant(left) or 1) <= 0 or not left or (single and guards[0].reach == 1):
             return main if known is not None else Let(limit, full, main)
@@ -177,11 +175,11 @@ class _Splitter:
         else:
             again = Var(f"{f.var.name}_rest")
             algebra.ranges[again] = (0, algebra.bounds(extent)[1])
-            tail = Loop(again, algebra.expr(left), Let(f.var, end + again, slow))
-        both = block(main, tail)
+            tail = For(again, algebra.expr(left), Let(f.var, end + again, slow))
+        both = seq(main, tail)
         return both if known is not None else Let(limit, full, both)
 
-    def _full(self, f: Loop, guards: tuple[Guard, ...]) -> tuple[Expr, bool]:
+    def _full(self, f: For, guards: tuple[Guard, ...]) -> tuple[Expr, bool]:
         """The number of full iterations, and whether at most the one after them has anything to do."""
         algebra = self.algebra
         full: Expr | None = None
@@ -204,7 +202,7 @@ class _Splitter:
         alone = len(seen) == 1 and seen[0][1] <= seen[0][0]
         return full, alone and (bounded or not any(_unguarded(f.body, {g.cond for g in guards})))
 
-    def _private(self, f: Loop) -> frozenset[Buffer]:
+    def _private(self, f: For) -> frozenset[Buffer]:
         """Local buffers whose values live inside one iteration: all accesses are below, the first one writes."""
         written: set[Buffer] = set()
         carried: set[Buffer] = set()
@@ -215,15 +213,15 @@ class _Splitter:
                 carried.add(b)
         return frozenset(b for b in written - carried if b.scope == "local" and f.var in self.homes.get(b, frozenset()))
 
-    def _clone(self, n: Node, private: frozenset[Buffer]) -> Node:
+    def _clone(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
         """Fresh buffers for the private ones, so that each copy of a body has registers of its own."""
         ordered = dict.fromkeys(b for b, _i, _w in accesses(n) if b in private)
         fresh = {b: replace(b) for b in ordered}
         for b, copy in fresh.items():
             self.homes[copy] = self.homes[b]
-        return swap_buffers(n, lambda b, i: (fresh[b], i) if b in fresh else None) if fresh else n
+        return redirect(n, lambda b, i: (fresh[b], i) if b in fresh else None) if fresh else n
 
-    def _pieces(self, f: Loop, guards: tuple[Guard, ...], conds: set[Expr]) -> Node | None:
+    def _pieces(self, f: For, guards: tuple[Guard, ...], conds: set[Expr]) -> Stmt | None:
         """The last tile as pieces of h = T/2 .. 1 rows, chosen by the bits of the remainder, or for `exact` as one of h = T-1 .. 1
         rows; None where that does not apply.
 
@@ -244,25 +242,25 @@ class _Splitter:
         algebra.ranges[left] = (0, g.tile - 1)
         amount = algebra.expr(plus(g.rest, {(f.var,): -g.tile}))
         body = _drop(f.body, conds)
-        parts: list[Node] = []
+        parts: list[Stmt] = []
         if f.tail == "exact":
             for h in range(g.tile - 1, 0, -1):
                 parts.append(when(eq(left, const(h)), self._clone(_shrink(body, tiles, h), private)))
-            return Let(left, maximum(minimum(amount, g.tile - 1), 0), block(*parts))
+            return Let(left, maximum(minimum(amount, g.tile - 1), 0), seq(*parts))
         h = 1 << (g.tile - 1).bit_length() - 1
         while h >= 1:
             shrunk = _shrink(body, tiles, h)
             if 2 * h < g.tile:
                 offset = Var(f"{f.var.name}_at{h}")
                 algebra.ranges[offset] = (0, g.tile - 1)
-                shifted = substitute_node(shrunk, {t: offset + t for t in tiles})
+                shifted = substitute_stmt(shrunk, {t: offset + t for t in tiles})
                 start = floordiv(left, const(2 * h)) * (2 * h)
-                piece: Node = Let(offset, start, self._clone(shifted, private))
+                piece: Stmt = Let(offset, start, self._clone(shifted, private))
             else:
                 piece = self._clone(shrunk, private)
             parts.append(when(eq(floormod(floordiv(left, const(h)), const(2)), 1), piece))
             h //= 2
-        return Let(left, maximum(minimum(amount, g.tile - 1), 0), block(*parts))
+        return Let(left, maximum(minimum(amount, g.tile - 1), 0), seq(*parts))
 
 
 def _covers(extent: Expr, g: Guard, algebra: Algebra) -> bool:
@@ -278,9 +276,9 @@ def _covers(extent: Expr, g: Guard, algebra: Algebra) -> bool:
     return lo is not None and lo >= 0 and algebra.static(extent) == exact
 
 
-def _drop(n: Node, conds: set[Expr]) -> Node:
-    def visit(m: Node) -> Node:
-        if isinstance(m, Cond):
+def _drop(n: Stmt, conds: set[Expr]) -> Stmt:
+    def visit(m: Stmt) -> Stmt:
+        if isinstance(m, If):
             kept = [c for c in conjuncts(m.cond) if c not in conds]
             if len(kept) != len(conjuncts(m.cond)):
                 return when(and_(*kept), m.then, m.orelse)
@@ -289,33 +287,33 @@ def _drop(n: Node, conds: set[Expr]) -> Node:
     return rewrite(n, visit)
 
 
-def _unguarded(n: Node, conds: set[Expr]) -> Iterator[Store]:
+def _unguarded(n: Stmt, conds: set[Expr]) -> Iterator[Store]:
     if isinstance(n, Store):
         yield n
-    elif isinstance(n, Cond) and not conds.isdisjoint(conjuncts(n.cond)):
+    elif isinstance(n, If) and not conds.isdisjoint(conjuncts(n.cond)):
         if n.orelse is not None:
             yield from _unguarded(n.orelse, conds)
     else:
-        for c in children(n):
+        for c in n.children:
             yield from _unguarded(c, conds)
 
 
-def home_loops(n: Node) -> dict[Buffer, frozenset[Var]]:
+def home_loops(n: Stmt) -> dict[Buffer, frozenset[Var]]:
     """Loop every buffer the loop variables around all of its accesses."""
     homes: dict[Buffer, frozenset[Var]] = {}
 
-    def visit(m: Node, path: frozenset[Var]) -> None:
+    def visit(m: Stmt, path: frozenset[Var]) -> None:
         for b, _indices, _written in own_accesses(m):
             homes[b] = homes[b] & path if b in homes else path
-        inside = path | {m.var} if isinstance(m, Loop) else path
-        for c in children(m):
+        inside = path | {m.var} if isinstance(m, For) else path
+        for c in m.children:
             visit(c, inside)
 
     visit(n, frozenset())
     return homes
 
 
-def _matching_tiles(f: Loop, tiles: set[Var], extent: int, private: frozenset[Buffer]) -> set[Var]:
+def _matching_tiles(f: For, tiles: set[Var], extent: int, private: frozenset[Buffer]) -> set[Var]:
     """Loops of the same extent that index a private buffer where a tile loop does (initialisations without a bound)."""
     places = {
         (b, d)
@@ -326,7 +324,7 @@ def _matching_tiles(f: Loop, tiles: set[Var], extent: int, private: frozenset[Bu
     }
     found: set[Var] = set()
     for m in walk(f.body):
-        if isinstance(m, Loop) and m.var not in tiles and as_int(m.extent) == extent:
+        if isinstance(m, For) and m.var not in tiles and as_int(m.extent) == extent:
             stores = [s for s in walk(m.body) if isinstance(s, Store)]
             if all(
                 any((s.buffer, d) in places and _mentions(i, {m.var}) for d, i in enumerate(s.indices)) for s in stores
@@ -345,8 +343,8 @@ def _mentions(e: Expr, variables: set[Var]) -> bool:
     return False
 
 
-def _shrink(n: Node, tiles: set[Var], h: int) -> Node:
-    def visit(m: Node) -> Node:
-        return replace(m, extent=const(h)) if isinstance(m, Loop) and m.var in tiles else m
+def _shrink(n: Stmt, tiles: set[Var], h: int) -> Stmt:
+    def visit(m: Stmt) -> Stmt:
+        return replace(m, extent=const(h)) if isinstance(m, For) and m.var in tiles else m
 
     return rewrite(n, visit)

@@ -9,29 +9,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, plus
-from relax_tune.ir.codegen.lower.lowered import Cond, Let, Loop, Node, accesses, rewrite, walk
 from relax_tune.ir.codegen.print.transpose_registers import mark_exchange
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts, loads
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import For, If, Let, Stmt, Store, accesses, rewrite, walk
 
 UNROLL_LIMIT = 64
 FOLD_LIMIT = 256
 CHUNK_LIMIT = 16
 
 
-def choose_vectors(n: Node, algebra: Algebra, lanes: int) -> Node:
+def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
     """Turn vectorised loops that cannot be vectors into serial or unrolled ones; of two around a copy that exchanges rows and
     columns both stay."""
 
-    def visit(m: Node) -> Node:
-        if not isinstance(m, Loop) or m.kind != "vectorized":
+    def visit(m: Stmt) -> Stmt:
+        if not isinstance(m, For) or m.kind != "vectorized":
             return m
         extent = as_int(m.extent)
         if extent is None:
             return replace(m, kind="serial")
-        if any(isinstance(x, Loop) and x.kind == "vectorized" for x in walk(m.body)):
+        if any(isinstance(x, For) and x.kind == "vectorized" for x in walk(m.body)):
             marked = mark_exchange(m, algebra, lanes)
-            if marked.exchange:
+            if marked.marks.transpose:
                 return marked
             return replace(m, kind="unrolled" if extent <= 8 else "serial")
         return m if _is_ready(m, algebra) else replace(m, kind="serial")
@@ -39,14 +38,14 @@ def choose_vectors(n: Node, algebra: Algebra, lanes: int) -> Node:
     return rewrite(n, visit)
 
 
-def _is_ready(f: Loop, algebra: Algebra) -> bool:
+def _is_ready(f: For, algebra: Algebra) -> bool:
     v = f.var
     for m in walk(f.body):
-        if isinstance(m, (Loop, Let)):
-            e = m.extent if isinstance(m, Loop) else m.value
+        if isinstance(m, (For, Let)):
+            e = m.extent if isinstance(m, For) else m.value
             if v in algebra.free(e):
                 return False
-        elif isinstance(m, Cond):
+        elif isinstance(m, If):
             if any(v in algebra.free(c) and not is_prefix(c, v, algebra) for c in conjuncts(m.cond)):
                 return False
             if m.orelse is not None and v in algebra.free(m.cond):
@@ -69,7 +68,7 @@ def is_prefix(c: Expr, v: Var, algebra: Algebra) -> bool:
     return not any(v in algebra.free(a) for m in room if m != (v,) for a in m)
 
 
-def loop_lanes(f: Loop, lanes: int) -> int:
+def loop_lanes(f: For, lanes: int) -> int:
     """Lanes for this loop: fewer where wider elements than f32 are computed with."""
     wide = max((b.dtype.bytes for b, _i, _w in accesses(f.body) if b.dtype.is_float), default=4)
     return max(lanes * 4 // max(wide, 4), 1)
@@ -87,11 +86,11 @@ def chunks(extent: int, lanes: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def is_expanded(f: Loop, lanes: int) -> bool:
+def is_expanded(f: For, lanes: int) -> bool:
     """Whether the printer writes every iteration (or vector) of this loop out."""
     extent = as_int(f.extent)
     if extent is None:
         return False
     if f.kind == "unrolled":
-        return extent <= (FOLD_LIMIT if f.fold else UNROLL_LIMIT)
+        return extent <= (FOLD_LIMIT if f.marks.tree_reduce else UNROLL_LIMIT)
     return f.kind == "vectorized" and len(chunks(extent, loop_lanes(f, lanes))) <= CHUNK_LIMIT

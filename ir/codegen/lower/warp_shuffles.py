@@ -11,21 +11,21 @@ from dataclasses import replace
 from math import prod
 
 from relax_tune.ir.codegen.lower.affine import Algebra
-from relax_tune.ir.codegen.lower.lowered import (
-    Cond,
-    Loop,
-    Node,
-    block,
-    children,
-    own_accesses,
-    rewrite,
-    swap_buffers,
-    when,
-)
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, f64, i32, i64
 from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, free_vars, load, op
-from relax_tune.ir.core.stmt import For, Store
+from relax_tune.ir.core.stmt import (
+    For,
+    If,
+    LoopMarks,
+    Stmt,
+    Store,
+    own_accesses,
+    redirect,
+    rewrite,
+    seq,
+    when,
+)
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, match
 
 # Items of a warp, and what they can exchange.
@@ -34,7 +34,7 @@ EXCHANGED = (f32, f64, i32, i64)
 COMBINED = ("add", "mul", "max", "min")
 
 
-def hold_in_warps(n: Node, algebra: Algebra, exchanges: bool) -> Node:
+def hold_in_warps(n: Stmt, algebra: Algebra, exchanges: bool) -> Stmt:
     """A kernel without `warp` buffers. exchanges: whether items of a warp can exchange registers.
 
     They do where the items along the first axis are a power of two that warps are made of, each writes elements of its own and all
@@ -59,24 +59,24 @@ def hold_in_warps(n: Node, algebra: Algebra, exchanges: bool) -> Node:
             return registers[b], indices[:-1]
         return (shared[b], indices) if b in shared else None
 
-    return swap_buffers(n, access)
+    return redirect(n, access)
 
 
-def _walk(n: Node, above: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
+def _walk(n: Stmt, above: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
     """The path to every node."""
     here = (*above, n)
     yield here
-    for c in children(n):
+    for c in n.children:
         yield from _walk(c, here)
 
 
-def _items(n: Node, algebra: Algebra) -> Loop | None:
+def _items(n: Stmt, algebra: Algebra) -> For | None:
     """A loop over all items of the first axis, where these are whole parts of warps; None where they are not."""
     sizes: dict[int, int] = {}
-    longest: Loop | None = None
+    longest: For | None = None
     for path in _walk(n, ()):
         m = path[-1]
-        if isinstance(m, Loop) and m.kind == "item":
+        if isinstance(m, For) and m.kind == "item":
             size = as_int(algebra.expr(algebra.static(m.extent))) or 0
             if m.axis == 0 and size > sizes.get(0, 0):
                 longest = m
@@ -86,17 +86,17 @@ def _items(n: Node, algebra: Algebra) -> Loop | None:
     return longest if fits else None
 
 
-def _is_held(b: Buffer, n: Node, items: Loop, algebra: Algebra) -> bool:
+def _is_held(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
     """Whether every access is an item's to its own element, part of a fold over all of them, or of an operation that takes what they
     hold."""
     for path in _walk(n, ()):
         for buffer, indices, _written in own_accesses(path[-1]):
             if buffer is not b or _is_operand(b, path, algebra):
                 continue
-            around = next((m for m in path if isinstance(m, Loop) and m.kind == "item" and m.axis == 0), None)
+            around = next((m for m in path if isinstance(m, For) and m.kind == "item" and m.axis == 0), None)
             if around is None:
                 if b.dtype not in EXCHANGED or not any(
-                    isinstance(m, Loop) and _folded(m, items.extent) is b for m in path
+                    isinstance(m, For) and _folded(m, items.extent) is b for m in path
                 ):
                     return False
             elif not _is_last(indices, items.var, algebra) or around.extent != items.extent:
@@ -110,13 +110,13 @@ def _is_last(indices: tuple[Expr, ...], var: Var, algebra: Algebra) -> bool:
     return apart and algebra.static(indices[-1]) == {(var,): 1}
 
 
-def _is_operand(b: Buffer, path: tuple[Node, ...], algebra: Algebra) -> bool:
+def _is_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> bool:
     """Whether an access belongs to an operation that takes the buffer from the registers of a warp."""
-    nest = [m for m in path if isinstance(m, Loop) and m.intrinsic]
-    store, intrinsic = path[-1], INTRINSICS.get(nest[0].intrinsic) if nest else None
+    nest = [m for m in path if isinstance(m, For) and m.marks.intrinsic]
+    store, intrinsic = path[-1], INTRINSICS.get(nest[0].marks.intrinsic) if nest else None
     if intrinsic is None or not isinstance(store, Store) or nest[-1].body is not store:
         return False
-    found = match(intrinsic, [For(m.var, m.extent, store, m.kind, m.axis) for m in nest], store)
+    found = match(intrinsic, nest, store)
     if found is None:
         return False
     parts = {f.var.name: found.loops[f.var] for f in intrinsic.loops if f.var in found.loops}
@@ -126,16 +126,16 @@ def _is_operand(b: Buffer, path: tuple[Node, ...], algebra: Algebra) -> bool:
     )
 
 
-def _conditional(f: Loop) -> tuple[tuple[Expr, ...], Node]:
+def _conditional(f: For) -> tuple[tuple[Expr, ...], Stmt]:
     """The conditions around what a loop does, and that."""
     body, conditions = f.body, []
-    while isinstance(body, Cond) and body.orelse is None:
+    while isinstance(body, If) and body.orelse is None:
         conditions.append(body.cond)
         body = body.then
     return tuple(conditions), body
 
 
-def _folded(f: Loop, extent: Expr) -> Buffer | None:
+def _folded(f: For, extent: Expr) -> Buffer | None:
     """The buffer whose elements along the last dimension a loop combines into one place that does not move with it."""
     conditions, s = _conditional(f)
     if f.kind not in ("serial", "unrolled") or f.extent != extent or not isinstance(s, Store):
@@ -152,20 +152,20 @@ def _folded(f: Loop, extent: Expr) -> Buffer | None:
     return source.buffer if source.indices[-1] is f.var else None
 
 
-def _exchanged(m: Node, extent: Expr, registers: dict[Buffer, Buffer]) -> Node:
+def _exchanged(m: Stmt, extent: Expr, registers: dict[Buffer, Buffer]) -> Stmt:
     """A fold as an exchange, which all items take part in, and what an item then does with the whole."""
-    b = _folded(m, extent) if isinstance(m, Loop) else None
+    b = _folded(m, extent) if isinstance(m, For) else None
     if b not in registers:
         return m
-    assert isinstance(m, Loop) and b is not None
+    assert isinstance(m, For) and b is not None
     conditions, s = _conditional(m)
     assert isinstance(s, Store) and isinstance(s.value, Op)
     mine, source = s.value.args
     assert isinstance(source, Load)
     whole = Buffer(f"{b.name}_whole", (), b.dtype, "local")
     offered = load(registers[b], source.indices[:-1])
-    meeting = Loop(Var(m.var.name), extent, Store(whole, (), offered), across=s.value.op)
-    done: Node = Store(s.buffer, s.indices, op(s.value.op, (mine, load(whole, ())), s.value.dtype))
+    meeting = For(Var(m.var.name), extent, Store(whole, (), offered), marks=LoopMarks(warp_reduce=s.value.op))
+    done: Stmt = Store(s.buffer, s.indices, op(s.value.op, (mine, load(whole, ())), s.value.dtype))
     for c in reversed(conditions):
         done = when(c, done)
-    return block(meeting, done)
+    return seq(meeting, done)

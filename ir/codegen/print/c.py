@@ -11,12 +11,12 @@ from math import isinf, isnan
 import numpy as np
 
 from relax_tune.ir.codegen.lower.affine import Poly
-from relax_tune.ir.codegen.lower.lowered import Loop, Node, accesses
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.cfamily import Grid, Printer
 from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
+from relax_tune.ir.core.stmt import For, Stmt, accesses
 
 # Of the machine's max and min of f32 vectors, by lanes: how builtins are called, what declares them, masks, last argument.
 EXTREMES = {
@@ -271,21 +271,21 @@ class CPrinter(Printer):
     def pointer(self, b: Buffer) -> str:
         return f"{'' if b in self.written else 'const '}{self.prelude.storage(b.dtype)} *restrict "
 
-    def thread_loop(self, f: Loop, extent: Poly) -> None:
+    def thread_loop(self, f: For, extent: Poly) -> None:
         if f.kind == "item" or self.in_threads:
             self.serial_loop(f, extent)
             return
         self.in_threads = True
         inner = f.body
-        nested = isinstance(inner, Loop) and inner.kind in ("parallel", "group")
-        nested = nested and isinstance(inner, Loop) and f.var not in self.algebra.free(inner.extent)
+        nested = isinstance(inner, For) and inner.kind in ("parallel", "group")
+        nested = nested and isinstance(inner, For) and f.var not in self.algebra.free(inner.extent)
         how = "dynamic" if f.var in self.varying else "static"
         pragma = f"#pragma omp parallel for schedule({how})" + (" collapse(2)" if nested else "")
         self.lines.append(pragma)
         (kind, name), text = self.counted(f.var, extent), self.poly_text(extent)
         with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
             if nested:
-                assert isinstance(inner, Loop)
+                assert isinstance(inner, For)
                 below = self.algebra.poly(inner.extent)
                 (kind, again), more = self.counted(inner.var, below), self.poly_text(below)
                 with self.indented(f"for ({kind} {again} = 0; {again} < {more}; {again}++) {{"):
@@ -294,7 +294,7 @@ class CPrinter(Printer):
                 self.thread_body(inner)
         self.in_threads = False
 
-    def thread_body(self, body: Node) -> None:
+    def thread_body(self, body: Stmt) -> None:
         """The body with pointers of its own: the compiler forgets `restrict` when it moves the loop into a function."""
         outer = dict(self.buffers)
         for b in dict.fromkeys(b for b, _i, _w in accesses(body)):
@@ -314,7 +314,7 @@ class CPrinter(Printer):
             self.streamed = False
 
     def kernel(
-        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
         self.written = written
         for b in buffers:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.lower.lowered import Arrive, Barrier, Cond, Declare, Let, Loop, Node, Steps
 from relax_tune.ir.codegen.lower.registers import Layout
 from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.codegen.print.addressing import Ahead, Lane, bracketed
@@ -19,7 +18,7 @@ from relax_tune.ir.codegen.print.values import VECTOR_TYPES
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i32, i64
 from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, conjuncts, const
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import AsyncFence, Barrier, Declare, For, If, Let, Seq, Stmt, Store, unknown
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
 # What no language of the family and none of their headers gives a meaning: one letter, or a word and a number behind an underscore.
@@ -83,31 +82,32 @@ class Printer(Copies):
 
     # statements
 
-    def statement(self, n: Node) -> None:
+    def statement(self, n: Stmt) -> None:
         if isinstance(n, Store):
             self.store(n)
-        elif isinstance(n, Steps):
+        elif isinstance(n, Seq):
             for s in n.stmts:
                 self.statement(s)
-        elif isinstance(n, Loop):
+        elif isinstance(n, For):
             self.loop(n)
-        elif isinstance(n, Cond):
+        elif isinstance(n, If):
             self.branch(n)
         elif isinstance(n, Let):
             self.bind(n)
         elif isinstance(n, Declare):
             self.declare(n)
-        elif isinstance(n, Arrive):
+        elif isinstance(n, AsyncFence):
             self.arrive(n)
-        else:
-            assert isinstance(n, Barrier)
+        elif isinstance(n, Barrier):
             self.barrier(n)
+        else:
+            raise unknown(n, "the C printer")
 
     def barrier(self, n: Barrier) -> None:
         """The line that makes the work-items of a group wait."""
         raise NotImplementedError
 
-    def arrive(self, n: Arrive) -> None:
+    def arrive(self, n: AsyncFence) -> None:
         """The line about asynchronous copies, in languages that have these."""
 
     def bind(self, n: Let) -> None:
@@ -124,7 +124,7 @@ class Printer(Copies):
             self.line(f"const {kind} {name} = {text};")
             self.statement(n.body)
 
-    def branch(self, n: Cond) -> None:
+    def branch(self, n: If) -> None:
         """Conditions the ranges settle vanish; those on the lane make a masked region; the rest are plain ifs."""
         uniform: list[Expr] = []
         lanes: list[Expr] = []
@@ -146,7 +146,7 @@ class Printer(Copies):
             return
         self.masked(lanes, n.then)
 
-    def masked(self, conds: list[Expr], body: Node) -> None:
+    def masked(self, conds: list[Expr], body: Stmt) -> None:
         """`body` for the lanes below every bound."""
         if not conds:
             self.statement(body)
@@ -203,14 +203,14 @@ class Printer(Copies):
 
     # loops
 
-    def loop(self, f: Loop) -> None:
+    def loop(self, f: For) -> None:
         extent = self.algebra.poly(f.extent)
         size = as_int(self.algebra.expr(extent))
         if size is not None and size <= 0:
             return
-        if f.intrinsic and self.intrinsic(f):
+        if f.marks.intrinsic and self.intrinsic(f):
             return
-        if f.across:
+        if f.marks.warp_reduce:
             self.exchange_items(f)
             return
         if f.kind in ("parallel", "group", "item"):
@@ -218,11 +218,11 @@ class Printer(Copies):
         elif size == 1 and f.kind != "vectorized":
             with self.known(f.var, {}):
                 self.statement(f.body)
-        elif f.exchange:
+        elif f.marks.transpose:
             self.exchanged(f)
         elif f.kind == "vectorized" and size is not None:
             self.vector_loop(f, size)
-        elif f.fold and size is not None and self.fold(f, size):
+        elif f.marks.tree_reduce and size is not None and self.fold(f, size):
             pass
         elif f.kind == "unrolled" and size is not None and is_expanded(f, self.lanes):
             for k in range(size):
@@ -231,7 +231,7 @@ class Printer(Copies):
         else:
             self.serial_loop(f, extent)
 
-    def intrinsic(self, f: Loop) -> bool:
+    def intrinsic(self, f: For) -> bool:
         """The call of the intrinsic that the loop is marked with; False when its nest is no longer that of the intrinsic."""
         found = None if self.lane is not None else call_of(f, self.algebra)
         if found is None or not self.offers(found.intrinsic):
@@ -263,14 +263,14 @@ class Printer(Copies):
         with self.indented(f"if ({' && '.join(f'{r} > 0' for r in dict.fromkeys(open_))}) {{"):
             self.line(f"{name}({', '.join(names)});")
         with self.indented("else {"):
-            self.loop(replace(f, intrinsic=""))
+            self.loop(f.marked(intrinsic=""))
         return True
 
     def offers(self, intrinsic: Intrinsic) -> bool:
         """Whether this kernel can call an intrinsic."""
         return intrinsic.only in ("", self.prelude.language)
 
-    def fold(self, f: Loop, size: int) -> bool:
+    def fold(self, f: For, size: int) -> bool:
         """A reduction over the lanes of vector registers as a tree; False when the elements are not in such registers."""
         s = f.body
         assert isinstance(s, Store) and isinstance(s.value, Op)
@@ -322,26 +322,26 @@ class Printer(Copies):
             return f"({a} {'+' if op == 'add' else '*'} {b})"
         return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
 
-    def exchange_items(self, f: Loop) -> None:
+    def exchange_items(self, f: For) -> None:
         """What the items of a warp offer each other, combined."""
         raise NotImplementedError
 
-    def thread_loop(self, f: Loop, extent: Poly) -> None:
+    def thread_loop(self, f: For, extent: Poly) -> None:
         """A loop over threads, work-groups or work-items."""
         raise NotImplementedError
 
-    def serial_loop(self, f: Loop, extent: Poly, head: str = "") -> None:
+    def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
         if head:
             self.line(head)
         text = self.poly_text(extent)
         kind, name = self.counted(f.var, extent)
         outer = self.ahead
-        self.ahead = Ahead(f.var, f.ahead) if f.ahead else outer
+        self.ahead = Ahead(f.var, f.marks.prefetch_distance) if f.marks.prefetch_distance else outer
         with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
             self.statement(f.body)
         self.ahead = outer
 
-    def vector_loop(self, f: Loop, size: int) -> None:
+    def vector_loop(self, f: For, size: int) -> None:
         lanes = loop_lanes(f, self.lanes)
         pieces = chunks(size, lanes)
         if not is_expanded(f, self.lanes):
@@ -355,7 +355,7 @@ class Printer(Copies):
         for at, width in pieces:
             self.vector(f, constant(at), width)
 
-    def vector(self, f: Loop, start: Poly, width: int) -> None:
+    def vector(self, f: For, start: Poly, width: int) -> None:
         """One vector of a vectorised loop."""
         if width == 1:
             with self.known(f.var, start):
@@ -365,7 +365,7 @@ class Printer(Copies):
         self.algebra.ranges[symbol] = (0, width - 1)
         with (
             self.known(f.var, plus(start, {(symbol,): 1})),
-            self.lanes_of(Lane(f.var, start, width, symbol, None, None, f.stream)),
+            self.lanes_of(Lane(f.var, start, width, symbol, None, None, f.marks.nontemporal)),
         ):
             self.statement(f.body)
 
@@ -378,7 +378,7 @@ class Printer(Copies):
     # the kernel
 
     def kernel(
-        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
         raise NotImplementedError
 

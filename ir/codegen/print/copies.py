@@ -5,13 +5,12 @@ from __future__ import annotations
 from math import gcd
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
-from relax_tune.ir.codegen.lower.lowered import Loop
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.transpose_registers import square_of
 from relax_tune.ir.codegen.print.values import Text, Values
 from relax_tune.ir.core.dtype import f32, i32, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, as_int, loads, postorder, transform
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import For, Store
 
 
 class Copies(Values):
@@ -65,7 +64,7 @@ class Copies(Values):
         assert text is not None
         return text, moving
 
-    def exchanged(self, f: Loop) -> None:
+    def exchanged(self, f: For) -> None:
         """A square of rows that become columns: vectors along the outer loop, exchanged in registers, stored along the inner one."""
         found = square_of(f)
         assert found is not None
@@ -83,7 +82,7 @@ class Copies(Values):
             with self.indented(f"for ({kind} {name} = 0; {name} < {squares}; {name}++) {{"):
                 self._square(f, inner, store, {(at,): size}, count)
 
-    def _square(self, f: Loop, inner: Loop, store: Store, start: Poly, count: str | None) -> None:
+    def _square(self, f: For, inner: For, store: Store, start: Poly, count: str | None) -> None:
         size, symbol, env = as_int(f.extent) or 0, self.lane_symbol, self.algebra.env
         exchange, kind = self.prelude.helper("exchange", f32, size), self.prelude.vector(f32, size)
         names = [self.fresh("row") for _ in range(size)]
@@ -106,7 +105,7 @@ class Copies(Values):
         self.lane = None
         del env[f.var], env[inner.var]
 
-    def _count(self, f: Loop, condition: Op | None, size: int) -> str | None:
+    def _count(self, f: For, condition: Op | None, size: int) -> str | None:
         """How many rows of the square there are, where a condition says that."""
         if condition is None:
             return None

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
-from relax_tune.ir.codegen.lower.lowered import Arrive, Cond, Loop, Node
 from relax_tune.ir.codegen.lower.vectors import is_prefix
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.grid import GridPrinter
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, conjuncts, transform
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import AsyncFence, For, If, Stmt, Store
 
 # Bytes that one asynchronous copy has.
 COPIED_BYTES = (4, 8, 16)
@@ -38,16 +37,16 @@ template <int most> static __device__ __forceinline__ void rt_arrived() {}
 class LateCopies(GridPrinter):
     """Prints such copies."""
 
-    def vector_loop(self, f: Loop, size: int) -> None:
-        if not f.asynchronous or not self._copied(f, size):
+    def vector_loop(self, f: For, size: int) -> None:
+        if not f.marks.async_copy or not self._copied(f, size):
             super().vector_loop(f, size)
 
-    def _copied(self, f: Loop, size: int) -> bool:
+    def _copied(self, f: For, size: int) -> bool:
         """One instruction that copies what a loop does into shared memory, zeros where there is nothing, and does not wait for it; False
         where that cannot be said so."""
         conditions: list[Expr] = []
-        s: Node = f.body
-        while isinstance(s, Cond) and s.orelse is None:
+        s: Stmt = f.body
+        while isinstance(s, If) and s.orelse is None:
             conditions, s = [*conditions, *conjuncts(s.cond)], s.then
         if not isinstance(s, Store) or size * s.buffer.dtype.bytes not in COPIED_BYTES:
             return False
@@ -83,7 +82,7 @@ class LateCopies(GridPrinter):
                     self._copy(places, size, held)
         return True
 
-    def _for_all(self, c: Expr, f: Loop, size: int) -> str | None:
+    def _for_all(self, c: Expr, f: For, size: int) -> str | None:
         """A condition that holds for all lanes or none as text, empty where it always does; None for others."""
         if self.algebra.decide(c) is True:
             return ""
@@ -132,6 +131,6 @@ class LateCopies(GridPrinter):
             count = f"({' && '.join(flags)} ? (int){count} : 0)"
         self.line(f"rt_copy<{size}>({', '.join(a.text for a in places)}, {count});")
 
-    def arrive(self, n: Arrive) -> None:
+    def arrive(self, n: AsyncFence) -> None:
         self.prelude.add("late_copies", LATE_COPIES)
         self.line("rt_sent();" if n.pending is None else f"rt_arrived<{n.pending}>();")

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from relax_tune.ir.codegen.lower.affine import Poly, as_constant
-from relax_tune.ir.codegen.lower.lowered import Barrier, Loop, Node, walk
 from relax_tune.ir.codegen.print import math
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.c import float_literal
@@ -20,7 +19,7 @@ from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
 from relax_tune.ir.core.expr import Expr, as_int, const
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import Barrier, For, Stmt, Store, walk
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
 
 SCALARS = {
@@ -228,7 +227,7 @@ class CUDAPrinter(LateCopies):
         most = min(width, ACCESS_BYTES // dtype.bytes)
         return gcd(most, at.multiple)
 
-    def serial_loop(self, f: Loop, extent: Poly, head: str = "") -> None:
+    def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
         size = as_constant(extent)
         if any(isinstance(m, Barrier) for m in walk(f.body)):
             head = head or "#pragma unroll 1"  # what is written out ahead of a barrier only takes registers
@@ -300,9 +299,9 @@ class CUDAPrinter(LateCopies):
         return super().offers(intrinsic) and all(self.items[a : a + 1] == (size,) for a, size in items.items())
 
     def kernel(
-        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
-        marked = {m.intrinsic for m in walk(body) if isinstance(m, Loop)} & INTRINSICS.keys()
+        marked = {m.marks.intrinsic for m in walk(body) if isinstance(m, For)} & INTRINSICS.keys()
         self.shown = sorted({shown for x in marked if (shown := INTRINSICS[x].shown) is not None})
         return super().kernel(name, buffers, written, body)
 
@@ -312,10 +311,10 @@ class CUDAPrinter(LateCopies):
             self.line(call)
         self.line("__syncthreads();")
 
-    def exchange_items(self, f: Loop) -> None:
+    def exchange_items(self, f: For) -> None:
         s = f.body
         assert isinstance(s, Store)
-        helper = self.prelude.helper(f"across_{f.across}_{as_int(f.extent)}", s.buffer.dtype, 1)
+        helper = self.prelude.helper(f"across_{f.marks.warp_reduce}_{as_int(f.extent)}", s.buffer.dtype, 1)
         self.assign(s.buffer, {}, f"{helper}({self.one(s.value)})")
 
     def parameter(self, b: Buffer, written: bool) -> str:

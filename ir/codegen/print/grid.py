@@ -8,13 +8,12 @@ from math import prod
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Poly
 from relax_tune.ir.codegen.lower.index_width import fits
-from relax_tune.ir.codegen.lower.lowered import Loop, Node, walk
 from relax_tune.ir.codegen.print.cfamily import Grid, Printer
 from relax_tune.ir.codegen.print.prelude import INDEX
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, as_int, const, maximum
-from relax_tune.ir.core.stmt import AXES
+from relax_tune.ir.core.stmt import AXES, For, Stmt, walk
 
 # Of a launch.
 LAST = AXES["group"] - 1
@@ -53,7 +52,7 @@ class GridPrinter(Printer):
         else:
             self.line(self.array(b, name, max(size, 1)))
 
-    def thread_loop(self, f: Loop, extent: Poly) -> None:
+    def thread_loop(self, f: For, extent: Poly) -> None:
         if f.kind == "parallel":
             self.serial_loop(f, extent)
             return
@@ -73,7 +72,7 @@ class GridPrinter(Printer):
         return f"{self.index(kind, LAST)} {'%' if axis == LAST else '/'} {self.items[LAST]}"
 
     def kernel(
-        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Node
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
         self.shared: list[tuple[Buffer, str, int]] = []
         grid = self._grid(name, body)
@@ -94,14 +93,14 @@ class GridPrinter(Printer):
         items = (*grid.items[:LAST], prod(grid.items[LAST:])) if len(grid.items) > LAST else grid.items
         return self.finish(self.head(name, parameters, items)), Grid(groups, items)
 
-    def _grid(self, name: str, body: Node) -> Grid:
+    def _grid(self, name: str, body: Stmt) -> Grid:
         """The groups and items along each axis; axes whose loops differ in extent get a bound check."""
         groups: dict[int, list[Expr]] = {}
         items: dict[int, list[int]] = {}
         for m in walk(body):
-            if isinstance(m, Loop) and m.kind == "group":
+            if isinstance(m, For) and m.kind == "group":
                 groups.setdefault(m.axis, []).append(m.extent)
-            elif isinstance(m, Loop) and m.kind == "item":
+            elif isinstance(m, For) and m.kind == "item":
                 size = as_int(self.algebra.expr(self.algebra.static(m.extent)))
                 if size is None:
                     raise BuildError(

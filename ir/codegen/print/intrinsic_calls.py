@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.lower.lowered import Cond, Loop, Node, accesses
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts
-from relax_tune.ir.core.stmt import For, Seq, Store
+from relax_tune.ir.core.stmt import For, If, Stmt, Store, accesses
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic, match
 from relax_tune.ir.hardware.mma import ROW
 from relax_tune.ir.hardware.swizzle import LINE_BYTES, period
-
-EMPTY = Seq(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +28,22 @@ class Call:
     rooms: tuple[Poly, ...] = ()
 
 
-def call_of(f: Loop, algebra: Algebra) -> Call | None:
+def call_of(f: For, algebra: Algebra) -> Call | None:
     """The call a marked nest is, or None when it does not match."""
-    intrinsic = INTRINSICS.get(f.intrinsic)
-    loops: list[Loop] = []
-    body: Node = f
-    while isinstance(body, Loop) and body.intrinsic == f.intrinsic and body.kind in ("serial", "item"):
+    intrinsic = INTRINSICS.get(f.marks.intrinsic)
+    loops: list[For] = []
+    body: Stmt = f
+    while isinstance(body, For) and body.marks.intrinsic == f.marks.intrinsic and body.kind in ("serial", "item"):
         loops.append(body)
         body = body.body
     rooms: list[Poly] = []
-    if isinstance(body, Cond) and body.orelse is None:
+    if isinstance(body, If) and body.orelse is None:
         least = [_least_room(c, loops, algebra) for c in conjuncts(body.cond)]
         rooms = [r for r in least if r is not None]
         if len(rooms) != len(least):
             return None
         body = body.then
-    nest = [For(m.var, m.extent, EMPTY, m.kind, m.axis) for m in loops]
-    found = match(intrinsic, nest, body) if intrinsic is not None and isinstance(body, Store) else None
+    found = match(intrinsic, loops, body) if intrinsic is not None and isinstance(body, Store) else None
     if intrinsic is None or found is None:
         return None
     own = [m.var for m in loops]
@@ -107,19 +103,19 @@ def _is_placed(call: Call) -> bool:
     return True
 
 
-def require_shared(f: Loop) -> None:
+def require_shared(f: For) -> None:
     """The loops of a nest mean what an intrinsic does where every item finds what the others hold.
 
     Raises:
         BuildError: the operand is in the registers of others.
     """
-    held = INTRINSICS[f.intrinsic].held if f.intrinsic in INTRINSICS else {}
+    held = INTRINSICS[f.marks.intrinsic].held if f.marks.intrinsic in INTRINSICS else {}
     written = {b for b, _i, is_store in accesses(f) if is_store}
     mine = [b.name for b, _i, _w in accesses(f) if b.scope == "local" and b not in written]
     if held and mine:
         raise BuildError(
-            f"wanted {f.intrinsic} where whole warps come by, on tiles as it takes them, found {mine[0]} in registers; keep it in shared "
-            "memory"
+            f"wanted {f.marks.intrinsic} where whole warps come by, on tiles as it takes them, found {mine[0]} in registers; "
+            "keep it in shared memory"
         )
 
 
@@ -132,7 +128,7 @@ def swizzled_apart(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
     return row, {m: c for m, c in start.items() if c % whole}
 
 
-def _least_room(c: Expr, loops: Sequence[Loop], algebra: Algebra) -> Poly | None:
+def _least_room(c: Expr, loops: Sequence[For], algebra: Algebra) -> Poly | None:
     """The least that `b - a` of a condition `a < b` (`b - a + 1` of `a <= b`) is while the loops run; None when it is not linear."""
     if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
         return None

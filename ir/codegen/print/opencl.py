@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relax_tune.ir.codegen.lower.lowered import Barrier
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.c import float_literal
 from relax_tune.ir.codegen.print.grid import GridPrinter
 from relax_tune.ir.codegen.print.prelude import Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, f64, i32
+from relax_tune.ir.core.stmt import Barrier
 
 SCALARS = {
     "bool": "uchar", "i8": "char", "u8": "uchar", "i32": "int", "i64": "long",

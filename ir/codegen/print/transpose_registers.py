@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, plus
-from relax_tune.ir.codegen.lower.lowered import Cond, Loop
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Load, Op, Var, as_int
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import For, If, Store
 
 
-def square_of(f: Loop) -> tuple[Loop, Op | None, Store] | None:
+def square_of(f: For) -> tuple[For, Op | None, Store] | None:
     """(inner loop, condition on the outer one, store) of two vectorised loops around a store that is made everywhere, or where
     `x < bound`."""
     inner = f.body
-    if not isinstance(inner, Loop) or inner.kind != "vectorized":
+    if not isinstance(inner, For) or inner.kind != "vectorized":
         return None
     if isinstance(inner.body, Store):
         return inner, None, inner.body
-    if not isinstance(inner.body, Cond) or inner.body.orelse is not None:
+    if not isinstance(inner.body, If) or inner.body.orelse is not None:
         return None
     condition, store = inner.body.cond, inner.body.then
     if isinstance(condition, Op) and condition.op == "lt" and isinstance(store, Store):
@@ -27,7 +24,7 @@ def square_of(f: Loop) -> tuple[Loop, Op | None, Store] | None:
     return None
 
 
-def mark_exchange(f: Loop, algebra: Algebra, lanes: int) -> Loop:
+def mark_exchange(f: For, algebra: Algebra, lanes: int) -> For:
     """A vectorised loop around another one that copies a matrix and exchanges its rows and columns, marked as such: the elements
     read lie side by side along the outer loop, those written along the inner one. Other loops are left as they are."""
     found = square_of(f)
@@ -51,7 +48,7 @@ def mark_exchange(f: Loop, algebra: Algebra, lanes: int) -> Loop:
     if not isinstance(value, Load) or value.dtype is not f32 or store.buffer.dtype is not f32:
         return f
     side_by_side = _step(value, f.var, algebra) == 1 and _step(store, inner.var, algebra) == 1
-    return replace(f, exchange=True) if side_by_side and _step(value, inner.var, algebra) != 1 else f
+    return f.marked(transpose=True) if side_by_side and _step(value, inner.var, algebra) != 1 else f
 
 
 def _step(access: Load | Store, var: Var, algebra: Algebra) -> int | None:

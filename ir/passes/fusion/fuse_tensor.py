@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Load, Var, load, substitute, transform
+from relax_tune.ir.core.expr import Expr, Load, Var, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.core.names import unused
-from relax_tune.ir.core.stmt import Block
-from relax_tune.ir.passes.fusion.plain_loops import block_buffers, block_exprs, block_loads, plain_blocks, with_blocks
+from relax_tune.ir.core.stmt import Block, redirect, replace_buffers
+from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks, with_blocks
 from relax_tune.ir.passes.fusion.symbol_interface import Closed, bind_symbols, close_over, outer_symbols
 from relax_tune.ir.rewrite.emitter import tensor_info
 from relax_tune.ir.rewrite.pattern_kinds import is_trivial, store_axes
@@ -75,7 +75,7 @@ def fuse_stages(name: str, stages: Sequence[Stage], env: Env) -> Fused:
         allocs.extend(buffers[own] for own in (*stage.func.allocs, result))
         outer = {v: symbols[v] for v in outer_symbols(stage.func) if v in symbols}
         for block in found:
-            blocks.append(block_exprs(block_buffers(block, buffers), lambda e, o=outer: substitute(e, o)))  # type: ignore[misc]
+            blocks.append(replace_buffers(block, buffers).map_own_exprs(lambda e, o=outer: substitute(e, o)))  # type: ignore[misc]
     output = held[stages[-1].out]
     allocs.remove(output)
     blocks = inline(blocks, output)
@@ -119,7 +119,7 @@ def _inline_into(reader: Block, target: Buffer, axes: Sequence[Var], value: Expr
             ),
         )
 
-    return block_exprs(reader, swap)
+    return reader.map_own_exprs(swap)
 
 
 def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
@@ -137,16 +137,4 @@ def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
     def order(indices: Sequence[Expr]) -> tuple[Expr, ...]:
         return tuple(indices[p] for p in where)
 
-    def swap(e: Expr) -> Expr:
-        return transform(
-            e, lambda x: load(output, order(x.indices)) if isinstance(x, Load) and x.buffer is source else None
-        )
-
-    moved: list[Block] = []
-    for b in blocks[:-1]:
-        b = block_exprs(b, swap)
-        if b.body.buffer is source:
-            init = None if b.init is None else replace(b.init, buffer=output, indices=order(b.init.indices))
-            b = replace(b, body=replace(b.body, buffer=output, indices=order(b.body.indices)), init=init)
-        moved.append(b)
-    return moved
+    return [redirect(b, lambda made, at: (output, order(at)) if made is source else None) for b in blocks[:-1]]

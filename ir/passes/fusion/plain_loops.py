@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, load, substitute, transform
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, substitute
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, Store, seq
+from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, seq
 
 
 def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
@@ -51,45 +51,13 @@ def _unique(name: str, names: set[str]) -> str:
 def _nest(block: Block, names: set[str]) -> Stmt:
     name = _unique(block.name, names)
     iters = tuple(IterVar(Var(i.var.name), i.extent, i.kind) for i in block.iters)
-    block = map_block(block, {old.var: new.var for old, new in zip(block.iters, iters, strict=True)})
+    own = {old.var: new.var for old, new in zip(block.iters, iters, strict=True)}
+    block = block.map_own_exprs(lambda e: substitute(e, own))
     loops = tuple(Var(_unique(f"{name}_{i.var.name.removeprefix('v')}", names)) for i in iters)
     body: Stmt = replace(block, name=name, iters=iters, bindings=loops)
     for var, i in reversed(list(zip(loops, iters, strict=True))):
         body = For(var, i.extent, body)
     return body
-
-
-def map_store(store: Store, fn: Callable[[Expr], Expr]) -> Store:
-    return replace(store, indices=tuple(fn(i) for i in store.indices), value=fn(store.value))
-
-
-def map_block(block: Block, mapping: Mapping[Var, Expr]) -> Block:
-    """The block's stores with variables replaced; its iterators keep their variables, extents are replaced too."""
-    return block_exprs(block, lambda e: substitute(e, mapping))
-
-
-def block_exprs(block: Block, fn: Callable[[Expr], Expr]) -> Block:
-    """`fn` on every expression of a plain block: extents, indices and values."""
-    return replace(
-        block,
-        iters=tuple(replace(i, extent=fn(i.extent)) for i in block.iters),
-        body=map_store(block.body, fn),
-        init=None if block.init is None else map_store(block.init, fn),
-    )
-
-
-def block_buffers(block: Block, mapping: Mapping[Buffer, Buffer]) -> Block:
-    """Loads and stores of a plain block pointed at other buffers of the same rank."""
-
-    def swap(e: Expr) -> Expr:
-        return transform(
-            e, lambda x: load(mapping[x.buffer], x.indices) if isinstance(x, Load) and x.buffer in mapping else None
-        )
-
-    block = block_exprs(block, swap)
-    body = replace(block.body, buffer=mapping.get(block.body.buffer, block.body.buffer))
-    init = None if block.init is None else replace(block.init, buffer=body.buffer)
-    return replace(block, body=body, init=init)
 
 
 def block_loads(block: Block) -> tuple[Load, ...]:

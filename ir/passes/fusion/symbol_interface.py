@@ -9,12 +9,11 @@ from relax_tune.errors import VerifyError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, free_vars, loads, transform
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.core.stmt import blocks, replace_buffers
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.passes.fusion.plain_loops import block_buffers, block_exprs, plain_blocks, with_blocks
+from relax_tune.ir.passes.fusion.plain_loops import plain_blocks, with_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,8 @@ def map_function(func: PrimFunc, fn: Callable[[Expr], Expr], scalars: Sequence[V
             allocs=tuple(renamed[b] for b in func.allocs),
             consts=tuple(renamed[b] for b in func.consts),
         ),
-        [_rewrite(b, renamed, fn) for b in found],
+        [replace_buffers(b, renamed).map_own_exprs(fn) for b in found],
     )
-
-
-def _rewrite(block: Block, renamed: Mapping[Buffer, Buffer], fn: Callable[[Expr], Expr]) -> Block:
-    return block_exprs(block_buffers(block, renamed), fn)
 
 
 def close_over(func: PrimFunc, env: Env | None = None, derived: bool = False) -> Closed:

@@ -53,7 +53,7 @@ def renamed(f: PrimFunc) -> PrimFunc:
             return replace(
                 s, name="z" + s.name, iters=iters, init=init, body=replace(s.body, buffer=buffer(s.body.buffer))
             )
-        return None
+        return s
 
     body = rewrite(map_exprs(f.body, expr), visit)
     params = tuple(buffer(p) if isinstance(p, Buffer) else var(p) for p in f.params)

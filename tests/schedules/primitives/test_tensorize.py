@@ -129,9 +129,7 @@ def test_the_mark_leaves_the_meaning(make_schedule: Any) -> None:
     s = make_schedule()
     start = bytes_product() if s.func.name == "bytes_product" else make.matmul(epilogue=False)
     assert structural_equal(parse_prim_func(print_text(s.func)), s.func)
-    plain = replace(
-        s.func, body=rewrite(s.func.body, lambda n: replace(n, intrinsic="") if isinstance(n, For) else None)
-    )
+    plain = replace(s.func, body=rewrite(s.func.body, lambda n: n.marked(intrinsic="") if isinstance(n, For) else n))
     assert not structural_equal(plain, s.func)
     for m, n, k in ((1, 1, 1), (5, 17, 4), (4, 16, 5), (3, 2, 0), (0, 3, 2)):
         assert_same_meaning(start, s.func, {"m": m, "n": n, "k": k})
@@ -143,7 +141,7 @@ def test_calls(language: str) -> None:
     schedules = [dots(), tiles(False), tiles(True)]
     runs = Compiled.together(device, language, [s.func for s in schedules])
     for s, run in zip(schedules, runs, strict=True):
-        name = next(x.intrinsic for x in loops(s.func.body) if x.intrinsic)
+        name = next(x.marks.intrinsic for x in loops(s.func.body) if x.marks.intrinsic)
         # its definitions and its one call
         text = next(k.source for k in run.kernels if f"rt_{name}" in k.source)
         assert text.split("/*end prelude*/")[1].count(f"rt_{name}") == 1

@@ -41,7 +41,7 @@ def test_a_ring_means_the_product() -> None:
     for form, stages in (("nt", 2), ("nn", 4)):
         func = scheduled(form, f16, stages=stages, dims=DIMS)
         assert structural_equal(parse_prim_func(print_text(func)), func)
-        assert "asynchronous=True" in print_text(func)
+        assert "async_copy=True" in print_text(func)
         assert_same_meaning(product(form, f16, DIMS), func, {"m": 3})
 
 
@@ -62,7 +62,7 @@ def test_items_meet_once_for_each_slice(form: str, stages: int) -> None:
 
 def test_copies_that_go_nowhere_ahead_are_waited_for() -> None:
     func = scheduled("nt", f16, dims=DIMS)
-    late = parse_prim_func(print_text(func).replace("in vectorized(8)", "in vectorized(8, asynchronous=True)"))
+    late = parse_prim_func(print_text(func).replace("in vectorized(8)", "in vectorized(8, async_copy=True)"))
     found = kernels_of(late, "cuda")[0].source.split("/*end prelude*/")[1]
     first, second = found.split("rt_arrived<0>();")
     assert first.count("rt_copy<8>") == found.count("rt_copy") == 2 and second.lstrip().startswith("__syncthreads();")

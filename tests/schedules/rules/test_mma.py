@@ -136,10 +136,8 @@ def test_weights_that_items_hold_are_for_whole_warps() -> None:
     (warps, rows) = (next(f for f in nests if f.axis == a) for a in (2, 1))
 
     def where_it_is(n: Stmt, condition: Expr) -> str:
-        body = rewrite(
-            func.body, lambda m: replace(m, predicate=condition) if m is n and isinstance(m, Block) else None
-        )
-        body = rewrite(body, lambda m: If(condition, m, None) if m is n and isinstance(m, For) else None)
+        body = rewrite(func.body, lambda m: replace(m, predicate=condition) if m is n and isinstance(m, Block) else m)
+        body = rewrite(body, lambda m: If(condition, m, None) if m is n and isinstance(m, For) else m)
         return next(line for line in "".join(text(replace(func, body=body))).splitlines() if " power_[" in line)
 
     assert "__shared__" not in where_it_is(product, lt(0, 1)) and "__shared__" in where_it_is(product, lt(rows.var, 4))
@@ -177,7 +175,7 @@ def test_nothing_that_is_served_at_once_meets_in_a_bank() -> None:
 
 def at_once(x: Touch, shape: Sequence[int], env: Mapping[Var, Expr]) -> Iterator[list[tuple[int, int]]]:
     """(row, vector) of what is served together."""
-    if any(p.intrinsic for p in x.path):
+    if any(p.marks.intrinsic for p in x.path):
         yield from ([(8 * r + k, c) for k in range(8)] for r in range(2) for c in range(shape[-1] // 8))
         return
     items = {p.axis: p for p in x.path if p.kind == "item"}

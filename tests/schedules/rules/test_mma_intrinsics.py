@@ -93,8 +93,8 @@ def guarded(func: PrimFunc, loop: str) -> PrimFunc:
     """The product only for some iterations of a loop."""
     (var,) = (f.var for f in loops(func.body) if f.var.name == loop)
 
-    def narrowed(n: Stmt) -> Stmt | None:
-        return replace(n, predicate=lt(var, 2)) if isinstance(n, Block) and n.name == "mm" else None
+    def narrowed(n: Stmt) -> Stmt:
+        return replace(n, predicate=lt(var, 2)) if isinstance(n, Block) and n.name == "mm" else n
 
     return replace(func, body=rewrite(func.body, narrowed))
 
