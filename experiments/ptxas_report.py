@@ -44,7 +44,14 @@ from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import Pass, lower
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
-from relax_tune.schedules.cost.occupancy import GRAIN, group_items, kernels, limits, registers, shared_bytes
+from relax_tune.schedules.cost.occupancy import (
+    REGISTER_GRANULE,
+    group_items,
+    kernels,
+    launch_limits,
+    registers,
+    shared_bytes,
+)
 from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
 from relax_tune.schedules.rules.gpu import mma as gpu_mma
 from relax_tune.schedules.schedule import holds
@@ -209,7 +216,7 @@ def examined(name: str, func: PrimFunc, architecture: str, samples: int, rng: ra
     for rule in GPU_RULES.values():
         for label, s in rule(func, machine):
             sketch = Sketch(label, s.func, s.trace, tuple(s.constraints))
-            own = limits(s.func, machine)
+            own = launch_limits(s.func, machine)
             for values, share in _chosen(sketch, machine, samples, rng):
                 accepted = all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in own)
                 parts = zip(kernels(s.func), split_kernels(instantiate(sketch, values)), strict=True)
@@ -231,7 +238,7 @@ def examined(name: str, func: PrimFunc, architecture: str, samples: int, rng: ra
                         Row(
                             architecture, name, label, values, text.name, prod(text.local),
                             _number(registers(s.func, part), sketch, values), held, spilled, shared, used, accepted,
-                            spilled <= (FEW if held + GRAIN < allowed else 0) and used <= machine.local_bytes, round(share, 3),
+                            spilled <= (FEW if held + REGISTER_GRANULE < allowed else 0) and used <= machine.local_bytes, round(share, 3),
                         )
                     )  # fmt: skip
     return rows

@@ -106,12 +106,12 @@ def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
     out = env or Env()
     around: set[Var] = set()
     for loop in path:
-        out = out.with_loop(loop.var, _bound(loop.extent, around))
+        out = out.with_loop(loop.var, _largest_extent(loop.extent, around))
         around.add(loop.var)
     return out
 
 
-def _bound(extent: Expr, around: Collection[Var]) -> Expr:
+def _largest_extent(extent: Expr, around: Collection[Var]) -> Expr:
     """What an extent that depends on loops around is at most: of `min(a, b) - c` the part that depends on fewer of them, since every
     proof would look at all cases."""
     more = isinstance(extent, Op) and extent.op in ("add", "sub") and extent.args
@@ -229,8 +229,8 @@ def regroup_sums(e: Expr, guard: Expr) -> Expr:
     runs = [(_terms(whole), whole) for whole in bounded]
     for place, (run, whole) in sorted(enumerate(runs), key=lambda item: len(item[1][0])):
         if len(run) > 1:
-            terms = _as_one(terms, run, whole)
-            runs = [(_as_one(r, run, whole), w) if a != place else (r, w) for a, (r, w) in enumerate(runs)]
+            terms = _replace_run(terms, run, whole)
+            runs = [(_replace_run(r, run, whole), w) if a != place else (r, w) for a, (r, w) in enumerate(runs)]
     total = terms[0]
     for term in terms[1:]:
         total = op("add", (total, term), e.dtype)
@@ -244,7 +244,7 @@ def _terms(e: Expr) -> list[Expr]:
     return [e]
 
 
-def _as_one(terms: list[Expr], run: list[Expr], whole: Expr) -> list[Expr]:
+def _replace_run(terms: list[Expr], run: list[Expr], whole: Expr) -> list[Expr]:
     """The terms with the first run of `run` among them replaced by `whole`."""
     for at in range(len(terms) - len(run) + 1):
         if terms[at : at + len(run)] == run:

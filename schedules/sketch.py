@@ -26,7 +26,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
-from relax_tune.schedules.cost.occupancy import limits
+from relax_tune.schedules.cost.occupancy import launch_limits
 from relax_tune.schedules.rules.cpu import (
     convolution,
     fallback,
@@ -121,7 +121,7 @@ def generate_sketches(
 
 def _limit(s: Schedule, machine: HardwareInfo) -> None:
     """Kernels that a GPU can launch; guesses that it cannot are none."""
-    for fact in limits(s.func, machine):
+    for fact in launch_limits(s.func, machine):
         s.require(fact)
     declared = s.tunables.values()
     s.guesses = tuple(g for g in s.guesses if all(holds(c, {t: g[t.name] for t in declared}) for c in s.constraints))

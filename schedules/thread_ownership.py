@@ -17,7 +17,7 @@ from relax_tune.ir.core.stmt import AXES, Block, For, blocks
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
 
 # What an item moves an index by, what loops do, and the rest of it.
-_Place = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
+_ThreadIndex = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
 
 
 def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
@@ -33,27 +33,29 @@ def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
         if not made or all(p is made[0] for p in around.values()):
             continue
         outside = next((b for b, p in around.items() if p is None), None)
-        if outside is not None or not _moves_alike(buffer, around, paths):
+        if outside is not None or not _same_thread_index(buffer, around, paths):
             raise ScheduleError(
                 f"{func.name}: set_scope gives every work-item a {buffer.name!r} of its own, but block {(outside or users[0]).name!r} "
                 "touches elements that another item makes; make its scope shared"
             )
 
 
-def _moves_alike(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
+def _same_thread_index(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
     """All accesses run alike through some dimension, whose places tell the item; or through one for each digit of its number."""
     loops = [p for p in around.values() if p is not None]
     if all(simplify(p.extent) is const(1) for p in loops):
         return True  # the first item is the only one
     whole: dict[Var, Expr] = {Var("item"): loops[0].extent}
-    base = _base([b for b, _ in around.items()], loops)
+    base = _digit_base([b for b, _ in around.items()], loops)
     if base is None:
-        return _tell(buffer, around, paths, whole, next(iter(whole)))
+        return _identifies_thread(buffer, around, paths, whole, next(iter(whole)))
     digits: dict[Var, Expr] = {Var("high"): ceildiv(loops[0].extent, base), Var("low"): base}
-    return any(all(_tell(buffer, around, paths, numbers, one) for one in numbers) for numbers in (whole, digits))
+    return any(
+        all(_identifies_thread(buffer, around, paths, numbers, one) for one in numbers) for numbers in (whole, digits)
+    )
 
 
-def _base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
+def _digit_base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
     """What the number of an item is divided by where blocks look at its digits."""
     own = {p.var for p in loops}
     found = {
@@ -65,7 +67,7 @@ def _base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _tell(
+def _identifies_thread(
     buffer: Buffer,
     around: dict[Block, For | None],
     paths: dict[Block, tuple[For, ...]],
@@ -76,7 +78,7 @@ def _tell(
     total: Expr = const(0)
     for v, size in numbers.items():
         total = mul(total, size) + v
-    found: list[list[_Place | None]] = []
+    found: list[list[_ThreadIndex | None]] = []
     for block, loop in around.items():
         assert loop is not None
         inner = {p.var: p.extent for p in paths[block] if p is not loop and p.kind != "group"}
@@ -85,11 +87,11 @@ def _tell(
         spots += [x.indices for x in block_loads(block) if x.buffer is buffer]
         for where in spots:
             placed = (simplify(substitute(block_value(block, e), {loop.var: total}), env) for e in where)
-            found.append([_place(e, one, inner, env) for e in placed])
+            found.append([_thread_index(e, one, inner, env) for e in placed])
     return any(len({w[d] for w in found}) == 1 and found[0][d] is not None for d in range(len(buffer.shape)))
 
 
-def _place(e: Expr, one: Var, inner: Mapping[Var, Expr], env: Env) -> _Place | None:
+def _thread_index(e: Expr, one: Var, inner: Mapping[Var, Expr], env: Env) -> _ThreadIndex | None:
     """How an index runs through its dimension, up to the names of loops; None where that does not tell the item."""
     own = {v: inner[v] for v in free_vars(e) if v in inner}
     parts = linear(e, (one, *own), env)

@@ -161,7 +161,7 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
     main = _main(func)
     path = enclosing(func, main)
 
-    def taken(b: Block) -> Expr:
+    def points_of(b: Block) -> Expr:
         """The points of a block: those of its iterators, or where loops of differing lengths go through them as many as these have."""
         return _product([p.extent for p in enclosing(func, b)] if b.name in uneven else [i.extent for i in b.iters])
 
@@ -172,7 +172,7 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
     unrolled = [p for p in path if p.kind == "unrolled"]
     serial = [p for p in within if p.kind == "serial"]
     points = _product([p.extent for p in path])
-    useful = taken(main)
+    useful = points_of(main)
     width = vector.extent if vector else ONE
     vectors = ceildiv(width, machine.lanes)
     tile_rows = _product([p.extent for p in unrolled])
@@ -184,7 +184,7 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
     per_tile = [_footprint(a, innermost or path) for a in reach]
     per_worker = [_footprint(a, within) for a in reach]
     everything = [_footprint(a, path) for a in reach]
-    flops = _sum([mul(const(_operations(b)), taken(b)) for b in compute])
+    flops = _sum([mul(const(_operations(b)), points_of(b)) for b in compute])
     bytes_moved = _sum([_param_bytes(b) for b in func.buffers])
     others = [b for b in compute if b is not main]
     other_points = _sum([mul(const(_operations(b)), _product([p.extent for p in enclosing(func, b)])) for b in others])

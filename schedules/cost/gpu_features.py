@@ -40,9 +40,9 @@ from relax_tune.ir.hardware.mma import ROW
 from relax_tune.ir.hardware.swizzle import ACCESS_BYTES, LINE_BYTES, swizzled
 from relax_tune.schedules.cost.occupancy import (
     group_items,
-    groups_at_once,
     kernels,
     registers,
+    resident_groups,
     shared_bytes,
     stored_shape,
 )
@@ -50,15 +50,15 @@ from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, 
 from relax_tune.schedules.target import HardwareInfo
 
 # Memory is fetched in sectors of so many bytes; shared memory has so many banks of four bytes.
-SECTOR = 32
+SECTOR_BYTES = 32
 BANKS = 32
 # Elements between neighbours whose distance nobody knows.
-FAR = 64
+UNKNOWN_STRIDE = 64
 ONE: Expr = const(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Touch:
+class WarpAccess:
     """An access as the items of a warp make it.
 
     path: the loops around; stride: elements between neighbouring items of the first axis, 0 where they touch the same; width:
@@ -70,39 +70,41 @@ class Touch:
     path: tuple[For, ...]
     stride: Expr
     width: Expr
-    together: tuple[Expr, ...] = ()
+    bank_words: tuple[Expr, ...] = ()
 
     @property
-    def times(self) -> Expr:
+    def executions(self) -> Expr:
         """How often a group does it, by all of its items."""
         return _product([p.extent for p in self.path if p.kind not in ("group", "vectorized")])
 
 
-def touches(func: PrimFunc, kernel: Stmt, shared: bool) -> Iterator[Touch]:
+def warp_accesses(func: PrimFunc, kernel: Stmt, shared: bool) -> Iterator[WarpAccess]:
     """The accesses of a kernel to global memory, or to what its groups share."""
     for b in blocks(kernel):
         path = enclosing(func, b)
         spots = [(b.body.buffer, b.body.indices), *((x.buffer, x.indices) for x in block_loads(b))]
         for buffer, where in dict.fromkeys(spots):
             if buffer.scope == ("shared" if shared else "global"):
-                yield _touch(func, kernel, b, path, buffer, where)
+                yield _warp_access(func, kernel, b, path, buffer, where)
 
 
-def _touch(
+def _warp_access(
     func: PrimFunc, kernel: Stmt, block: Block, path: tuple[For, ...], buffer: Buffer, where: tuple[Expr, ...]
-) -> Touch:
+) -> WarpAccess:
     env = loop_env(path)
     placed = tuple(simplify(block_value(block, e), env) for e in where)
     shape = stored_shape(func, kernel, buffer) if buffer.scope == "shared" else buffer.shape
     item = next((p for p in path if p.kind == "item" and p.axis == 0), None)
     lane = next((p for p in path if p.kind == "vectorized"), None)
-    beside = ONE if lane is None else _step(placed, shape, lane)
-    width = ONE if lane is None else select(eq(beside, 1), lane.extent, ONE)
-    together = _together(buffer, placed, shape, path, width) if buffer.scope == "shared" else ()
-    return Touch(buffer, placed, path, const(0) if item is None else _step(placed, shape, item), width, together)
+    neighbour = ONE if lane is None else _stride_along(placed, shape, lane)
+    width = ONE if lane is None else select(eq(neighbour, 1), lane.extent, ONE)
+    bank_words = _bank_words(buffer, placed, shape, path, width) if buffer.scope == "shared" else ()
+    return WarpAccess(
+        buffer, placed, path, const(0) if item is None else _stride_along(placed, shape, item), width, bank_words
+    )
 
 
-def _together(
+def _bank_words(
     buffer: Buffer, where: Sequence[Expr], shape: Sequence[Expr], path: Sequence[For], width: Expr
 ) -> tuple[Expr, ...]:
     """Rows of a matrix that a warp fetches, the vectors that its first items have of swizzled rows, or the words that all of them have
@@ -111,7 +113,7 @@ def _together(
     by_warp = marked is not None and marked.of_warp
     items = sorted((p for p in path if p.kind == "item"), key=lambda p: p.axis)
     size = ROW if by_warp else buffer.swizzle or 1
-    if not by_warp and (as_int(width) != size or not (buffer.swizzle or _in_digits(where, items))):
+    if not by_warp and (as_int(width) != size or not (buffer.swizzle or _has_remainder(where, items))):
         return ()
     if size * buffer.dtype.bytes not in ACCESS_BYTES:
         return ()
@@ -133,64 +135,64 @@ def _together(
     return tuple(simplify(r * vectors + (swizzled(r, c, vectors, count) if buffer.swizzle else c)) for r, c in found)
 
 
-def _in_digits(where: Sequence[Expr], items: Sequence[For]) -> bool:
+def _has_remainder(where: Sequence[Expr], items: Sequence[For]) -> bool:
     """Whether an index has a remainder of what moves with the items."""
     moving = {p.var for p in items}
     return any(isinstance(n, Op) and n.op == "floormod" and moving & set(free_vars(n)) for n in postorder(where))
 
 
-def _step(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Expr:
+def _stride_along(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Expr:
     """Elements between what two iterations touch."""
     flat: Expr = const(0)
     total: Expr = const(0)
     scale: Expr = ONE
     for e, dim in zip(reversed(where), reversed(shape)):
         flat = flat + mul(scale, e)
-        total = total + mul(scale, _moved(e, loop.var))
+        total = total + mul(scale, _index_step(e, loop.var))
         scale = mul(scale, dim)
     parts = linear(simplify(flat), (loop.var,))
     return simplify(total if parts is None else parts[0].get(loop.var, const(0)))
 
 
-def _moved(e: Expr, var: Var) -> Expr:
+def _index_step(e: Expr, var: Var) -> Expr:
     """How far an index goes as a variable does one step: digits of numbers go on with their numbers, all but the last stand still."""
     parts = None if loads(e) else linear(e, (var,))
     if parts is not None:
         return parts[0].get(var, const(0))
     if isinstance(e, Op) and e.op in ("add", "sub"):
-        return add(*(_moved(x, var) for x in e.args)) if e.op == "add" else _moved(e.args[0], var)
+        return add(*(_index_step(x, var) for x in e.args)) if e.op == "add" else _index_step(e.args[0], var)
     if isinstance(e, Op) and e.op == "mul" and var not in free_vars(e.args[1]):
-        return mul(_moved(e.args[0], var), e.args[1])
+        return mul(_index_step(e.args[0], var), e.args[1])
     if isinstance(e, Op) and e.op in ("floormod", "min", "max"):
-        return _moved(e.args[0], var)
+        return _index_step(e.args[0], var)
     if isinstance(e, Op) and e.op == "floordiv":
         return const(0)
-    return const(FAR)
+    return const(UNKNOWN_STRIDE)
 
 
-def sector_bytes(x: Touch) -> Expr:
+def sector_bytes(x: WarpAccess) -> Expr:
     """Bytes of the sectors that one item of a warp accounts for: those it uses, up to those of sectors of its own."""
     size = x.buffer.dtype.bytes
     used = mul(x.width, size)
-    own = mul(ceildiv(used, SECTOR), SECTOR)
+    own = mul(ceildiv(used, SECTOR_BYTES), SECTOR_BYTES)
     return select(eq(x.stride, 0), const(0), maximum(used, minimum(mul(x.stride, size), own)))
 
 
-def conflicts(x: Touch) -> Expr:
+def bank_conflicts(x: WarpAccess) -> Expr:
     """How many times as long a warp takes because its items want the same banks: the greatest common divisor of their distance and
     the number of banks, both in accesses. Wide accesses are served to as many items at a time as there are banks for. Places that are
     known are counted."""
-    if len(x.together) == BANKS:  # words of a whole warp: those that meet the first one
-        first, *others = x.together
+    if len(x.bank_words) == BANKS:  # words of a whole warp: those that meet the first one
+        first, *others = x.bank_words
         return _sum(
             [ONE, *(select(and_(ne(a, first), eq(floormod(a - first, BANKS), 0)), ONE, const(0)) for a in others)]
         )
-    if x.together:
-        count = len(x.together)
-        alone = [and_(*(ne(a, b) for b in x.together[:at])) for at, a in enumerate(x.together)]
+    if x.bank_words:
+        count = len(x.bank_words)
+        alone = [and_(*(ne(a, b) for b in x.bank_words[:at])) for at, a in enumerate(x.bank_words)]
         same = [
-            _sum([select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0)) for f, b in zip(alone, x.together)])
-            for a in x.together
+            _sum([select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0)) for f, b in zip(alone, x.bank_words)])
+            for a in x.bank_words
         ]
         return reduce(maximum, same)
     wide = ceildiv(mul(x.width, x.buffer.dtype.bytes), 4)
@@ -205,12 +207,12 @@ def conflicts(x: Touch) -> Expr:
     return select(eq(x.stride, 0), ONE, total)
 
 
-def group_bytes(found: Sequence[Touch]) -> Expr:
+def group_bytes(found: Sequence[WarpAccess]) -> Expr:
     """Bytes of global memory that a group touches, each once for every place of the program that touches it."""
     return _sum([_footprint(x) for x in found])
 
 
-def _footprint(x: Touch) -> Expr:
+def _footprint(x: WarpAccess) -> Expr:
     total: Expr = const(x.buffer.dtype.bytes)
     inner = {p.var: p.extent for p in x.path if p.kind != "group"}
     for e, dim in zip(x.where, x.buffer.shape):
@@ -223,13 +225,13 @@ def _footprint(x: Touch) -> Expr:
 def gpu_features(func: PrimFunc, main: Block, machine: HardwareInfo) -> list[tuple[str, Expr, Expr, bool]]:
     """(name, numerator, denominator, whether as a logarithm) of what only GPUs have, of the kernel that `main` is in."""
     kernel = next(k for k in kernels(func) if main in blocks(k))
-    items, at_once = group_items(func, kernel), groups_at_once(func, kernel, machine)
+    items, at_once = group_items(func, kernel), resident_groups(func, kernel, machine)
     groups = _product([p.extent for p in enclosing(func, main) if p.kind == "group"])
     room = mul(at_once, machine.workers)
     waves = ceildiv(groups, maximum(room, 1))
-    far, near = list(touches(func, kernel, False)), list(touches(func, kernel, True))
-    used = _sum([mul(x.times, mul(x.width, x.buffer.dtype.bytes)) for x in far])
-    moved = _sum([mul(x.times, sector_bytes(x)) for x in far])
+    far, near = list(warp_accesses(func, kernel, False)), list(warp_accesses(func, kernel, True))
+    used = _sum([mul(x.executions, mul(x.width, x.buffer.dtype.bytes)) for x in far])
+    moved = _sum([mul(x.executions, sector_bytes(x)) for x in far])
     return [
         ("gpu_items", items, ONE, True),
         ("gpu_groups", groups, ONE, True),
@@ -243,8 +245,8 @@ def gpu_features(func: PrimFunc, main: Block, machine: HardwareInfo) -> list[tup
         ("gpu_moved", moved, ONE, True),
         (
             "gpu_conflicts",
-            _sum([mul(x.times, conflicts(x)) for x in near]),
-            maximum(_sum([x.times for x in near]), 1),
+            _sum([mul(x.executions, bank_conflicts(x)) for x in near]),
+            maximum(_sum([x.executions for x in near]), 1),
             True,
         ),
         ("gpu_group_bytes", group_bytes(far), ONE, True),

@@ -12,7 +12,7 @@ from relax_tune.ir.core.stmt import Block, For, Seq, Stmt, blocks
 from relax_tune.schedules.loop_tree import enclosing
 
 # What is no sum of multiples of loops' variables.
-NUMBERS = frozenset({"floordiv", "floormod", "min", "max", "select"})
+NONLINEAR = frozenset({"floordiv", "floormod", "min", "max", "select"})
 
 
 def with_mean_extents(func: PrimFunc) -> PrimFunc:
@@ -28,7 +28,7 @@ def _with_mean_extents(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...],
         parts = tuple(_with_mean_extents(c, last, path, uneven) for c in s.stmts)
         return s if all(a is b for a, b in zip(parts, s.stmts)) else Seq(parts)
     if isinstance(s, Block) and uneven:
-        return replace(s, bindings=tuple(_plain(e, path) for e in s.bindings))
+        return replace(s, bindings=tuple(_without_digits(e, path) for e in s.bindings))
     if not isinstance(s, For):
         return s
     extent = s.extent
@@ -39,9 +39,9 @@ def _with_mean_extents(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...],
     return s if body is s.body and extent is s.extent else replace(s, extent=extent, body=body)
 
 
-def _plain(e: Expr, path: Sequence[For]) -> Expr:
+def _without_digits(e: Expr, path: Sequence[For]) -> Expr:
     def innermost(n: Expr) -> Expr | None:
-        if not isinstance(n, Op) or n.op not in NUMBERS:
+        if not isinstance(n, Op) or n.op not in NONLINEAR:
             return None
         found = [p for p in path if p.var in free_vars(n)]
         return found[-1].var if {p.kind for p in found} == {"group", "serial"} else None

@@ -37,11 +37,11 @@ from relax_tune.schedules.target import HardwareInfo
 # The number of an item along each axis, whichever loop it comes from.
 ITEMS = tuple(Var(f"item_{axis}") for axis in range(AXES["item"]))
 # Registers that addresses, loop counters and the compiler's own take beside the buffers.
-SPARE = 32
+SPARE_REGISTERS = 32
 # As many of them at least, and of operands; from experiments/ptxas_report.py.
-LEAST_SPARE, FETCHED = 24, 8
+MIN_SPARE_REGISTERS, MIN_OPERAND_REGISTERS = 24, 8
 # The hardware hands out registers to warps in multiples of so many for each item.
-GRAIN = 8
+REGISTER_GRANULE = 8
 
 
 def kernels(func: PrimFunc) -> tuple[Stmt, ...]:
@@ -85,8 +85,8 @@ def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ..
     found = _accesses(func, kernel, buffer)
     if not found:
         return ()
-    depth = _home(func, buffer, found)
-    shape = [_covered(buffer, d, found, depth) for d in range(len(buffer.shape))]
+    depth = _declaration_depth(func, buffer, found)
+    shape = [_touched_extent(buffer, d, found, depth) for d in range(len(buffer.shape))]
     if buffer.row is not None and len(shape) > 1:
         factor, offset = buffer.row
         shape[-1] = mul(ceildiv(shape[-1], factor), factor) + offset
@@ -108,7 +108,7 @@ def _accesses(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> list[_Access]:
     return found
 
 
-def _home(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
+def _declaration_depth(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
     """How many of the loops around all accesses are outside of the buffer's declaration."""
     paths = [path for _, path, _ in found]
     depth = 0
@@ -124,7 +124,7 @@ def _home(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
     return depth
 
 
-def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Expr:
+def _touched_extent(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Expr:
     """Elements of a dimension that are touched while the loops inside the declaration run, where what fetches them, element by
     element, and what reads them say the same."""
     spans: list[tuple[bool, Expr, Expr]] = []
@@ -135,7 +135,7 @@ def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Ex
             return size  # a ring, all of which is used in turn
     for where, path, _ in found:
         inner = {p.var: p.extent for p in path[depth:] if buffer.scope != "local" or p.kind != "item"}
-        reach = _reach(where[d], inner)
+        reach = _index_range(where[d], inner)
         if reach is not None:
             plain = linear(where[d], tuple(inner)) is not None
             spans.append((plain, _by_axis(reach[0], path), reach[1]))
@@ -146,7 +146,7 @@ def _covered(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Ex
     return covered if as_int(buffer.shape[d]) is None else minimum(covered, buffer.shape[d])
 
 
-def _reach(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None:
+def _index_range(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None:
     """Where an index starts, and how many elements it runs through while the inner loops do; None where that is not known."""
     own = {v: inner[v] for v in free_vars(e) if v in inner}
     if not own:
@@ -159,7 +159,7 @@ def _reach(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None:
         return None
     if not isinstance(e, Op) or e.op not in ("add", "mul", "floordiv", "floormod"):
         return None
-    a, b = (_reach(x, inner) for x in e.args)
+    a, b = (_index_range(x, inner) for x in e.args)
     if a is None or b is None:
         return None
     if e.op == "add":
@@ -192,13 +192,13 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
         each = mul(items, 4) if buffer.scope == "warp" else const(4)
         # numbers are put in where they are first needed
         made = [b for b in used if not isinstance(b.body.value, Const)] or used
-        live = [order.index(b) for b in _while_used(func, made)]
+        live = [order.index(b) for b in _live_blocks(func, made)]
         spans.append((min(live), max(live), ceildiv(size, each)))
     found: dict[Expr, None] = {}
     for k, b in enumerate(order):
         ends: Expr = const(0)
         begins: Expr = const(0)
-        held = minimum(_operands(func, b), FETCHED) if least else _operands(func, b)
+        held = minimum(_operands(func, b), MIN_OPERAND_REGISTERS) if least else _operands(func, b)
         for first, last, size in spans:
             if first == k < last:
                 begins = begins + size
@@ -207,10 +207,10 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
             elif first <= k <= last:
                 held = held + size
         found[simplify(held + maximum(ends, begins))] = None
-    return simplify(reduce(maximum, found) + (LEAST_SPARE if least else SPARE))
+    return simplify(reduce(maximum, found) + (MIN_SPARE_REGISTERS if least else SPARE_REGISTERS))
 
 
-def _while_used(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
+def _live_blocks(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
     """The blocks that use a buffer, and those of loops around some of them but not all: such a loop comes back to its use."""
     paths = [enclosing(func, b) for b in used]
     for b, path in zip(used, paths):
@@ -236,7 +236,7 @@ def _operands(func: PrimFunc, block: Block) -> Expr:
     return simplify(total)
 
 
-def limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
+def launch_limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
     """What the tunables of a GPU schedule must satisfy for its kernels to be launched at all."""
     facts: list[Expr] = []
     func = with_mean_extents(func)
@@ -251,11 +251,11 @@ def limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
     return tuple(f for f in map(simplify, facts) if all(isinstance(v, Tunable) for v in free_vars(f)))
 
 
-def groups_at_once(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:
+def resident_groups(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:
     """Groups that a multiprocessor holds: by items, shared memory and registers."""
     warps = ceildiv(group_items(func, kernel), machine.warp)
     shared = shared_bytes(func, kernel, machine)
-    each = mul(ceildiv(registers(func, kernel), GRAIN), GRAIN * machine.warp)
+    each = mul(ceildiv(registers(func, kernel), REGISTER_GRANULE), REGISTER_GRANULE * machine.warp)
     return simplify(
         reduce(
             minimum,

@@ -28,9 +28,9 @@ from relax_tune.schedules.loop_tree import enclosing, find_block, replace_node, 
 from relax_tune.schedules.primitives.reductions import combiner
 
 # The smallest number whose reciprocal is finite, in f32 and wider.
-TINY = 2.0**-126
+SMALLEST_NORMAL = 2.0**-126
 # What makes a step of a difference in rounding.
-SHARP = frozenset({"floor", "rint", "fmod", "floordiv", "floormod", "lt", "le", "eq", "ne"})
+DISCONTINUOUS = frozenset({"floor", "rint", "fmod", "floordiv", "floormod", "lt", "le", "eq", "ne"})
 
 
 def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
@@ -68,11 +68,11 @@ def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
         )
     new = replace(node, body=replace(node.body, value=value))
     changed = with_body(func, replace_node(func.body, node, new))
-    _require_smooth(changed, new, made)
+    _require_continuous_uses(changed, new, made)
     return changed
 
 
-def _require_smooth(func: PrimFunc, node: Block, made: set[Expr]) -> None:
+def _require_continuous_uses(func: PrimFunc, node: Block, made: set[Expr]) -> None:
     """Nothing in the function rounds or compares what depends on the expressions `made` in `node`."""
     touched = set()
     order = blocks(func.body)
@@ -84,7 +84,9 @@ def _require_smooth(func: PrimFunc, node: Block, made: set[Expr]) -> None:
             for e in postorder((store.value,)):
                 reads = isinstance(e, Load) and e.buffer in touched
                 known[e] = reads or (b is node and e in made) or any(known[c] for c in e.children)
-                whole = e.op in SHARP or (e.op == "cast" and not e.dtype.is_float) if isinstance(e, Op) else False
+                whole = (
+                    e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float) if isinstance(e, Op) else False
+                )
                 if whole and any(known[c] for c in e.children):
                     raise ScheduleError(
                         f"{func.name}: multiply_by_reciprocal wants a quotient that is not rounded or compared, found {e!r} in "
@@ -103,10 +105,10 @@ def _has_reciprocal(func: PrimFunc, e: Expr) -> bool:
             return all(_has_reciprocal(func, a) for a in e.args[1:])
         if e.op == "cast":
             return e.dtype.bytes >= 4 and _has_reciprocal(func, e.args[0])
-    return _least(e) >= TINY or (isinstance(e, Load) and _is_softmax_sum(func, e))
+    return _lower_bound(e) >= SMALLEST_NORMAL or (isinstance(e, Load) and _is_softmax_sum(func, e))
 
 
-def _least(e: Expr) -> float:
+def _lower_bound(e: Expr) -> float:
     """A number that `e` is not below."""
     if isinstance(e, Const):
         return float(e.value)
@@ -115,10 +117,10 @@ def _least(e: Expr) -> float:
     if e.op in ("sqrt", "rsqrt", "exp", "abs") or (e.op == "mul" and e.args[0] is e.args[1]):
         return 0.0
     if e.op == "max":
-        return max(map(_least, e.args))
+        return max(map(_lower_bound, e.args))
     if e.op == "min":
-        return min(map(_least, e.args))
-    return sum(map(_least, e.args)) if e.op == "add" else -math.inf
+        return min(map(_lower_bound, e.args))
+    return sum(map(_lower_bound, e.args)) if e.op == "add" else -math.inf
 
 
 def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:

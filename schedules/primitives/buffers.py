@@ -218,12 +218,12 @@ def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: {output!r} is read by another block")
     for user in users:
         if user is not last:
-            _check_ahead(func, user, last, old)
+            _require_not_overwritten(func, user, last, old)
     body = replace_buffers(func.body, {old: target})
     return replace(func, body=body, allocs=tuple(a for a in func.allocs if a is not old))
 
 
-def _check_ahead(func: PrimFunc, user: Block, last: Block, buffer: Buffer) -> None:
+def _require_not_overwritten(func: PrimFunc, user: Block, last: Block, buffer: Buffer) -> None:
     """In the loops both are in, `user` reads of `buffer` only what this iteration of them overwrites."""
     paths = enclosing(func, user), enclosing(func, last)
     shared = [a for a, b in zip(*paths) if a is b]

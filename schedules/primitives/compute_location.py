@@ -46,10 +46,10 @@ from relax_tune.schedules.loop_tree import (
 )
 
 # What is needed (or made) of a dimension: where it starts and its extent; None: the loops around choose one element.
-Span = tuple[Expr, Expr | None]
+DimRegion = tuple[Expr, Expr | None]
 
 
-def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[Span]:
+def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[DimRegion]:
     """Per dimension what `indices` cover while the loops inside `loop` run: at least that for indices that are not affine.
 
     The answer's form depends on which loops an index mentions, never on the value of a tunable, so that a trace with numbers
@@ -57,7 +57,7 @@ def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: B
     """
     at = path.index(loop) + 1
     outer, inner = {p.var for p in path[:at]}, {p.var: p.extent for p in path[at:]}
-    box: list[Span] = []
+    box: list[DimRegion] = []
     for e, dim in zip(indices, buffer.shape):
         relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
         parts = linear(e, tuple(relaxed), env)
@@ -85,8 +85,8 @@ def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: B
     return box
 
 
-def _union(boxes: Sequence[Sequence[Span]], buffer: Buffer) -> list[Span]:
-    result: list[Span] = []
+def _union(boxes: Sequence[Sequence[DimRegion]], buffer: Buffer) -> list[DimRegion]:
+    result: list[DimRegion] = []
     for d, dim in enumerate(buffer.shape):
         options = dict.fromkeys(b[d] for b in boxes)
         starts = {start for start, _ in options}
@@ -125,10 +125,10 @@ def _not_loops(e: Expr, path: Sequence[For]) -> set[Var]:
     return mentioned - {p.var for p in path}
 
 
-def _place(
+def _nest_over(
     func: PrimFunc,
     block: Block,
-    where: Mapping[Var, Span],
+    where: Mapping[Var, DimRegion],
     inherited: Sequence[Expr],
     env: Env,
     trusted: Collection[Var],
@@ -205,7 +205,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     inherited = _outer_guards(consumers, path)
     alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
     own = spatial_of(node)
-    nest = _place(func, node, dict(zip(own, box)), inherited, env, own if alike else ())
+    nest = _nest_over(func, node, dict(zip(own, box)), inherited, env, own if alike else ())
     moved = replace(target, body=seq(nest, target.body))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
@@ -279,7 +279,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
             raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
     box = region_of(written, full_path, target, producer.body.buffer, env)
-    own: dict[Var, Span] = {}
+    own: dict[Var, DimRegion] = {}
     for e, span in zip(access.indices, box):
         if not isinstance(e, Var) or e in own:
             raise ScheduleError(
@@ -289,7 +289,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     extents = {i.var: i.extent for i in node.iters}
     made = dict(zip(access.indices, producer.body.buffer.shape))
     trusted = [v for v in extents if v not in made or prove(le(made[v], extents[v]), env) is Proof.YES]
-    nest = _place(func, node, own, _outer_guards((producer,), path), env, trusted)
+    nest = _nest_over(func, node, own, _outer_guards((producer,), path), env, trusted)
     moved = replace(target, body=seq(target.body, nest))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))

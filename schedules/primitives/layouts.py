@@ -56,12 +56,12 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
     new = replace(old, shape=shape)
 
     def where(indices: Sequence[Expr]) -> tuple[Expr, ...]:
-        return relayout(indices, *_digits(indices[dim], f))
+        return relayout(indices, *_quotient_remainder(indices[dim], f))
 
     return with_layout(func, old, new, where)
 
 
-def _digits(e: Expr, f: Expr) -> tuple[Expr, Expr]:
+def _quotient_remainder(e: Expr, f: Expr) -> tuple[Expr, Expr]:
     """Quotient and remainder of an index; in a ring of whole tiles, the slot that the tile has."""
     if isinstance(e, Op) and e.op == "floormod" and simplify(e.args[1] % f) is const(0):
         return floormod(e.args[0] // f, simplify(e.args[1] // f)), e.args[0] % f

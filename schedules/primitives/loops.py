@@ -268,7 +268,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
                     f"{func.name}: {kind} wants iterations that write different elements, but iterations of {loop!r} may "
                     f"write the same element of {target.name!r} in block {block.name!r}"
                 )
-            outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _touches(b, target)]
+            outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _accesses_buffer(b, target)]
             if own and kind != "vectorized" and outside:
                 raise ScheduleError(
                     f"{func.name}: {kind} gives every iteration of {loop!r} a {target.name!r} of its own, but block "
@@ -287,7 +287,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     return with_body(func, replace_node(func.body, node, replace(node, kind=kind, axis=axis if kind in AXES else 0)))
 
 
-def _touches(block: Block, buffer: Buffer) -> bool:
+def _accesses_buffer(block: Block, buffer: Buffer) -> bool:
     return block.body.buffer is buffer or any(x.buffer is buffer for x in block_loads(block))
 
 
@@ -392,7 +392,7 @@ def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: fuse_sibling_loops wants equal extents, found {a.extent!r} and {b.extent!r}")
     body_b = rebind(b.body, {b.var: a.var})
     require_compute_block(func, "fuse_sibling_loops", *blocks(a.body), *blocks(b.body))
-    _check_passes(func, a, between)
+    _require_movable_before(func, a, between)
     require_same_iteration(func, "fuse_sibling_loops", a, a.body, body_b)
     tail: Tail = a.tail if a.tail == b.tail else "predicate"
     merged = replace(a, body=seq(a.body, body_b), tail=tail)
@@ -401,12 +401,12 @@ def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     return with_body(func, replace_node(func.body, parent, seq(*stmts)))
 
 
-def _check_passes(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
+def _require_movable_before(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
     """The statements between may run before the loop."""
     written = {b.body.buffer for b in blocks(a.body)}
-    touched = {t for b in blocks(a.body) for t, _ in touches(b)}
+    touched = {t for b in blocks(a.body) for t, _ in accesses(b)}
     for block in (x for s in between for x in blocks(s)):
-        if block.body.buffer in touched or any(t in written for t, _ in touches(block)):
+        if block.body.buffer in touched or any(t in written for t, _ in accesses(block)):
             raise ScheduleError(
                 f"{func.name}: fuse_sibling_loops would move {block.name!r} before {a.var.name!r}, which it needs"
             )
@@ -425,15 +425,16 @@ def require_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> 
     for v, extent in ranges.items():
         inside = inside.with_loop(v, extent)
     for buffer in sorted(shared, key=lambda x: x.name):
-        accesses = [
+        touched_at = [
             tuple(simplify(block_value(block, i), inside) for i in where)
             for s in bodies
             for block in blocks(s)
-            for target, where in touches(block)
+            for target, where in accesses(block)
             if target is buffer
         ]
         if not any(
-            same_disjoint_stride([where[d] for where in accesses], a.var, ranges, env) for d in range(len(buffer.shape))
+            same_disjoint_stride([where[d] for where in touched_at], a.var, ranges, env)
+            for d in range(len(buffer.shape))
         ):
             raise ScheduleError(
                 f"{func.name}: {step} would let an iteration of {a.var.name!r} see elements of {buffer.name!r} "
@@ -441,7 +442,7 @@ def require_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> 
             )
 
 
-def touches(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
+def accesses(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
     """What the block writes and reads."""
     return [(block.body.buffer, block.body.indices), *((x.buffer, x.indices) for x in block_loads(block))]
 

@@ -57,14 +57,14 @@ from relax_tune.schedules.loop_tree import (
     trivial_loops,
 )
 from relax_tune.schedules.primitives.arguments import positive
-from relax_tune.schedules.primitives.compute_location import Span, region_of, spatial_of
+from relax_tune.schedules.primitives.compute_location import DimRegion, region_of, spatial_of
 from relax_tune.schedules.primitives.loops import require_serial
 from relax_tune.schedules.primitives.mask_ranges import unmasked_range
 from relax_tune.schedules.primitives.reductions import combiner, decompose_reduction
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class WeightedSum:
     """`A[...] = A[...] + term` with one factor of `term` the weight `access`, at `step` along the keys."""
 
     block: Block
@@ -79,21 +79,21 @@ class Softmax:
     W may hold floats of 16 bits, which the sums cast up. rows: the weights' iterators that index M, in the order of its dimensions;
     key: the other one."""
 
-    top: Block
+    row_max: Block
     step: IterVar
     score: Expr
     weights: Block
     rows: tuple[Var, ...]
     key: Var
-    sums: tuple[_Sum, ...]
+    sums: tuple[WeightedSum, ...]
 
     def weight(self) -> Expr:
         """What `weights` stores, 0 for a score of minus infinity."""
-        m = load(self.top.body.buffer, self.rows)
-        made = _guarded(_score_at(self.top, self.step, self.score, self.rows, self.key), m)
+        m = load(self.row_max.body.buffer, self.rows)
+        made = _masked_exp(_score_at(self.row_max, self.step, self.score, self.rows, self.key), m)
         return cast(made, self.weights.body.buffer.dtype)
 
-    def rows_of(self, s: _Sum) -> tuple[Expr, ...]:
+    def rows_of(self, s: WeightedSum) -> tuple[Expr, ...]:
         """Where a sum's row has its maximum."""
         at = dict(zip(self.weights.body.indices, s.access.indices))
         return tuple(at[v] for v in self.rows)
@@ -113,7 +113,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     """
     f = positive(func, f"split_k_update({block!r})", factor)
     found = softmax_of(func, block)
-    members = (found.top, found.weights, *(s.block for s in found.sums))
+    members = (found.row_max, found.weights, *(s.block for s in found.sums))
     require_compute_block(func, "split_k_update", *members)
     nests = {b: (trivial_loops(func, b) or (b,))[0] for b in members}
     names: list[str] = []
@@ -126,7 +126,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     def partial(b: Buffer, suffix: str) -> Buffer:
         return Buffer(new(f"{b.name}_{suffix}"), (count, *b.shape), b.dtype)
 
-    top = found.top.body.buffer
+    top = found.row_max.body.buffer
     local, scale = partial(top, "rf"), partial(top, "scale")
     parts = {s.block: partial(s.block.body.buffer, "rf") for s in found.sums}
 
@@ -145,8 +145,8 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         where = (part.var, *b.body.indices)
         body = Store(target, where, value)
         made = (*kept, part, inside)
-        nest = _nest(new(f"{b.name}_rf"), made, body, replace(b.init, buffer=target, indices=where), new)
-        return _below(nest, f, step.extent)
+        nest = _block_nest(new(f"{b.name}_rf"), made, body, replace(b.init, buffer=target, indices=where), new)
+        return _limit_keys(nest, f, step.extent)
 
     def combined(b: Block, step: IterVar, value: Expr, part: Var) -> Stmt:
         """The reduction over blocks of keys."""
@@ -154,18 +154,20 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         kept = tuple(i for i in b.iters if i is not step)
         merged = op(b.body.value.op, (b.body.value.args[0], value), value.dtype)
         made = (*kept, IterVar(part, count, "reduce"))
-        return _nest(b.name, made, Store(b.body.buffer, b.body.indices, merged), b.init, new)
+        return _block_nest(b.name, made, Store(b.body.buffer, b.body.indices, merged), b.init, new)
 
     over = Var("vb")
-    at = found.top.body.indices
-    own = tuple(i for i in found.top.iters if i.kind == "spatial")
+    at = found.row_max.body.indices
+    own = tuple(i for i in found.row_max.iters if i.kind == "spatial")
     here = load(local, (over, *at))
-    weight = _guarded(here, load(top, at))
-    stmts: dict[Block, Stmt] = {found.top: factored(found.top, found.step, local)}
+    weight = _masked_exp(here, load(top, at))
+    stmts: dict[Block, Stmt] = {found.row_max: factored(found.row_max, found.step, local)}
     late: dict[Block, Stmt] = {
-        found.top: seq(
-            combined(found.top, found.step, here, over),
-            _nest(new(f"{block}_scale"), (*own, IterVar(over, count)), Store(scale, (over, *at), weight), None, new),
+        found.row_max: seq(
+            combined(found.row_max, found.step, here, over),
+            _block_nest(
+                new(f"{block}_scale"), (*own, IterVar(over, count)), Store(scale, (over, *at), weight), None, new
+            ),
         )
     }
 
@@ -182,7 +184,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         late[s.block] = combined(s.block, s.step, value, part)
     # blocks of keys one after the other, and then what combines them, unless somebody wants that earlier
     order = sorted(late, key=blocks(func.body).index)
-    ends = [order[-1]] * len(order) if _wanted_late(func, members) else order
+    ends = [order[-1]] * len(order) if _may_combine_last(func, members) else order
     for b, end in zip(order, ends, strict=True):
         stmts[end] = seq(stmts[end], late[b])
     body = func.body
@@ -191,7 +193,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     return replace(func, body=body, allocs=(*func.allocs, local, scale, *parts.values()))
 
 
-def _wanted_late(func: PrimFunc, members: Sequence[Block]) -> bool:
+def _may_combine_last(func: PrimFunc, members: Sequence[Block]) -> bool:
     """Whether nobody but the members reads what they make before the last of them."""
     every = blocks(func.body)
     places = [every.index(b) for b in members]
@@ -200,7 +202,9 @@ def _wanted_late(func: PrimFunc, members: Sequence[Block]) -> bool:
     return not any(x.buffer in made for b in between for x in block_loads(b))
 
 
-def _nest(name: str, iters: Sequence[IterVar], body: Store, init: Store | None, new: Callable[[str], str]) -> Stmt:
+def _block_nest(
+    name: str, iters: Sequence[IterVar], body: Store, init: Store | None, new: Callable[[str], str]
+) -> Stmt:
     """A block under a loop of its own for each iterator."""
     own = tuple(replace(i, var=Var(i.var.name)) for i in iters)
     values: dict[Var, Expr] = {old.var: i.var for old, i in zip(iters, own, strict=True)}
@@ -215,7 +219,7 @@ def _nest(name: str, iters: Sequence[IterVar], body: Store, init: Store | None, 
     return s
 
 
-def _below(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
+def _limit_keys(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
     """The nest, whose last two loops are blocks of `f` keys and the keys of one, for keys below `extent` alone."""
     (block,), around = blocks(nest), loops(nest)
     condition = lt(around[-2].var * f + around[-1].var, extent)
@@ -224,16 +228,16 @@ def _below(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
     return replace_node(nest, block, replace(block, predicate=condition))
 
 
-def hidden(dtype: DType) -> Const:
+def masked_score(dtype: DType) -> Const:
     """The score of a key that a row does not see."""
     found = const(-math.inf, dtype)
     assert isinstance(found, Const)
     return found
 
 
-def _guarded(score: Expr, top: Expr) -> Expr:
+def _masked_exp(score: Expr, top: Expr) -> Expr:
     """`exp(score - top)`, 0 for a score of minus infinity."""
-    return select(eq(score, hidden(score.dtype)), const(0, score.dtype), call("exp", sub(score, top)))
+    return select(eq(score, masked_score(score.dtype)), const(0, score.dtype), call("exp", sub(score, top)))
 
 
 def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key: Expr) -> Expr:
@@ -249,7 +253,7 @@ def softmax_of(func: PrimFunc, block: str) -> Softmax:
     maxima = top.body.buffer
     if any(x.buffer is maxima for x in loads(score)):
         raise ScheduleError(f"{func.name}: the scores of {block!r} depend on their maximum")
-    inner = [b for b in readers(func, maxima) if b is not top and _precedes_sums(func, b)]
+    inner = [b for b in readers(func, maxima) if b is not top and _feeds_sum(func, b)]
     if len(inner) != 1:
         raise ScheduleError(
             f"{func.name}: wanted one block that makes weights of the maxima of {block!r}, found "
@@ -269,7 +273,7 @@ def softmax_of(func: PrimFunc, block: str) -> Softmax:
     return Softmax(top, step, score, weights, rows, key, sums)
 
 
-def _precedes_sums(func: PrimFunc, b: Block) -> bool:
+def _feeds_sum(func: PrimFunc, b: Block) -> bool:
     """Whether something in the function sums up what the block makes (a last use of the maxima does not matter)."""
     return any(r.is_reduction for r in readers(func, b.body.buffer))
 
@@ -300,7 +304,7 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
         raise ScheduleError(f"{func.name}: wanted {node.name!r} to make a weight for each row and key of {top.name!r}")
     s, m = _score_at(top, step, score, plain, left[0]), load(top.body.buffer, plain)
     target = node.body.buffer.dtype
-    if node.body.value not in (cast(_guarded(s, m), target), cast(call("exp", sub(s, m)), target)):
+    if node.body.value not in (cast(_masked_exp(s, m), target), cast(call("exp", sub(s, m)), target)):
         raise ScheduleError(
             f"{func.name}: wanted {node.name!r} to make exp(score - maximum) of the scores of {top.name!r}, found "
             f"{node.body.value!r}"
@@ -312,7 +316,7 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
     return plain, left[0]
 
 
-def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> _Sum:
+def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> WeightedSum:
     """A sum of weights times something, over all keys."""
     step, term = _reduced(func, node, "add", 0.0)
     spatial_of(node)
@@ -326,7 +330,7 @@ def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> _Sum:
     at = dict(zip(weights.body.indices, found[0].indices))
     if at[key] is not step.var or any(step.var in free_vars(e) for v, e in at.items() if v is not key):
         raise ScheduleError(f"{func.name}: {node.name!r} reads {found[0]!r}, wanted keys at {step.var.name!r} alone")
-    return _Sum(node, found[0], step)
+    return WeightedSum(node, found[0], step)
 
 
 def _is_factor(e: Expr, access: Load) -> bool:
@@ -358,7 +362,7 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
     if skip not in ("none", "after_last", "masked"):
         raise ScheduleError(f"{func.name}: rolling_update wants skip to be none, after_last or masked, found {skip!r}")
     found = softmax_of(func, block)
-    members = (found.top, found.weights, *(s.block for s in found.sums))
+    members = (found.row_max, found.weights, *(s.block for s in found.sums))
     require_compute_block(func, "rolling_update", *members)
     keys = {
         b: _key_loop(func, b, v)
@@ -382,23 +386,25 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
     first: Expr = const(0)
     count = order[0].extent
     if skip != "none":
-        path = enclosing(func, found.top)
+        path = enclosing(func, found.row_max)
         rows = {p.var: p.extent for p in path[path.index(order[0]) + 1 :]}
-        first, count = unmasked_range(func, block_value(found.top, found.score), order[0], rows, env, skip == "masked")
+        first, count = unmasked_range(
+            func, block_value(found.row_max, found.score), order[0], rows, env, skip == "masked"
+        )
     made = func
-    for b in (found.top, *(s.block for s in found.sums)):
+    for b in (found.row_max, *(s.block for s in found.sums)):
         made = decompose_reduction(made, b.name, keys[b].var.name)
     inits = len(found.sums) + 1
     body = next(n for n in walk(made.body) if isinstance(n, Seq) and find_loop(made, order[0].var.name) in n.stmts)
     part = body.stmts[start : start + len(order) + inits]
     loops_ = [find_loop(made, k.var.name) for k in order]
-    maxima = found.top.body.buffer
+    maxima = found.row_max.body.buffer
     name = fresh(func, f"{maxima.name}_factor")
     factor = Buffer(name, (found.step.extent, *maxima.shape), found.score.dtype, maxima.scope)
     nests = [_factor_nest(made, found, loops_[0], factor)]
     for b, k in zip(members, loops_):
         (node,) = blocks(k)
-        changed = replace_node(k.body, node, _rolled(found, b, node, factor))
+        changed = replace_node(k.body, node, _rescaled(found, b, node, factor))
         nests.append(rebind(changed, {k.var: loops_[0].var}))
     body_ = seq(*nests) if first is const(0) else rebind(seq(*nests), {loops_[0].var: first + loops_[0].var})
     rolled = replace(loops_[0], extent=count, body=body_)
@@ -428,10 +434,10 @@ def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
 
 def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) -> None:
     """What one run of the nests reads of maxima and weights is what it makes of them."""
-    maxima, weights = p.top.body, p.weights.body
+    maxima, weights = p.row_max.body, p.weights.body
     at = [weights.indices.index(v) for v in p.rows]
 
-    def rows(node: Block, indices: Sequence[Expr], buffer: Buffer) -> list[Span]:
+    def rows(node: Block, indices: Sequence[Expr], buffer: Buffer) -> list[DimRegion]:
         path = enclosing(func, node)
         env = loop_env(path[: path.index(keys[node]) + 1])
         where = [block_value(node, e) for e in indices]
@@ -441,13 +447,13 @@ def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) ->
                 raise ScheduleError(f"{func.name}: the rows of {node.name!r} are no interval: {e!r}")
         return region_of(where, path, keys[node], buffer, env)
 
-    wanted = rows(p.top, maxima.indices, maxima.buffer)
+    wanted = rows(p.row_max, maxima.indices, maxima.buffer)
     found = [(p.weights, rows(p.weights, p.rows, maxima.buffer))]
     found += [(s.block, rows(s.block, tuple(s.access.indices[d] for d in at), maxima.buffer)) for s in p.sums]
     for node, spans in found:
         if spans != wanted:
             raise ScheduleError(
-                f"{func.name}: rolling_update wants {node.name!r} to run through the rows of {p.top.name!r}, found {spans!r} "
+                f"{func.name}: rolling_update wants {node.name!r} to run through the rows of {p.row_max.name!r}, found {spans!r} "
                 f"for {wanted!r}"
             )
 
@@ -455,15 +461,15 @@ def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) ->
 def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
     """What the sums are multiplied by as the maxima take this step: made before them, in a nest like theirs."""
     (node,) = blocks(loop)
-    old = load(p.top.body.buffer, p.top.body.indices)
-    value = _guarded(old, maximum(old, p.score))
-    where = (p.step.var, *p.top.body.indices)
+    old = load(p.row_max.body.buffer, p.row_max.body.indices)
+    value = _masked_exp(old, maximum(old, p.score))
+    where = (p.step.var, *p.row_max.body.indices)
     iters = tuple(replace(i, kind="spatial") for i in node.iters)
     changed = replace(node, iters=iters, body=Store(factor, where, value), init=None)
     return clone_stmt(func, replace_node(loop.body, node, changed), "_factor")
 
 
-def _rolled(p: Softmax, old: Block, node: Block, factor: Buffer) -> Block:
+def _rescaled(p: Softmax, old: Block, node: Block, factor: Buffer) -> Block:
     """The block as it runs in one loop with the others."""
     if old is p.weights:
         return replace(node, body=replace(node.body, value=p.weight()))

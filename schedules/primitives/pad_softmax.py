@@ -13,7 +13,7 @@ from relax_tune.ir.core.stmt import IterVar, Stmt, seq
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import find_block, fresh, replace_node, require_compute_block, trivial_loops
 from relax_tune.schedules.primitives.arguments import positive
-from relax_tune.schedules.primitives.online_softmax import hidden, softmax_of
+from relax_tune.schedules.primitives.online_softmax import masked_score, softmax_of
 from relax_tune.schedules.primitives.padding import PaddedCopy, fill_nest, pad_spatial, valid_extents
 
 
@@ -36,12 +36,12 @@ def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         raise ScheduleError(
             f"{func.name}: pad_softmax_axis wants {block!r} to read scores of an intermediate, found {score!r}"
         )
-    require_compute_block(func, "pad_softmax_axis", found.top, *(s.block for s in found.sums))
+    require_compute_block(func, "pad_softmax_axis", found.row_max, *(s.block for s in found.sums))
     guarded = replace(found.weights, body=replace(found.weights.body, value=found.weight()))
     func = replace(func, body=replace_node(func.body, found.weights, guarded))
     func = pad_spatial(func, made_by[0].name, at[0], f)
     maker = find_block(func, made_by[0].name)
-    seen = select(lt(maker.body.indices[at[0]], extent), maker.body.value, hidden(score.dtype))
+    seen = select(lt(maker.body.indices[at[0]], extent), maker.body.value, masked_score(score.dtype))
     func = replace(func, body=replace_node(func.body, maker, replace(maker, body=replace(maker.body, value=seen))))
     wider = simplify(mul(ceildiv(extent, f), f))
     func = _over(func, block, found.step, wider)
@@ -61,12 +61,12 @@ def _over(func: PrimFunc, block: str, step: IterVar, wider: Expr, weights: str =
     def padded(x: Expr) -> Expr | None:
         if not isinstance(x, Load) or x.buffer.name == weights or step.var not in free_vars(x):
             return None
-        held = valid_extents(func, node, x, {step.var: wider})
+        valid = valid_extents(func, node, x, {step.var: wider})
         shape = tuple(room.get(i, d) if i is step.var else d for i, d in zip(x.indices, x.buffer.shape))
-        key = x.buffer, held
+        key = x.buffer, valid
         if key not in made:
             names.append(fresh(func, f"{x.buffer.name}_pad", names))
-            made[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), held)
+            made[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), valid)
         return load(made[key].copy, x.indices)
 
     value = transform(node.body.value, padded) if weights else node.body.value

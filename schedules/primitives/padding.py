@@ -55,7 +55,7 @@ class PaddedCopy:
 
     source: Buffer
     copy: Buffer
-    held: tuple[Expr | None, ...]
+    valid: tuple[Expr | None, ...]
 
 
 def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimFunc:
@@ -88,18 +88,18 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     wider = {i.var: simplify(mul(ceildiv(i.extent, f), f)) for i, f in zip(node.iters, multiples) if f is not None}
     if not wider:
         return func
-    fill = _neutral(func, node, wider)
+    fill = _fill_value(func, node, wider)
     made, names = dict[tuple[object, ...], PaddedCopy](), list[str]()
 
     def padded(x: Expr) -> Expr | None:
         if not isinstance(x, Load) or x.buffer is target or not wider.keys() & set(free_vars(x)):
             return None
-        held = valid_extents(func, node, x, wider)
+        valid = valid_extents(func, node, x, wider)
         shape = tuple(room.get(i, d) if isinstance(i, Var) else d for i, d in zip(x.indices, x.buffer.shape))
-        key = x.buffer, held, shape
+        key = x.buffer, valid, shape
         if key not in made:
             names.append(fresh(func, f"{x.buffer.name}_pad", names))
-            made[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), held)
+            made[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), valid)
         return load(made[key].copy, x.indices)
 
     room = {i.var: wider.get(i.var, i.extent) for i in node.iters}
@@ -142,7 +142,7 @@ def valid_extents(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) 
     return tuple(extents[e] if isinstance(e, Var) and e in wider else None for e in x.indices)
 
 
-def _neutral(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
+def _fill_value(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
     """What to put behind the elements."""
     if node.init is not None and loads(node.init.value):
         raise ScheduleError(f"{func.name}: pad wants an initial value of {node.name!r} that reads nothing")
@@ -182,13 +182,13 @@ def fill_nest(func: PrimFunc, o: PaddedCopy, fill: Const, names: list[str]) -> S
     block = fresh(func, f"{o.copy.name}_fill", names)
     names.append(block)
     iters, vars_, where, inside = [], [], [], []
-    for letter, dim, held in zip("ijlpqst", o.copy.shape, o.held):
+    for letter, dim, valid in zip("ijlpqst", o.copy.shape, o.valid):
         names.append(fresh(func, f"{block}_{letter}", names))
         vars_.append(Var(names[-1]))
         it = IterVar(Var(f"v{letter}"), dim)
         iters.append(it)
-        where.append(it.var if held is None else minimum(it.var, held - 1))
-        inside += [] if held is None else [lt(it.var, held)]
+        where.append(it.var if valid is None else minimum(it.var, valid - 1))
+        inside += [] if valid is None else [lt(it.var, valid)]
     value = select(and_(*inside), load(o.source, where), fill)
     s: Stmt = Block(block, tuple(iters), tuple(vars_), Store(o.copy, tuple(i.var for i in iters), value))
     for var, dim in reversed(list(zip(vars_, o.copy.shape))):
@@ -213,7 +213,7 @@ def pad_spatial(func: PrimFunc, block: str, dim: int, factor: ExprLike) -> PrimF
         raise ScheduleError(
             f"{func.name}: pad_spatial wants a dimension of an intermediate, found {dim} of {first.body.buffer!r}"
         )
-    dims = _connected(func, first, dim)
+    dims = _aligned_dims(func, first, dim)
     along: dict[Block, Var] = {}
     for b in blocks(func.body):
         if b.body.buffer in dims:
@@ -259,7 +259,7 @@ def pad_spatial(func: PrimFunc, block: str, dim: int, factor: ExprLike) -> PrimF
     return replace(func, body=replace_buffers(body, grown), allocs=tuple(grown.get(a, a) for a in func.allocs))
 
 
-def _connected(func: PrimFunc, first: Block, dim: int) -> dict[Buffer, int]:
+def _aligned_dims(func: PrimFunc, first: Block, dim: int) -> dict[Buffer, int]:
     """The dimension of each intermediate that goes with `dim` of what `first` makes."""
     found, todo = {first.body.buffer: dim}, [first.body.buffer]
     made = {b.body.buffer: b for b in blocks(func.body) if b.body.buffer in func.allocs}

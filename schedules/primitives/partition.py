@@ -39,7 +39,7 @@ from relax_tune.schedules.loop_tree import (
     with_iters,
 )
 from relax_tune.schedules.primitives.arguments import positive, scalar
-from relax_tune.schedules.primitives.loops import require_same_iteration, require_serial, same_disjoint_stride, touches
+from relax_tune.schedules.primitives.loops import accesses, require_same_iteration, require_serial, same_disjoint_stride
 
 
 def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: ExprLike | None = None) -> PrimFunc:
@@ -61,13 +61,13 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
             raise ScheduleError(f"{func.name}: partition would run the grid axis {below.var.name!r} in two loops")
     require_compute_block(func, "partition", *blocks(node.body))
     outer = enclosing(func, node)
-    length, left = _cut(func, node, factor, at)
+    length, left = _split_extents(func, node, factor, at)
     rest = Var(fresh(func, f"{loop}_tail"))
     paths = {b: (*outer, *enclosing(func, b)[len(outer) :]) for b in blocks(node.body)}
-    main = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], None, length))
-    tail = map_blocks(node.body, lambda b: _narrowed(func, b, node, paths[b], length, left))
-    tail = clone_stmt(func, _shifted(tail, node.var, rest, length), "_tail")
-    clones = {b: replace(b, name=fresh(func, f"{b.name}_tail")) for b in _own_buffers(func, node)}
+    main = map_blocks(node.body, lambda b: _over_subdomain(func, b, node, paths[b], None, length))
+    tail = map_blocks(node.body, lambda b: _over_subdomain(func, b, node, paths[b], length, left))
+    tail = clone_stmt(func, _shift_tail(tail, node.var, rest, length), "_tail")
+    clones = {b: replace(b, name=fresh(func, f"{b.name}_tail")) for b in _iteration_private_buffers(func, node)}
     after = For(rest, left, replace_buffers(tail, clones))
     body = replace_node(func.body, node, seq(replace(node, extent=length, body=main), after))
     return replace(func, body=body, allocs=(*func.allocs, *clones.values()))
@@ -98,7 +98,7 @@ def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
     return with_body(func, replace_node(func.body, node, seq(first, after)))
 
 
-def _cut(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprLike | None) -> tuple[Expr, Expr]:
+def _split_extents(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprLike | None) -> tuple[Expr, Expr]:
     """How long the main loop and the tail are."""
     name = f"partition({node.var.name!r})"
     if factor is not None and at is None:
@@ -115,7 +115,9 @@ def _cut(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprLike | None
     return simplify(point), simplify(node.extent - point)
 
 
-def _narrowed(func: PrimFunc, block: Block, node: For, path: Sequence[For], start: Expr | None, extent: Expr) -> Block:
+def _over_subdomain(
+    func: PrimFunc, block: Block, node: For, path: Sequence[For], start: Expr | None, extent: Expr
+) -> Block:
     """The block with iterators of its own for the loops that feed what `node` feeds, over this part's domain. start: of a tail,
     which stores no initial value where it goes on with a reduction."""
     around = {p.var: p for p in path}
@@ -129,7 +131,7 @@ def _narrowed(func: PrimFunc, block: Block, node: For, path: Sequence[For], star
     if not fed:
         return block
     kinds = {i.kind for i in block.iters if i.var in fed}
-    _require_apart(func, block, node, moved, kinds)
+    _require_unmixed_loops(func, block, node, moved, kinds)
     own = [p for p in path if p.var in moved]
     for p in own:
         if set(free_vars(p.extent)) & set(around):
@@ -145,7 +147,9 @@ def _narrowed(func: PrimFunc, block: Block, node: For, path: Sequence[For], star
     return replace(new, init=None) if start is not None and kind == "reduce" else new
 
 
-def _require_apart(func: PrimFunc, block: Block, node: For, moved: set[Var], kinds: Collection[IterKind]) -> None:
+def _require_unmixed_loops(
+    func: PrimFunc, block: Block, node: For, moved: set[Var], kinds: Collection[IterKind]
+) -> None:
     """Loops of elements and of reduction points are apart, so that sums over nothing get their initial values."""
     pairs = list(zip(block.iters, block.bindings))
     steps = {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
@@ -160,7 +164,7 @@ def _require_apart(func: PrimFunc, block: Block, node: For, moved: set[Var], kin
         )
 
 
-def _shifted(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
+def _shift_tail(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
     """`s` of the tail: extents and conditions see `start + rest`, narrowed iterators, which hold the offset, `rest` alone."""
     moved, renamed = {var: start + rest}, {var: rest}
 
@@ -175,16 +179,16 @@ def _shifted(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
     return rewrite(s, fix)
 
 
-def _own_buffers(func: PrimFunc, node: For) -> list[Buffer]:
+def _iteration_private_buffers(func: PrimFunc, node: For) -> list[Buffer]:
     """Local and shared buffers of which each iteration of the loop touches elements of its own."""
     inside, found = set(blocks(node.body)), []
     for buffer in func.allocs:
-        users = [b for b in blocks(func.body) if any(t is buffer for t, _ in touches(b))]
+        users = [b for b in blocks(func.body) if any(t is buffer for t, _ in accesses(b))]
         if buffer.scope == "global" or not users or not inside.issuperset(users):
             continue
         env = loop_env((*enclosing(func, node), node))
         ranges = {p.var: p.extent for p in loops(node.body)}
-        where = [tuple(block_value(b, e) for e in at) for b in users for t, at in touches(b) if t is buffer]
+        where = [tuple(block_value(b, e) for e in at) for b in users for t, at in accesses(b) if t is buffer]
         if any(same_disjoint_stride([at[d] for at in where], node.var, ranges, env) for d in range(len(buffer.shape))):
             found.append(buffer)
     return found

@@ -53,7 +53,7 @@ MAX_STAGES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WrittenRange:
     """What one iteration writes of a dimension: start and extent, and how far the start moves per iteration."""
 
     start: Expr
@@ -157,7 +157,7 @@ def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
     return stmt
 
 
-def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[Span]:
+def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[WrittenRange]:
     """Per dimension what one iteration of `path[at - 1]` writes; ScheduleError when that is no box."""
     target, inner = path[at - 1], {p.var: p.extent for p in path[at:]}
     for it, bound in zip(node.iters, node.bindings):
@@ -165,7 +165,7 @@ def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, en
             raise ScheduleError(
                 f"{func.name}: the reduction over {it.var.name!r} of {node.name!r} goes on through iterations"
             )
-    found, seen, inside = list[Span](), set[Var](), loop_env(path)
+    found, seen, inside = list[WrittenRange](), set[Var](), loop_env(path)
     for e in (simplify(block_value(node, i), inside) for i in node.body.indices):
         own = {v: inner[v] for v in free_vars(e) if v in inner}
         parts = linear(e, (target.var, *own), env)
@@ -175,11 +175,11 @@ def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, en
             )
         seen |= set(own)
         step = parts[0].get(target.var, const(0))
-        found.append(Span(simplify(parts[1] + mul(step, target.var), env), extent_of(e, own, env), step))
+        found.append(WrittenRange(simplify(parts[1] + mul(step, target.var), env), extent_of(e, own, env), step))
     return found
 
 
-def _require_own_storage(func: PrimFunc, buffer: Buffer, span: Span, around: Sequence[For]) -> None:
+def _require_own_storage(func: PrimFunc, buffer: Buffer, span: WrittenRange, around: Sequence[For]) -> None:
     for p in around[:-1]:
         threads = p.kind in ("parallel", "group", "item")
         if p.var in free_vars(span.start) and not (
@@ -192,7 +192,7 @@ def _require_own_storage(func: PrimFunc, buffer: Buffer, span: Span, around: Seq
 
 
 def require_reads_own_iteration(
-    func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[Span], env: Env
+    func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[WrittenRange], env: Env
 ) -> None:
     """What a reader reads in one iteration is what the block writes in it."""
     buffer, known = node.body.buffer, conjuncts(reader.predicate)

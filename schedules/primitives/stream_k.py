@@ -57,12 +57,12 @@ from relax_tune.schedules.loop_tree import (
 )
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.primitives.loops import require_serial
-from relax_tune.schedules.primitives.pipeline import Span, require_reads_own_iteration, written_ranges
+from relax_tune.schedules.primitives.pipeline import WrittenRange, require_reads_own_iteration, written_ranges
 from relax_tune.schedules.primitives.reductions import combiner, decompose_reduction, starts_neutral
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretches:
+class WorkRanges:
     """The steps of all tiles in one row, cut into a stretch for each worker; they differ by one step at most."""
 
     tiles: Expr
@@ -74,7 +74,7 @@ class _Stretches:
         return mul(self.tiles, self.steps)
 
     @property
-    def pieces(self) -> Expr:
+    def max_tiles_per_worker(self) -> Expr:
         """How many tiles a stretch touches at most."""
         return ceildiv(self.tiles, self.workers) + 1
 
@@ -82,19 +82,19 @@ class _Stretches:
         """The first step of a worker."""
         return floordiv(mul(worker, self.total), self.workers)
 
-    def tile(self, worker: Expr, piece: Expr) -> Expr:
+    def tile_of(self, worker: Expr, piece: Expr) -> Expr:
         """The tile that a piece of a worker's stretch is of: the first is `start // steps`, which is this."""
         return piece + floordiv(mul(worker, self.tiles), self.workers)
 
-    def first(self, worker: Expr, piece: Expr) -> Expr:
+    def first_step(self, worker: Expr, piece: Expr) -> Expr:
         """The first step of that tile which is the worker's."""
         return select(lt(piece, 1), floormod(self.start(worker), maximum(self.steps, 1)), 0)
 
-    def count(self, worker: Expr, piece: Expr) -> Expr:
+    def step_count(self, worker: Expr, piece: Expr) -> Expr:
         """How many steps of that tile are the worker's; nothing or less where there are none."""
-        end = self.start(worker + 1) - mul(self.tile(worker, piece), self.steps)
+        end = self.start(worker + 1) - mul(self.tile_of(worker, piece), self.steps)
         # that these are no more than a tile has is said apart: it is all that most proofs need
-        return minimum(minimum(end, self.steps) - self.first(worker, piece), self.steps)
+        return minimum(minimum(end, self.steps) - self.first_step(worker, piece), self.steps)
 
     def workers_before(self, steps: Expr) -> Expr:
         """How many workers begin before so many steps from the start; elements without steps come by, too."""
@@ -102,7 +102,7 @@ class _Stretches:
 
 
 def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, workers: ExprLike) -> PrimFunc:
-    """Let workers share evenly the steps that all tiles of a reduction take together, and combine what they have of each tile.
+    """Let workers work evenly the steps that all tiles of a reduction take together, and combine what they have of each tile.
 
     block: the reduction, whose sums another block stores after the steps of a tile.
 
@@ -128,29 +128,29 @@ def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, worke
             f"that may be combined more than once"
         )
     outer = tuple(find_loop(func, t) for t in tiles)
-    copy = _copy_of(func, node, outer, target)
+    copy = _write_back_block(func, node, outer, target)
     for p in (*outer, target):
         require_serial(func, p, "stream_k")
     require_compute_block(func, "stream_k", *blocks(outer[0]))
-    cuts = _cuts(func, copy, outer)
-    _require_apart(func, node, copy, outer[-1], target, cuts)
+    tilings = _dim_tilings(func, copy, outer)
+    _require_private_to_step(func, node, copy, outer[-1], target, tilings)
     made = decompose_reduction(func, block, steps)
-    share = _Stretches(reduce(mul, (p.extent for p in outer)), target.extent, wanted)
+    work = WorkRanges(reduce(mul, (p.extent for p in outer)), target.extent, wanted)
     assert node.init is not None
-    return _Rewrite(made, copy, tuple(find_loop(made, t) for t in tiles), find_loop(made, steps), cuts, share).run(
+    return _Rewrite(made, copy, tuple(find_loop(made, t) for t in tiles), find_loop(made, steps), tilings, work).run(
         operation, node.init.value
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _DimTiling:
     """How a dimension is cut: the loop that chooses its tile (None: each tile has all of it), and how many elements that has."""
 
     loop: Var | None
     size: Expr
 
 
-def _copy_of(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> Block:
+def _write_back_block(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> Block:
     """The block that stores the sums, in the nest that the primitive wants."""
     path = enclosing(func, node)
     nest = (*outer, target)
@@ -161,12 +161,12 @@ def _copy_of(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> 
     if len(after) == 1 and not after[0].is_reduction and isinstance(after[0].body.value, Load):
         (copy,) = after
         made = copy.body.buffer
-        places = copy.body.indices, _source(copy).indices
+        places = copy.body.indices, _sums_read(copy).indices
         plain = all(set(where) == {i.var for i in copy.iters} and len(where) == len(copy.iters) for where in places)
         lone = (
             made in func.allocs
             and writers(func, made) == (copy,)
-            and _source(copy).buffer is sums
+            and _sums_read(copy).buffer is sums
             and sums in func.allocs
         )
         if plain and lone and writers(func, sums) == (node,) and readers(func, sums) == (copy,):
@@ -177,12 +177,14 @@ def _copy_of(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> 
     )
 
 
-def _require_apart(func: PrimFunc, node: Block, copy: Block, outer: For, target: For, cuts: Mapping[Var, _Cut]) -> None:
+def _require_private_to_step(
+    func: PrimFunc, node: Block, copy: Block, outer: For, target: For, tilings: Mapping[Var, _DimTiling]
+) -> None:
     """The sums of a tile are made and stored by one iteration of the innermost loop over tiles; what other blocks among its steps make is
     read in the step that makes it, and nowhere else."""
     env = loop_env((*enclosing(func, outer), outer))
-    for e, span in zip(_source(copy).indices, _require_same(func, node, copy, outer), strict=True):
-        cut = cuts[e] if isinstance(e, Var) else None
+    for e, span in zip(_sums_read(copy).indices, _require_same_region(func, node, copy, outer), strict=True):
+        cut = tilings[e] if isinstance(e, Var) else None
         inside = cut is not None and (
             cut.loop is None or prove_equal(span.start, mul(cut.loop, cut.size), env) is Proof.YES
         )
@@ -207,10 +209,10 @@ def _require_apart(func: PrimFunc, node: Block, copy: Block, outer: For, target:
                     f"{func.name}: stream_k wants readers of {made.name!r} after {b.name!r} in {target.var.name!r}, found "
                     f"{reader.name!r}"
                 )
-            _require_same(func, b, reader, target)
+            _require_same_region(func, b, reader, target)
 
 
-def _require_same(func: PrimFunc, node: Block, reader: Block, loop: For) -> list[Span]:
+def _require_same_region(func: PrimFunc, node: Block, reader: Block, loop: For) -> list[WrittenRange]:
     """What a reader reads in an iteration of a loop is what the block writes in that: where."""
     path = enclosing(func, node)
     at = path.index(loop) + 1
@@ -220,18 +222,18 @@ def _require_same(func: PrimFunc, node: Block, reader: Block, loop: For) -> list
     return spans
 
 
-def _source(copy: Block) -> Load:
+def _sums_read(copy: Block) -> Load:
     """The sums that are stored."""
     value = copy.body.value
     assert isinstance(value, Load)
     return value
 
 
-def _cuts(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _Cut]:
+def _dim_tilings(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _DimTiling]:
     """How the tiles cut the elements that are stored, by iterators."""
     inner = {p.var: p.extent for p in enclosing(func, copy)[len(outer) :]}
     chosen = {p.var: p for p in outer}
-    found: dict[Var, _Cut] = {}
+    found: dict[Var, _DimTiling] = {}
     bounds: list[Expr] = []
     for it, bound in zip(copy.iters, copy.bindings):
         bounds += [le(0, bound), lt(bound, it.extent)]
@@ -252,7 +254,7 @@ def _cuts(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _Cut]:
             raise ScheduleError(
                 f"{func.name}: stream_k wants tiles of {it.var.name!r} side by side over {it.extent!r}, found {bound!r}"
             )
-        found[it.var] = _Cut(own[0].var if own else None, size)
+        found[it.var] = _DimTiling(own[0].var if own else None, size)
     used = {c.loop for c in found.values()}
     idle = [p.var.name for p in outer if p.var not in used and prove(le(p.extent, 1)) is not Proof.YES]
     strange = [c for c in conjuncts(copy.predicate) if c not in bounds]
@@ -273,7 +275,7 @@ def _covers(tiles: Expr, extent: Expr) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _TileBuffer:
     """A buffer that holds what there is of a tile; where pieces follow each other in it: along a dimension, by so many elements."""
 
     buffer: Buffer
@@ -285,7 +287,7 @@ class _Kept:
         return tuple(e if d != self.dim else mul(piece, self.size) + e for d, e in enumerate(where))
 
 
-def _alike(a: Mapping[Var, Expr], b: Mapping[Var, Expr] | None) -> bool:
+def _same_strides(a: Mapping[Var, Expr], b: Mapping[Var, Expr] | None) -> bool:
     """Whether two expressions move alike with loops."""
     return b is not None and a.keys() == b.keys() and all(prove_equal(a[v], b[v]) is Proof.YES for v in a)
 
@@ -298,34 +300,34 @@ class _Rewrite:
     copy: Block
     outer: Sequence[For]
     target: For
-    cuts: Mapping[Var, _Cut]
-    share: _Stretches
+    tilings: Mapping[Var, _DimTiling]
+    work: WorkRanges
 
     def run(self, operation: str, first: Expr) -> PrimFunc:
-        func, share, names = self.func, self.share, list[str]()
+        func, work, names = self.func, self.work, list[str]()
 
         def name(wanted: str) -> str:
             names.append(fresh(func, wanted, names))
             return names[-1]
 
         worker, piece, step = (Var(name(f"{self.target.var.name}_{x}")) for x in ("worker", "piece", "step"))
-        count = share.count(worker, piece)
-        places = self._digits(share.tile(worker, piece))
-        begin = {**places, self.target.var: share.first(worker, piece)}
-        old, source = self.copy.body.buffer, _source(self.copy)
-        small = replace(source.buffer, name=name(f"{source.buffer.name}_tile"), shape=self._shape(source))
+        count = work.step_count(worker, piece)
+        places = self._tile_indices(work.tile_of(worker, piece))
+        begin = {**places, self.target.var: work.first_step(worker, piece)}
+        old, source = self.copy.body.buffer, _sums_read(self.copy)
+        small = replace(source.buffer, name=name(f"{source.buffer.name}_tile"), shape=self._tile_shape(source))
         sizes = dict(zip(source.indices, small.shape, strict=True))
-        shape = (share.workers, share.pieces, *(sizes[e] for e in self.copy.body.indices))
+        shape = (work.workers, work.max_tiles_per_worker, *(sizes[e] for e in self.copy.body.indices))
         parts = Buffer(name(f"{old.name}_parts"), shape, old.dtype)
 
         made_here = {b.body.buffer: b for b in blocks(self.target) if b.body.buffer is not source.buffer}
-        kept = {source.buffer: _Kept(small, None, const(0))}
-        kept |= {buffer: found for buffer, b in made_here.items() if (found := self._apart(b)) is not None}
+        kept = {source.buffer: _TileBuffer(small, None, const(0))}
+        kept |= {buffer: found for buffer, b in made_here.items() if (found := self._tile_buffer(b)) is not None}
 
         def moved(b: Block) -> Block:
             if b is self.copy:
-                return self._store(b, small, parts, (worker, piece), count)
-            return self._in_tile(b, kept, begin, piece, step)
+                return self._partial_sums(b, small, parts, (worker, piece), count)
+            return self._block_of_tile(b, kept, begin, piece, step)
 
         whole = self.outer[-1].body
         assert isinstance(whole, Seq)
@@ -334,21 +336,21 @@ class _Rewrite:
         for s in whole.stmts:
             made = rebind(map_blocks(s, moved), own)
             stmts.append(replace(made, var=step, extent=count) if s is self.target and isinstance(made, For) else made)
-        nest = For(worker, share.workers, For(piece, share.pieces, seq(*stmts)))
-        body = replace_node(func.body, self.outer[0], seq(nest, self._combined(name, parts, operation, first)))
+        nest = For(worker, work.workers, For(piece, work.max_tiles_per_worker, seq(*stmts)))
+        body = replace_node(func.body, self.outer[0], seq(nest, self._fixup_nest(name, parts, operation, first)))
         allocs = tuple(kept[a].buffer if a in kept else a for a in func.allocs)
         return replace(func, body=body, allocs=(*allocs, parts))
 
-    def _shape(self, access: Load) -> tuple[Expr, ...]:
+    def _tile_shape(self, access: Load) -> tuple[Expr, ...]:
         """What a tile has of a buffer."""
-        cuts = [self._cut(e) for e in access.indices]
-        return tuple(d if c.loop is None else c.size for c, d in zip(cuts, access.buffer.shape, strict=True))
+        tilings = [self._tiling(e) for e in access.indices]
+        return tuple(d if c.loop is None else c.size for c, d in zip(tilings, access.buffer.shape, strict=True))
 
-    def _cut(self, e: Expr) -> _Cut:
+    def _tiling(self, e: Expr) -> _DimTiling:
         assert isinstance(e, Var)
-        return self.cuts[e]
+        return self.tilings[e]
 
-    def _digits(self, tile: Expr) -> dict[Var, Expr]:
+    def _tile_indices(self, tile: Expr) -> dict[Var, Expr]:
         """The tile loops' variables for the tile of a number, all within their extents."""
         found: dict[Var, Expr] = {}
         for p in reversed(self.outer):
@@ -356,14 +358,14 @@ class _Rewrite:
             tile = floordiv(tile, p.extent)
         return found
 
-    def _chosen(self, e: Expr) -> Mapping[Var, Expr] | None:
+    def _outer_strides(self, e: Expr) -> Mapping[Var, Expr] | None:
         """How an expression over loops moves with those over tiles and steps; None where that is no sum of multiples. A loop of one
         iteration moves nothing, whether the expression has it or not."""
         parts = linear(e, [p.var for p in (*self.outer, self.target) if p.var in free_vars(e)])
         single = {p.var for p in (*self.outer, self.target) if as_int(p.extent) == 1}
         return None if parts is None else {v: times for v, times in parts[0].items() if v not in single}
 
-    def _apart(self, b: Block) -> _Kept | None:
+    def _tile_buffer(self, b: Block) -> _TileBuffer | None:
         """A buffer for what the block makes of single tiles and stretches, piece after piece along a dimension that steps do not cut; None
         where not all that read it move like the block."""
         made = b.body.buffer
@@ -371,29 +373,29 @@ class _Rewrite:
         cut: tuple[int, Expr] | None = None
         for d, e in enumerate(b.body.indices):
             bound = block_value(b, e) if isinstance(e, Var) else None
-            own = None if bound is None else self._chosen(bound)
-            found = [self._chosen(block_value(r, where[d])) for r, where in spots]
-            if bound is None or own is None or not all(_alike(own, other) for other in found):
+            own = None if bound is None else self._outer_strides(bound)
+            found = [self._outer_strides(block_value(r, where[d])) for r, where in spots]
+            if bound is None or own is None or not all(_same_strides(own, other) for other in found):
                 return None
-            size = self._size(b, bound)
-            beside = size is not None and all(prove(le(size, times)) is Proof.YES for times in own.values())
-            if cut is None and size is not None and beside and self.target.var not in free_vars(bound):
+            size = self._step_extent(b, bound)
+            disjoint = size is not None and all(prove(le(size, times)) is Proof.YES for times in own.values())
+            if cut is None and size is not None and disjoint and self.target.var not in free_vars(bound):
                 cut = d, size
         if cut is None or any(linear(e, [i.var for i in r.iters]) is None for r, where in spots for e in where):
             return None
         d, each = cut
-        shape = (*made.shape[:d], mul(self.share.pieces, each), *made.shape[d + 1 :])
-        return _Kept(replace(made, shape=shape), d, each)
+        shape = (*made.shape[:d], mul(self.work.max_tiles_per_worker, each), *made.shape[d + 1 :])
+        return _TileBuffer(replace(made, shape=shape), d, each)
 
-    def _size(self, b: Block, bound: Expr) -> Expr | None:
+    def _step_extent(self, b: Block, bound: Expr) -> Expr | None:
         """How much of a dimension one step of a tile has, from where loops over these say on; None where it begins elsewhere."""
         rest = simplify(substitute(bound, {p.var: const(0) for p in (*self.outer, self.target)}))
         inner = {p.var: p.extent for p in enclosing(self.func, b) if p.var in free_vars(rest)}
         parts = linear(rest, tuple(inner))
         return extent_of(rest, inner) if parts is not None and prove_equal(parts[1], 0) is Proof.YES else None
 
-    def _in_tile(
-        self, b: Block, kept: Mapping[Buffer, _Kept], begin: Mapping[Var, Expr], piece: Var, step: Var
+    def _block_of_tile(
+        self, b: Block, kept: Mapping[Buffer, _TileBuffer], begin: Mapping[Var, Expr], piece: Var, step: Var
     ) -> Block:
         """A block of a tile, with iterators that begin where that and its steps do; others say where that is. kept: buffers that hold
         only what there is of these."""
@@ -405,7 +407,7 @@ class _Rewrite:
         to = kept.get(b.body.buffer)
         sizes = {} if to is None or to.dim is not None else dict(zip(b.body.indices, to.buffer.shape, strict=True))
         for i, bound in zip(b.iters, b.bindings, strict=True):
-            chosen = self._chosen(bound)
+            chosen = self._outer_strides(bound)
             if chosen is None:
                 raise ScheduleError(
                     f"{self.func.name}: stream_k wants sums of multiples of loops in {b.name!r}, found {bound!r}"
@@ -416,7 +418,7 @@ class _Rewrite:
                 lead.setdefault(v, IterVar(Var(f"v{v.name}"), extents[v]))
                 values[i.var] = mul(lead[v].var, times) + values.get(i.var, i.var)
 
-        turn = IterVar(Var(f"v{piece.name}"), self.share.pieces)
+        turn = IterVar(Var(f"v{piece.name}"), self.work.max_tiles_per_worker)
 
         def placed(e: Expr) -> Expr | None:
             if isinstance(e, Load) and e.buffer in kept:
@@ -432,16 +434,16 @@ class _Rewrite:
             iters=(*iters, *(i for i, _ in places)),
             bindings=(*bindings, *(e for _, e in places)),
             body=Store(b.body.buffer if to is None else to.buffer, where, value),
-            predicate=and_(*(c for c in conjuncts(b.predicate) if not self._is_promised(b, c))),
+            predicate=and_(*(c for c in conjuncts(b.predicate) if not self._follows_from_reduction(b, c))),
         )
 
-    def _is_promised(self, b: Block, condition: Expr) -> bool:
+    def _follows_from_reduction(self, b: Block, condition: Expr) -> bool:
         """Whether a bound of a block is one of the reduction's, which has no condition."""
-        node = next(x for x in blocks(self.target) if x.body.buffer is _source(self.copy).buffer)
+        node = next(x for x in blocks(self.target) if x.body.buffer is _sums_read(self.copy).buffer)
         for i, bound in zip(b.iters, b.bindings):
             if condition is lt(bound, i.extent):
-                mine = self._side_by_side(b, bound)
-                others = [(j.extent, self._side_by_side(node, e)) for j, e in zip(node.iters, node.bindings)]
+                mine = self._dense_tiling(b, bound)
+                others = [(j.extent, self._dense_tiling(node, e)) for j, e in zip(node.iters, node.bindings)]
                 return mine is not None and any(
                     theirs is not None
                     and theirs[0] is mine[0]
@@ -451,31 +453,31 @@ class _Rewrite:
                 )
         return False
 
-    def _side_by_side(self, b: Block, bound: Expr) -> tuple[Var, Expr] | None:
+    def _dense_tiling(self, b: Block, bound: Expr) -> tuple[Var, Expr] | None:
         """The loop that chooses a part of a binding, and the size of the parts, where they are side by side."""
-        chosen = self._chosen(bound)
+        chosen = self._outer_strides(bound)
         if chosen is None or len(chosen) != 1:
             return None
         ((v, times),) = chosen.items()
-        size = self._size(b, bound)
+        size = self._step_extent(b, bound)
         return (v, times) if size is not None and prove_equal(size, times) is Proof.YES else None
 
-    def _store(self, copy: Block, small: Buffer, parts: Buffer, loops: tuple[Var, Var], count: Expr) -> Block:
+    def _partial_sums(self, copy: Block, small: Buffer, parts: Buffer, loops: tuple[Var, Var], count: Expr) -> Block:
         """The sums of a piece for others to see: where there are steps, or of the first piece of a worker that has none."""
         lead = tuple(IterVar(Var(f"v{v.name}"), x) for v, x in zip(loops, parts.shape))
         first: dict[Var, Expr] = {p.var: const(0) for p in self.outer}
-        sizes = dict(zip(_source(copy).indices, small.shape, strict=True))
+        sizes = dict(zip(_sums_read(copy).indices, small.shape, strict=True))
         return replace(
             copy,
             iters=(*lead, *(replace(i, extent=sizes[i.var]) for i in copy.iters)),
             bindings=(*loops, *(simplify(substitute(b, first)) for b in copy.bindings)),
-            body=Store(parts, (*(i.var for i in lead), *copy.body.indices), load(small, _source(copy).indices)),
+            body=Store(parts, (*(i.var for i in lead), *copy.body.indices), load(small, _sums_read(copy).indices)),
             predicate=or_(lt(loops[1], 1), lt(0, count)),
         )
 
-    def _combined(self, name: Callable[[str], str], parts: Buffer, operation: str, first: Expr) -> Stmt:
+    def _fixup_nest(self, name: Callable[[str], str], parts: Buffer, operation: str, first: Expr) -> Stmt:
         """The elements, of what the workers that have steps of their tile left."""
-        copy, share = self.copy, self.share
+        copy, work = self.copy, self.work
         old, block = copy.body.buffer, name(f"{copy.name}_sum")
         extents = {i.var: i.extent for i in copy.iters}
         at = [e for e in copy.body.indices if isinstance(e, Var)]
@@ -484,18 +486,20 @@ class _Rewrite:
         vr, r = Var("vr"), Var(name(f"{block}_r"))
 
         def tile(elements: Sequence[Var]) -> Expr:
-            digits = {self.cuts[v].loop: floordiv(e, self.cuts[v].size) for v, e in zip(at, elements, strict=True)}
+            digits = {
+                self.tilings[v].loop: floordiv(e, self.tilings[v].size) for v, e in zip(at, elements, strict=True)
+            }
             number: Expr = const(0)
             for p in self.outer:
                 number = mul(number, p.extent) + digits.get(p.var, const(0))
             return number
 
-        worker = share.workers_before(mul(tile(own), share.steps) + 1) - 1 + vr
-        piece = tile(own) - share.tile(worker, const(0))
-        inside = [v if self.cuts[u].loop is None else floormod(v, self.cuts[u].size) for u, v in zip(at, own)]
+        worker = work.workers_before(mul(tile(own), work.steps) + 1) - 1 + vr
+        piece = tile(own) - work.tile_of(worker, const(0))
+        inside = [v if self.tilings[u].loop is None else floormod(v, self.tilings[u].size) for u, v in zip(at, own)]
         value = op(operation, (load(old, own), load(parts, (worker, piece, *inside))), old.dtype)
         # none where there are no steps, so that what is stored then is the initial value
-        most = minimum(share.workers, mul(share.total, share.workers))
+        most = minimum(work.workers, mul(work.total, work.workers))
         made: Stmt = Block(
             block,
             (*(IterVar(v, extents[u]) for u, v in zip(at, own)), IterVar(vr, most, "reduce")),
@@ -503,8 +507,8 @@ class _Rewrite:
             Store(old, tuple(own), value),
             Store(old, tuple(own), first),
         )
-        before, end = mul(tile(loops), share.steps) + 1, mul(tile(loops) + 1, share.steps)
-        made = For(r, share.workers_before(end) - share.workers_before(before) + 1, made)
+        before, end = mul(tile(loops), work.steps) + 1, mul(tile(loops) + 1, work.steps)
+        made = For(r, work.workers_before(end) - work.workers_before(before) + 1, made)
         for u, v in reversed(list(zip(at, loops))):
             made = For(v, extents[u], made)
         return made

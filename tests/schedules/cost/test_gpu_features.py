@@ -14,8 +14,16 @@ from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.cost.features import FeatureFunction
-from relax_tune.schedules.cost.gpu_features import BANKS, SECTOR, Touch, conflicts, gpu_features, sector_bytes, touches
-from relax_tune.schedules.cost.occupancy import GRAIN, kernels, stored_shape
+from relax_tune.schedules.cost.gpu_features import (
+    BANKS,
+    SECTOR_BYTES,
+    WarpAccess,
+    bank_conflicts,
+    gpu_features,
+    sector_bytes,
+    warp_accesses,
+)
+from relax_tune.schedules.cost.occupancy import REGISTER_GRANULE, kernels, stored_shape
 from relax_tune.schedules.sketch import Sketch, instantiate
 from relax_tune.schedules.target import HardwareInfo
 
@@ -29,7 +37,7 @@ def number(e: Expr, env: Mapping[Var, Expr]) -> int:
     return found
 
 
-def addresses(x: Touch, shape: tuple[Expr, ...], env: Mapping[Var, Expr]) -> list[list[int]]:
+def addresses(x: WarpAccess, shape: tuple[Expr, ...], env: Mapping[Var, Expr]) -> list[list[int]]:
     """Bytes at which each element begins that the first items of the first axis touch, all else being at its start."""
     item = next(p for p in x.path if p.kind == "item" and p.axis == 0)
     lane = next((p.var for p in x.path if p.kind == "vectorized"), None)
@@ -66,7 +74,7 @@ def test_sectors_and_banks_are_those_that_are_touched(name: str) -> None:
     for sketch, env in points(name):
         for kernel in kernels(sketch.func):
             for shared in (False, True):
-                for x in touches(sketch.func, kernel, shared):
+                for x in warp_accesses(sketch.func, kernel, shared):
                     if not any(p.kind == "item" and p.axis == 0 for p in x.path) or number(x.stride, env) == 0:
                         continue
                     shape = stored_shape(sketch.func, kernel, x.buffer) if shared else x.buffer.shape
@@ -76,9 +84,9 @@ def test_sectors_and_banks_are_those_that_are_touched(name: str) -> None:
                     counted += 1
                     where = f"{sketch.name}: {x.buffer.name} {env}"
                     if shared:
-                        assert number(conflicts(x), env) == _longest(found), where
+                        assert number(bank_conflicts(x), env) == _longest(found), where
                     else:
-                        assert number(sector_bytes(x), env) * WARP == _sectors(found) * SECTOR, where
+                        assert number(sector_bytes(x), env) * WARP == _sectors(found) * SECTOR_BYTES, where
     assert counted
 
 
@@ -89,7 +97,7 @@ def _is_linear(found: list[list[int]]) -> bool:
 
 
 def _sectors(found: list[list[int]]) -> int:
-    return len({b // SECTOR for own in found for b in own})
+    return len({b // SECTOR_BYTES for own in found for b in own})
 
 
 def _longest(found: list[list[int]]) -> int:
@@ -160,7 +168,7 @@ def placed(machine: HardwareInfo, items: int, shared: int, held: int) -> int:
         "sm_shared_bytes": shared + machine.reserved_bytes,
         "sm_max_groups": 1,
     }
-    each["sm_registers"] = warps * machine.warp * (-(-held // GRAIN) * GRAIN)
+    each["sm_registers"] = warps * machine.warp * (-(-held // REGISTER_GRANULE) * REGISTER_GRANULE)
     left = {k: int(getattr(machine, k)) for k in each}
     count = 0
     while all(v >= each[k] for k, v in left.items()):

@@ -32,7 +32,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, If, Stmt, blocks, loops, rewrite
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
-from relax_tune.schedules.cost.gpu_features import Touch, conflicts, touches
+from relax_tune.schedules.cost.gpu_features import WarpAccess, bank_conflicts, warp_accesses
 from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate, replay_with
@@ -165,15 +165,15 @@ def test_nothing_that_is_served_at_once_meets_in_a_bank() -> None:
     for sketch in sketches("NN, bias"):
         for values in [drawn(sketch, rng) for _ in range(2)]:
             env = {t: const(values[t.name]) for t in sketch.tunables}
-            found = [(k, x) for k in kernels(sketch.func) for x in touches(sketch.func, k, True)]
+            found = [(k, x) for k in kernels(sketch.func) for x in warp_accesses(sketch.func, k, True)]
             assert found
             for kernel, x in found:
                 shape = [number(d, env) for d in stored_shape(sketch.func, kernel, x.buffer)]
                 counted = max(meeting(at, shape[-1] // 8) for at in at_once(x, shape, env))
-                assert number(conflicts(x), env) == counted == 1, f"{sketch.name}: {x.buffer.name} {values}"
+                assert number(bank_conflicts(x), env) == counted == 1, f"{sketch.name}: {x.buffer.name} {values}"
 
 
-def at_once(x: Touch, shape: Sequence[int], env: Mapping[Var, Expr]) -> Iterator[list[tuple[int, int]]]:
+def at_once(x: WarpAccess, shape: Sequence[int], env: Mapping[Var, Expr]) -> Iterator[list[tuple[int, int]]]:
     """(row, vector) of what is served together."""
     if any(p.marks.intrinsic for p in x.path):
         yield from ([(8 * r + k, c) for k in range(8)] for r in range(2) for c in range(shape[-1] // 8))

@@ -23,7 +23,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
-from relax_tune.schedules.cost.gpu_features import conflicts, touches
+from relax_tune.schedules.cost.gpu_features import bank_conflicts, warp_accesses
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
@@ -87,7 +87,7 @@ def test_a_warp_s_numbers_lie_in_banks_of_their_own() -> None:
     rng = random.Random(0)
     for values in [drawn(sketch, rng) for _ in range(3)]:
         env: dict[Var, Expr] = {t: const(values[t.name]) for t in sketch.tunables}
-        stored = [x for k in kernels(sketch.func) for x in touches(sketch.func, k, True) if x.together]
+        stored = [x for k in kernels(sketch.func) for x in warp_accesses(sketch.func, k, True) if x.bank_words]
         assert len(stored) == 4
         for x in stored:
             items = sorted((p for p in x.path if p.kind == "item"), key=lambda p: p.axis)
@@ -101,7 +101,7 @@ def test_a_warp_s_numbers_lie_in_banks_of_their_own() -> None:
                 for e, d in zip(x.where, shape, strict=True):
                     at = at * d + number(e, place)
                 banks[at % 32] += 1
-            assert number(conflicts(x), env) == max(banks.values()) == 1, (x.buffer.name, values)
+            assert number(bank_conflicts(x), env) == max(banks.values()) == 1, (x.buffer.name, values)
 
 
 def check(device: Device, language: str, *instances: tuple[str, str]) -> None:
