@@ -1,4 +1,4 @@
-"""What rules ask about a tensor function before scheduling it."""
+"""Queries of rules on a tensor function before they schedule it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXPENSIVE = frozenset({"exp", "erf", "tanh", "log", "pow", "sqrt", "rsqrt", "div
 
 
 def is_expensive(block: Block) -> bool:
-    """The block computes something worth keeping rather than computing again (a transcendental, a division)."""
+    """Return whether the block computes a transcendental or a division, worth keeping rather than computing again."""
     return any(isinstance(n, Op) and n.op in EXPENSIVE and n.dtype.is_float for n in postorder((block.body.value,)))
 
 
@@ -21,7 +21,7 @@ def reductions(func: PrimFunc) -> tuple[Block, ...]:
 
 
 def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
-    """Whether `block` reads, directly or through intermediates, what `source` writes."""
+    """Return whether `block` reads, directly or through intermediates, the buffer that `source` writes."""
     seen: set[Block] = set()
     stack = [block]
     while stack:
@@ -37,13 +37,16 @@ def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
 
 
 def inlinable(func: PrimFunc, block: Block) -> bool:
-    """A spatial producer of an intermediate, addressed by distinct iterators."""
+    """Return whether the block is a spatial producer of an intermediate, addressed by plain iterators."""
     plain = all(isinstance(i, Var) for i in block.body.indices)
     return not block.is_reduction and block.init is None and plain and block.body.buffer in func.allocs
 
 
 def final_block(func: PrimFunc) -> Block:
-    """The one block that writes the one output; ScheduleError when there are several."""
+    """Return the block that writes the function's one output.
+
+    Raises: ScheduleError for several outputs, or an output that nothing writes.
+    """
     if len(func.output_buffers) != 1:
         raise ScheduleError(f"{func.name}: wanted one output, found {len(func.output_buffers)}")
     found = writer(func, func.output_buffers[0])

@@ -1,4 +1,4 @@
-"""The loop nest of a tensor function as text with carets: where a step was to act."""
+"""The loop nest of a tensor function as text, with carets under the nodes that a step names."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from relax_tune.ir.text.printer import Printer
 
 
 def names_in(func: PrimFunc) -> set[str]:
-    """The names a step can speak of: loops, blocks and buffers."""
-    return {name for name, _ in _places(func)}
+    """Return the names that a step can mention: loops, blocks and buffers."""
+    return {name for name, _ in _named_nodes(func)}
 
 
 def loop_nest(func: PrimFunc, names: Collection[str]) -> str:
-    """The loops and blocks of `func` in order, with the buffers among `names`; a caret below each line that `names` speaks of."""
+    """Print the loops and blocks of `func`, and the buffers among `names`, with a caret line below each named one."""
     printer = Printer(False)
     text = printer.run(func).splitlines()
     header = len(printer.header)
     shown = {printer.line_of[id(s)] + header for s in walk(func.body) if id(s) in printer.line_of}
-    marked = {printer.line_of[id(node)] + header for name, node in _places(func) if name in names}
+    marked = {printer.line_of[id(node)] + header for name, node in _named_nodes(func) if name in names}
     lines = []
     for at in sorted(shown | marked):
         lines.append(f"{at + 1:5} | {text[at]}")
@@ -30,8 +30,8 @@ def loop_nest(func: PrimFunc, names: Collection[str]) -> str:
     return "\n".join(lines)
 
 
-def _places(func: PrimFunc) -> list[tuple[str, object]]:
-    """Each name with what the printer prints it for."""
+def _named_nodes(func: PrimFunc) -> list[tuple[str, object]]:
+    """Pair each name with the node that the printer prints for it."""
     found: list[tuple[str, object]] = [(b.name, b) for b in (*func.buffers, *func.allocs)]
     for s in walk(func.body):
         if isinstance(s, For):

@@ -1,4 +1,4 @@
-"""Whether moving a block would let it see other values."""
+"""Dependence tests between blocks: may a block move, and does it write all of its buffer?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from relax_tune.schedules.loop_tree import block_loads
 
 
 def overwritten_later(func: PrimFunc, block: Block) -> Buffer | None:
-    """A buffer the block reads and a block after it writes again (an output that also holds an intermediate)."""
+    """Return a buffer that the block reads and a later block writes again; None without one.
+
+    An output that also holds an intermediate is such a buffer.
+    """
     order = blocks(func.body)
     later = {b.body.buffer for b in order[order.index(block) + 1 :]}
     return next((x.buffer for x in block_loads(block) if x.buffer in later and x.buffer is not block.body.buffer), None)
@@ -22,13 +25,15 @@ def writers(func: PrimFunc, buffer: Buffer) -> tuple[Block, ...]:
 
 
 def updates_in_place(block: Block) -> bool:
-    """The block reads elements of what it writes that something else put there (no initial value of its own)."""
+    """Return whether the block reads elements of its own buffer that another block wrote."""
     return any(x.buffer is block.body.buffer for x in block_loads(block))
 
 
 def writes_everything(block: Block) -> bool:
-    """The block alone writes each element of its buffer: plain distinct spatial iterators over the buffer's dimensions, and
-    no condition but the guards that splitting its loops left."""
+    """Return whether the block alone writes each element of its buffer.
+
+    It does with plain distinct spatial iterators over the buffer's dimensions, and no condition but guards of split loops.
+    """
     if block.predicate is not TRUE and all(isinstance(b, Var) for b in block.bindings):
         return False
     extents = {i.var: i.extent for i in block.iters if i.kind == "spatial"}

@@ -1,6 +1,6 @@
-"""Finding and replacing loops and blocks in a tensor function; the vocabulary every primitive is written in.
+"""Finding and replacing loops and blocks of a tensor function: the vocabulary of every primitive.
 
-Loops and blocks are named by their (unique) names, so that a trace can be replayed on another copy of the function.
+Loops and blocks are known by their unique names, so that a trace replays on another copy of the function.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relax_tune.ir.core.stmt import (
 
 
 def find_loop(func: PrimFunc, name: str) -> For:
-    """The loop whose variable is called `name`. Raises ScheduleError listing the loops there are."""
+    """Return the loop whose variable is called `name`. Raises ScheduleError that lists the function's loops."""
     for loop in loops(func.body):
         if loop.var.name == name:
             return loop
@@ -36,7 +36,7 @@ def find_loop(func: PrimFunc, name: str) -> For:
 
 
 def find_block(func: PrimFunc, name: str) -> Block:
-    """The block called `name`. Raises ScheduleError listing the blocks there are."""
+    """Return the block called `name`. Raises ScheduleError that lists the function's blocks."""
     for block in blocks(func.body):
         if block.name == name:
             return block
@@ -45,7 +45,7 @@ def find_block(func: PrimFunc, name: str) -> Block:
 
 
 def find_alloc(func: PrimFunc, name: str) -> Buffer:
-    """The intermediate buffer called `name`."""
+    """Return the intermediate buffer called `name`. Raises ScheduleError that lists the intermediates."""
     for buffer in func.allocs:
         if buffer.name == name:
             return buffer
@@ -54,7 +54,7 @@ def find_alloc(func: PrimFunc, name: str) -> Buffer:
 
 
 def swap_alloc(func: PrimFunc, old: Buffer, new: Buffer) -> PrimFunc:
-    """`new` in place of the intermediate `old`, at the same indices."""
+    """Replace the intermediate `old` by `new`, at the same indices."""
     return replace(
         func,
         body=replace_buffers(func.body, {old: new}),
@@ -63,7 +63,7 @@ def swap_alloc(func: PrimFunc, old: Buffer, new: Buffer) -> PrimFunc:
 
 
 def enclosing(func: PrimFunc, target: Stmt) -> tuple[For, ...]:
-    """The loops around `target` (an object of this function), outermost first, without `target` itself."""
+    """Return the loops around `target`, outermost first, without `target` itself. `target` is an object of this function."""
     stack: list[tuple[Stmt, tuple[For, ...]]] = [(func.body, ())]
     while stack:
         node, path = stack.pop()
@@ -75,7 +75,7 @@ def enclosing(func: PrimFunc, target: Stmt) -> tuple[For, ...]:
 
 
 def replace_node(body: Stmt, old: Stmt, new: Stmt) -> Stmt:
-    """`body` with one node (by identity) replaced; loops left without a body disappear."""
+    """Replace one node of `body`, found by identity; loops left without a body disappear."""
     if body is old:
         return new
     return body.with_children(tuple([replace_node(c, old, new) for c in body.children])) if body.children else body
@@ -86,7 +86,7 @@ def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
 
 
 def used_names(func: PrimFunc) -> set[str]:
-    """Names of loops, blocks and buffers."""
+    """Return the names of the function's loops, blocks and buffers."""
     names = {loop.var.name for loop in loops(func.body)} | {b.name for b in blocks(func.body)}
     return names | {b.name for b in (*func.buffers, *func.allocs)}
 
@@ -102,7 +102,7 @@ def fresh(func: PrimFunc, wanted: str, taken: Iterable[str] = ()) -> str:
 
 
 def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
-    """Bounds of the loops' variables."""
+    """Return `env` with the bounds of the loops' variables."""
     out = env or Env()
     around: set[Var] = set()
     for loop in path:
@@ -112,8 +112,10 @@ def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
 
 
 def _largest_extent(extent: Expr, around: Collection[Var]) -> Expr:
-    """What an extent that depends on loops around is at most: of `min(a, b) - c` the part that depends on fewer of them, since every
-    proof would look at all cases."""
+    """Bound an extent that depends on outer loops from above.
+
+    Of `min(a, b) - c` the bound is the part that depends on fewer outer loops, since each `min` doubles the cases of a proof.
+    """
     more = isinstance(extent, Op) and extent.op in ("add", "sub") and extent.args
     whole = more[0] if more else extent
     if not isinstance(whole, Op) or whole.op != "min" or not any(v in around for v in free_vars(whole)):
@@ -123,7 +125,7 @@ def _largest_extent(extent: Expr, around: Collection[Var]) -> Expr:
 
 
 def clone_stmt(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
-    """`s`, a part of `func`, with loops, blocks and iterators of its own, called after the old ones with `suffix`."""
+    """Copy `s`, a part of `func`, with fresh loops, blocks and iterators named after the old ones with `suffix`."""
     taken: list[str] = []
 
     def renamed(name: str) -> str:
@@ -149,19 +151,19 @@ def _with_iters(block: Block, own: Mapping[Var, Expr]) -> Block:
 
 
 def with_iters(block: Block, iters: Iterable[tuple[IterVar, Expr]], values: Mapping[Var, Expr]) -> Block:
-    """The block over `iters` with their bindings, its old iterators being `values` over the new ones."""
+    """Replace the block's iterators and bindings by `iters`; `values` gives each old iterator over the new ones."""
     pairs = list(iters)
     made = _with_iters(block, values)
     return replace(made, iters=tuple(i for i, _ in pairs), bindings=tuple(b for _, b in pairs))
 
 
 def block_value(block: Block, e: Expr) -> Expr:
-    """`e` over block iterators as an expression over loop variables."""
+    """Express `e`, over block iterators, over loop variables."""
     return substitute(e, {i.var: b for i, b in zip(block.iters, block.bindings, strict=True)})
 
 
 def block_loads(block: Block) -> tuple[Load, ...]:
-    """Reads of a block, its own accumulator excluded, in order of appearance."""
+    """Return the loads of a block in order of appearance, its own accumulator excluded."""
     found = loads(block.body.value, *block.body.indices)
     if block.init is None:
         return found
@@ -173,15 +175,17 @@ def readers(func: PrimFunc, buffer: Buffer) -> tuple[Block, ...]:
 
 
 def writer(func: PrimFunc, buffer: Buffer) -> Block | None:
-    """The one block that writes `buffer`, None for inputs."""
+    """Return the first block that writes `buffer`, None for inputs."""
     return next((b for b in blocks(func.body) if b.body.buffer is buffer), None)
 
 
 def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False, any_order: bool = False) -> tuple[For, ...]:
-    """The block's own nest when every iterator is bound to its own loop and the nest holds nothing else; else ScheduleError.
+    """Return the block's own nest, with one loop for each iterator and nothing else in it.
 
-    conditional: the caller knows what to do with a condition of the block; any_order: and with iterators in another order than their
-    loops."""
+    conditional: accept a block with a predicate
+    any_order: accept iterators in another order than their loops
+    Raises: ScheduleError for any other nest.
+    """
     path = enclosing(func, block)
     bound, loops = tuple(block.bindings), tuple(loop.var for loop in path)
     if bound != loops and not (any_order and len(bound) == len(loops) and set(bound) == set(loops)):
@@ -201,7 +205,7 @@ def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False, any_o
 
 
 def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
-    """Replace loop variables in extents, and in bindings and predicates of the blocks, under `s`."""
+    """Replace loop variables in the extents of loops, and in the bindings and predicates of blocks, under `s`."""
 
     def fix(n: Stmt) -> Stmt:
         if isinstance(n, For):
@@ -215,7 +219,7 @@ def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
 
 
 def left_associated(e: Expr) -> Expr:
-    """`a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
+    """Rewrite `a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
     while isinstance(e, Op) and e.op == "add" and isinstance(e.args[1], Op) and e.args[1].op == "add":
         left, (first, last) = e.args[0], e.args[1].args
         e = op("add", (left_associated(op("add", (left, first), e.dtype)), last), e.dtype)
@@ -223,7 +227,10 @@ def left_associated(e: Expr) -> Expr:
 
 
 def regroup_sums(e: Expr, guard: Expr) -> Expr:
-    """`e` with the sums that `guard` bounds as one term each, where `rebind` has taken their brackets away."""
+    """Regroup the terms of `e` so that each sum bounded by `guard` is one term again.
+
+    `rebind` flattens sums; proofs about a guarded index need the guarded sum as a whole.
+    """
     bounded = [f.args[0] for f in conjuncts(guard) if isinstance(f, Op) and f.op == "lt"]
     terms = _terms(e)
     runs = [(_terms(whole), whole) for whole in bounded]
@@ -238,14 +245,14 @@ def regroup_sums(e: Expr, guard: Expr) -> Expr:
 
 
 def _terms(e: Expr) -> list[Expr]:
-    """What a sum adds up, in order."""
+    """Return the terms of a sum, in order."""
     if isinstance(e, Op) and e.op == "add":
         return [*_terms(e.args[0]), *_terms(e.args[1])]
     return [e]
 
 
 def _replace_run(terms: list[Expr], run: list[Expr], whole: Expr) -> list[Expr]:
-    """The terms with the first run of `run` among them replaced by `whole`."""
+    """Replace the first occurrence of `run` among the terms by `whole`."""
     for at in range(len(terms) - len(run) + 1):
         if terms[at : at + len(run)] == run:
             return [*terms[:at], whole, *terms[at + len(run) :]]
@@ -253,7 +260,10 @@ def _replace_run(terms: list[Expr], run: list[Expr], whole: Expr) -> list[Expr]:
 
 
 def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:
-    """The extents of the loops hold none of their variables; else ScheduleError."""
+    """Check that no loop's extent mentions a variable of these loops.
+
+    Raises: ScheduleError.
+    """
     loops_ = tuple(nest)
     own = {loop.var for loop in loops_}
     for loop in loops_:
@@ -265,7 +275,10 @@ def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:
 
 
 def require_compute_block(func: PrimFunc, step: str, *found: Block) -> None:
-    """Blocks that run once, before any call, are not mixed with others; else ScheduleError."""
+    """Check that no block is a `prepack` block, which runs once before any call.
+
+    Raises: ScheduleError.
+    """
     for block in found:
         if block.role != "compute":
             raise ScheduleError(f"{func.name}: {step} wants blocks of every call, {block.name!r} runs once before them")

@@ -1,4 +1,4 @@
-"""A schedule: a tensor function under transformation, with the trace of what was done to it."""
+"""A schedule: a tensor function under transformation, with the trace of the applied primitives."""
 
 from __future__ import annotations
 
@@ -95,7 +95,11 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
 
 
 class Schedule:
-    """Applies primitives and records them. `constraints` are facts over tunables that a candidate must satisfy."""
+    """A function under transformation that records every applied primitive.
+
+    constraints: facts over tunables that a candidate must satisfy
+    guesses: values of all tunables worth trying first, best first
+    """
 
     def __init__(self, func: PrimFunc) -> None:
         self.func = func
@@ -109,27 +113,27 @@ class Schedule:
         return Trace(tuple(self.steps), tuple(self.tunables.values()))
 
     def tunable(self, name: str, domain: Sequence[int]) -> Tunable:
-        """Declare a schedule symbol."""
+        """Declare a tunable."""
         if name in self.tunables:
             raise ScheduleError(f"{self.func.name}: tunable {name!r} is declared twice")
         self.tunables[name] = Tunable(require_name(name), domain)
         return self.tunables[name]
 
     def require(self, fact: Expr) -> None:
-        """Candidates must satisfy `fact`."""
+        """Add a fact that candidates must satisfy."""
         fact = simplify(fact)
         if fact is not TRUE and fact not in self.constraints:
             self.constraints.append(fact)
 
     def guess(self, *values: Mapping[str, int]) -> None:
-        """Values of all tunables that are worth trying first, best first."""
+        """Set values of all tunables that are worth trying first, best first."""
         self.guesses = values
 
     def apply(self, primitive: str, **args: Any) -> tuple[str, ...]:
         """Apply a primitive by name, record it, and return the names of the blocks it made, in program order.
 
         args: the primitive's arguments. A number may be an expression over tunables and the function's shape symbols; the trace
-            records a symbol as its slot (`relax_tune.schedules.symbols`).
+            records each symbol as its slot (`relax_tune.schedules.symbols`).
         Raises: ScheduleError when the primitive refuses, or for arguments it does not take.
         """
         known = PRIMITIVES.get(primitive)
@@ -157,7 +161,7 @@ class Schedule:
         return {x.var.name for x in loops(self.func.body)}
 
     def split(self, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> list[str]:
-        """See `primitives.loops.split`; with `divides`, the divisibility becomes a constraint. Returns the new loops."""
+        """Split a loop as `primitives.loops.split` does and return the new loops; `divides` adds the divisibility as a constraint."""
         before, extent = self._names(), find_loop(self.func, loop).extent
         self.apply("split", loop=loop, factors=list(factors), divides=divides)
         if divides:
@@ -169,7 +173,7 @@ class Schedule:
         return self._new_loops(before)
 
     def fuse(self, names: Sequence[str]) -> str:
-        """See `primitives.loops.fuse`. Returns the one loop."""
+        """Fuse nested loops as `primitives.loops.fuse` does and return the one loop."""
         if len(names) == 1:
             return names[0]
         before = self._names()
@@ -185,7 +189,7 @@ class Schedule:
     # the field's names for the kinds of loops; a trace holds `set_kind`
 
     def parallel(self, loop: str) -> None:
-        """Spread the loop over CPU threads."""
+        """Distribute the loop over CPU threads."""
         self.set_kind(loop, "parallel")
 
     def vectorize(self, loop: str) -> None:
@@ -195,7 +199,7 @@ class Schedule:
         self.set_kind(loop, "unrolled")
 
     def bind(self, loop: str, thread: Literal["group", "item"], axis: int = 0) -> None:
-        """Make the loop a grid axis: of work-groups, or of the work-items of one."""
+        """Bind the loop to a grid axis: of work-groups (thread blocks) or of work-items (threads)."""
         self.set_kind(loop, thread, axis)
 
     def set_tail(self, loop: str, tail: Tail) -> None:
@@ -205,11 +209,12 @@ class Schedule:
         self.apply("fuse_sibling_loops", first=first, second=second)
 
     def compute_at(self, block: str, loop: str) -> list[str]:
-        """Returns the loops of the block's new nest."""
+        """Move a producer into `loop` and return the loops of its new nest."""
         self.apply("compute_at", block=block, loop=loop)
         return self.inner_loops(block, loop)
 
     def reverse_compute_at(self, block: str, loop: str) -> list[str]:
+        """Move a consumer into `loop` and return the loops of its new nest."""
         self.apply("reverse_compute_at", block=block, loop=loop)
         return self.inner_loops(block, loop)
 
@@ -219,14 +224,14 @@ class Schedule:
     # -- looking ----------------------------------------------------------------------------------------------------
 
     def loops_of(self, block: str) -> list[str]:
-        """Loops around a block, outermost first."""
+        """Return the loops around a block, outermost first."""
         return [x.var.name for x in self.nest_of(block)]
 
     def nest_of(self, block: str) -> tuple[For, ...]:
         return enclosing(self.func, find_block(self.func, block))
 
     def inner_loops(self, block: str, loop: str) -> list[str]:
-        """Loops around a block, inside `loop`."""
+        """Return the loops around a block that are inside `loop`."""
         names = self.loops_of(block)
         return names[names.index(loop) + 1 :]
 
@@ -235,7 +240,7 @@ class Schedule:
 
 
 def _mapped(value: Any, change: Callable[[Expr], Expr | int]) -> Any:
-    """The expressions of an argument changed, its lists frozen."""
+    """Apply `change` to the expressions of an argument; lists become tuples."""
     made = tuple(change(v) if isinstance(v, Expr) else v for v in each(value))
     return made if isinstance(value, (list, tuple)) else made[0]
 
@@ -273,7 +278,7 @@ def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Ma
 
 
 def _parameters(function: Callable[..., PrimFunc]) -> dict[str, str]:
-    """The annotation of each parameter after the function."""
+    """Return the annotation of each parameter after the function."""
     return {n: str(a) for n, a in function.__annotations__.items() if n not in ("func", "return")}
 
 
@@ -287,8 +292,11 @@ MAX_STATEMENTS = 1000
 
 
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
-    """Apply a trace to a function. Raises ScheduleError for a step that does not apply: its number, why, the step as Python with
-    carets under names the function does not have, and the loop nest it was to act on with carets where it was to."""
+    """Apply a trace to a function.
+
+    Raises: ScheduleError for a step that does not apply. It gives the step's number and reason, the step as Python, and the
+        loop nest; carets mark unknown names and the nodes that the step names.
+    """
     schedule = Schedule(func)
     for t in trace.tunables:
         schedule.tunables[t.name] = t
@@ -313,8 +321,10 @@ _WORDS = frozenset({"kind", "tail", "scope", "index_map", "intrinsic", "skip"})
 
 
 def _located(step: Step, func: PrimFunc) -> str:
-    """The step with carets under what cannot be right in it, and the loop nest with carets where it was to act; carets under
-    all of the step where neither has any."""
+    """Print the step with carets under its wrong arguments, and the loop nest with carets under the named nodes.
+
+    Without any such place, carets stand under the whole step.
+    """
     name, *args = step.parts
     known = PRIMITIVES.get(step.primitive)
     line, under = f"s.apply({name}", " " * len("s.apply(") + ("^" if known is None else " ") * len(name)
@@ -335,6 +345,6 @@ def _located(step: Step, func: PrimFunc) -> str:
 
 
 def holds(constraint: Expr, values: Mapping[Tunable, int]) -> bool:
-    """Whether a constraint over tunables alone is true for these values."""
+    """Return whether a constraint over tunables alone is true for these values."""
     result = simplify(substitute(constraint, {t: const(v) for t, v in values.items()}))
     return result is TRUE or as_int(result) == 1

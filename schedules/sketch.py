@@ -1,4 +1,4 @@
-"""Sketches: schedules applied once, with free tunables; and their instances (DESIGN 1)."""
+"""Sketches: schedules with free tunables (as in Ansor and MetaSchedule), and their instances."""
 
 from __future__ import annotations
 
@@ -86,13 +86,18 @@ RULES: Mapping[str, Rule] = {**PROCESSOR_RULES, **GPU_RULES}
 
 
 def rules_for(machine: HardwareInfo) -> Mapping[str, Rule]:
-    """The rules that make sketches for a machine."""
+    """Return the rules that make sketches for a machine."""
     return {name: rule for name, rule in RULES.items() if (name in GPU_RULES) == machine.is_gpu}
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A scheduled function with free tunables, how it was made, what its tunables must satisfy, and values to try first."""
+    """A scheduled function with free tunables.
+
+    trace: the primitives that made it
+    constraints: facts that its tunables must satisfy
+    guesses: values to try first
+    """
 
     name: str
     func: PrimFunc
@@ -108,8 +113,10 @@ class Sketch:
 def generate_sketches(
     func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rule] | None = None
 ) -> tuple[Sketch, ...]:
-    """All sketches of a function, by the machine's rules or the given ones. The last one is always the fallback, which fits every
-    function."""
+    """Return all sketches of a function, by the machine's rules or the given ones.
+
+    The last sketch is always the fallback, which fits every function.
+    """
     found = []
     for rule in (rules_for(machine) if rules is None else rules).values():
         for name, s in rule(func, machine):
@@ -120,7 +127,7 @@ def generate_sketches(
 
 
 def _limit(s: Schedule, machine: HardwareInfo) -> None:
-    """Kernels that a GPU can launch; guesses that it cannot are none."""
+    """Require that a GPU can launch the kernels; drop guesses that violate a constraint."""
     for fact in launch_limits(s.func, machine):
         s.require(fact)
     declared = s.tunables.values()
@@ -128,7 +135,10 @@ def _limit(s: Schedule, machine: HardwareInfo) -> None:
 
 
 def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
-    """The sketch to take where only one is tried: the first, but of a product with one row one that is made for few."""
+    """Return the one sketch to try where only one is tried.
+
+    It is the first sketch; for a product with one row, the first GEMV sketch made for few rows.
+    """
     for sketch in sketches:
         if sketch.name.startswith("gemv.") and all(max(t.domain) == 1 for t in sketch.tunables if t.name == "MR"):
             return sketch
@@ -136,9 +146,9 @@ def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
 
 
 def instantiate(sketch: Sketch, values: Mapping[str, int]) -> PrimFunc:
-    """The sketch with its tunables replaced by values: a function without tunables, simplified.
+    """Replace the sketch's tunables by values and simplify.
 
-    Raises ScheduleError for a missing tunable or a value outside its domain.
+    Raises: ScheduleError for a missing tunable or a value outside its domain.
     """
     mapping: dict[Var, Expr] = {}
     for t in sketch.tunables:
@@ -150,7 +160,7 @@ def instantiate(sketch: Sketch, values: Mapping[str, int]) -> PrimFunc:
 
 
 def replay_with(trace: Trace, func: PrimFunc, values: Mapping[str, int]) -> PrimFunc:
-    """The trace replayed with numbers in place of tunables; means the same as `instantiate` of its sketch."""
+    """Replay the trace with numbers in place of tunables; means the same as `instantiate` of its sketch."""
     return simplify_func(replay(trace.with_values(values), func).func)
 
 
@@ -166,8 +176,10 @@ def _substitute(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
 
 
 def simplify_func(func: PrimFunc) -> PrimFunc:
-    """Extents, bindings and predicates simplified under the bounds of the loops around them; single-trip loops removed, but for
-    those that say how their one iteration copies."""
+    """Simplify extents, bindings and predicates under the loops' bounds, and remove loops of one iteration.
+
+    Loops of asynchronous copies stay, since they say how their one iteration copies.
+    """
     shapes = {a: replace(a, shape=tuple(simplify(d) for d in a.shape)) for a in func.allocs}
     shapes = {a: b for a, b in shapes.items() if a.shape != b.shape}
     parts = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
@@ -176,7 +188,7 @@ def simplify_func(func: PrimFunc) -> PrimFunc:
 
 
 def _simplify_part(s: Stmt) -> Stmt:
-    """A statement of the function's body: it stays one, since between two of them everybody waits."""
+    """Simplify a top-level statement and keep it one statement: consecutive top-level statements are separated by a barrier."""
     new = _simplify_stmt(s, Env(), {})
     if isinstance(s, For) and isinstance(new, Seq) and new.stmts:
         return For(s.var, const(1), new)
@@ -216,7 +228,7 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
 
 
 def _shaped(e: Expr, iters: Collection[Var]) -> Expr:
-    """An expression with whole numbers simplified that shapes alone make."""
+    """Simplify the integer subexpressions of `e` that only shape symbols determine."""
     found: dict[Expr, Expr] = {}
     stack = [e]
     while stack:
@@ -231,7 +243,7 @@ def _shaped(e: Expr, iters: Collection[Var]) -> Expr:
 
 
 def _where(conditions: Sequence[Expr], env: Env) -> Env:
-    """The bounds of loops' variables where conditions hold that are of the form `v + x < y`."""
+    """Tighten the bounds of loop variables by conditions of the form `v + x < y`."""
     for c in conditions:
         if not isinstance(c, Op) or c.op != "lt" or not c.args[0].dtype.is_int:
             continue
@@ -243,7 +255,10 @@ def _where(conditions: Sequence[Expr], env: Env) -> Env:
 
 
 def _in_range(condition: Expr, env: Env) -> bool:
-    """Whether the ranges of both sides settle a comparison (digits of fused loops have ranges that simplifying does not see)."""
+    """Return whether the ranges of both sides settle a comparison.
+
+    Digits of fused loops have ranges that `simplify` does not see.
+    """
     if not isinstance(condition, Op) or condition.op not in ("lt", "le") or not condition.args[0].dtype.is_int:
         return False
     high, low = interval(condition.args[0], env)[1], interval(condition.args[1], env)[0]

@@ -1,7 +1,7 @@
-"""Scalars that steps of a trace are given: expressions over tunables and the shape symbols of the function, as values and as text.
+"""Scalar arguments of trace steps: expressions over tunables and shape symbols, as values and as text.
 
-A trace knows no function, so it speaks of shape symbols by their places: `s0` is the first of `PrimFunc.symbols`, as it is in
-the normalised text that workloads are known by. It fits every copy of the function, whatever that calls its symbols.
+A trace knows no function, so it names shape symbols by their slots: `s0` is the first of `PrimFunc.symbols`, as in the
+normalised text that identifies a workload. The trace fits every copy of the function, whatever that calls its symbols.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPERATIONS = tuple(_OPERATIONS)
 
 
 class SymbolSlot(Var):
-    """The shape symbol at `position` among those of whatever function a trace is replayed on."""
+    """The shape symbol at `position` among those of the function that a trace is replayed on."""
 
     __slots__ = ("position",)
     position: int
@@ -64,18 +64,18 @@ class SymbolSlot(Var):
 
 @cache
 def slot(position: int) -> SymbolSlot:
-    """The one value that stands for a position, from 0 to 99."""
+    """Return the one value that stands for a position, from 0 to 99."""
     return SymbolSlot(position)
 
 
 def slot_named(name: str) -> SymbolSlot | None:
-    """What `s0`, `s1`, ... stand for; None for other names."""
+    """Return the slot called `s0`, `s1`, ...; None for other names."""
     found = _SLOT.fullmatch(name)
     return None if found is None else slot(int(found[1]))
 
 
 def require_name(name: str) -> str:
-    """`name` when a tunable may be called so; else ScheduleError: a trace is printed as Python."""
+    """Return `name` if a tunable may have it. Raises ScheduleError: a trace is printed as Python."""
     if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or slot_named(name) is not None:
         raise ScheduleError(
             f"wanted a tunable's name that is an identifier and none of {', '.join(sorted(_TAKEN))}, s0, s1, ...; found {name!r}"
@@ -84,7 +84,7 @@ def require_name(name: str) -> str:
 
 
 def with_slots(e: Expr, func: PrimFunc) -> Expr:
-    """An expression of `func` with places for its shape symbols. Raises ScheduleError for one that no trace can hold."""
+    """Replace the shape symbols of `func` in an expression by their slots. Raises ScheduleError for one that no trace can hold."""
     if isinstance(e, (Tunable, SymbolSlot)):
         return e
     known: dict[Var, Expr] = {v: slot(at) for at, v in enumerate(func.symbols[:100]) if v.dtype is i64}
@@ -102,7 +102,7 @@ def with_slots(e: Expr, func: PrimFunc) -> Expr:
 
 
 def with_symbols(e: Expr, func: PrimFunc) -> Expr:
-    """An expression over places with the shape symbols of `func`. Raises ScheduleError where it has too few."""
+    """Replace the slots in an expression by the shape symbols of `func`. Raises ScheduleError if it has too few."""
     places = [v for v in free_vars(e) if isinstance(v, SymbolSlot)]
     if not places:
         return e
@@ -117,10 +117,12 @@ def with_symbols(e: Expr, func: PrimFunc) -> Expr:
 def read_scalars(
     text: str, known: Callable[[str], Expr | None], described: str, operations: Collection[str] = OPERATIONS
 ) -> tuple[Expr, ...]:
-    """The expressions in `text`, separated by commas: of names that are `known`, whole numbers and `operations` on them.
+    """Parse the expressions in `text`, separated by commas, over `known` names, whole numbers and `operations`.
 
-    The text is untrusted: it is taken apart with Python's `ast` and never executed. described: the names, for the error.
-    Raises ScheduleError.
+    The text is untrusted: it is parsed by Python's `ast` and never executed.
+
+    described: the names, for the error
+    Raises: ScheduleError.
     """
     # a number that runs into a name makes Python's tokenizer warn
     plain = text.strip() and re.search(r"[^\w ()+*/%,.\-]|(?<!\w)\d+[^\W\d]", text) is None

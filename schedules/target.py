@@ -1,4 +1,7 @@
-"""What rules and constraints need to know of a device: numbers it tells, and those of the table `runtime/device/quirks`."""
+"""Hardware properties for rules, constraints and cost features.
+
+They come from the device's limits and the table `runtime/device/quirks`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HardwareInfo:
-    """A device as schedules see it.
+    """A device as schedules see it; sizes in bytes.
 
-    lanes: f32 elements of the widest vector that works; sizes in bytes; local_bytes: memory a work-group shares; launch_ns: what
-    it costs to start work on several workers, from the call to the end of nothing.
+    A device that runs the work-items of a group `warp` at a time is a GPU, whose workers are its multiprocessors (SM).
 
-    A device that runs the work-items of a group `warp` at a time is a GPU: its workers are multiprocessors, `registers` those a
-    work-item may have. group_size: work-items a group may have; of one multiprocessor: core_threads, core_registers, core_bytes
-    (shared by its groups) and core_groups say how many groups it holds at once. capability: NVIDIA's number of its generation, as 80 for
-    8.0; 0 for others. has_wgmma: four warps multiply tiles together; no device is said to until kernels that do have run on one.
+    lanes: f32 elements of the widest vector that works
+    registers: vector registers of a core; on a GPU, registers that a work-item may have
+    local_bytes: shared memory that a work-group may have
+    launch_ns: cost of starting work on several workers, from the call to the end of an empty kernel
+    group_size: work-items that a work-group may have
+    sm_max_threads, sm_registers, sm_shared_bytes, sm_max_groups: capacity of one multiprocessor
+    capability: compute capability of an NVIDIA GPU, 80 for 8.0; 0 for others
+    has_wgmma: four warps may multiply tiles together; no device sets it until such kernels have run on one
     """
 
     language: str
@@ -44,28 +50,27 @@ class HardwareInfo:
 
     @property
     def has_shuffles(self) -> bool:
-        """The items of a warp can exchange registers."""
+        """The work-items of a warp can exchange registers (warp shuffles)."""
         return self.language == "cuda" and self.is_gpu
 
     @property
     def reserved_bytes(self) -> int:
-        """What a group takes of its multiprocessor's shared memory beside what its kernel asks for: on NVIDIA's, what no group can have
-        of all."""
+        """Shared memory that the driver reserves for each work-group (1 KiB on NVIDIA)."""
         return self.sm_shared_bytes - self.local_bytes if self.language == "cuda" and self.is_gpu else 0
 
     @property
     def has_cp_async(self) -> bool:
-        """Copies into shared memory go past registers, and nobody waits for them before he looks (`cp.async`)."""
+        """Copies from global to shared memory can be asynchronous (`cp.async`, PTX ISA, sm_80 and later)."""
         return self.capability >= 80
 
     @property
     def is_gpu(self) -> bool:
-        """Work-items run side by side, so that a group wants many."""
+        """Work-items run in lockstep warps, so that a work-group wants many."""
         return self.warp > 1
 
     @staticmethod
     def from_limits(kind: str, limits: Mapping[str, int]) -> HardwareInfo:
-        """From `DeviceInfo.limits`. The vector width is capped by `max_vector_lanes`; what a device does not say is modest."""
+        """Build it from `DeviceInfo.limits`, with modest defaults; `max_vector_lanes` caps the vector width."""
         language = next((x for x in ("opencl", "cuda") if kind.startswith(x)), "c")
         warp = limits.get("warp", 1)
         is_gpu = language != "c" and warp > 1

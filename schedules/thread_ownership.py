@@ -1,4 +1,7 @@
-"""Which work-items of a group touch which elements: loops over items of one axis are the same index of the launch."""
+"""Proofs that each element of a buffer is touched by one work-item only.
+
+Loops over the work-items of one axis share one index of the launch.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ _ThreadIndex = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
 
 
 def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
-    """Every element that a work-item writes is touched by that item alone, in whichever loops over items; else ScheduleError.
+    """Check that every element a work-item writes is touched by that work-item alone.
 
-    What is written outside of all loops over an axis is made by every item for itself.
+    Blocks outside all loops over an axis run in every work-item.
+
+    Raises: ScheduleError.
     """
     paths = {b: enclosing(func, b) for b in blocks(func.body)}
     users = [b for b in paths if b.body.buffer is buffer or any(x.buffer is buffer for x in block_loads(b))]
@@ -41,7 +46,10 @@ def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
 
 
 def _same_thread_index(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
-    """All accesses run alike through some dimension, whose places tell the item; or through one for each digit of its number."""
+    """Return whether all accesses identify the work-item alike.
+
+    One dimension tells the work-item's number, or one dimension for each digit of it does.
+    """
     loops = [p for p in around.values() if p is not None]
     if all(simplify(p.extent) is const(1) for p in loops):
         return True  # the first item is the only one
@@ -56,7 +64,7 @@ def _same_thread_index(buffer: Buffer, around: dict[Block, For | None], paths: d
 
 
 def _digit_base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
-    """What the number of an item is divided by where blocks look at its digits."""
+    """Return the number by which blocks divide the work-item's number; None unless there is exactly one."""
     own = {p.var for p in loops}
     found = {
         n.args[1]
@@ -74,7 +82,7 @@ def _identifies_thread(
     numbers: Mapping[Var, Expr],
     one: Var,
 ) -> bool:
-    """All accesses run alike through some dimension, whose places tell `one` of the numbers that make up an item's."""
+    """Return whether some dimension has the same injective form in `one`, a part of the work-item's number, in all accesses."""
     total: Expr = const(0)
     for v, size in numbers.items():
         total = mul(total, size) + v
@@ -92,7 +100,10 @@ def _identifies_thread(
 
 
 def _thread_index(e: Expr, one: Var, inner: Mapping[Var, Expr], env: Env) -> _ThreadIndex | None:
-    """How an index runs through its dimension, up to the names of loops; None where that does not tell the item."""
+    """Return the form of an index: stride of the work-item, strides and extents of loops, and the rest.
+
+    None if the index does not tell the work-item.
+    """
     own = {v: inner[v] for v in free_vars(e) if v in inner}
     parts = linear(e, (one, *own), env)
     if parts is None or one not in parts[0] or not separates((e,), one, own, env):

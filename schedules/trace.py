@@ -1,8 +1,8 @@
-"""Traces: the recorded primitives of a schedule, as data (DESIGN 2 and 6).
+"""Traces: the recorded primitives of a schedule, as data.
 
-A trace is JSON: `{"tunables": {name: domain}, "steps": [[primitive, {argument: value}]]}`. An argument is a name, a number,
-None, `{"tunable": name}`, `{"expr": text}` over tunables and shape symbols by their places (`s0 // 4 + 1`, see
-`relax_tune.schedules.symbols`), or a list of those. It replays on any structurally equal function and prints as Python.
+A trace is JSON: `{"tunables": {name: domain}, "steps": [[primitive, {argument: value}]]}`. An argument is a name, a
+number, None, `{"tunable": name}`, `{"expr": text}` over tunables and slots of shape symbols (`s0 // 4 + 1`, see
+`relax_tune.schedules.symbols`), or a list of these. A trace replays on any structurally equal function and prints as Python.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class Step:
     args: tuple[tuple[str, Any], ...]
 
     def as_python(self) -> str:
-        """The step as a line of Python over a `Schedule` called `s`."""
+        """Print the step as a line of Python over a `Schedule` called `s`."""
         return f"s.apply({', '.join(self.parts)})"
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What stands between the parentheses of `as_python`: the primitive, then each argument."""
+        """The arguments of the call in `as_python`: the primitive, then each argument."""
         return (repr(self.primitive), *(f"{k}={_show(v)}" for k, v in self.args))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names among the arguments, in order; of loops, blocks and buffers, and words such as kinds."""
+        """The strings among the arguments, in order: names of loops, blocks and buffers, and words such as kinds."""
         return tuple(v for _, value in self.args for v in each(value) if isinstance(v, str))
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Steps in order, the tunables they mention, and the facts they rely on being true of the tunables."""
+    """Steps in order, and the tunables they mention."""
 
     steps: tuple[Step, ...] = ()
     tunables: tuple[Tunable, ...] = ()
 
     def to_json(self) -> str:
-        """Canonical text; the same trace gives the same bytes."""
+        """Encode canonically: the same trace gives the same bytes."""
         data = {
             "tunables": {t.name: list(t.domain) for t in self.tunables},
             "steps": [[s.primitive, {k: _encode(v) for k, v in s.args}] for s in self.steps],
@@ -59,7 +59,7 @@ class Trace:
 
     @staticmethod
     def from_json(text: str) -> Trace:
-        """Raises ScheduleError for text that is no trace."""
+        """Decode a trace. Raises ScheduleError for any other text."""
         try:
             if len(text) > MAX_CHARACTERS:
                 raise ValueError(f"{len(text)} characters")
@@ -73,7 +73,7 @@ class Trace:
         return Trace(steps, tuple(tunables.values()))
 
     def with_values(self, values: Mapping[str, int]) -> Trace:
-        """The trace with every tunable replaced by its value. Raises ScheduleError for a missing or foreign value."""
+        """Replace every tunable by its value. Raises ScheduleError for a missing or foreign value."""
         for t in self.tunables:
             if values.get(t.name) not in t.domain:
                 raise ScheduleError(
@@ -82,8 +82,11 @@ class Trace:
         return Trace(tuple(Step(s.primitive, tuple((k, _put(v, values)) for k, v in s.args)) for s in self.steps))
 
     def as_python(self, values: Mapping[str, int] | None = None) -> str:
-        """The trace as a Python program over a `Schedule` called `s`, which runs as it is; its tunables are free, or numbers
-        when `values` are given. Raises ScheduleError for a value that is missing or outside its domain."""
+        """Print the trace as a Python program over a `Schedule` called `s`, which runs as it is.
+
+        values: numbers for the tunables, which are free without them
+        Raises: ScheduleError for a value that is missing or outside its domain.
+        """
         if values is None:
             lines = [f"{t.name} = Tunable({t.name!r}, {list(t.domain)})" for t in self.tunables]
         else:
@@ -101,7 +104,7 @@ class Trace:
 
 
 def each(value: Any) -> tuple[Any, ...]:
-    """The elements of an argument that is a list, or the argument."""
+    """Return the elements of a list argument, or the argument itself."""
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
@@ -155,7 +158,7 @@ def _put(value: Any, values: Mapping[str, int]) -> Any:
 
 
 def scalar_value(e: Expr) -> Expr | int:
-    """A literal as a number."""
+    """Return a literal as a number, any other expression as it is."""
     number = as_int(e)
     return e if number is None else number
 

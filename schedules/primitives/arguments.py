@@ -1,4 +1,4 @@
-"""What every primitive asks of the factors it is given."""
+"""Checks of the scalar arguments of primitives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from relax_tune.schedules.symbols import LIMIT
 
 
 def scalar(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
-    """`value` as an expression over shape symbols and tunables that divides by nothing that may be zero. Blocks that are
-    `touched` and run once, before any call, have no shape symbols."""
+    """Return `value` as an expression over shape symbols and tunables whose divisors are provably positive.
+
+    touched: blocks that the primitive changes; `prepack` blocks know no shape symbols
+    Raises: ScheduleError.
+    """
     e = expr(value)
     number = as_int(e)
     if number is not None:
@@ -40,7 +43,7 @@ def scalar(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
 
 
 def positive(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
-    """A `scalar` that is provably positive whatever the shapes and tunables are."""
+    """Return a `scalar` that is provably positive for all shapes and tunables. Raises ScheduleError."""
     e = scalar(func, step, value, *touched)
     if prove(le(1, e)) is not Proof.YES:
         raise ScheduleError(

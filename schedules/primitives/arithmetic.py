@@ -1,4 +1,4 @@
-"""The primitive that changes what a block computes with: multiply_by_reciprocal."""
+"""The primitive that changes a block's arithmetic: multiply_by_reciprocal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ DISCONTINUOUS = frozenset({"floor", "rint", "fmod", "floordiv", "floormod", "lt"
 
 
 def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
-    """Multiply by the reciprocal of what a block divides by where the innermost loop leaves that alone: one division for all of the
-    loop, since code generation takes it out.
+    """Replace a division by a multiplication with the reciprocal, where the innermost loop leaves the divisor alone.
+
+    Code generation hoists the reciprocal, so that one division serves all iterations of the loop.
 
     Before: `for i: for j: Y[i, j] = E[i, j] / S[i]`
     After: `for i: for j: Y[i, j] = E[i, j] * (1 / S[i])`
-    Checks: there is such a division, of 32 or 64 bits; its divisor is a count, a root, a sum of powers as in softmax, or kept
-    from below, so that its reciprocal is no overflow; nothing that is computed from the quotient is rounded to a whole number or
-    compared. The result is another one in its last bit.
+    Checks: there is such a division, of 32 or 64 bits. The divisor is a count, a root, a sum of powers as in softmax, or
+    bounded from below, so that its reciprocal cannot overflow. The quotient is never rounded to a whole number or compared.
+    The result may differ in its last bit.
     """
     node = find_block(func, block)
     path = enclosing(func, node)
@@ -73,7 +74,7 @@ def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
 
 
 def _require_continuous_uses(func: PrimFunc, node: Block, made: set[Expr]) -> None:
-    """Nothing in the function rounds or compares what depends on the expressions `made` in `node`."""
+    """Check that no block rounds or compares a value that depends on the expressions `made` in `node`."""
     touched = set()
     order = blocks(func.body)
     for b in order[order.index(node) :]:
@@ -97,7 +98,7 @@ def _require_continuous_uses(func: PrimFunc, node: Block, made: set[Expr]) -> No
 
 
 def _has_reciprocal(func: PrimFunc, e: Expr) -> bool:
-    """Whether `e` is nothing between 0 and the smallest normal number."""
+    """Return whether `e` provably has a finite reciprocal: it is 0 or at least the smallest normal number."""
     if isinstance(e, Op):
         if e.op in ("sqrt", "rsqrt") or (e.op == "cast" and e.args[0].dtype.is_int):
             return True
@@ -109,7 +110,7 @@ def _has_reciprocal(func: PrimFunc, e: Expr) -> bool:
 
 
 def _lower_bound(e: Expr) -> float:
-    """A number that `e` is not below."""
+    """Return a lower bound of `e`."""
     if isinstance(e, Const):
         return float(e.value)
     if not isinstance(e, Op):
@@ -124,7 +125,10 @@ def _lower_bound(e: Expr) -> float:
 
 
 def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
-    """Whether `x` reads the sum over k of exp(t[k] - top) with `top` the largest of the t[k]: at least exp(0), or of nothing."""
+    """Return whether `x` reads a softmax denominator, the sum over k of exp(t[k] - max t).
+
+    Such a sum is at least exp(0), or the sum of an empty range.
+    """
     adds = _reduction(func, x, "add", 0.0)
     if adds is None:
         return False
@@ -155,7 +159,7 @@ def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
 
 
 def _reduction(func: PrimFunc, x: Load, operation: str, start: float) -> Block | None:
-    """The one block that writes what `x` reads, when it combines so, from this initial value."""
+    """Return the one block that writes the buffer of `x`, if it reduces by `operation` from `start`; else None."""
     made = writers(func, x.buffer)
     if len(made) != 1 or made[0].init is None or not all(isinstance(i, Var) for i in made[0].body.indices):
         return None
@@ -168,7 +172,7 @@ def _reduction(func: PrimFunc, x: Load, operation: str, start: float) -> Block |
 
 
 def _without_producers(func: PrimFunc, e: Expr) -> Expr:
-    """`e` with what spatial blocks of the function compute in place of reads of it."""
+    """Inline the spatial producers of the loads in `e`."""
 
     def leaf(n: Expr) -> Expr | None:
         made = writers(func, n.buffer) if isinstance(n, Load) else ()

@@ -1,4 +1,4 @@
-"""Primitives on what a block iterates over, and on inputs laid out by it: fuse_block_iters, flatten_rows, reindex."""
+"""Primitives on the iterators of a block, and on inputs laid out by them: fuse_block_iters, flatten_rows, reindex."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ LETTERS = "ijlpqstuwxyz"
 
 
 def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
-    """One loop and one iterator in place of several neighbouring ones of a block. Unlike `fuse`, which leaves the block its
-    iterators, this lets a region be an interval of the joined one, whatever the extents.
+    """Fuse neighbouring loops of a block together with their iterators.
+
+    `fuse` leaves the block its iterators. A region of the fused iterator is an interval, whatever the extents.
 
     Before: `for i in range(N): for j in range(M): C[vi, vj] = A[vi, vj]` with `vi = i; vj = j`
     After: `for i_j_fused in range(N * M): C[v // M, v % M] = A[v // M, v % M]` with `v = i_j_fused`
-    Checks: the block has its own trivial nest, of loops in any order, and no predicate; the loops are serial, directly nested in
-    this order, and feed iterators of one kind; extents are independent of each other.
+    Checks: the block has its own trivial nest, of loops in any order, and no predicate. The loops are serial, directly nested
+    in this order, and feed iterators of one kind. Extents are independent of each other.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node, any_order=True)
@@ -105,14 +106,16 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
 
 
 def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) -> PrimFunc:
-    """Let a block walk along whole rows of an input, from the first element of a plane to the last, through what lies between
-    the rows of its own output: neighbours are then neighbours in both, at any shift.
+    """Flatten the last two loops of a block into one loop along whole rows of an input.
+
+    The loop also runs through the gaps between the rows of the output. Neighbouring iterations then read neighbouring elements
+    at any shift, as a convolution wants.
 
     Before: `for i in range(N): for j in range(M): B[i, j] = A[i + a, j + b]` with rows of `A` of P elements
     After: `for i_j_rows in range((N - 1) * P + M): B[v] = A[(v + a * P + b) // P, (v + a * P + b) % P]`; others read `B[i * P + j]`
-    Checks: the block has its own trivial nest and no predicate, and alone writes an intermediate of floats, at the iterators of
-    the two loops in its last two dims; it reads `buffer` so in its last two dims, and nothing else there; what lies between the
-    rows, which nobody reads, is computed from elements that were written and lie in the buffer.
+    Checks: the block has its own trivial nest and no predicate. It alone writes an intermediate of floats, with the iterators of
+    the two loops as its last two indices. It reads `buffer` so in its last two dimensions, and nothing else there. Elements
+    between the rows, which no block reads, are computed from written elements inside the buffer.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
@@ -168,7 +171,7 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
 
 
 def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -> tuple[Expr, dict[Load, Expr]]:
-    """The length of the rows that are walked along, and how far each read is shifted along them."""
+    """Return the row length of the input, and the shift of each read along the rows."""
     shifts: dict[Load, Expr] = {}
     env = Env()
     for it in node.iters:
@@ -200,14 +203,16 @@ def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -
 
 
 def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope: Scope = "global") -> PrimFunc:
-    """Let a block read a copy of an input in which the given dimensions are laid out by the iterators that index them: each of
-    them becomes a dimension, in the block's order. A new block `<buffer>_reindex_copy` makes the copy.
+    """Let a block read a copy of an input, laid out by the block's iterators in the given dimensions (as im2col does).
+
+    Each iterator that indexes such a dimension becomes a dimension of the copy, in the block's order. A new block
+    `<buffer>_reindex_copy` makes the copy.
 
     Before: `C[i] += A[i * 2 + k] * W[k]`
     After, with dims [0]: `A_reindex[i, k] = A[i * 2 + k]` then `C[i] += A_reindex[i, k] * W[k]`
-    Checks: the block has its own trivial nest and no predicate, and reads the buffer at one place, in the given dimensions
-    at expressions of its iterators and symbols; every element of it was written, by nothing in the block's own nest; the copy
-    reads inside the buffer whatever the other iterators do.
+    Checks: the block has its own trivial nest and no predicate. It reads the buffer at one place, in the given dimensions at
+    expressions of its iterators and symbols. Every element of the buffer was written, by nothing in the block's own nest. The
+    copy reads inside the buffer for all values of the other iterators.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
@@ -264,7 +269,10 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
 
 
 def _require_inside(func: PrimFunc, node: Block, access: Load, dims: Sequence[int]) -> None:
-    """What the copy reads lies in the buffer: provably, or because the block reads it too, as it runs for each of the iterators."""
+    """Check that the copy reads inside the buffer.
+
+    It does provably, or because the block makes the same reads for each value of the iterators.
+    """
     env = Env()
     for i in node.iters:
         env = env.with_loop(i.var, i.extent)

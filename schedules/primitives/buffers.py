@@ -34,13 +34,13 @@ from relax_tune.schedules.thread_ownership import require_thread_private
 
 
 def require_scope(func: PrimFunc, scope: Scope) -> None:
-    """`scope` is the name of one."""
+    """Check that `scope` names a memory scope. Raises ScheduleError."""
     if scope not in get_args(Scope):
         raise ScheduleError(f"{func.name}: wanted a scope, one of {', '.join(get_args(Scope))}, found {scope!r}")
 
 
 def copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, taken: Sequence[str]) -> Stmt:
-    """`target[i...] = source[i...]` over the whole target."""
+    """Make the nest `target[i...] = source[i...]` over the whole target."""
     names = [*taken, name]
     iters, vars_ = [], []
     for d, dim in enumerate(target.shape):
@@ -93,8 +93,8 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Seq
 
     Before: `C[i] = f(i)`, `D[i] = g(C[i])`
     After, with D among the readers: `C_local[i] = f(i)` then `C[p] = C_local[p]`, `D[i] = g(C_local[i])`
-    Checks: the block alone writes every element of its buffer, from its own initial value if it is a reduction, and is alone
-    in its nest; the readers read it later.
+    Checks: the block alone writes every element of its buffer, from its own initial value if it is a reduction. It is alone in
+    its nest. The readers read the buffer later.
     """
     node = find_block(func, block)
     target = node.body.buffer
@@ -123,13 +123,12 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Seq
 
 
 def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
-    """Keep an intermediate in `global`, `shared`, `warp` or `local` memory; lowering shrinks it to what one iteration touches.
+    """Keep an intermediate in `global`, `shared`, `warp` or `local` memory; lowering shrinks it to the part one iteration touches.
 
     Before: `B = alloc((I, J), f32, scope="global")`
     After: `B = alloc((I, J), f32, scope="local")`
-    Checks: an intermediate; one that is filled once, before any call, stays global, and aligned rows stay off global memory;
-    what one loop over the work-items of a group makes `local` and statements outside of it touch, is touched there by the
-    same item.
+    Checks: it is an intermediate. One that a `prepack` block fills stays global, and aligned rows stay off global memory. Each
+    element of a `local` buffer is touched by one work-item only.
     """
     old = find_alloc(func, buffer)
     require_scope(func, scope)
@@ -145,12 +144,12 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
 
 
 def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
-    """Keep the whole numbers of an intermediate as floats of 16 bits, which hold each of them.
+    """Store an intermediate of 8-bit integers as 16-bit floats, which represent each of them exactly.
 
     Before: `B = alloc((I, J), i8)`, `B[i] = A[i]`, then `C[i] = f(cast(B[i], f32))`
     After, with dtype `f16`: `B = alloc((I, J), f16)`, `B[i] = cast(cast(A[i], f32), f16)`, then the same
-    Checks: an intermediate of 8 bits; the type is a float of 16 bits; all that is read of it becomes f32 at once, and nothing adds
-    to it.
+    Checks: it is an intermediate of 8 bits; the type is a 16-bit float. Every read is cast to f32 at once, and nothing
+    accumulates into it.
     """
     old = find_alloc(func, buffer)
     target = next((d for d in (f16, bf16) if d.short == dtype), None)
@@ -193,9 +192,9 @@ def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:
 
     Before: `E[i] = exp(x[i])`, `S += E[i]`, `Y[i] = E[i] / S`
     After: `Y[i] = exp(x[i])`, `S += Y[i]`, `Y[i] = Y[i] / S`
-    Checks: an intermediate of the same shape and dtype; the block writing the output does not reduce and reads the
-    intermediate at exactly the element it writes; every other reader comes before it in program order and, inside loops they
-    share, reads elements that no earlier iteration wrote; nothing else touches the output.
+    Checks: the intermediate has the output's shape and dtype. The block that writes the output does not reduce, and reads the
+    intermediate at exactly the element it writes. Every other reader comes before it and, inside loops they share, reads
+    elements that no earlier iteration wrote. Nothing else touches the output.
     """
     old = find_alloc(func, buffer)
     target = next((b for b in func.output_buffers if b.name == output), None)
@@ -224,7 +223,7 @@ def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:
 
 
 def _require_not_overwritten(func: PrimFunc, user: Block, last: Block, buffer: Buffer) -> None:
-    """In the loops both are in, `user` reads of `buffer` only what this iteration of them overwrites."""
+    """Check that `user` reads no element of `buffer` that `last` overwrote in an earlier iteration of a shared loop."""
     paths = enclosing(func, user), enclosing(func, last)
     shared = [a for a, b in zip(*paths) if a is b]
     if not shared:
@@ -247,12 +246,12 @@ def _require_not_overwritten(func: PrimFunc, user: Block, last: Block, buffer: B
 
 
 def mark_prepack(func: PrimFunc, block: str) -> PrimFunc:
-    """Run a block once, before any call, because everything it reads is constant.
+    """Run a block once, before any call, because everything it reads is constant (weight prepacking).
 
     Before: `for i in range(4): W_cache[i] = W[i]` in every call
     After: the same in `block(..., role="prepack")`, once
-    Checks: the block reads only constant parameters, alone writes a global intermediate, stands in its own nest at the top,
-    and neither its extents nor its values nor the intermediate's extents hold a shape symbol.
+    Checks: the block reads only constant parameters, alone writes a global intermediate, and stands in its own nest at the
+    top. No extent or value of it, and no extent of the intermediate, mentions a shape symbol.
     """
     node = find_block(func, block)
     found = [x.buffer for x in block_loads(node) if x.buffer not in func.consts]

@@ -1,4 +1,4 @@
-"""Primitives that move blocks: compute_at, reverse_compute_at."""
+"""Primitives that move a block into another loop: compute_at, reverse_compute_at."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ DimRegion = tuple[Expr, Expr | None]
 
 
 def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: Buffer, env: Env) -> list[DimRegion]:
-    """Per dimension what `indices` cover while the loops inside `loop` run: at least that for indices that are not affine.
+    """Return the region that `indices` cover per dimension while the loops inside `loop` run; a superset for non-affine indices.
 
-    The answer's form depends on which loops an index mentions, never on the value of a tunable, so that a trace with numbers
-    makes the same loops.
+    Its form depends on which loops an index mentions, never on the value of a tunable: a trace with numbers makes the same
+    loops.
     """
     at = path.index(loop) + 1
     outer, inner = {p.var for p in path[:at]}, {p.var: p.extent for p in path[at:]}
@@ -101,7 +101,7 @@ def _union(boxes: Sequence[Sequence[DimRegion]], buffer: Buffer) -> list[DimRegi
 
 
 def spatial_of(block: Block) -> list[Var]:
-    """The iterators that address the output, in order; they must be plain and distinct."""
+    """Return the iterators that index the output, in order. Raises ScheduleError unless they are plain and distinct."""
     found: list[Var] = []
     for e in block.body.indices:
         if not isinstance(e, Var) or e in found or e not in {i.var for i in block.iters if i.kind == "spatial"}:
@@ -113,14 +113,14 @@ def spatial_of(block: Block) -> list[Var]:
 
 
 def _outer_guards(others: Sequence[Block], path: Sequence[For]) -> list[Expr]:
-    """The conditions on the loops of `path` alone under which any of the other blocks runs."""
+    """Return the conditions on the loops of `path` alone that all the blocks share."""
     known = {p.var for p in path}
     sets = [[c for c in conjuncts(b.predicate) if set(free_vars(c)) <= known | _not_loops(c, path)] for b in others]
     return [c for c in sets[0] if all(c in rest for rest in sets[1:])] if sets else []
 
 
 def _not_loops(e: Expr, path: Sequence[For]) -> set[Var]:
-    """Variables of `e` that no loop of `path` binds but its extents mention: shape symbols and tunables."""
+    """Return the variables of `e` that no loop of `path` binds but its extents mention: shape symbols and tunables."""
     mentioned = {v for p in path for v in free_vars(p.extent)} | {v for v in free_vars(e) if isinstance(v, Tunable)}
     return mentioned - {p.var for p in path}
 
@@ -133,9 +133,9 @@ def _nest_over(
     env: Env,
     trusted: Collection[Var],
 ) -> Stmt:
-    """The block with a fresh nest that covers `where` of its spatial iterators (and all of its reductions).
+    """Make a fresh nest of the block over the region `where` of its spatial iterators and all of its reductions.
 
-    An iterator without an extent is chosen by the loops around alone; where it is `trusted`, it is in range whenever the
+    The loops around choose the value of an iterator without an extent. A `trusted` iterator is in range whenever the
     `inherited` conditions hold.
     """
     names: list[str] = []
@@ -169,13 +169,13 @@ def _nest_over(
 
 
 def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
-    """Move a producer to the start of a consumer's loop, computing there just the region that iteration needs.
+    """Move a producer to the start of a consumer's loop, and compute there just the region that the iteration needs.
 
     Before: `for p: B[p] = f(p)` then `for i: for j: C[i, j] = g(B[i])`
     After: `for i: B[i] = f(i); for j: C[i, j] = g(B[i])`
-    Checks: every reader of the block's output is inside `loop`; the block still has its own trivial nest and no predicate;
-    its output is an intermediate that it alone writes, from its own initial value if it is a reduction; what it reads is
-    not written again later; it is no block that runs once. A reduction may have a condition that holds at its first point.
+    Checks: every reader of the block's output is inside `loop`. The block has its own trivial nest and no predicate. Its output
+    is an intermediate that it alone writes, from its own initial value if it is a reduction. Its inputs are not written again
+    later. It is no `prepack` block. A reduction may have a condition that holds at its first point.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     buffer = node.body.buffer
@@ -212,7 +212,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
 
 def _starts_everywhere(node: Block) -> bool:
-    """Whether the condition of a reduction keeps no element from its first point, where it gets its initial value."""
+    """Return whether a reduction's condition holds at the first point of each element, which stores the initial value."""
     if node.init is None:
         return False
     first = {b: const(0) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" and isinstance(b, Var)}
@@ -224,7 +224,7 @@ def _starts_everywhere(node: Block) -> bool:
 
 
 def require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
-    """The block may run later, and more than once for the same element."""
+    """Check that the block may run later, and more than once for the same element. Raises ScheduleError."""
     if updates_in_place(node) or len(writers(func, node.body.buffer)) != 1:
         raise ScheduleError(
             f"{func.name}: {step} wants a block that alone makes {node.body.buffer.name!r}; {node.name!r} updates what "
@@ -238,14 +238,14 @@ def require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
 
 
 def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
-    """Move a consumer to the end of its producer's loop, consuming there what that iteration produced.
+    """Move a consumer to the end of its producer's loop, and consume there the region that the iteration produced.
 
     Before: `for i: for j: B[i, j] = f(i, j)` then `for p, q: C[p, q] = g(B[p, q])`
     After: `for i: (for j: B[i, j] = f(i, j)); (for q: C[i, q] = g(B[i, q]))`
-    Checks: the consumer is spatial with its own trivial nest and no predicate, reads the producer's output at its own
-    iterators and does not update in place; the regions of different iterations tile the output without overlap; the region
-    is complete (no reduction outside `loop`) and a box; nothing from `loop` on makes what else the consumer reads, or
-    touches what it writes; neither runs once.
+    Checks: the consumer is spatial with its own trivial nest and no predicate. It reads the producer's output at its own
+    iterators and does not update in place. The regions of different iterations tile the output without overlap. Each region is
+    a box and complete (no reduction outside `loop`). Nothing from `loop` on makes another input of the consumer, or touches its
+    output. Neither is a `prepack` block.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     old = trivial_loops(func, node)
@@ -296,7 +296,11 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
 
 def check_movable(func: PrimFunc, node: Block, producer: Block, place: Stmt, around: Stmt) -> None:
-    """No block from `place` on, or in the loops `around` it, makes what `node` reads or touches what it writes."""
+    """Check that no block in between makes inputs of `node` or touches its output.
+
+    place, around: `node` moves before `place`, into the loops `around` it
+    Raises: ScheduleError.
+    """
     order = blocks(func.body)
     passed = set(order[order.index(blocks(place)[0]) : order.index(node)]) | set(blocks(around))
     reads = {x.buffer for x in block_loads(node)}

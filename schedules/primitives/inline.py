@@ -27,12 +27,12 @@ from relax_tune.schedules.primitives.compute_location import check_movable, requ
 
 
 def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
-    """Put a spatial block's expression where its output is read and drop the block and its buffer.
+    """Substitute a spatial block's expression for reads of its output, and drop the block and its buffer.
 
     Before: `B[i] = f(i)` then `C[j] = g(B[h(j)])`
     After: `C[j] = g(f(h(j)))`
-    Checks: spatial in its own trivial nest, alone writes an intermediate at distinct iterators, has no predicate that could
-    skip elements; what it reads is not written again later.
+    Checks: the block is spatial in its own trivial nest and alone writes an intermediate at distinct iterators. It has no
+    predicate that could skip elements. Its inputs are not written again later.
     """
     node = find_block(func, block)
     buffer = node.body.buffer
@@ -58,15 +58,14 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
 
 
 def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
-    """Put a spatial block's expression where what it reads is made, and drop the block and the buffer between.
+    """Substitute a spatial block's expression into the producer of its input, and drop the block and the buffer between.
 
     Before: `for i: for j: B[i, j] = f(i, j)` then `for p: for q: C[q, p] = g(B[p, q])`
     After: `for i: for j: C[j, i] = g(f(i, j))`
-    Checks: the block is spatial with its own trivial nest and no predicate, and does not update in place; it reads the
-    producer's output, an intermediate that nothing else touches, at all of its own iterators, each once; the producer is
-    spatial too and reads nothing of what the block writes; nothing from the producer on makes what else the block reads, or
-    touches what it writes; loops around the producer that spread over threads or lanes make different elements; neither
-    runs once.
+    Checks: the block is spatial with its own trivial nest and no predicate, and does not update in place. It reads the
+    producer's output, an intermediate that nothing else touches, at all of its own iterators, each once. The producer is
+    spatial and does not read the block's output. Nothing from the producer on makes another input of the block, or touches its
+    output. Parallel and vectorized loops around the producer write different elements. Neither is a `prepack` block.
     """
     node = find_block(func, block)
     old = trivial_loops(func, node)
@@ -112,8 +111,10 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
 
 
 def _producer(func: PrimFunc, node: Block) -> tuple[Block, Load]:
-    """The spatial block that alone makes an intermediate for `node` alone (the last such), and how that reads it; else
-    ScheduleError."""
+    """Return the last spatial block that makes an intermediate for `node` alone, and the load that reads it.
+
+    Raises: ScheduleError.
+    """
     order, iters = blocks(func.body), {i.var for i in node.iters}
     found: list[tuple[int, Block, Load]] = []
     for access in block_loads(node):

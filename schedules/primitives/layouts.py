@@ -1,4 +1,4 @@
-"""Primitives on how an intermediate is stored: tile_layout, permute_layout, transform_layout, storage_align, swizzle."""
+"""Primitives on the layout of an intermediate: tile_layout, permute_layout, transform_layout, storage_align, swizzle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from relax_tune.schedules.symbols import LIMIT, MAX_CHARACTERS, read_scalars
 
 
 def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: Sequence[int]) -> PrimFunc:
-    """Store an intermediate with dimension `dim` cut into (dim // factor, dim % factor), then dimensions permuted.
+    """Split dimension `dim` of an intermediate's layout into (dim // factor, dim % factor), then permute the dimensions.
 
     Before: `B: (K, N)` read at `B[k, n]`
     After, with dim 1, factor T, order (1, 0, 2): `B: (ceil(N / T), K, T)` read at `B[n // T, k, n % T]`
@@ -62,14 +62,14 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
 
 
 def _quotient_remainder(e: Expr, f: Expr) -> tuple[Expr, Expr]:
-    """Quotient and remainder of an index; in a ring of whole tiles, the slot that the tile has."""
+    """Return quotient and remainder of an index; in a circular buffer of whole tiles, the slot of the tile and the remainder."""
     if isinstance(e, Op) and e.op == "floormod" and simplify(e.args[1] % f) is const(0):
         return floormod(e.args[0] // f, simplify(e.args[1] // f)), e.args[0] % f
     return e // f, e % f
 
 
 def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFunc:
-    """Store an intermediate with its dimensions permuted.
+    """Permute the dimensions of an intermediate's layout.
 
     Before: `B: (J, D)` read at `B[j, d]`
     After, with order (1, 0): `B: (D, J)` read at `B[d, j]`
@@ -85,21 +85,21 @@ def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFun
 def with_layout(
     func: PrimFunc, old: Buffer, new: Buffer, where: Callable[[Sequence[Expr]], tuple[Expr, ...]]
 ) -> PrimFunc:
-    """`new` in place of the intermediate `old`, whose element at `indices` is then at `where(indices)`."""
+    """Replace the intermediate `old` by `new`, whose element at `where(indices)` is the old one at `indices`."""
     body = redirect(func.body, lambda b, indices: (new, where(indices)) if b is old else None)
     return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
 
 
 def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Sequence[ExprLike] = ()) -> PrimFunc:
-    """Store an intermediate where an index map says.
+    """Store an intermediate by an index map.
 
-    The map is text, `i, j -> j // f0, i, j % f0`: a name for each dimension, then the new indices, of the names, numbers,
-    `f0, f1, ...` (the factors) and `n0, n1, ...` (the extents of the old dimensions), with `+ * // %`.
+    The map is text, `i, j -> j // f0, i, j % f0`: a name for each dimension, then the new indices. They are made of the names,
+    numbers, `f0, f1, ...` (the factors) and `n0, n1, ...` (the old extents), with `+ * // %`.
 
     Before: `B: (I, J)` read at `B[i, j]`
     After, with `i, j -> i * n1 + j`: `B: (I * J,)` read at `B[i * J + j]`
-    Checks: an intermediate; the factors are positive; the map reads as above, divides by nothing that may be zero or depends
-    on the element, and provably puts different elements into different places. `tile_layout` and `permute_layout` are its common cases.
+    Checks: an intermediate; the factors are positive. The map parses, and divides only by positive numbers and factors. It is
+    provably injective. `tile_layout` and `permute_layout` are its common cases.
     """
     old = find_alloc(func, buffer)
     values = [positive(func, "transform_layout", f, *writers(func, old)) for f in factors]
@@ -120,7 +120,7 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
 
 
 def _read_map(func: PrimFunc, old: Buffer, text: str, factors: Sequence[Expr]) -> tuple[list[Var], tuple[Expr, ...]]:
-    """A variable for each dimension, and the new indices over them."""
+    """Parse an index map into a variable for each dimension, and the new indices over them."""
     left, _, right = text.partition("->")
     names = [n.strip() for n in left.split(",")] if left.strip() else []
     wanted = (
@@ -143,7 +143,7 @@ def _read_map(func: PrimFunc, old: Buffer, text: str, factors: Sequence[Expr]) -
 
 
 def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:
-    """One more than the largest value of an index whose variables run over their ranges; nothing in it falls."""
+    """Return one more than the largest value of an index over its variables' ranges; no part of an index falls."""
     if e in ranges:
         return ranges[e] if isinstance(e, Var) else e
     if not set(free_vars(e)) & set(ranges):
@@ -163,13 +163,12 @@ def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:
 
 
 def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0) -> PrimFunc:
-    """Let the rows of an intermediate take up a multiple of `factor` elements and `offset` more, against conflicts of memory
-    banks or cache sets.
+    """Pad the rows of an intermediate to a multiple of `factor` elements plus `offset`, against bank or cache-set conflicts.
 
     Before: `B: (I, J)`
-    After, with factor 32 and offset 1: `B: (I, ceil(J / 32) * 32 + 1)`; a local or shared one keeps its shape, and its rows
-    grow once lowering has shrunk it: `alloc((I, J), f32, scope="shared", row=(32, 1))`
-    Checks: an intermediate of two or more dimensions; `factor` is positive, `offset` is not negative; a factor with shape
+    After, with factor 32 and offset 1: `B: (I, ceil(J / 32) * 32 + 1)`. A local or shared buffer keeps its shape, and its rows
+    grow after lowering has shrunk it: `alloc((I, J), f32, scope="shared", row=(32, 1))`
+    Checks: an intermediate of two or more dimensions; `factor` is positive, `offset` is not negative. A factor with shape
     symbols is for global memory.
     """
     old = find_alloc(func, buffer)
@@ -197,12 +196,13 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
 
 
 def swizzle(func: PrimFunc, buffer: str, vector: int) -> PrimFunc:
-    """Let the vectors of `vector` elements in each row of a shared intermediate go round by the number of the row, against conflicts of
-    memory banks, with nothing between the rows (`relax_tune.ir.hardware.swizzle`).
+    """Rotate the vectors within each row of a shared intermediate by the row's number, against bank conflicts without padding.
+
+    See `relax_tune.ir.hardware.swizzle`. vector: elements of a vector.
 
     Before: `B = alloc((I, J), f16, scope="shared")`
-    After, with vector 8: `B = alloc((I, J), f16, scope="shared", row=(8, 0), swizzle=8)`; rows are whole vectors once lowering has
-    shrunk it, and vector c of row r is then stored as vector `(c + r % 8) % vectors`, where rows have eight vectors or more
+    After, with vector 8: `B = alloc((I, J), f16, scope="shared", row=(8, 0), swizzle=8)`. Rows are whole vectors after lowering
+    has shrunk it. Vector c of row r is stored as vector `(c + r % 8) % vectors`, for rows of eight vectors or more.
     Checks: a shared intermediate of two or more dimensions; a vector has 4, 8 or 16 bytes; the rows are not aligned otherwise.
     """
     old = find_alloc(func, buffer)

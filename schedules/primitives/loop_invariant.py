@@ -1,4 +1,4 @@
-"""hoist_factors: what a sum of products multiplies by all along, multiplied by once."""
+"""The primitive that moves loop-invariant factors out of a sum of products: hoist_factors."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from relax_tune.schedules.primitives.reductions import combiner
 
 
 def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
-    """Take the factors that do not change with the reduction out of a sum of products; who reads the sum multiplies by them.
+    """Move the factors that are invariant in the reduction out of a sum of products; readers of the sum multiply by them.
 
     Before: `C[i] += A[i, k] * (B[k] * S[i])`, `D[i] = f(C[i])`
     After: `C[i] += A[i, k] * B[k]`, `D[i] = f(C[i] * S[i])`
-    Checks: the block adds products of floats into an intermediate that starts at 0 and nothing else writes, at plain
-    iterators; its reduction is not empty; the factors are constants, or read, provably inside them, from buffers that nothing
-    writes but what runs once before; at least one factor stays. As any other order of summing, it rounds (and overflows) at
-    other places.
+    Checks: the block adds products of floats at plain iterators into an intermediate that starts at 0 and nothing else writes.
+    Its reduction is not empty. The factors are constants or in-range reads of buffers that only `prepack` blocks write. At
+    least one factor stays. It rounds and overflows elsewhere, as any other order of summing does.
     """
     node = find_block(func, block)
     operation, term = combiner(node)
@@ -92,7 +91,7 @@ def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
 
 
 def _factors(e: Expr) -> list[Expr]:
-    """The leaves of a product, left to right."""
+    """Return the leaves of a product, left to right."""
     found: list[Expr] = []
     stack = [e]
     while stack:
@@ -105,14 +104,14 @@ def _factors(e: Expr) -> list[Expr]:
 
 
 def _simplified(e: Expr, env: Env) -> Expr:
-    """`e` with the indices of its reads simplified."""
+    """Simplify the indices of the loads in `e`."""
     return transform(
         e, lambda n: load(n.buffer, tuple(simplify(i, env) for i in n.indices)) if isinstance(n, Load) else None
     )
 
 
 def _may_move(func: PrimFunc, e: Expr, steps: set[Var], spatial: list[Var], env: Env) -> bool:
-    """Whether a factor means the same wherever the element it belongs to is read."""
+    """Return whether a factor has the same value wherever the element it belongs to is read."""
     if isinstance(e, Const):
         return True
     variables = set(free_vars(e))

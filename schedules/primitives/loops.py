@@ -1,5 +1,6 @@
-"""Primitives that reshape loop nests: split, fuse, reorder, fuse_sibling_loops, set_kind, set_tail, nontemporal_stores,
-prefetch, copy_async."""
+"""Primitives on loops: split, fuse, reorder, set_kind, set_tail, nontemporal_stores, prefetch, copy_async,
+fuse_sibling_loops.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ MAX_PREFETCH_DISTANCE = 4096
 
 
 def require_serial(func: PrimFunc, loop: For, step: str) -> None:
-    """The loop has no kind and no intrinsic yet; else ScheduleError."""
+    """Check that the loop is serial and belongs to no intrinsic. Raises ScheduleError."""
     if loop.marks.intrinsic:
         raise ScheduleError(
             f"{func.name}: {step} wants a loop of its own, found {loop.var.name!r} inside {loop.marks.intrinsic}"
@@ -67,13 +68,13 @@ def require_serial(func: PrimFunc, loop: For, step: str) -> None:
 
 
 def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> PrimFunc:
-    """Split a loop into a nest; the one `None` factor is ceil-divided from the extent.
+    """Split a loop into a nest; the one `None` factor is the extent ceil-divided by the others.
 
     Before: `for i in range(N): S(i)`
     After: `for i_0 in range(ceil(N / f)): for i_1 in range(f): if i_0 * f + i_1 < N: S(i_0 * f + i_1)`
     Checks: the loop is serial; exactly one factor is None, the others are positive. The guard is left out when provably true,
-    or when `divides` promises that the product of the factors divides the extent: that is proved, or a question of tunables
-    alone (which the caller records as a constraint).
+    or when `divides` promises that the product of the factors divides the extent. That promise is proved, unless it depends on
+    tunables alone; the caller then records it as a constraint.
     """
     node = find_loop(func, loop)
     require_serial(func, node, "split")
@@ -114,7 +115,7 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
 
 
 def _require_division(func: PrimFunc, node: For, inner: Expr) -> None:
-    """That the number divides the extent is not wrong, and where shapes have a say it is proved."""
+    """Check that `inner` divides the extent: proved if shapes matter, else not disproved."""
     rest = floormod(node.extent, inner)
     found = prove(eq(rest, 0), loop_env(enclosing(func, node)))
     if found is Proof.NO or (found is Proof.UNKNOWN and not all(isinstance(v, Tunable) for v in free_vars(rest))):
@@ -127,8 +128,8 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
 
     Before: `for i in range(N): for j in range(M): S(i, j)`
     After: `for i_j in range(N * M): S(i_j // M, i_j % M)`
-    Checks: serial, directly nested, extents independent of the fused loops; a reduction that may be empty and has its initial
-    value with it keeps its loops apart from those of its elements.
+    Checks: serial, directly nested, extents independent of the fused loops. Loops over elements and over a reduction that may
+    be empty are not fused, if the block has its initial value.
     """
     nest = [find_loop(func, n) for n in names]
     if len(nest) < 2:
@@ -157,7 +158,10 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
 
 
 def _require_initial_values(func: PrimFunc, nest: Sequence[For]) -> None:
-    """Over nothing a loop of elements and reduction points never runs, so it could not store initial values."""
+    """Check that every initial value is still stored.
+
+    A fused loop over elements and an empty reduction never runs, so it would store none.
+    """
     fused = {f.var for f in nest}
     for block in blocks(nest[-1].body):
         kinds = {i.kind for i, b in zip(block.iters, block.bindings) if fused & set(free_vars(b))}
@@ -174,9 +178,9 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
 
     Before: `for i in range(N): for j in range(M): S(i, j)`
     After, with names [j, i]: `for j in range(M): for i in range(N): S(i, j)`
-    Checks: all on one path with a single block under it (iterations of a block commute: spatial points are independent,
-    reductions are associative up to rounding), serial, extents independent of each other; a block with an initial value
-    has no loop that feeds a spatial and a reduction iterator at once (its first point must stay the first).
+    Checks: all loops are serial, on one path with a single block under it, with extents independent of each other. Iterations
+    of a block commute: spatial points are independent, reductions are associative up to rounding. In a block with an initial
+    value no loop feeds a spatial and a reduction iterator at once, so that its first point stays the first.
     """
     nodes = [find_loop(func, n) for n in names]
     if not nodes:
@@ -228,12 +232,11 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
 
     Before: `for i in serial(N): S(i)`
     After: `for i in parallel(N): S(i)`
-    Checks: every iteration is independent, i.e. the variable feeds no reduction iterator of a block below (an `unrolled`
-    loop may, and any where that block has its initial value stored before and each iteration provably has elements of its own),
-    and iterations provably write different elements of every buffer they share (all but `local` ones, and under
-    `group` `shared` ones; under `vectorized` those too; one that a loop's iterations each have, and write, is touched nowhere else);
-    vectorized and unrolled extents hold no shape symbol; a grid axis is bound once on a path; no parallel loop is around
-    another.
+    Checks: iterations are independent. The variable feeds no reduction iterator below, unless the loop is `unrolled`, or the
+    initial value is stored earlier and iterations provably have disjoint elements. Iterations provably write different elements
+    of every buffer they share: all but `local` ones, under `group` also but `shared` ones, under `vectorized` all. A buffer that
+    each iteration has for itself is touched nowhere else. Vectorized and unrolled extents hold no shape symbol. A grid axis is
+    bound once on a path. Parallel loops do not nest.
     """
     node = find_loop(func, loop)
     if kind not in get_args(LoopKind):
@@ -292,7 +295,7 @@ def _accesses_buffer(block: Block, buffer: Buffer) -> bool:
 
 
 def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
-    """Choose how the last, incomplete tile of a split's outer loop is lowered; meaning does not change (DESIGN 6).
+    """Choose the lowering of the last, incomplete tile of a split's outer loop; meaning does not change.
 
     Before: `for i_0 in serial(ceil(N / T)): for i_1 in serial(T): if i_0 * T + i_1 < N: S(i_0 * T + i_1)`
     After: `for i_0 in serial(ceil(N / T), tail="peel"): ...`
@@ -305,11 +308,11 @@ def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
 
 
 def nontemporal_stores(func: PrimFunc, loop: str) -> PrimFunc:
-    """Let the vectors that a loop stores go to memory past the caches; meaning does not change.
+    """Store the vectors of a loop with non-temporal stores, which bypass the caches; meaning does not change.
 
     Before: `for i in vectorized(16): B[i] = A[i]`
-    After: `for i in vectorized(16, nontemporal=True): B[i] = A[i]`
-    Checks: the loop is vectorized; what is stored below is global, and not read there.
+    After: `for i in vectorized(16, stream=True): B[i] = A[i]`
+    Checks: the loop is vectorized; the stores below are to global buffers that are not read there.
     """
     node = find_loop(func, loop)
     if node.kind != "vectorized":
@@ -328,11 +331,11 @@ def nontemporal_stores(func: PrimFunc, loop: str) -> PrimFunc:
 
 
 def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
-    """Ask memory early for the vectors that a loop only reads, which hides how far away they are; meaning does not change.
+    """Prefetch the read-only vectors of a loop some iterations early, to hide the latency of memory; meaning does not change.
 
     Before: `for k in serial(512): for j in vectorized(16): C[j] = C[j] + A[k] * B[k, j]`
-    After: `for k in serial(512, prefetch_distance=32): ...`, which asks for `B[k + 32, ...]` while it computes with `B[k, ...]`
-    Checks: the loop is serial; the number of iterations is 1 to 4096; something below reads global memory that is not written there.
+    After: `for k in serial(512, ahead=32): ...`, which prefetches `B[k + 32, ...]` while it computes with `B[k, ...]`
+    Checks: the loop is serial. The number of iterations is 1 to 4096. Some block below reads global memory not written there.
     """
     node = find_loop(func, loop)
     if node.kind != "serial" or not 1 <= iterations <= MAX_PREFETCH_DISTANCE:
@@ -347,12 +350,12 @@ def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
 
 
 def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
-    """Let what a loop copies into shared memory arrive later, before anybody looks at it; meaning does not change.
+    """Copy into shared memory asynchronously (`cp.async`, PTX ISA); meaning does not change.
 
     Before: `for i in vectorized(8): S[i] = A[i] if i < n else 0`
-    After: `for i in vectorized(8, async_copy=True): S[i] = ...`
-    Checks: the loop is vectorized and around one block, which copies elements of a parameter to a shared buffer of the same type, or
-    zeros.
+    After: `for i in vectorized(8, asynchronous=True): S[i] = ...`
+    Checks: the loop is vectorized and around one block, which copies elements of a parameter, or zeros, to a shared buffer of
+    the same type.
     """
     node = find_loop(func, loop)
     if node.kind != "vectorized":
@@ -372,13 +375,13 @@ def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
 
 
 def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
-    """Make one loop of two loops of equal extent in the same body; statements between them go before it.
+    """Fuse two loops of equal extent in the same body (loop fusion); statements between them go before the fused loop.
 
     Before: `for a in range(N): P(a)` followed by `R`, then `for b in range(N): Q(b)`
     After: `R`, then `for a in range(N): P(a); Q(a)`
-    Checks: the second follows the first in one body; serial; extents provably equal; no block that runs once among them; R
-    neither reads what P writes nor writes what P touches; whatever Q reads of P's writes (or writes of P's reads) it touches
-    only at the same iteration.
+    Checks: the second loop follows the first in one body; both are serial; extents are provably equal; none holds a `prepack`
+    block. R neither reads P's writes nor writes buffers that P touches. Accesses of Q that conflict with P are at the same
+    iteration.
     """
     a, b = find_loop(func, first), find_loop(func, second)
     require_serial(func, a, "fuse_sibling_loops")
@@ -402,7 +405,7 @@ def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
 
 
 def _require_movable_before(func: PrimFunc, a: For, between: Sequence[Stmt]) -> None:
-    """The statements between may run before the loop."""
+    """Check that the statements between may run before the loop. Raises ScheduleError."""
     written = {b.body.buffer for b in blocks(a.body)}
     touched = {t for b in blocks(a.body) for t, _ in accesses(b)}
     for block in (x for s in between for x in blocks(s)):
@@ -413,8 +416,13 @@ def _require_movable_before(func: PrimFunc, a: For, between: Sequence[Stmt]) -> 
 
 
 def require_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> None:
-    """Every buffer shared between two bodies of the loop (with a write on one side) has a dimension that all accesses step through
-    alike with its variable, by at least what they cover within one iteration; a loop of one iteration shares nothing."""
+    """Check that two bodies of a loop conflict only within one iteration.
+
+    Each shared and written buffer has a dimension in which all accesses have the same stride along the loop. The stride is at
+    least the extent covered within one iteration. A loop of one iteration has no conflicts.
+
+    Raises: ScheduleError.
+    """
     if prove(le(a.extent, const(1)), loop_env(enclosing(func, a))) is Proof.YES:
         return
     written = [{b.body.buffer for b in blocks(s)} for s in bodies]
@@ -443,12 +451,12 @@ def require_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> 
 
 
 def accesses(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
-    """What the block writes and reads."""
+    """Return the (buffer, indices) of the block's store and loads."""
     return [(block.body.buffer, block.body.indices), *((x.buffer, x.indices) for x in block_loads(block))]
 
 
 def same_disjoint_stride(indices: Sequence[Expr], var: Var, ranges: Mapping[Var, Expr], env: Env) -> bool:
-    """All of the indices move alike with `var`, by at least what each covers while the variables of `ranges` run."""
+    """Return whether all indices have the same stride along `var`, at least the extent that each covers over `ranges`."""
     steps: set[tuple[Expr, Expr]] = set()
     for e in indices:
         inner = [v for v in free_vars(e) if v in ranges]

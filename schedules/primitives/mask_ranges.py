@@ -1,4 +1,7 @@
-"""Where a mask hides all scores: which steps along the keys some row can see at all, read off the condition of the mask."""
+"""Ranges of keys that a mask does not exclude entirely for a tile of queries (e.g. the causal bound).
+
+They are derived from the comparisons of the mask's condition.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,14 @@ MAX_DEPTH = 16
 def unmasked_range(
     func: PrimFunc, score: Expr, loop: For, ranges: Mapping[Var, Expr], env: Env, from_first: bool = True
 ) -> tuple[Expr, Expr]:
-    """(first, count) of the iterations of `loop` in which `score` may be above minus infinity for some value of the variables of
-    `ranges`, which run from 0 to below these numbers; a count below 0 is none. env: what is known where the loop stands, and not in its
-    iterations, of which there may be none. from_first: otherwise they begin with the loop.
+    """Return (first, count) of the iterations of `loop` in which some score may be above minus infinity; count may be negative.
 
-    Each part of the mask's condition alone bounds the steps, by the largest it leaves room for over all rows; what is outside is
-    hidden for certain. Raises ScheduleError where no condition says anything.
+    Each conjunct of the mask's condition bounds the iterations by itself, over all rows; the range is conservative.
+
+    ranges: extents of the variables over which a score counts (rows of the tile)
+    env: facts known at the loop, but not in its iterations, which may be none
+    from_first: whether leading masked iterations are skipped, too
+    Raises: ScheduleError if no condition bounds the iterations.
     """
     inner = dict(ranges)
     first: Expr = const(0)
@@ -79,13 +84,13 @@ def unmasked_range(
 
 
 def _in_proof_form(e: Expr, env: Env) -> Expr:
-    """The form that an expression has as a part of others: regions compare by form."""
+    """Rewrite an expression in the form it has as a part of others: regions compare by form."""
     parts = linear(e, (), env)
     return simplify(e, env) if parts is None else parts[1]
 
 
 def _conditions(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> list[Expr]:
-    """Conditions that all hold where a score is above minus infinity. What maxima run over joins the ranges."""
+    """Return conditions that all hold where a score is above minus infinity; iterators of maxima join `ranges`."""
     found: list[Expr] = []
     for _ in range(MAX_DEPTH):
         if isinstance(score, Op) and score.op == "select" and _is_masked(score.args[2]):
@@ -100,7 +105,7 @@ def _conditions(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> list[Ex
 
 
 def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | None:
-    """What an element of an intermediate is, or what it is the maximum of; None where it is something else."""
+    """Return the value of an element of an intermediate, or the term of its maximum; None for any other definition."""
     if not isinstance(score, Load) or score.buffer not in func.allocs:
         return None
     blocks = writers(func, score.buffer)
@@ -128,7 +133,7 @@ def _is_masked(e: Expr) -> bool:
 
 
 def _slack(part: Expr) -> Expr | None:
-    """What is at least 0 where a comparison of integers holds."""
+    """Return an expression that is at least 0 exactly where a comparison of integers holds; None for other conditions."""
     other = opposite(part.args[0]) if isinstance(part, Op) and part.op == "not" else None
     part = part if other is None else other
     if not isinstance(part, Op) or part.op not in ("le", "lt") or not part.args[0].dtype.is_int:
@@ -138,8 +143,10 @@ def _slack(part: Expr) -> Expr | None:
 
 
 def bound_over(e: Expr, ranges: Mapping[Var, Expr], largest: bool, env: Env) -> Expr | None:
-    """The largest (or least) value of an expression over all values of the variables of `ranges`, or more (less) than that; None
-    where it is not known to rise or fall with them."""
+    """Bound an expression over all values of the variables of `ranges`, from above if `largest`, else from below.
+
+    None if it is not known to be monotonic in them.
+    """
     if not any(v in ranges for v in free_vars(e)):
         return e
     if isinstance(e, Var):

@@ -1,4 +1,8 @@
-"""Primitives for sums of exponentials under a maximum (softmax, attention): split_k_update, rolling_update."""
+"""Primitives for softmax and attention: split_k_update, rolling_update (Neptune, arXiv:2510.08726).
+
+`rolling_update` gives the online softmax (Milakov & Gimelshein 2018) of FlashAttention (Dao et al. 2022);
+`split_k_update` gives the split over keys of flash-decoding (Dao et al. 2023).
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,11 @@ from relax_tune.schedules.primitives.reductions import combiner, decompose_reduc
 
 @dataclass(frozen=True, slots=True)
 class WeightedSum:
-    """`A[...] = A[...] + term` with one factor of `term` the weight `access`, at `step` along the keys."""
+    """A sum `A[...] = A[...] + term` over the keys.
+
+    access: the weight, a factor of `term`
+    step: the iterator of the keys
+    """
 
     block: Block
     access: Load
@@ -74,10 +82,13 @@ class WeightedSum:
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """`M[i] = max_k s(i, k)`, weights `W[i, k] = exp(s(i, k) - M[i])`, and sums over k of W[i, k] times something.
+    """Row maxima `M[i] = max_k s(i, k)`, weights `W[i, k] = exp(s(i, k) - M[i])`, and weighted sums over k.
 
-    W may hold floats of 16 bits, which the sums cast up. rows: the weights' iterators that index M, in the order of its dimensions;
-    key: the other one."""
+    W may hold 16-bit floats, which the sums cast up.
+
+    row_max: the block that makes M; step: its iterator of the keys; score: s
+    rows: the iterators of `weights` that index M, in the order of its dimensions; key: the other one
+    """
 
     row_max: Block
     step: IterVar
@@ -88,28 +99,28 @@ class Softmax:
     sums: tuple[WeightedSum, ...]
 
     def weight(self) -> Expr:
-        """What `weights` stores, 0 for a score of minus infinity."""
+        """The value of a weight, 0 for a score of minus infinity."""
         m = load(self.row_max.body.buffer, self.rows)
         made = _masked_exp(_score_at(self.row_max, self.step, self.score, self.rows, self.key), m)
         return cast(made, self.weights.body.buffer.dtype)
 
     def rows_of(self, s: WeightedSum) -> tuple[Expr, ...]:
-        """Where a sum's row has its maximum."""
+        """The indices of the maximum of a sum's row."""
         at = dict(zip(self.weights.body.indices, s.access.indices))
         return tuple(at[v] for v in self.rows)
 
 
 def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
-    """Cut the keys of a softmax into blocks that each use a maximum of their own; sums are combined afterwards.
+    """Split the keys of a softmax into blocks, each with its own maximum; combine their sums afterwards (Neptune's split-K update).
 
     Before: `M[i] = max(M[i], s[i, k])`, `W[i, k] = exp(s[i, k] - M[i])`, `A[i] = A[i] + W[i, k] * x[k]`
     After: `M_rf[b, i] = max(M_rf[b, i], s[i, b * F + t])`, `W[i, k] = exp(s[i, k] - M_rf[k // F, i])`,
     `A_rf[b, i] = A_rf[b, i] + W[i, b * F + t] * x[b * F + t]`, then `M[i] = max(M[i], M_rf[b, i])`,
     `M_scale[b, i] = exp(M_rf[b, i] - M[i])`, `A[i] = A[i] + A_rf[b, i] * M_scale[b, i]`
-    Checks: `block` is a maximum over one iterator from minus infinity; one block reads it, which makes nothing but those
-    weights (0 where the score is minus infinity, if it says so); the weights are read by sums over the same iterator, from 0,
-    once each as a factor; all have their own trivial nests; the factor is positive. Results differ by rounding, and a row whose
-    scores are all minus infinity sums up to 0.
+    Checks: `block` is a maximum over one iterator from minus infinity. One block that feeds sums reads it, and makes those
+    weights (or 0 for a score of minus infinity). The weights are read by sums over the same iterator, from 0, once each as a
+    factor. All have their own trivial nests; the factor is positive. Results differ by rounding. A row whose scores are all
+    minus infinity sums up to 0.
     """
     f = positive(func, f"split_k_update({block!r})", factor)
     found = softmax_of(func, block)
@@ -194,7 +205,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
 
 
 def _may_combine_last(func: PrimFunc, members: Sequence[Block]) -> bool:
-    """Whether nobody but the members reads what they make before the last of them."""
+    """Return whether no block between the members reads their results, so that combining may follow all of them."""
     every = blocks(func.body)
     places = [every.index(b) for b in members]
     between = [b for b in every[min(places) : max(places)] if b not in members]
@@ -205,7 +216,7 @@ def _may_combine_last(func: PrimFunc, members: Sequence[Block]) -> bool:
 def _block_nest(
     name: str, iters: Sequence[IterVar], body: Store, init: Store | None, new: Callable[[str], str]
 ) -> Stmt:
-    """A block under a loop of its own for each iterator."""
+    """Make a block under a loop of its own for each iterator."""
     own = tuple(replace(i, var=Var(i.var.name)) for i in iters)
     values: dict[Var, Expr] = {old.var: i.var for old, i in zip(iters, own, strict=True)}
     names = tuple(Var(new(f"{name}_{i.var.name.removeprefix('v')}")) for i in iters)
@@ -220,7 +231,7 @@ def _block_nest(
 
 
 def _limit_keys(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
-    """The nest, whose last two loops are blocks of `f` keys and the keys of one, for keys below `extent` alone."""
+    """Guard a nest by `keys < extent`; its last two loops are over blocks of `f` keys and the keys of a block."""
     (block,), around = blocks(nest), loops(nest)
     condition = lt(around[-2].var * f + around[-1].var, extent)
     if prove(condition, loop_env(around)) is Proof.YES:
@@ -229,14 +240,14 @@ def _limit_keys(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
 
 
 def masked_score(dtype: DType) -> Const:
-    """The score of a key that a row does not see."""
+    """Return the score of a masked key, minus infinity."""
     found = const(-math.inf, dtype)
     assert isinstance(found, Const)
     return found
 
 
 def _masked_exp(score: Expr, top: Expr) -> Expr:
-    """`exp(score - top)`, 0 for a score of minus infinity."""
+    """Return `exp(score - top)`, 0 for a score of minus infinity."""
     return select(eq(score, masked_score(score.dtype)), const(0, score.dtype), call("exp", sub(score, top)))
 
 
@@ -246,7 +257,7 @@ def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key:
 
 
 def softmax_of(func: PrimFunc, block: str) -> Softmax:
-    """The maximum `block` with what depends on it; ScheduleError where that is something else."""
+    """Match the softmax whose maximum is `block`. Raises ScheduleError for anything else."""
     top = find_block(func, block)
     step, score = _reduced(func, top, "max", -math.inf)
     spatial_of(top)
@@ -274,12 +285,12 @@ def softmax_of(func: PrimFunc, block: str) -> Softmax:
 
 
 def _feeds_sum(func: PrimFunc, b: Block) -> bool:
-    """Whether something in the function sums up what the block makes (a last use of the maxima does not matter)."""
+    """Return whether a reduction reads the block's result; a last use of the maxima does not count."""
     return any(r.is_reduction for r in readers(func, b.body.buffer))
 
 
 def _reduced(func: PrimFunc, node: Block, operation: str, start: float) -> tuple[IterVar, Expr]:
-    """The one reduction iterator and what is combined, from the neutral initial value."""
+    """Return the one reduction iterator and the term of a reduction by `operation` from `start`. Raises ScheduleError."""
     found, term = combiner(node)
     steps = [i for i in node.iters if i.kind == "reduce"]
     init = node.init.value if node.init is not None else None
@@ -294,7 +305,7 @@ def _reduced(func: PrimFunc, node: Block, operation: str, start: float) -> tuple
 
 
 def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr) -> tuple[tuple[Var, ...], Var]:
-    """The iterators of the rows and of the keys of a block that makes `exp(score - maximum)`."""
+    """Return the row iterators and the key iterator of a block that makes `exp(score - maximum)`. Raises ScheduleError."""
     own = spatial_of(node)
     found = dict.fromkeys(x.indices for x in block_loads(node) if x.buffer is top.body.buffer)
     rows = next(iter(found), ())
@@ -317,7 +328,7 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
 
 
 def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> WeightedSum:
-    """A sum of weights times something, over all keys."""
+    """Match a sum over all keys of weights times a factor. Raises ScheduleError."""
     step, term = _reduced(func, node, "add", 0.0)
     spatial_of(node)
     target = weights.body.buffer
@@ -334,7 +345,7 @@ def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> WeightedSum:
 
 
 def _is_factor(e: Expr, access: Load) -> bool:
-    """Whether `e` is `access`, cast up or as it is, times what does not read it."""
+    """Return whether `e` is `access`, cast up or plain, times expressions that do not read it."""
     if e in (access, cast(access, e.dtype)):
         return True
     if not isinstance(e, Op) or e.op != "mul":
@@ -344,20 +355,23 @@ def _is_factor(e: Expr, access: Load) -> bool:
 
 
 def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last", "masked"] = "none") -> PrimFunc:
-    """Find the maxima of a softmax while its sums run: whenever a maximum grows, what was summed is scaled down.
+    """Compute the maxima of a softmax while its sums run, and rescale the sums when a maximum grows (Neptune's rolling update).
+
+    This is the online softmax (Milakov & Gimelshein 2018).
 
     Before: `for k: M[i] = max(M[i], s[i, k])`, `for k: W[i, k] = exp(s[i, k] - M[i])`, `for k: A[i] = A[i] + W[i, k] * x[k]`
     After: `M[i] = -inf; A[i] = 0`, then `for k: f[k, i] = exp(M[i] - max(M[i], s[i, k])); M[i] = max(M[i], s[i, k]);
     W[i, k] = exp(s[i, k] - M[i]); A[i] = A[i] * f[k, i] + W[i, k] * x[k]`
-    Checks: maximum, weights and sums as for `split_k_update`, nobody else reads the weights; each nest begins with its loop over
-    the keys, unsplit and serial, whose iterations all run; the nests follow each other in one body and run through the same
-    rows. The loops' order is part of the meaning then: nothing may reorder or spread it, since nothing has an initial value.
-    Results differ by rounding, and a row whose scores are all minus infinity sums up to 0.
-    skip: with `masked` the loop runs only from the first to the last step whose scores the condition of a mask, `select(c, s, -inf)`,
-    leaves to some of the rows that the loop is for: `for k in range(min(N, last + 1) - first)` at `first + k`, both of which may depend
-    on loops around; with `after_last` from the start to the last one. A hidden step has weights of 0 and leaves the maximum, so that
-    it adds nothing; what it would weigh may then be infinite or NaN without a sum becoming NaN.
-    Checks also: the condition has comparisons that are linear in the step, and rise or fall with the rows, and hide a step.
+    Checks: maximum, weights and sums as for `split_k_update`; nothing else reads the weights. Each nest begins with its loop
+    over the keys, unsplit and serial, whose iterations all run. The nests follow each other in one body and cover the same rows.
+    Afterwards the order of the loops is part of the meaning: with no initial values left, nothing may reorder or spread them.
+    Results differ by rounding. A row whose scores are all minus infinity sums up to 0.
+
+    skip: `nothing`; `late`, the iterations after the last that the mask `select(c, s, -inf)` leaves to some row of the tile; or
+        `hidden`, those before the first one, too: `for k in range(min(N, last + 1) - first)` at `first + k`. Both bounds may
+        depend on outer loops. A skipped iteration has weights of 0 and leaves the maximum, so that it would add nothing. Its
+        other factors may then be infinite or NaN without effect.
+    Checks also: the condition has comparisons that are linear in the step and monotonic in the rows, and mask a step.
     """
     if skip not in ("none", "after_last", "masked"):
         raise ScheduleError(f"{func.name}: rolling_update wants skip to be none, after_last or masked, found {skip!r}")
@@ -413,7 +427,7 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
 
 
 def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
-    """The loop over the keys: the outermost one that only this block is in, whole and serial."""
+    """Return the loop over the keys: the outermost one around this block alone, whole and serial. Raises ScheduleError."""
     bound = next(b for i, b in zip(node.iters, node.bindings) if i.var is key)
     extent = next(i.extent for i in node.iters if i.var is key)
     path = enclosing(func, node)
@@ -433,7 +447,7 @@ def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
 
 
 def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) -> None:
-    """What one run of the nests reads of maxima and weights is what it makes of them."""
+    """Check that all nests cover the same rows of maxima and weights. Raises ScheduleError."""
     maxima, weights = p.row_max.body, p.weights.body
     at = [weights.indices.index(v) for v in p.rows]
 
@@ -459,7 +473,7 @@ def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) ->
 
 
 def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
-    """What the sums are multiplied by as the maxima take this step: made before them, in a nest like theirs."""
+    """Make the nest of the factors that rescale the sums, ahead of the update of the maxima."""
     (node,) = blocks(loop)
     old = load(p.row_max.body.buffer, p.row_max.body.indices)
     value = _masked_exp(old, maximum(old, p.score))
@@ -470,7 +484,7 @@ def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
 
 
 def _rescaled(p: Softmax, old: Block, node: Block, factor: Buffer) -> Block:
-    """The block as it runs in one loop with the others."""
+    """Return the block as it runs in the fused loop: weights guarded, sums rescaled."""
     if old is p.weights:
         return replace(node, body=replace(node.body, value=p.weight()))
     s = next((s for s in p.sums if s.block is old), None)
