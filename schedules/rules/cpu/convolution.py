@@ -1,18 +1,23 @@
 """Convolutions: sums of products over windows of an input, with whatever is fused around them.
 
-A tile of the output accumulates in registers over the whole reduction, as in a product of matrices. Forms differ in what lies
-along the vectors, and in how the input is laid out so that the inner loop loads neighbours:
+A tile of the output accumulates in registers over the whole reduction, as in a matmul. The forms differ in the
+dimension along
+vectors, and in the layout of the input that lets the inner loop load neighbours:
 
-- `rows`: vectors along whole rows of the padded input, through what lies between the rows of the output. The input is read where
-  it is; what lies between the rows is computed for nothing, and left out when the tile is written.
-- `direct`: vectors along the last place. Where windows step, the input's elements are first put apart by their remainder, so
-  that neighbours of the output are neighbours of the input.
-- `flat`: vectors along all places of a channel as one dimension, which wastes nothing however short rows are. The input is
-  copied for each tap along the last dim; the taps of the other dims then are offsets.
-- `channels`: vectors along the channels of the output, in which places of a row are the rows of a tile. Nothing is copied, and
-  short rows waste nothing; what is written lies apart where channels are not the output's last dim.
+- `rows`: vectors along whole rows of the padded input, read in place. The results between the output's rows are
+  computed for
+nothing, and left out when the tile is written.
+- `direct`: vectors along the last output dimension. With a stride, input elements are first grouped by their position
+  modulo the
+stride, so that neighbours of the output are neighbours of the input.
+- `flat`: vectors along all output positions of a channel, fused into one dimension, so short rows waste nothing. The
+  input is
+copied for each tap along the last dimension (a partial im2col); the taps of the other dimensions are offsets.
+- `channels`: vectors along output channels; positions in a row are the rows of a tile. Nothing is copied and short rows
+  waste
+nothing, but the writes are strided unless channels are the output's last dimension.
 
-Weights are packed in the order that the inner loop reads them, once where they are constant.
+Weights are packed in the order in which the inner loop reads them, once if they are constant.
 """
 
 from __future__ import annotations
@@ -47,14 +52,16 @@ from relax_tune.schedules.target import HardwareInfo
 
 Form = Literal["rows", "direct", "flat", "channels"]
 Order = Literal["panels", "blocks"]
-TALLEST = 14  # channels of a tile
-UNROLLED = 4  # taps that are written out
-WHOLE_ROWS = 4  # vectors of a row that is written out
+TALLEST = 14  # channels of a tile at most
+UNROLLED = 4  # taps that are unrolled at most
+WHOLE_ROWS = 4  # vectors of a row that is vectorised whole
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The structural decisions of one sketch. order: what is shared out, places or channels."""
+class ConvolutionChoice:
+    """The structural decisions of one sketch. order: whether positions (`panels`) or channels (`blocks`) are spread over
+    workers.
+    """
 
     form: Form
     order: Order
@@ -65,17 +72,17 @@ class Choice:
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a convolution; nothing when the function is none."""
+    """Yield every sketch of a convolution; none for other functions."""
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
     forms: tuple[Form, ...] = ("rows", "direct", "flat", "channels")
     orders: tuple[Order, ...] = ("panels", "blocks")
-    choices = (Choice(form, order) for form in forms for order in orders)
+    choices = (ConvolutionChoice(form, order) for form in forms for order in orders)
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
-def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, choice: ConvolutionChoice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
@@ -84,7 +91,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
         s.apply("cache_write", block=main, scope="global")
     roles = find_convolution(find_block(s.func, main))
     if roles is None:
-        raise ScheduleError(f"{func.name}: with what it reads put in place, it is no convolution")
+        raise ScheduleError(f"{func.name}: after inlining, it is no convolution")
     forms = {"rows": _rows, "direct": _direct, "flat": _flat, "channels": _channels}
     forms[choice.form](s, machine, choice, main, roles)
     if made is not None:
@@ -92,13 +99,13 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     return s
 
 
-def _rows(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
-    """Blocks of rows for a few channels: with what lies between the rows in scratch memory, of which the last block takes rows."""
+def _rows(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
+    """Compute blocks of whole rows for a few channels in scratch memory, from which the epilogue takes the output's rows."""
     if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
         raise ScheduleError(f"{s.func.name}: windows step by more than one, or there are no rows")
     after = output_loops(s, main)
     *_, line, column = [w.place for w in roles.windows]
-    tile = _Tile.of(s, machine, main, roles)
+    tile = _ConvolutionTile.of(s, machine, main, roles)
     scratch = find_block(s.func, main).body.buffer.name
     nest = loops_by_iter(s, main)
     length = as_int(s.extent(nest[column]))
@@ -114,12 +121,12 @@ def _rows(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: 
     l_0, l_1 = s.split(after[line], [None, lines])
     j_0, j_1 = tile.split_channel(s, after[roles.channel])
     batch = [n for v, n in after.items() if v not in (roles.channel, line, column)]
-    outer = _outer(choice, batch, l_0, j_0)
+    outer = _outer_order(choice, batch, l_0, j_0)
     s.reorder([*outer, j_1, l_1, after[column]])
     take = writer_of(s, scratch)
     *_, t_j, t_q = s.compute_at(take, outer[-1])
-    # before tiles reach beyond a block: that its rows are its own can be proved now
-    _share(s, machine, choice, batch, l_0, j_0, tile.exact)
+    # now, since after tiles reach beyond a block it cannot be proved that its rows are its own
+    _parallelise(s, machine, choice, batch, l_0, j_0, tile.exact)
     q_0, q_1 = s.split(t_q, [None, tile.width])
     s.set_tail(q_0, "peel")
     s.reorder([q_0, t_j, q_1])
@@ -129,11 +136,11 @@ def _rows(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: 
     _accumulate(s, main, [own[v] for v in roles.steps], m_j, m_q)
     s.set_kind(t_j, "unrolled")
     s.set_kind(q_1, "vectorized")
-    _along(s, after[column], machine)
+    _vectorise_row(s, after[column], machine)
 
 
 def _blocks_of(rows: int | None) -> Sequence[int]:
-    """How many rows a block may have: all of them, or a few even parts."""
+    """Return heights of blocks of rows: all rows, or parts of nearly equal height."""
     return (
         (2, 4, 8, 16, 32, 64)
         if rows is None
@@ -141,11 +148,11 @@ def _blocks_of(rows: int | None) -> Sequence[int]:
     )
 
 
-def _flat(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
-    """Tiles of channels by places, whatever row these are in."""
+def _flat(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
+    """Compute tiles of channels by output positions, across row ends."""
     if len(roles.windows) < 2:
         raise ScheduleError(f"{s.func.name}: places are one dim already")
-    tile = _Tile.of(s, machine, main, roles)
+    tile = _ConvolutionTile.of(s, machine, main, roles)
     out, epilogue = find_block(s.func, main).body.buffer, final_block(s.func).name
     copy_taps(s, machine, main, roles)
     last = [w.tap for w in roles.windows[1:]]
@@ -164,9 +171,9 @@ def _flat(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: 
     _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
 
 
-def _direct(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
-    """Tiles of channels by places in a row."""
-    tile = _Tile.of(s, machine, main, roles)
+def _direct(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
+    """Compute tiles of channels by output positions of one row."""
+    tile = _ConvolutionTile.of(s, machine, main, roles)
     out = find_block(s.func, main).body.buffer
     if roles.windows[-1].stride > 1:
         copy_by_remainder(s, machine, main, roles)
@@ -178,8 +185,10 @@ def _direct(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles
     _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
 
 
-def _channels(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles) -> None:
-    """Tiles of places in a row by channels."""
+def _channels(
+    s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles
+) -> None:
+    """Compute tiles of output positions of one row by channels."""
     count = roles.each or as_int(_extent(s, main, roles.channel))
     if roles.each == 1 or (count is not None and count < machine.lanes):
         raise ScheduleError(f"{s.func.name}: no vector of channels reads the same of the input")
@@ -224,25 +233,25 @@ def _channels(s: Schedule, machine: HardwareInfo, choice: Choice, main: str, rol
         s.set_kind(s.fuse([*images, j_0]), "parallel")
     else:
         raise ScheduleError(
-            f"{s.func.name}: the last block of channels is another one, so channels are not fused with others"
+            f"{s.func.name}: the last block of channels is separate, so channels cannot be fused with other loops"
         )
 
 
 def _require_registers(s: Schedule, machine: HardwareInfo, height: Tunable, width: Tunable) -> None:
-    """The accumulators of a tile, a vector and what is broadcast."""
+    """Require registers for a tile's accumulators, one vector and one broadcast value."""
     vectors = ceildiv(width, machine.lanes)
     s.require(le(mul(height, vectors) + vectors + 1, machine.registers))
 
 
 def _tile(
-    s: Schedule, machine: HardwareInfo, choice: Choice, main: str, roles: ConvolutionRoles, tile: _Tile, steps: Sequence[Var], column: Var,
-    p_0: str, p_1: str,
+    s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles,
+    tile: _ConvolutionTile, steps: Sequence[Var], column: Var, p_0: str, p_1: str,
 ) -> None:  # fmt: skip
-    """A tile's nest, and the last block where it is complete."""
+    """Order the loops of a tile, and compute the epilogue where the tile is complete."""
     nest, epilogue = loops_by_iter(s, main), final_block(s.func).name
     j_0, j_1 = tile.split_channel(s, nest[roles.channel])
     batch = [n for v, n in nest.items() if v not in (roles.channel, column) and v not in steps]
-    outer = _outer(choice, batch, p_0, j_0)
+    outer = _outer_order(choice, batch, p_0, j_0)
     reduce = [nest[v] for v in steps]
     s.reorder([*outer, *reduce, j_1, p_1])
     made = s.reverse_compute_at(epilogue, outer[-1])
@@ -250,11 +259,11 @@ def _tile(
         s.set_kind(name, "unrolled")
     s.set_kind(made[-1], "vectorized")
     _accumulate(s, main, reduce, j_1, p_1)
-    _share(s, machine, choice, batch, p_0, j_0, tile.exact)
+    _parallelise(s, machine, choice, batch, p_0, j_0, tile.exact)
 
 
 def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector: str) -> None:
-    """The reduction outside, rows written out, vectors innermost."""
+    """Put the reduction outside the tile, unroll its rows and vectorise its innermost loop."""
     s.reorder([*reduce, row, vector])
     s.set_kind(row, "unrolled")
     s.set_kind(vector, "vectorized")
@@ -263,30 +272,30 @@ def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector:
     s.apply("decompose_reduction", block=main, loop=reduce[0])
 
 
-def _outer(choice: Choice, batch: Sequence[str], places: str, channels: str) -> list[str]:
+def _outer_order(choice: ConvolutionChoice, batch: Sequence[str], places: str, channels: str) -> list[str]:
     return [*batch, places, channels] if choice.order == "panels" else [*batch, channels, places]
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
-    """Channels by places; exact: the height divides the channels (of a group)."""
+class _ConvolutionTile:
+    """A tile of channels by output positions. exact: whether the height divides the channels (of a group)."""
 
     height: Tunable
     width: Tunable
     exact: bool
 
     @staticmethod
-    def of(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> _Tile:
+    def of(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> _ConvolutionTile:
         count = roles.each or as_int(_extent(s, main, roles.channel))
         fair = [d for d in range(1, TALLEST + 1) if count and count % d == 0]
         exact = bool(fair) and (roles.each is not None or fair[-1] >= 4 or fair[-1] == count)
         height = s.tunable("MR", fair if exact else range(1, TALLEST + 1))
         width = s.tunable("NR", [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)])
         _require_registers(s, machine, height, width)
-        return _Tile(height, width, exact)
+        return _ConvolutionTile(height, width, exact)
 
     def split_channel(self, s: Schedule, loop: str) -> tuple[str, str]:
-        """(the loop over tiles, the loop in one)."""
+        """Split the loop over channels. Returns the loop over tiles and the loop inside a tile."""
         j_0, j_1 = s.split(loop, [None, self.height], divides=self.exact)
         if not self.exact:
             s.set_tail(j_0, "pow2")
@@ -297,8 +306,8 @@ def _extent(s: Schedule, block: str, var: Var) -> Expr:
     return next(i.extent for i in find_block(s.func, block).iters if i.var is var)
 
 
-def _along(s: Schedule, loop: str, machine: HardwareInfo) -> None:
-    """A row of the output in vectors."""
+def _vectorise_row(s: Schedule, loop: str, machine: HardwareInfo) -> None:
+    """Vectorise a row of the output."""
     length = as_int(s.extent(loop))
     if length is None or length > WHOLE_ROWS * machine.lanes:
         v_0, loop = s.split(loop, [None, machine.lanes])
@@ -306,10 +315,16 @@ def _along(s: Schedule, loop: str, machine: HardwareInfo) -> None:
     s.set_kind(loop, "vectorized")
 
 
-def _share(
-    s: Schedule, machine: HardwareInfo, choice: Choice, batch: Sequence[str], places: str, channels: str, exact: bool
+def _parallelise(
+    s: Schedule,
+    machine: HardwareInfo,
+    choice: ConvolutionChoice,
+    batch: Sequence[str],
+    places: str,
+    channels: str,
+    exact: bool,
 ) -> None:
-    """Hand blocks of places or channels to threads (C), or both to work-groups (OpenCL)."""
+    """Spread blocks of positions or channels over threads (C), or both over work-groups (OpenCL)."""
     peeled = find_loop(s.func, places).tail != "predicate"
     if machine.has_grid:
         for axis, name in enumerate([channels, places] if choice.order == "panels" else [places, channels]):
@@ -322,5 +337,5 @@ def _share(
         s.set_kind(s.fuse([*batch, channels]), "parallel")
     else:
         raise ScheduleError(
-            f"{s.func.name}: the last block of channels is another one, so channels are not fused with others"
+            f"{s.func.name}: the last block of channels is separate, so channels cannot be fused with other loops"
         )

@@ -1,6 +1,6 @@
-"""The schedule that is always correct: every block in its own nest, points shared out in chunks, reductions inside.
+"""The schedule that fits every function: a nest per block, chunks of points spread over workers, reductions inside.
 
-It serves functions no other rule takes, and as the `generic` variant of every task.
+It serves functions that no other rule takes, and is the `generic` variant of every task.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ CHUNK = 64
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Exactly one sketch, for any function."""
+    """Yield exactly one sketch, for any function."""
     s = Schedule(func)
     for block in blocks(func.body):
-        _one(s, block, machine)
+        _schedule_block(s, block, machine)
     yield "fallback", s
 
 
-def _one(s: Schedule, block: Block, machine: HardwareInfo) -> None:
-    """Chunks of the last spatial dimension; reductions run outside a chunk where that makes its points neighbours in memory."""
+def _schedule_block(s: Schedule, block: Block, machine: HardwareInfo) -> None:
+    """Split the last spatial dimension into chunks.
+
+    Reductions run outside a chunk where that makes its points neighbours in memory.
+    """
     node = find_block(s.func, block.name)
     names = s.loops_of(block.name)
     spatial = [n for n, i in zip(names, node.iters) if i.kind == "spatial"]
@@ -35,8 +38,8 @@ def _one(s: Schedule, block: Block, machine: HardwareInfo) -> None:
     top = None
     if spatial:
         column = [i.var for i in node.iters if i.kind == "spatial"][-1]
-        outer, inner = s.split(spatial[-1], [None, _chunk(next(i.extent for i in node.iters if i.var is column))])
-        across = bool(reduce) and _steps_along(node, column)
+        outer, inner = s.split(spatial[-1], [None, _chunk_size(next(i.extent for i in node.iters if i.var is column))])
+        across = bool(reduce) and _is_contiguous_along(node, column)
         s.reorder([*spatial[:-1], outer, *reduce, inner] if across else [*spatial[:-1], outer, inner, *reduce])
         top = s.fuse([*spatial[:-1], outer])
     if node.init is not None and reduce:
@@ -48,14 +51,14 @@ def _one(s: Schedule, block: Block, machine: HardwareInfo) -> None:
             return  # a nest whose points are not independent stays serial
 
 
-def _chunk(extent: Expr) -> int:
-    """The largest divisor of a constant extent up to CHUNK when there is a fair one, so that no point needs a guard."""
+def _chunk_size(extent: Expr) -> int:
+    """Return the largest divisor of a constant extent from 8 to CHUNK, else CHUNK."""
     size = as_int(extent)
     divisors = [d for d in range(8, CHUNK + 1) if size and size % d == 0]
     return max(divisors, default=CHUNK)
 
 
-def _steps_along(block: Block, column: Var) -> bool:
-    """Whether neighbours along `column` are neighbours in memory for every operand that has it."""
+def _is_contiguous_along(block: Block, column: Var) -> bool:
+    """Return True if neighbours along `column` are neighbours in memory for every operand that has it."""
     with_column = [x for x in block_loads(block) if column in free_vars(*x.indices)]
     return bool(with_column) and all(x.indices[-1] is column for x in with_column)

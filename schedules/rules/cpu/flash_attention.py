@@ -1,8 +1,10 @@
-"""Attention in one kernel: products, softmax and weighted sums of a tile of queries, block by block of keys.
+"""FlashAttention (Dao et al. 2022) on processors: one kernel for a tile of queries, block by block of keys.
 
-A tile of queries is turned once, so that queries are the lanes: scores, maxima, exponentials and their sums then need nothing
-across lanes. Keys come in blocks with a running maximum (`rolling_update`), whose scores stay in cache; a block's weighted values
-are summed in registers of a few queries by vectors of columns, and added to what the tile has so far.
+A tile of queries is transposed once, so that vector lanes are queries: scores, maxima, exponentials and sums need no
+    operation
+across lanes. Blocks of keys run under a running maximum (`rolling_update`), and their scores stay in cache. Weighted
+values of a
+block are summed in registers of a few queries by vectors of columns, then added to the tile's.
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ from relax_tune.schedules.target import HardwareInfo
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of an attention; nothing when the function is none."""
+    """Yield one sketch of an attention; none for other functions."""
     if len(reductions(func)) != 4:
         return
     yield from first_applicable("flash_attention", (partial(build, func, machine, skip) for skip in SKIPS))
 
 
 def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
-    """Tiles of queries, keys in blocks. Raises ScheduleError where the function is no attention of known widths."""
+    """Schedule tiles of queries and blocks of keys. Raises ScheduleError unless the function is an attention of constant
+    sizes.
+    """
     s = Schedule(func)
     r = find_attention_roles(s)
     lanes = machine.lanes
@@ -53,7 +57,7 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedu
     s.require(le(tile * (block * 2 + r.depth + r.width) * 4, machine.l2_bytes // 2))
 
     s.apply("cache_read", block=r.product, buffer=r.query, scope="local")
-    turned = writer_of(s, f"{r.query}_cache")
+    transposed = writer_of(s, f"{r.query}_cache")
     s.apply("permute_layout", buffer=f"{r.query}_cache", order=with_last(r.query_rank, [r.query_dim]))
     s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=tile)
     s.apply("split_k_update", block=r.row_max, factor=block)
@@ -65,9 +69,9 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedu
     _weighted_values(s, r, key, height, width)
     _exponentials(s, r, key)
     _scores(s, r, key, unroll)
-    s.compute_at(turned, i_0)
-    rows = loops_of_iter(s, turned, i_0, _iter_at(s, turned, r.query_dim))
-    s.reorder([*(n for n in s.inner_loops(turned, i_0) if n not in rows), *rows])
+    s.compute_at(transposed, i_0)
+    rows = loops_of_iter(s, transposed, i_0, _iter_at(s, transposed, r.query_dim))
+    s.reorder([*(n for n in s.inner_loops(transposed, i_0) if n not in rows), *rows])
     for b in blocks(s.func.body):
         inner = s.nest_of(b.name)[-1]
         if inner.kind == "serial":
@@ -77,7 +81,7 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedu
 
 
 def _weighted_values(s: Schedule, r: AttentionRoles, key: str, height: Tunable, width: Tunable) -> None:
-    """A block's weighted values in registers of a few queries by vectors of columns, then added to those of the tile."""
+    """Sum a block's weighted values in register tiles of queries by columns, then add them to the tile's."""
     part = f"{r.weighted_values}_rf"
     rows, columns = s.inner_loops(r.weighted_values, key)
     a_0, a_1 = s.split(rows, [None, height])
@@ -85,7 +89,7 @@ def _weighted_values(s: Schedule, r: AttentionRoles, key: str, height: Tunable, 
     s.reorder([a_0, c_0, a_1, c_1])
     s.compute_at(part, c_0)
     (step,) = loops_of_iter(s, part, c_0, "vt")
-    _order(s, part, c_0, "vt", *_others(s, part, c_0, "vt"))
+    _loops_first(s, part, c_0, "vt", *_other_loops(s, part, c_0, "vt"))
     s.set_tail(step, "peel")
     for loop in (a_1, s.inner_loops(part, c_0)[1]):
         s.unroll(loop)
@@ -93,10 +97,10 @@ def _weighted_values(s: Schedule, r: AttentionRoles, key: str, height: Tunable, 
 
 
 def _exponentials(s: Schedule, r: AttentionRoles, key: str) -> None:
-    """The weights of a block of keys and their sums in one pass."""
+    """Compute the weights of a block of keys and their sums in one pass."""
     part = f"{r.row_sum}_rf"
     s.compute_at(part, key)
-    _order(s, part, key, "vt", *_others(s, part, key, "vt"))
+    _loops_first(s, part, key, "vt", *_other_loops(s, part, key, "vt"))
     (step,) = loops_of_iter(s, part, key, "vt")
     s.apply("decompose_reduction", block=part, loop=step)
     s.compute_at(r.weights, key)
@@ -107,7 +111,7 @@ def _exponentials(s: Schedule, r: AttentionRoles, key: str) -> None:
 
 
 def _scores(s: Schedule, r: AttentionRoles, key: str, unroll: Tunable) -> None:
-    """A few keys at a time against all queries of the tile in registers; their maximum while they are there."""
+    """Compute the scores of a few keys against all queries of the tile in registers, and their maximum with them."""
     part = f"{r.row_max}_rf"
     s.compute_at(part, key)
     m_0, m_1 = s.split(loops_of_iter(s, part, key, "vt")[0], [None, unroll])
@@ -130,16 +134,16 @@ def _scores(s: Schedule, r: AttentionRoles, key: str, unroll: Tunable) -> None:
 
 
 def _iter_at(s: Schedule, block: str, dim: int) -> str:
-    """The iterator of a copy's dimension, as its source has them."""
+    """Return the iterator of a copy's dimension `dim`, counted as in its source."""
     return find_block(s.func, block).iters[dim].var.name
 
 
-def _others(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
-    """The loops of the block inside `loop` that do not feed an iterator."""
+def _other_loops(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
+    """Return the loops of a block inside `loop` that do not feed an iterator."""
     own = loops_of_iter(s, block, loop, iterator)
     return [n for n in s.inner_loops(block, loop) if n not in own]
 
 
-def _order(s: Schedule, block: str, loop: str, first: str, *rest: str) -> None:
-    """The loops of an iterator first."""
+def _loops_first(s: Schedule, block: str, loop: str, first: str, *rest: str) -> None:
+    """Move the loops of the iterator `first` outside the loops `rest`."""
     s.reorder([*loops_of_iter(s, block, loop, first), *rest])

@@ -1,7 +1,8 @@
-"""Attention of few queries over many keys on processors, as one step of a decoder wants it: workers take blocks of keys too.
+"""Flash-decoding (Dao et al. 2023) on processors: few queries, many keys, and workers that take blocks of keys.
 
-Lanes are neighbours along the depth of a key while scores are made, then keys of a block, then columns of the values. A second
-statement combines what the blocks left.
+Vector lanes run along the depth of a key for scores, then along the keys of a block, then along columns of the values.
+A second
+statement combines the partial results of all blocks.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from relax_tune.schedules.target import HardwareInfo
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """One sketch of an attention; nothing when the function is none."""
+    """Yield one sketch of an attention; none for other functions."""
     if len(reductions(func)) == 4:
         yield from try_forms([("flash_decoding", partial(build, func, machine))])
 
 
 def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """MR queries by KR vectors of keys to a task, of which KU are multiplied at a time."""
+    """Give each task MR queries and KR vectors of keys, and multiply KU keys at a time."""
     s = Schedule(func)
     r = find_attention_roles(s)
     lanes = machine.lanes
@@ -67,7 +68,7 @@ def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     for p in loops(s.func.body):
         if p.kind == "serial" and p.extent is queries:
             s.unroll(p.var.name)
-    _combined(s, r, width, machine)
+    _combine(s, r, width, machine)
     for a in s.func.allocs:
         if a.name not in written.values():
             s.apply("set_scope", buffer=a.name, scope="local")
@@ -76,7 +77,7 @@ def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
 
 
 def _scores(s: Schedule, r: AttentionRoles, step: str, together: Tunable, lanes: int) -> None:
-    """A few keys at a time against all queries: sums of lanes, which are then added up."""
+    """Multiply a few keys at a time by all queries: partial sums in lanes, which are then added up."""
     (keys,), (rows,) = loops_of_iter(s, r.scores, step, r.score_key), loops_of_iter(s, r.scores, step, r.score_row)
     k_0, k_1 = s.split(keys, [None, together])
     s.reorder([k_0, rows, k_1])
@@ -95,8 +96,8 @@ def _scores(s: Schedule, r: AttentionRoles, step: str, together: Tunable, lanes:
     set_kind_of_copies(s, {n: "unrolled" for n in (*each, k_1)})
 
 
-def _combined(s: Schedule, r: AttentionRoles, width: Tunable, machine: HardwareInfo) -> None:
-    """Every query weighs what the blocks of keys left of it."""
+def _combine(s: Schedule, r: AttentionRoles, width: Tunable, machine: HardwareInfo) -> None:
+    """Combine the partial results of all blocks of keys for every query."""
     s.compute_inline(f"{r.row_max}_scale")
     last = find_block(s.func, r.output)
     nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.output), strict=True)}

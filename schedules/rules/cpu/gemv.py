@@ -1,8 +1,9 @@
-"""Products with few rows: a matrix and a vector, or a small batch of vectors, bound by the bytes of the matrix.
+"""Matrix-vector products (GEMV) and matmuls with few rows, which the bytes of the matrix bound.
 
-Two forms. `columns`: columns of the output are vector lanes; constant weights, decoded in the kernel where they are stored in few
-bits, lie in panels as wide as a vector, so that one layout serves every tile and a tile of several panels reads several streams at
-once. `dots`: the reduction runs along memory in both operands, so that lanes are steps of it; nothing is packed.
+`columns`: vector lanes are columns of the output. Constant weights lie in panels one vector wide, so one layout serves
+every tile,
+and a tile of several panels reads several streams at once. Weights stored in few bits are decoded in the kernel.
+`dots`: vector lanes are steps of the reduction, which runs along memory in both operands; nothing is packed.
 """
 
 from __future__ import annotations
@@ -36,13 +37,18 @@ from relax_tune.schedules.target import HardwareInfo
 Form = Literal["columns", "dots"]
 
 PREFETCH_BYTES = 2048
-"""How far ahead of its use a panel is asked for."""
+"""The distance of a prefetch from its use."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The structural decisions of one sketch. grouped: factors of groups of steps are multiplied by once a group; ahead: panels are
-    asked of memory before they are needed."""
+class GemvChoice:
+    """The structural decisions of one sketch.
+
+    form: `columns` or `dots`.
+    parallel: whether tiles are spread over workers.
+    grouped: whether the scale of a group of steps is multiplied by once per group.
+    prefetch: whether panels are prefetched.
+    """
 
     form: Form
     parallel: bool
@@ -56,22 +62,22 @@ class Choice:
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
+    """Yield every sketch of a product with few or unknown rows; none for other functions."""
     if not is_product(func):
         return
     for parallel in (True, False):
         if machine.has_grid and not parallel:
             continue
         choices = (
-            Choice("columns", parallel),
-            Choice("columns", parallel, prefetch=True),
-            Choice("columns", parallel, grouped=True),
-            Choice("dots", parallel),
+            GemvChoice("columns", parallel),
+            GemvChoice("columns", parallel, prefetch=True),
+            GemvChoice("columns", parallel, grouped=True),
+            GemvChoice("dots", parallel),
         )
         yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
-def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, choice: GemvChoice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
@@ -86,7 +92,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     rows = None if roles.row is None else as_int(_extent(roles.block, roles.row))
     if roles.row is not None and rows is not None and rows > FEW_ROWS and not _is_decoded(roles):
         raise ScheduleError(f"{func.name}: {rows} rows are many")
-    with suppress(ScheduleError):  # nothing may be the same all along
+    with suppress(ScheduleError):  # no factor may be independent of the reduction
         s.apply("hoist_factors", block=main)
     if choice.form == "dots":
         return _dots(s, main, epilogue.name, roles, machine, choice)
@@ -94,9 +100,9 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
 
 
 def _columns(
-    s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: Choice
+    s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: GemvChoice
 ) -> Schedule:
-    """Lanes are columns; a tile is some rows by some vectors of columns, each vector from a panel of its own."""
+    """Compute tiles of some rows by some vectors of columns, each vector from its own panel; lanes are columns."""
     block = find_block(s.func, main)
     halves, group = packed_steps(block, roles)
     if choice.grouped and (group is None or len(roles.reduce) != 1):
@@ -105,13 +111,13 @@ def _columns(
     sizes = [as_int(d) for d in held.shape]
     few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
     if choice.prefetch and (machine.has_grid or not choice.parallel or few):
-        raise ScheduleError(f"{s.func.name}: only C asks ahead, for panels that may not stay in its workers' caches")
+        raise ScheduleError(f"{s.func.name}: only C prefetches, and only panels too large for its workers' caches")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    _panels(s, main, roles, machine)
+    _pack_panels(s, main, roles, machine)
     j_v, j_2 = s.split(nest[roles.column], [None, machine.lanes], divides=_divides(block, roles.column, machine.lanes))
-    panels = s.tunable("V", _counts(s.extent(j_v), (1, 2, 3, 4, 6, 8)))
+    panels = s.tunable("V", _dividing(s.extent(j_v), (1, 2, 3, 4, 6, 8)))
     j_0, j_1 = s.split(j_v, [None, panels], divides=as_int(s.extent(j_v)) is not None)
-    i_0, i_1 = _rows(s, block, roles, nest)
+    i_0, i_1 = _row_tiles(s, block, roles, nest)
     *others, k = [nest[v] for v in roles.reduce]
     if choice.grouped and group is not None:
         steps = s.split(k, [None, group // halves, halves])
@@ -123,7 +129,7 @@ def _columns(
     s.reorder([*outer, *inner, *reduce])
     sums = mul(s.tunables["MR"], panels) if i_1 else panels
     s.require(le(add(add(mul(sums, 2) if choice.grouped else sums, panels), 2), machine.registers))
-    _epilogue(s, epilogue, outer[-1])
+    _place_epilogue(s, epilogue, outer[-1])
     if choice.grouped:
         _sum_groups(s, main, steps[0], outer, inner)
     else:
@@ -136,13 +142,13 @@ def _columns(
         s.apply("prefetch", loop=steps[0], iterations=PREFETCH_BYTES // each)
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute":
-            _mark(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
-    _spread(s, machine, choice, batch, j_0)
+            _set_kinds(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
+    _parallelise(s, machine, choice, batch, j_0)
     return s
 
 
 def _sum_groups(s: Schedule, main: str, groups: str, outer: Sequence[str], inner: Sequence[str]) -> None:
-    """A sum of its own for each iteration of `groups`, added to the others at its end, times what belongs to the group."""
+    """Sum each iteration of `groups` by itself, and add the sum, times the group's scale, to the total."""
     s.apply("rfactor", block=main, loop=groups)
     factored = f"{main}_rf"
     sums = find_block(s.func, factored).body.buffer
@@ -150,8 +156,8 @@ def _sum_groups(s: Schedule, main: str, groups: str, outer: Sequence[str], inner
     s.apply("permute_layout", buffer=sums.name, order=[last, *range(last)])  # lanes are its columns
     s.apply("hoist_factors", block=factored)
     s.apply("decompose_reduction", block=main, loop=s.loops_of(main)[-1])
-    _apart(s, [f"{factored}_init"], len(outer), len(inner) + 1)
-    _apart(s, [factored, f"{main}_init"], len(outer), len(inner))
+    _separate_nests(s, [f"{factored}_init"], len(outer), len(inner) + 1)
+    _separate_nests(s, [factored, f"{main}_init"], len(outer), len(inner))
     around = []
     for name in (f"{factored}_init", factored, main):
         own = s.loops_of(name)[len(outer) :]
@@ -161,15 +167,22 @@ def _sum_groups(s: Schedule, main: str, groups: str, outer: Sequence[str], inner
     s.fuse_sibling_loops(around[0], around[2])
 
 
-def _apart(s: Schedule, stages: Sequence[str], outer: int, inner: int) -> None:
-    """Nests of their own, inside the outer loops, for blocks that share the `inner` loops below those and one that follows."""
+def _separate_nests(s: Schedule, stages: Sequence[str], outer: int, inner: int) -> None:
+    """Give blocks nests of their own inside the outer loops.
+
+    stages: blocks that share `inner` loops below the outer ones with a block that follows.
+    """
     for stage in stages:
         for depth in reversed(range(outer, outer + inner)):
             s.apply("fission", loop=s.loops_of(stage)[depth], block=stage)
 
 
-def _dots(s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: Choice) -> Schedule:
-    """Lanes are steps of the reduction; a tile is some rows by some columns with a vector of sums for each of its elements."""
+def _dots(
+    s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: GemvChoice
+) -> Schedule:
+    """Compute tiles of some rows by some columns with a vector of partial sums per element; lanes are steps of the
+    reduction.
+    """
     block = find_block(s.func, main)
     if choice.grouped or len(roles.reduce) != 1:
         raise ScheduleError(f"{s.func.name}: dot products run over one dimension")
@@ -179,9 +192,9 @@ def _dots(s: Schedule, main: str, epilogue: str, roles: Contraction, machine: Ha
         if step in free_vars(*x.indices) and (along != [step] or sum(step in free_vars(i) for i in x.indices) != 1):
             raise ScheduleError(f"{s.func.name}: the reduction does not run along {x.buffer.name!r}")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    columns = s.tunable("NR", _counts(_extent(block, roles.column), (1, 2, 4, 8)))
+    columns = s.tunable("NR", _dividing(_extent(block, roles.column), (1, 2, 4, 8)))
     j_0, j_1 = s.split(nest[roles.column], [None, columns], divides=as_int(s.extent(nest[roles.column])) is not None)
-    i_0, i_1 = _rows(s, block, roles, nest)
+    i_0, i_1 = _row_tiles(s, block, roles, nest)
     width = s.tunable("VL", [machine.lanes * u for u in (1, 2)])
     k_0, k_1 = s.split(nest[step], [None, width])
     s.set_tail(k_0, "peel")
@@ -190,27 +203,27 @@ def _dots(s: Schedule, main: str, epilogue: str, roles: Contraction, machine: Ha
     s.reorder([*outer, *inner, k_0, k_1])
     vectors = mul(columns, floordiv(width, machine.lanes))
     s.require(le(add(mul(s.tunables["MR"], vectors) if i_1 else vectors, add(vectors, 2)), machine.registers))
-    _epilogue(s, epilogue, outer[-1])
+    _place_epilogue(s, epilogue, outer[-1])
     s.apply("rfactor", block=main, loop=k_1)
     s.apply("decompose_reduction", block=main, loop=s.loops_of(main)[-1])
     factored = f"{main}_rf"
-    _apart(s, [f"{factored}_init", factored, f"{main}_init"], len(outer), len(inner))
+    _separate_nests(s, [f"{factored}_init", factored, f"{main}_init"], len(outer), len(inner))
     own = s.loops_of(factored)[len(outer) :]
     s.reorder([k_0, *(x for x in own if x != k_0)])
     for stage in (factored, f"{factored}_init"):
-        _mark(s, [name for name in s.loops_of(stage)[len(outer) :] if name != k_0])
+        _set_kinds(s, [name for name in s.loops_of(stage)[len(outer) :] if name != k_0])
     for stage in (main, f"{main}_init"):
         for name in s.loops_of(stage)[len(outer) :][: len(inner)]:
             s.set_kind(name, "unrolled")
     narrow = (as_int(_extent(block, roles.column)) or machine.lanes) < machine.lanes
-    _spread(s, machine, choice, batch, i_0[0] if narrow and i_0 and not batch else j_0)
+    _parallelise(s, machine, choice, batch, i_0[0] if narrow and i_0 and not batch else j_0)
     return s
 
 
-def _rows(
+def _row_tiles(
     s: Schedule, block: Block, roles: Contraction, nest: Mapping[Var, str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """The loops over tiles of rows and over the rows of one; without a row, neither."""
+    """Return the loops over tiles of rows and over the rows of a tile; both empty without a row."""
     if roles.row is None:
         return (), ()
     extent = as_int(_extent(block, roles.row))
@@ -221,9 +234,12 @@ def _rows(
     return (i_0,), (i_1,)
 
 
-def _panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -> None:
-    """Constant operands with columns are laid out in panels one vector wide, once; others must have them last. Without any there is
-    nothing that tiles of a product with many rows do not do as well."""
+def _pack_panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -> None:
+    """Pack constant operands with columns into panels one vector wide.
+
+    Other operands must have columns last. Raises ScheduleError without a constant operand: then the matmul rule does as
+        well.
+    """
     packed = 0
     for access in block_loads(find_block(s.func, main)):
         if roles.column not in free_vars(*access.indices):
@@ -237,9 +253,8 @@ def _panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -
         name = access.buffer.name
         if len(dims) != 1 or sum(x.buffer is access.buffer for x in block_loads(find_block(s.func, main))) != 1:
             raise ScheduleError(f"{s.func.name}: {name!r} cannot be packed by columns")
-        s.apply("cache_read", block=main, buffer=name, scope="global")
-        copy = next(b for b in blocks(s.func.body) if b.body.buffer.name == f"{name}_cache")
-        s.apply("mark_prepack", block=copy.name)
+        (copy,) = s.apply("cache_read", block=main, buffer=name, scope="global")
+        s.apply("mark_prepack", block=copy)
         rest = [d for d in range(rank + 1) if d not in (dims[0], dims[0] + 1)]
         order = [dims[0], *rest, dims[0] + 1]
         s.apply("tile_layout", buffer=f"{name}_cache", dim=dims[0], factor=machine.lanes, order=order)
@@ -249,7 +264,7 @@ def _panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -
 
 
 def _is_decoded(roles: Contraction) -> bool:
-    """Whether the operand with columns is stored in fewer bits than it is computed with."""
+    """Return True if the operand with columns is stored as integers."""
     return any(x.buffer.dtype.is_int and roles.column in free_vars(*x.indices) for x in block_loads(roles.block))
 
 
@@ -262,29 +277,29 @@ def _divides(block: Block, var: Var, factor: int) -> bool:
     return extent is not None and extent % factor == 0
 
 
-def _counts(extent: Expr, options: Sequence[int]) -> Sequence[int]:
-    """The options that divide a constant extent, all of them where it is not constant."""
+def _dividing(extent: Expr, options: Sequence[int]) -> Sequence[int]:
+    """Return the options that divide a constant extent, or all options for a symbolic one."""
     size = as_int(extent)
     return options if size is None else [o for o in options if size % o == 0] or [1]
 
 
-def _epilogue(s: Schedule, epilogue: str, loop: str) -> None:
+def _place_epilogue(s: Schedule, epilogue: str, loop: str) -> None:
     *rest, last = s.reverse_compute_at(epilogue, loop)
     s.set_kind(last, "vectorized")
     for name in rest:
         s.set_kind(name, "unrolled")
 
 
-def _mark(s: Schedule, inner: Sequence[str]) -> None:
-    """The last loop in vectors, the others written out."""
+def _set_kinds(s: Schedule, inner: Sequence[str]) -> None:
+    """Vectorise the last loop and unroll the others."""
     *rest, last = inner
     s.set_kind(last, "vectorized")
     for name in rest:
         s.set_kind(name, "unrolled")
 
 
-def _spread(s: Schedule, machine: HardwareInfo, choice: Choice, batch: Sequence[str], tiles: str) -> None:
-    """Tiles to threads or work-groups, those of each batch element beside the others'."""
+def _parallelise(s: Schedule, machine: HardwareInfo, choice: GemvChoice, batch: Sequence[str], tiles: str) -> None:
+    """Spread tiles over threads, or tiles and batch elements over two axes of work-groups."""
     if not choice.parallel:
         return
     if not machine.has_grid:

@@ -10,7 +10,6 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, add, as_int, const, free_vars, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import find_block, find_loop
@@ -18,14 +17,14 @@ from relax_tune.schedules.rules.shared.injective import inline_into_outputs, tra
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# Stores past the caches are of whole lines.
+# Non-temporal stores write whole cache lines.
 LINE_BYTES = 64
-# So many times the cost of starting workers, in elements, are too many for one thread.
+# With more elements than this multiple of the cost of starting workers (in ns), one thread is too slow.
 SMALL = 256
 
-# On several workers; on one thread, in a function without a parallel region; on several, with stores past the caches.
+# parallel: several workers; serial: one thread without a parallel region; nontemporal: several, with stores past the caches.
 Form = Literal["parallel", "serial", "nontemporal"]
-# Which loop over tiles stays on a worker: along the rows of the output, or of the inputs.
+# The loop over tiles that stays on a worker: along the rows of the output, or along those of the inputs.
 Inside = Literal["column", "row"]
 TRANSPOSED: tuple[tuple[Form, Inside], ...] = (
     ("parallel", "column"), ("parallel", "row"), ("nontemporal", "row"), ("serial", "column"),
@@ -33,10 +32,10 @@ TRANSPOSED: tuple[tuple[Form, Inside], ...] = (
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """A sketch of each form that can be the best one at some shape."""
+    """Yield a sketch of each form that can be the fastest at some shape."""
     if reductions(func):
         return
-    possible = _possible(func, machine)
+    possible = _useful_forms(func, machine)
     for form in possible:
         try:
             schedule = build(func, machine, form)
@@ -53,12 +52,15 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         yield f"injective.transposed.{form}.{inside}", schedule
 
 
-def _possible(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
-    """The forms that may win at some shape: no other workers where all elements take less than starting these (at a generous 1 ns
-    an element), no single thread where that is nothing beside them, and stores past the caches only where the workers' own may be too
-    small for the outputs."""
-    points = _total(func, lambda b: 1)
-    nbytes = _total(func, lambda b: b.dtype.bytes)
+def _useful_forms(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
+    """Return the forms that may be the fastest at some shape.
+
+    serial: left out where all elements take much longer than starting workers (at a generous 1 ns an element).
+    parallel: left out where all elements take less time than starting workers.
+    nontemporal: left out where the outputs fit in the workers' private caches.
+    """
+    points = _total_size(func, lambda b: 1)
+    nbytes = _total_size(func, lambda b: b.dtype.bytes)
     found: list[Form] = []
     if machine.has_grid or (machine.workers > 1 and (points is None or points > machine.launch_ns)):
         found.append("parallel")
@@ -69,8 +71,8 @@ def _possible(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
     return tuple(found)
 
 
-def _total(func: PrimFunc, weight: Callable[[Buffer], int]) -> int | None:
-    """What the elements of all outputs weigh; None where a shape symbol says."""
+def _total_size(func: PrimFunc, weight: Callable[[Buffer], int]) -> int | None:
+    """Return the sum of the outputs' sizes in `weight` per element, or None if it depends on a shape symbol."""
     total: Expr = const(0)
     for b in func.output_buffers:
         size: Expr = const(weight(b))
@@ -81,8 +83,10 @@ def _total(func: PrimFunc, weight: Callable[[Buffer], int]) -> int | None:
 
 
 def build(func: PrimFunc, machine: HardwareInfo, form: Form) -> Schedule:
-    """Everything inlined into the outputs; of each the last dimension in vectors, and on several workers all of it cut into runs
-    of vectors, of which each of GP parts gets as many as the others."""
+    """Inline everything into the outputs and vectorise the last dimension of each.
+
+    On several workers the runs of vectors are split into GP equal parts.
+    """
     s = Schedule(func)
     left = inline_into_outputs(s)
     width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
@@ -114,8 +118,10 @@ def build(func: PrimFunc, machine: HardwareInfo, form: Form) -> Schedule:
 
 
 def _transposed(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Inside) -> Schedule:
-    """A function that reads arrays along another dimension than it writes: square tiles of these are turned over in registers into
-    a local one."""
+    """Schedule a function that reads arrays along another dimension than it writes.
+
+    Square tiles of these arrays are transposed in registers into a local buffer.
+    """
     s = Schedule(func)
     block = inline_into_outputs(s)
     if len(block) != 1:
@@ -130,9 +136,8 @@ def _transposed(func: PrimFunc, machine: HardwareInfo, form: Form, inside: Insid
     at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
     copies = []
     for access in reads:
-        before = {b.name for b in blocks(s.func.body)}
-        s.apply("cache_read", block=name, buffer=access.buffer.name, scope="local")
-        copies.append(next(b for b in blocks(s.func.body) if b.name not in before))
+        (made,) = s.apply("cache_read", block=name, buffer=access.buffer.name, scope="local")
+        copies.append(find_block(s.func, made))
     others = [n for k, n in enumerate(loops[:-1]) if k != at]
     r_0, r_1 = s.split(loops[at], [None, tile])
     c_0, c_1 = s.split(loops[-1], [None, tile])

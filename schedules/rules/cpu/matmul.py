@@ -1,8 +1,12 @@
-"""Matmul-like functions: sums of products with whatever is fused around them.
+"""Matmuls with whatever is fused around them: packed panels and a register-tile micro-kernel (Goto and van de Geijn 2008).
 
-Register tiles of MR rows by NR vectorised columns accumulate over the whole reduction. What the columns index is packed into panels
-of NR columns, padded with zeros: once when it is constant, otherwise in the call, panel by panel or all of it first. The epilogue is
-computed on the tile while it is in registers. Rows that are left over are done in powers of two, columns in whole vectors.
+Register tiles of MR rows by NR vectorised columns accumulate over the whole reduction. The operand indexed by columns
+is packed
+into panels of NR columns, padded with zeros. A constant operand is packed once; any other in the call, panel by panel
+or all of
+it first. The epilogue is computed on the tile while it is in registers. Leftover rows are computed in powers of two,
+leftover
+columns in whole vectors.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from typing import Literal
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Tunable, Var, as_int, ceildiv, free_vars, le
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
 from relax_tune.schedules.rules.shared.contraction import (
@@ -29,7 +32,7 @@ from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# `panels`: workers take panels of columns (and groups of rows); `blocks`: the same after everything was packed; `serial`: one thread.
+# panels: workers take panels of columns (and groups of rows); blocks: the same after all of the operand is packed; serial: one thread.
 Order = Literal["panels", "blocks", "serial"]
 ORDERS: tuple[Order, ...] = ("panels", "blocks", "serial")
 HEIGHTS = range(1, 15)
@@ -38,8 +41,12 @@ GROUPS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The structural decisions of one sketch."""
+class MatmulChoice:
+    """The structural decisions of one sketch.
+
+    order: how tiles are spread over workers (see `Order`).
+    packed: whether the operand with columns is packed.
+    """
 
     order: Order
     packed: bool
@@ -50,9 +57,16 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A padded copy of an operand: its buffer, the block that fills it, the dimension of the columns, how many dimensions of the batch
-    lead, whether the operand is constant, and whether its columns lie side by side."""
+class PaddedOperand:
+    """A padded copy of an operand.
+
+    buffer: the copy's buffer.
+    block: the block that fills it.
+    dim: its dimension of columns.
+    batch: the number of leading batch dimensions.
+    constant: whether the operand is a constant.
+    contiguous: whether columns are the last dimension of the operand.
+    """
 
     buffer: str
     block: str
@@ -63,14 +77,14 @@ class Copy:
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a matmul-like function; nothing when the function is none."""
+    """Yield every sketch of a matmul; none for other functions."""
     if not is_product(func):
         return
-    choices = (Choice(order, packed) for order in ORDERS for packed in (True, False))
+    choices = (MatmulChoice(order, packed) for order in ORDERS for packed in (True, False))
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
-def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
+def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     if machine.has_grid and choice.order == "serial":
         raise ScheduleError("a work-group device has no serial form")
@@ -78,8 +92,8 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     main = reductions(func)[0].name
     inline_around(s, main)
     roles = find_contraction(find_block(s.func, main), output_column(s, main, final_block(s.func)))
-    width = s.tunable("NR", _widths(roles, machine, choice))
-    copies = _packed(s, roles, width) if choice.packed else ()
+    width = s.tunable("NR", _panel_widths(roles, machine, choice))
+    copies = _pad_operands(s, roles, width) if choice.packed else ()
     in_call = any(not c.constant for c in copies)
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: nothing is packed in the call")
@@ -113,7 +127,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
         raise ScheduleError(f"{func.name}: without rows there is nothing to pack for")
     s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], j_1])
     for copy in copies:
-        _fill(s, copy, choice, machine, width, j_0)
+        _place_copy(s, copy, choice, machine, width, j_0)
     e_loops = s.reverse_compute_at(epilogue.name, rows[0] if rows else [*group, j_0][0])
     s.set_kind(e_loops[-1], "vectorized")
     for name in [*e_loops[:-1], *rows[1:]]:
@@ -121,8 +135,8 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: Choice) -> Schedule:
     s.set_kind(j_1, "vectorized")
     s.apply("decompose_reduction", block=main, loop=reduce[0])
     for copy in copies:
-        _panels(s, copy, width)
-    panel = _distribute(s, machine, choice.order, batch, j_0, group)
+        _store_in_panels(s, copy, width)
+    panel = _bind_tiles(s, machine, choice.order, batch, j_0, group)
     if not divides:
         s.set_tail(panel, "narrow")
     s.guess(*_guesses(s, roles, machine))
@@ -135,18 +149,17 @@ def _require_contiguous(s: Schedule, roles: Contraction) -> None:
         raise ScheduleError(f"{s.func.name}: {operand.buffer.name!r} is used as it is only when columns are contiguous")
 
 
-def _packed(s: Schedule, roles: Contraction, width: Tunable) -> tuple[Copy, ...]:
-    """Let the contraction read padded copies of what its columns index, and write whole panels."""
+def _pad_operands(s: Schedule, roles: Contraction, width: Tunable) -> tuple[PaddedOperand, ...]:
+    """Let the contraction read padded copies of the operands with columns, and compute whole panels."""
     main = roles.block.name
-    old = {b.name for b in blocks(s.func.body)}
-    s.apply("pad", block=main, factors=[width if i.var is roles.column else None for i in roles.block.iters])
-    made = [b for b in blocks(s.func.body) if b.name not in old]
+    names = s.apply("pad", block=main, factors=[width if i.var is roles.column else None for i in roles.block.iters])
+    made = [find_block(s.func, n) for n in names]
     accesses = {x.buffer: x.indices for x in block_loads(find_block(s.func, main))}
-    copies: list[Copy] = []
+    copies: list[PaddedOperand] = []
     for b in made:
         if b.body.buffer not in accesses:
             if b.body.buffer not in s.func.output_buffers:
-                s.compute_inline(b.name)  # the elements taken from whole panels, where an epilogue reads them
+                s.compute_inline(b.name)  # the copy of the unpadded elements, into the epilogue
             continue
         indices = accesses[b.body.buffer]
         dims = [d for d, e in enumerate(indices) if e is roles.column]
@@ -154,13 +167,18 @@ def _packed(s: Schedule, roles: Contraction, width: Tunable) -> tuple[Copy, ...]
         if len(dims) != 1:
             raise ScheduleError(f"{s.func.name}: {b.body.buffer.name!r} has no one dimension of columns")
         constant = block_loads(b)[0].buffer in s.func.consts
-        copies.append(Copy(b.body.buffer.name, b.name, dims[0], lead, constant, dims[0] == len(indices) - 1))
+        copies.append(PaddedOperand(b.body.buffer.name, b.name, dims[0], lead, constant, dims[0] == len(indices) - 1))
     return tuple(copies)
 
 
-def _fill(s: Schedule, copy: Copy, choice: Choice, machine: HardwareInfo, width: Tunable, j_0: str) -> None:
-    """Where and how a copy is made: a constant one before any call, another one for each panel where it is used or, in `blocks`, all
-    of it first."""
+def _place_copy(
+    s: Schedule, copy: PaddedOperand, choice: MatmulChoice, machine: HardwareInfo, width: Tunable, j_0: str
+) -> None:
+    """Choose the place and loops of an operand's copy.
+
+    A constant is copied before any call. Otherwise each panel is copied where it is used, or, for `blocks`, all panels
+    first.
+    """
     if copy.constant:
         s.apply("mark_prepack", block=copy.block)
         return
@@ -177,7 +195,7 @@ def _fill(s: Schedule, copy: Copy, choice: Choice, machine: HardwareInfo, width:
         depth.remove(c_1)
     if copy.contiguous or not depth:
         s.reorder([*spread, *depth, c_1])
-    else:  # squares, whose rows become columns in registers
+    else:  # square tiles, transposed in registers
         d_0, d_1 = s.split(depth[-1], [None, machine.lanes])
         s.reorder([*spread, *depth[:-1], d_0, d_1, c_1])
         s.set_kind(d_1, "vectorized")
@@ -186,16 +204,16 @@ def _fill(s: Schedule, copy: Copy, choice: Choice, machine: HardwareInfo, width:
         s.set_kind(s.fuse(spread), "group" if machine.has_grid else "parallel")
 
 
-def _panels(s: Schedule, copy: Copy, width: Tunable) -> None:
-    """Store the columns of a panel side by side, panels one after the other."""
+def _store_in_panels(s: Schedule, copy: PaddedOperand, width: Tunable) -> None:
+    """Store the columns of a panel next to each other, and one panel after the other."""
     rank, dim = len(find_alloc(s.func, copy.buffer).shape), copy.dim
     rest = [d for d in range(copy.batch, rank + 1) if d not in (dim, dim + 1)]
     order = [*range(copy.batch), dim, *rest, dim + 1]
     s.apply("tile_layout", buffer=copy.buffer, dim=dim, factor=width, order=order)
 
 
-def _distribute(s: Schedule, machine: HardwareInfo, order: Order, batch: list[str], j_0: str, group: list[str]) -> str:
-    """Hand tiles to threads (C) or work-groups (OpenCL). Returns the loop over panels."""
+def _bind_tiles(s: Schedule, machine: HardwareInfo, order: Order, batch: list[str], j_0: str, group: list[str]) -> str:
+    """Spread tiles over threads (C) or work-groups (OpenCL). Returns the loop over panels."""
     if order == "serial":
         return j_0
     if machine.has_grid:
@@ -212,8 +230,10 @@ def _extent(roles: Contraction, var: Var | None) -> int | None:
     return next((as_int(i.extent) for i in roles.block.iters if i.var is var), None)
 
 
-def _widths(roles: Contraction, machine: HardwareInfo, choice: Choice) -> Sequence[int]:
-    """Panel widths: one to four vectors; where columns are used as they are, those that divide a constant extent, when any does."""
+def _panel_widths(roles: Contraction, machine: HardwareInfo, choice: MatmulChoice) -> Sequence[int]:
+    """Return panel widths of one to four vectors. Without packing, prefer the widths that divide a constant number of
+    columns.
+    """
     extent = _extent(roles, roles.column)
     options = [machine.lanes * v for v in VECTORS]
     if extent is None:
@@ -232,8 +252,10 @@ def _always_divides(roles: Contraction, width: Tunable) -> bool:
 
 
 def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo) -> list[Mapping[str, int]]:
-    """The tiles that load least for each product and waste least of constant extents, with as many groups of rows as give every worker
-    the same number of tiles."""
+    """Return the two tiles with the fewest loads per product, counting the waste at constant extents.
+
+    The number of row groups is the first that gives every worker the same number of tiles.
+    """
     found: list[tuple[float, Mapping[str, int]]] = []
     columns, row_count = _extent(roles, roles.column), _extent(roles, roles.row)
     for width in s.tunables["NR"].domain:

@@ -1,7 +1,8 @@
-"""Reductions that step across memory: sums over leading and middle dimensions, masked pooling.
+"""Reductions across memory: sums over leading and middle dimensions, masked pooling.
 
-Neighbouring results are neighbours in memory, so vectors lie along the results: a few of them accumulate in registers while the
-reduction runs, and what follows is computed while they are there.
+Neighbouring results are neighbours in memory, so vectors lie along the results. A few vectors accumulate in registers
+over the
+reduction, and the epilogue is computed while they are there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from relax_tune.schedules.target import HardwareInfo
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """The columns shared out to threads, and the same on one thread; nothing when no reduction steps across columns."""
+    """Yield strips of columns spread over threads, and the same on one thread; none unless a reduction is across columns."""
     if not reductions(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
@@ -33,7 +34,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
-    """All stages inside the loop over strips of columns of the last one."""
+    """Compute all stages inside the loop over strips of columns of the last one."""
     s = Schedule(func)
     for block in blocks(func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
@@ -73,7 +74,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
 
 
 def _strip(s: Schedule, block: str, strip: str) -> None:
-    """The reduction around the columns of a strip, whose sums stay in registers."""
+    """Put the reduction outside the columns of a strip, whose sums stay in registers."""
     node = find_block(s.func, block)
     inner = s.inner_loops(block, strip)
     steps = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
@@ -82,9 +83,6 @@ def _strip(s: Schedule, block: str, strip: str) -> None:
         raise ScheduleError(f"{s.func.name}: block {block!r} has no loop over the columns of a strip")
     reduce = [n for n in inner if n in steps]
     s.reorder([*reduce, *columns])
-    before = {b.name for b in blocks(s.func.body)}
-    decompose(s, block, reduce)
-    for made in blocks(s.func.body):
-        if made.name not in before:
-            s.set_kind(s.loops_of(made.name)[-1], "vectorized")
+    for made in decompose(s, block, reduce):
+        s.set_kind(s.loops_of(made)[-1], "vectorized")
     s.set_kind(columns[0], "vectorized")

@@ -1,7 +1,8 @@
 """Row-wise functions: softmax, normalisations, row reductions with what is fused around them.
 
-A thread (or work-group) takes a chunk of rows; every stage runs on the row while it is in cache, in vector loops with one
-accumulator per lane; stages that step through the row alike share one loop.
+A thread or work-group takes a chunk of rows. Every stage runs on a row while it is in cache, in vector loops with one
+accumulator
+per lane. Stages with the same steps along a row share one loop.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Keep = Literal["expensive", "all", "none"]
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a row-wise function; nothing when the function is none."""
+    """Yield every sketch of a row-wise function; none for other functions."""
     if not reductions(func):
         return
     forms: list[tuple[str, Keep, bool]] = [
@@ -39,7 +40,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     for order in ("parallel",) if machine.has_grid else ("parallel", "serial"):
         for name, keep, in_registers in forms:
             if short and keep != "expensive":
-                continue  # of a row in registers nothing is stored or computed again
+                continue  # a row in registers is neither stored nor computed again
             try:
                 schedule = build(func, machine, order == "parallel", keep, in_registers)
             except ScheduleError:
@@ -52,8 +53,11 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:
-    """Apply one structural choice: which spatial stages are kept rather than computed again where they are read, and whether a
-    row and what is kept of it stay in registers."""
+    """Apply one structural choice.
+
+    keep: the elementwise stages that are stored rather than computed again where they are read.
+    in_registers: whether a row and its stored stages stay in registers.
+    """
     s = Schedule(func)
     for block in blocks(func.body):
         current = find_block(s.func, block.name)
@@ -67,16 +71,16 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
         hoist_reciprocal(s, block.name)
     per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
     if len(func.output_buffers) == 1:
-        f_0, f_1 = _under_last(s, per_thread, in_registers)
+        f_0, f_1 = _under_output(s, per_thread, in_registers)
     else:
-        f_0, f_1 = _side_by_side(s, per_thread)
+        f_0, f_1 = _outputs_together(s, per_thread)
     if in_registers:
         for block in blocks(s.func.body):
             _vectorise_whole(s, block.name, f_1, machine)
     else:
         width = s.tunable("VL", _widths(s.func, machine))
         stages = [_vectorise(s, block.name, f_1, width) for block in blocks(s.func.body)]
-        _merge(s, [loop for loop in stages if loop is not None])
+        _fuse_stage_loops(s, [loop for loop in stages if loop is not None])
     for block in blocks(s.func.body):
         decompose(s, block.name, s.inner_loops(block.name, f_1))
     if machine.has_grid:
@@ -87,7 +91,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
 
 
 def _widths(func: PrimFunc, machine: HardwareInfo) -> list[int]:
-    """One, two or four vectors; no more than constant rows fill."""
+    """Return widths of one, two or four vectors, up to the length of constant rows."""
     extents = [as_int(b.iters[-1].extent) for b in blocks(func.body) if b.iters]
     known = [e for e in extents if e is not None]
     longest = max(known) if known and len(known) == len(extents) else None
@@ -96,20 +100,20 @@ def _widths(func: PrimFunc, machine: HardwareInfo) -> list[int]:
 
 
 def _require_short(func: PrimFunc, machine: HardwareInfo) -> None:
-    """Every row is so short that half of the registers hold it."""
+    """Raise ScheduleError unless every row fits in half of the vector registers."""
     for block in blocks(func.body):
         extent = as_int(block.iters[-1].extent) if block.iters else None
         if extent is None or -(-extent // machine.lanes) > machine.registers // 2:
             raise ScheduleError(f"{func.name}: the rows of block {block.name!r} do not fit in registers")
 
 
-def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
-    """All stages of a function of several outputs under one loop over rows; the loops over chunks and rows."""
+def _outputs_together(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
+    """Fuse all stages of a function of several outputs into one loop over rows. Returns the loops over chunks and rows."""
     found = blocks(s.func.body)
     rows = min(len(b.body.indices) for b in found)
     if rows == 0 or any(b.body.indices[:rows] != tuple(i.var for i in b.iters[:rows]) for b in found):
         raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")
-    # before they are fused, since a row's own place is seen in the loops of its dimensions, not in digits of one number
+    # before fusing each nest: the loops of the dimensions show that rows are distinct, quotients of one fused loop do not
     first, *others = [s.loops_of(b.name)[:rows] for b in found]
     for other in others:
         for a, b in zip(first, other, strict=True):
@@ -119,8 +123,8 @@ def _side_by_side(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
     return f_0, f_1
 
 
-def _under_last(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple[str, str]:
-    """All stages where the last one needs them, row by row; the loops over chunks and rows."""
+def _under_output(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple[str, str]:
+    """Compute every stage inside the last stage's loop over rows. Returns the loops over chunks and rows."""
     last = final_block(s.func)
     rows = min(len(b.body.indices) for b in reductions(s.func))
     if last.is_reduction:
@@ -154,13 +158,13 @@ def _keep_in_output(s: Schedule, buffer: str, last: Block) -> None:
 
 
 def _vectorise(s: Schedule, block: str, row: str, width: Tunable) -> str | None:
-    """Vector loops for one stage. Returns the stage's loop over vectors."""
+    """Vectorise one stage. Returns its loop over vectors, or None for a stage without one."""
     inner = s.inner_loops(block, row)
     return in_vectors(s, block, inner[-1], width) if inner else None
 
 
 def _vectorise_whole(s: Schedule, block: str, row: str, machine: HardwareInfo) -> None:
-    """Vectors for all of a row, without a loop around them; of the last one only some lanes may be used."""
+    """Vectorise a whole row without a loop; in its last vector some lanes may be idle."""
     inner = s.inner_loops(block, row)
     if not inner:
         return
@@ -175,8 +179,8 @@ def _vectorise_whole(s: Schedule, block: str, row: str, machine: HardwareInfo) -
     s.set_kind(column, "vectorized")
 
 
-def _merge(s: Schedule, stages: list[str]) -> None:
-    """Let neighbouring stages share their loop where no iteration would see another's elements."""
+def _fuse_stage_loops(s: Schedule, stages: list[str]) -> None:
+    """Fuse the vector loops of neighbouring stages where no iteration reads another iteration's elements."""
     current = stages[0] if stages else None
     for following in stages[1:]:
         assert current is not None

@@ -1,7 +1,8 @@
-"""Long reductions with few results: sums over everything, over a leading dimension, of few long rows.
+"""Long reductions with few results in two passes: sums over everything, over a leading dimension, of few long rows.
 
-Each reduction is cut into chunks that threads (or work-groups) take, each with partial results of its own; these are combined
-afterwards, in a nest that waits for all of them. What lies between reductions is computed where it is read.
+Each reduction is split into chunks; a thread or work-group computes a partial result of each. A later nest combines
+them.
+Blocks between reductions are inlined.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal, in_vec
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# Below as many steps to a result, the results alone keep threads busy, or there is too little to do for several.
+# Shorter reductions have enough results to occupy the threads, or too little work for several.
 SHORT = 2048
 ROWS = (1 << 6, 1 << 8, 1 << 10, 1 << 12)
 CHUNKS = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Chunks shared out to threads, and the same on one thread; nothing where no reduction is long."""
+    """Yield the chunks spread over threads, and the same on one thread; none for functions without a long reduction."""
     if not reductions(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
@@ -39,16 +40,21 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 @dataclass(frozen=True, slots=True)
-class _Along:
-    """chunk: elements; width: of a few vectors of accumulators."""
+class _RowChunks:
+    """Tunables of reductions along memory. chunk: elements of a chunk; width: elements of the vectors of accumulators."""
 
     chunk: Tunable
     width: Tunable
 
 
 @dataclass(frozen=True, slots=True)
-class _Across:
-    """chunk: steps; width: results side by side in registers; rows: steps with accumulators of their own."""
+class _ColumnChunks:
+    """Tunables of reductions across memory.
+
+    chunk: steps of a chunk.
+    width: neighbouring results in registers.
+    rows: steps with accumulators of their own.
+    """
 
     chunk: Tunable
     width: Tunable
@@ -56,37 +62,40 @@ class _Across:
 
 
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
-    """Every reduction cut; other blocks computed where they are read or spread over the threads."""
+    """Split every reduction into chunks; inline the other blocks or spread them over the workers."""
     s = Schedule(func)
     for block in blocks(func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
     found = reductions(s.func)
-    across = [_steps_across(block, machine) for block in found]
+    across = [_reduces_columns(block, machine) for block in found]
     kind = "group" if machine.has_grid else "parallel" if parallel else "serial"
-    along = across_ = None
+    along = column_chunks = None
     if False in across:
-        along = _Along(s.tunable("L", CHUNKS), s.tunable("VL", [machine.lanes * u for u in (2, 4, 8)]))
+        along = _RowChunks(s.tunable("L", CHUNKS), s.tunable("VL", [machine.lanes * u for u in (2, 4, 8)]))
     if True in across:
         columns = next(b.iters[len(b.body.indices) - 1] for b, yes in zip(found, across) if yes)
         width, rows = s.tunable("W", strip_widths(columns, machine)), s.tunable("U", (1, 2, 4, 8))
-        across_ = _Across(s.tunable("LR", ROWS), width, rows)
+        column_chunks = _ColumnChunks(s.tunable("LR", ROWS), width, rows)
         s.require(le(rows * width, (machine.registers - 4) * machine.lanes))
     for block in blocks(s.func.body):
         if block not in found:
-            _spread(s, block.name, machine, kind)
+            _elementwise(s, block.name, machine, kind)
         elif across[found.index(block)]:
-            assert across_ is not None
-            _cut_across(s, block, across_, kind)
+            assert column_chunks is not None
+            _reduce_columns(s, block, column_chunks, kind)
         else:
             assert along is not None
-            _cut_along(s, block, along, kind)
+            _reduce_rows(s, block, along, kind)
     return s
 
 
-def _steps_across(block: Block, machine: HardwareInfo) -> bool:
-    """Whether the reduction walks across memory, its results being neighbours, rather than along it. ScheduleError where it is
-    neither, not over one dimension, too short, or of so many results that these are work enough to share out."""
+def _reduces_columns(block: Block, machine: HardwareInfo) -> bool:
+    """Return True if the reduction walks across memory with neighbouring results, False if it walks along memory.
+
+    Raises ScheduleError for any other access, several reduction dimensions, short reductions, and for enough results to
+    occupy the workers.
+    """
     reduce = [i for i in block.iters if i.kind == "reduce"]
     step = reduce[0].var
     reads = [x for x in block_loads(block) if step in free_vars(*x.indices)]
@@ -106,8 +115,8 @@ def _steps_across(block: Block, machine: HardwareInfo) -> bool:
     return ends != {step}
 
 
-def _share(s: Schedule, block: str, part: str, depth: int, kind: str) -> None:
-    """Hand chunks to threads or work-groups, and the results of the combination to work-groups."""
+def _parallelise(s: Schedule, block: str, part: str, depth: int, kind: str) -> None:
+    """Spread chunks over threads or work-groups, and the results of the combining nest over work-groups."""
     if kind == "serial":
         return
     s.set_kind(s.fuse(s.loops_of(part)[: depth + 1]), "group" if kind == "group" else "parallel")
@@ -115,17 +124,17 @@ def _share(s: Schedule, block: str, part: str, depth: int, kind: str) -> None:
         s.set_kind(s.fuse(s.loops_of(block)[:depth]), "group")
 
 
-def _cut_along(s: Schedule, block: Block, numbers: _Along, kind: str) -> None:
-    """Chunks of rows, in vectors with an accumulator for every lane."""
+def _reduce_rows(s: Schedule, block: Block, numbers: _RowChunks, kind: str) -> None:
+    """Reduce chunks of rows, in vectors with an accumulator for every lane."""
     *outer, along = s.loops_of(block.name)
     chunk, inside = s.split(along, [None, numbers.chunk])
     part = reduce_in_chunks(s, block.name, chunk, len(outer))
     in_vectors(s, part, inside, numbers.width, divides=True)
-    _share(s, block.name, part, len(outer), kind)
+    _parallelise(s, block.name, part, len(outer), kind)
 
 
-def _cut_across(s: Schedule, block: Block, numbers: _Across, kind: str) -> None:
-    """Chunks of steps; in each, strips of results whose accumulators, those of several steps apart, stay in registers."""
+def _reduce_columns(s: Schedule, block: Block, numbers: _ColumnChunks, kind: str) -> None:
+    """Reduce chunks of steps: strips of results stay in registers, with separate accumulators for several steps."""
     *outer, column, steps = s.loops_of(block.name)
     chunk, inside = s.split(steps, [None, numbers.chunk])
     several, row = s.split(inside, [None, numbers.rows], divides=True)
@@ -146,11 +155,11 @@ def _cut_across(s: Schedule, block: Block, numbers: _Across, kind: str) -> None:
             s.set_kind(names[-1], "vectorized")
             if b.body.buffer.name != block.body.buffer.name and names[-2] not in (several, strip):
                 s.set_kind(names[-2], "unrolled")
-    _share(s, block.name, part, len(outer), kind)
+    _parallelise(s, block.name, part, len(outer), kind)
 
 
-def _spread(s: Schedule, block: str, machine: HardwareInfo, kind: str) -> None:
-    """A block without a reduction: its last dimension in vectors, pieces of it or of the others shared out."""
+def _elementwise(s: Schedule, block: str, machine: HardwareInfo, kind: str) -> None:
+    """Schedule a block without a reduction: vectors along its last dimension, chunks over workers."""
     hoist_reciprocal(s, block)
     names = s.loops_of(block)
     if not names:

@@ -21,6 +21,6 @@ def loops_of_iter(s: Schedule, block: str, loop: str, iterator: str) -> list[str
 
 
 def separate_nest(s: Schedule, block: str, outer: int) -> None:
-    """Split the `outer` outermost loops around a block after its statement, so that later statements get a nest of their own."""
+    """Split the `outer` loops around a block after its statement, so that what follows gets its own nest."""
     for depth in reversed(range(outer)):
         s.apply("fission", loop=s.loops_of(block)[depth], block=block)

@@ -1,4 +1,4 @@
-"""Parts of the rules for sums of products: the roles of iterators, and the block with one epilogue."""
+"""Parts of the rules for contractions (sums of products): the roles of iterators, and one contraction with one epilogue."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ FEW_ROWS = 16
 
 
 def multiplies(block: Block) -> bool:
-    """Whether the block combines what it reads in several places: a reduction of single elements is no product."""
+    """Return True if the block reads more than one element per step, as a product does."""
     return len(block_loads(block)) > 1
 
 
 def is_product(func: PrimFunc) -> bool:
-    """Whether the only reduction of a function is a sum of products, from an initial value."""
+    """Return True if the function's only reduction is a sum of products with an initial value."""
     found = reductions(func)
     return len(found) == 1 and found[0].init is not None and multiplies(found[0])
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """The roles of a matmul-like block's iterators and operands.
+    """The roles of a contraction's iterators and operands.
 
-    column: the spatial iterator that is contiguous in the output (vectorised); row: one that an operand indexed by
-    `column` does not have (register tile), if any; batch: the other spatial ones. `operand` is the load with `column`.
+    block: the block of the contraction.
+    column: the spatial iterator that is contiguous in the output; it is vectorised.
+    row: the last spatial iterator that no operand with `column` has, if any; register tiles span it.
+    batch: the other spatial iterators.
+    reduce: the reduction iterators.
+    operand: the load with `column` that uses the most reduction iterators.
     """
 
     block: Block
@@ -46,7 +50,9 @@ class Contraction:
 
 
 def find_contraction(block: Block, column: Var) -> Contraction:
-    """Classify a sum of products. Raises ScheduleError when the block is none, or the column has no operand."""
+    """Classify the iterators of a sum of products. Raises ScheduleError unless the block adds and an operand has the
+    column.
+    """
     operation, _ = combiner(block)
     if operation != "add":
         raise ScheduleError(f"block {block.name!r} combines with {operation!r}; a matmul-like block adds")
@@ -65,7 +71,10 @@ def find_contraction(block: Block, column: Var) -> Contraction:
 
 
 def inline_around(s: Schedule, main: str) -> None:
-    """Fold spatial producers into the contraction and the chain after it into its last block."""
+    """Inline the producers of a contraction, and the blocks after it into the last one.
+
+    Raises ScheduleError when blocks other than the contraction and one epilogue remain.
+    """
     for b in blocks(s.func.body):
         if b.name != main and inlinable(s.func, b):
             s.compute_inline(b.name)
@@ -76,20 +85,25 @@ def inline_around(s: Schedule, main: str) -> None:
 
 
 def isolate_contraction(s: Schedule) -> str:
-    """The block of a product that has everything before it folded in and one block after it, in an intermediate; what is the same all
-    along is multiplied at the end."""
+    """Bring a function into the form contraction, then epilogue, and return the contraction's block.
+
+    Producers are inlined, the sum goes to an intermediate, and factors that do not depend on the reduction move to the
+    epilogue.
+    """
     main = reductions(s.func)[0].name
     inline_around(s, main)
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="global")
-    with suppress(ScheduleError):  # nothing may be the same all along
+    with suppress(ScheduleError):  # no factor may be independent of the reduction
         s.apply("hoist_factors", block=main)
     return main
 
 
 def matrix_roles(s: Schedule, main: str, last: Block) -> tuple[Contraction, Var]:
-    """The roles of a product's iterators, and the one of them over rows. Raises ScheduleError without rows, and with several dimensions to
-    sum over."""
+    """Return the roles of a matmul's iterators, and its row iterator.
+
+    Raises ScheduleError without rows, and with several reduction dimensions.
+    """
     roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
     if roles.row is None or len(roles.reduce) != 1:
         raise ScheduleError(f"{s.func.name}: wanted rows and one dimension to sum over, found {roles!r}")
@@ -97,7 +111,10 @@ def matrix_roles(s: Schedule, main: str, last: Block) -> tuple[Contraction, Var]
 
 
 def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
-    """The contraction's iterator that is contiguous in the output, of several that were joined the one."""
+    """Return the contraction's iterator that is contiguous in the output.
+
+    Where the epilogue fused several dimensions, the innermost of them counts.
+    """
     block, last = find_block(s.func, main), epilogue
     fast, made = last.body.indices[-1], block.body.indices
     if isinstance(fast, Op) and fast.op == "floormod":
@@ -110,7 +127,10 @@ def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
 
 
 def packed_steps(block: Block, roles: Contraction) -> tuple[int, int | None]:
-    """How many steps share what is read for one of them (numbers in one byte), and how many a float factor."""
+    """Return the number of steps whose values share a byte, and the number that share a float scale (None without one).
+
+    Both are read off divisions of reduction iterators in the indices of quantised operands and their scales.
+    """
     halves, group = 1, None
     for access in block_loads(block):
         for n in postorder(access.indices):

@@ -1,4 +1,7 @@
-"""What convolutions read: which dims of the input windows move over, and the layouts in which operands are handed to the inner loop."""
+"""The roles of a convolution's operands and iterators, and layouts of its operands for the inner loops.
+
+Copying the input for each tap turns a convolution into a matmul (im2col; implicit GEMM in Chetlur et al. 2014, cuDNN).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from relax_tune.schedules.target import HardwareInfo
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One dimension of the windows: dimension `dim` of the input is read at `place * stride + shift(tap)`."""
+    """One dimension of the windows: the input's dimension `dim` is read at `place * stride + shift(tap)`."""
 
     dim: int
     place: Var
@@ -33,8 +36,12 @@ class Window:
 class ConvolutionRoles:
     """A convolution's operands and iterators.
 
-    windows: in the order of the input's dims; channel: the output's, which dim `channel_dim` of the weights has; depth: what else
-    is summed over; each: how many neighbouring channels read the same of the input, None for all of them.
+    source, weights: the loads of the input and of the weights.
+    windows: the window dimensions, in the order of the input's dimensions.
+    channel: the iterator of output channels.
+    channel_dim: the dimension of `channel` in the weights.
+    depth: the reduction iterators other than taps.
+    each: the number of neighbouring channels that read the same input elements; None if all channels do.
     """
 
     source: Load
@@ -47,12 +54,12 @@ class ConvolutionRoles:
 
     @property
     def steps(self) -> tuple[Var, ...]:
-        """What is summed over, taps innermost."""
+        """Return the reduction iterators, taps innermost."""
         return (*self.depth, *(w.tap for w in self.windows))
 
 
 def find_convolution(block: Block) -> ConvolutionRoles | None:
-    """None when the block is no convolution."""
+    """Return the roles of a convolution's block, or None for any other block."""
     found, kinds = block_loads(block), {i.var: i.kind for i in block.iters}
     if len(found) != 2 or not isinstance(block.body.value, Op) or combiner(block)[0] != "add":
         return None
@@ -81,7 +88,7 @@ def _window(dim: int, e: Expr, kinds: Mapping[Var, str]) -> Window | None:
 
 
 def _each(source: Load, channel: Var) -> int | None:
-    """None where the input does not depend on the channel; 0 where it does in another way than by groups."""
+    """Return the number of neighbouring channels that read the same input, None for all, or 0 for an unknown dependence."""
     using = [e for e in source.indices if channel in free_vars(e)]
     if not using:
         return None
@@ -92,10 +99,10 @@ def _each(source: Load, channel: Var) -> int | None:
 
 
 def pack_weights(s: Schedule, main: str, roles: ConvolutionRoles, panel: Tunable, steps: Sequence[Var]) -> None:
-    """The weights in the order of the inner loops: panels of channels, the reduction, the channels of a panel."""
+    """Copy the weights in the order of the inner loops: panels of channels, the reduction, the channels of a panel."""
     name = roles.weights.buffer.name
-    s.apply("cache_read", block=main, buffer=name, scope="global")
-    copy = writer_of(s, made := f"{name}_cache")
+    made = f"{name}_cache"
+    (copy,) = s.apply("cache_read", block=main, buffer=name, scope="global")
     if roles.weights.buffer in s.func.consts:
         s.apply("mark_prepack", block=copy)
     dim = roles.channel_dim
@@ -105,11 +112,14 @@ def pack_weights(s: Schedule, main: str, roles: ConvolutionRoles, panel: Tunable
 
 
 def copy_taps(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> None:
-    """A copy of the input for each tap of all windows but the first, with places innermost and the first window's dim before."""
+    """Copy the input once for each tap of all windows but the first (a partial im2col).
+
+    Output positions are innermost in the copy, and the first window's dimension precedes them.
+    """
     name, first = roles.source.buffer.name, roles.windows[0]
     others = roles.windows[1:]
-    s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in others])
-    copy = writer_of(s, made := f"{name}_reindex")
+    made = f"{name}_reindex"
+    (copy,) = s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in others])
     node = find_block(s.func, main)
     access = next(x for x in block_loads(node) if x.buffer.name == made)
     taps = [d for d, e in enumerate(access.indices) if e in [w.tap for w in others]]
@@ -126,7 +136,7 @@ def copy_taps(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionR
 
 
 def copy_by_remainder(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> None:
-    """A copy of the input whose rows hold the elements of each remainder by the stride together."""
+    """Copy the input with the elements of a row grouped by their position modulo the stride."""
     name, last = roles.source.buffer.name, roles.windows[-1]
     s.apply("cache_read", block=main, buffer=name, scope="global")
     rank = len(roles.source.indices)
@@ -138,7 +148,7 @@ def copy_by_remainder(s: Schedule, machine: HardwareInfo, main: str, roles: Conv
 
 
 def parallelise_copy(s: Schedule, machine: HardwareInfo, loops: Sequence[str]) -> None:
-    """Planes shared out, rows in vectors."""
+    """Vectorise the rows of a copy and spread its planes over workers."""
     v_0, v_1 = s.split(loops[-1], [None, machine.lanes])
     s.set_tail(v_0, "peel")
     s.set_kind(v_1, "vectorized")
@@ -147,8 +157,12 @@ def parallelise_copy(s: Schedule, machine: HardwareInfo, loops: Sequence[str]) -
 
 
 def inline_around_windows(s: Schedule, main: str) -> str | None:
-    """Fold the chain after the convolution into its last block. The input, where it is made here, is made once, in full: each
-    element is read through many windows. Returns the block that makes it."""
+    """Inline the blocks after a convolution into the last one, and keep the block that makes its input.
+
+    An input element is read through many windows, so the input is computed once, in full. Returns the block that makes
+    it, or None.
+    Raises ScheduleError when other blocks remain.
+    """
     roles = find_convolution(find_block(s.func, main))
     assert roles is not None
     for b in blocks(s.func.body):
@@ -164,7 +178,7 @@ def inline_around_windows(s: Schedule, main: str) -> str | None:
 
 
 def loops_by_iter(s: Schedule, block: str, inside: str | None = None) -> dict[Var, str]:
-    """The block's iterators with the innermost loop that feeds each: of the loops inside one, or of all."""
+    """Return the innermost loop that feeds each iterator of a block, among the loops inside `inside` or all of them."""
     node = find_block(s.func, block)
     names = s.loops_of(block) if inside is None else s.inner_loops(block, inside)
     fed = {i.var: [n for n in names if n in {v.name for v in free_vars(b)}] for i, b in zip(node.iters, node.bindings)}
@@ -172,7 +186,7 @@ def loops_by_iter(s: Schedule, block: str, inside: str | None = None) -> dict[Va
 
 
 def output_loops(s: Schedule, main: str) -> dict[Var, str]:
-    """The iterators that the convolution's output is written at, with the loops of the last block that reads it there."""
+    """Return the loop of the last block that reads the convolution's output along each of its spatial iterators."""
     node, last = find_block(s.func, main), final_block(s.func)
     access = next(x for x in block_loads(last) if x.buffer is node.body.buffer)
     own = loops_by_iter(s, last.name)
@@ -183,7 +197,7 @@ def output_loops(s: Schedule, main: str) -> dict[Var, str]:
 
 
 def fuse_dims(s: Schedule, buffer: Buffer, first: int, count: int) -> None:
-    """Neighbouring dims of a buffer as one."""
+    """Fuse `count` neighbouring dimensions of a buffer into one."""
     if count < 2:
         return
     names = [f"i{d}" for d in range(len(buffer.shape))]

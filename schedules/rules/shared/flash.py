@@ -204,7 +204,7 @@ class OuterLoops:
 
 
 def outer_loops(s: Schedule, r: AttentionRoles, rows: Expr | None, skip: str) -> OuterLoops:
-    """Build FlashAttention's outer loops after `split_k_update`: tiles of `rows` queries, then blocks of keys with a running maximum.
+    """Build FlashAttention's outer loops after `split_k_update`: tiles of queries, then blocks of keys.
 
     rows: the queries of a tile; None for single queries without a loop inside a tile.
     skip: one of SKIPS.
@@ -251,7 +251,7 @@ def split_kv_loops(s: Schedule, r: AttentionRoles, queries: Expr) -> list[str]:
 
 
 def _store_partial(s: Schedule, r: AttentionRoles, whole: str, queries: Expr) -> list[str]:
-    """Order the loops of one partial reduction as the output's, and store its result at the end of each block of keys.
+    """Order the loops of one partial reduction as the output's, and store its result for each block of keys.
 
     Returns the loops: outer dimensions, tiles of queries, blocks of keys.
     """
@@ -295,7 +295,7 @@ def other_operand(s: Schedule, block: str, buffer: str) -> str:
     """Return the one buffer that a block reads besides `buffer`."""
     found = {x.buffer.name for x in block_loads(find_block(s.func, block))} - {buffer}
     if len(found) != 1:
-        raise ScheduleError(f"{s.func.name}: wanted one array beside {buffer!r} in {block!r}, found {sorted(found)}")
+        raise ScheduleError(f"{s.func.name}: wanted one array besides {buffer!r} in {block!r}, found {sorted(found)}")
     return found.pop()
 
 

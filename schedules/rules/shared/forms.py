@@ -1,4 +1,4 @@
-"""What a rule tries of a function: several forms, of which those that do not fit it are left out."""
+"""Try the forms of a rule and leave out the forms that raise ScheduleError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relax_tune.schedules.schedule import Schedule
 
 
 def try_forms(forms: Iterable[tuple[str, Callable[[], Schedule]]]) -> Iterator[tuple[str, Schedule]]:
-    """The schedule of every form by its name, without those that a primitive, or the rule itself, refuses."""
+    """Yield the name and schedule of every form that neither a primitive nor the rule refuses."""
     for name, make in forms:
         try:
             schedule = make()
@@ -20,5 +20,5 @@ def try_forms(forms: Iterable[tuple[str, Callable[[], Schedule]]]) -> Iterator[t
 
 
 def first_applicable(name: str, ways: Iterable[Callable[[], Schedule]]) -> Iterator[tuple[str, Schedule]]:
-    """The first of several schedules of one form that fits, if one does."""
+    """Yield the first of several schedules of one form that no primitive refuses, if any."""
     yield from islice(try_forms((name, make) for make in ways), 1)

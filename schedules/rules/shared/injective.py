@@ -11,7 +11,7 @@ from relax_tune.schedules.schedule import Schedule
 
 
 def inline_into_outputs(s: Schedule) -> tuple[Block, ...]:
-    """The blocks that are left when everything is inlined into the outputs."""
+    """Inline every intermediate into the blocks that write outputs, and return these blocks."""
     for block in blocks(s.func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
@@ -22,7 +22,10 @@ def inline_into_outputs(s: Schedule) -> tuple[Block, ...]:
 
 
 def transposed_reads(block: Block, column: Var) -> tuple[Load, ...]:
-    """The reads of a block along another iterator than it writes along; ScheduleError when there are none, or of several kinds."""
+    """Return the loads whose last index is another iterator than the block's output has last.
+
+    Raises ScheduleError when there is no such load, or their last iterators differ.
+    """
     found = []
     for access in block_loads(block):
         if not access.indices:

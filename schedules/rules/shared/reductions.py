@@ -14,8 +14,10 @@ from relax_tune.schedules.schedule import Schedule
 
 
 def require_rowwise(block: Block) -> None:
-    """The innermost reduction steps must walk along memory (vectors along another dimension would gather), over one row at a
-    time; windows that overlap are no rows."""
+    """Raise ScheduleError unless the block reduces along memory, one row at a time.
+
+    Vectors along another dimension would gather. Overlapping windows are not rows.
+    """
     steps = [i.var for i in block.iters if i.kind == "reduce"]
     reads = [x for x in block_loads(block) if set(steps) & set(free_vars(*x.indices))]
     rows = [set(free_vars(*x.indices)) - set(steps) for x in reads]
@@ -29,8 +31,10 @@ def require_rowwise(block: Block) -> None:
 
 
 def stages_across(func: PrimFunc) -> tuple[list[Block], set[str]]:
-    """The stages before the last block, and the names of those that reduce across columns. Raises ScheduleError unless there is one,
-    and all others reduce too."""
+    """Return the blocks before the last one, and the names of those blocks that reduce across columns.
+
+    Raises ScheduleError unless one block does, and all others reduce along rows.
+    """
     last = final_block(func)
     stages = [b for b in blocks(func.body) if b.name != last.name]
     across = {b.name for b in stages if b.is_reduction and steps_across(b)}
@@ -40,8 +44,10 @@ def stages_across(func: PrimFunc) -> tuple[list[Block], set[str]]:
 
 
 def steps_across(block: Block) -> bool:
-    """Every operand that has the last output dimension has it innermost, and some operand is reduced across it; each
-    reduction step stands alone as an index, and rows are not combined with other rows."""
+    """Return True if the block reduces over a leading dimension while the last output dimension stays innermost.
+
+    Each reduction iterator must be an index by itself, and a row must not be combined with other rows.
+    """
     steps = {i.var for i in block.iters if i.kind == "reduce"}
     fast = block.body.indices[-1] if block.body.indices else None
     reads = [x for x in block_loads(block) if steps & set(free_vars(*x.indices))]
@@ -54,14 +60,18 @@ def steps_across(block: Block) -> bool:
 
 
 def steps_along(block: Block) -> bool:
-    """A reduction of rows whose last step walks along memory."""
+    """Return True if the innermost reduction iterator appears only as the last index of every operand."""
     step = next(i.var for i in reversed(block.iters) if i.kind == "reduce")
     return all(step not in free_vars(*x.indices[:-1]) for x in block_loads(block))
 
 
 def reduce_in_chunks(s: Schedule, block: str, chunk: str, outer: int) -> str:
-    """Results of its own for every iteration of `chunk`, in a nest apart from that which combines them, and from the initial value
-    where that may be combined only once. The block that makes them; outer: the number of loops around `chunk`."""
+    """Compute one partial result for each iteration of `chunk`, and combine the partial results in a later nest.
+
+    An initial value that may be combined only once gets a nest of its own, too. Returns the block of the partial
+    results.
+    outer: the number of loops around `chunk`.
+    """
     unique = not starts_neutral(find_block(s.func, block))
     if unique:
         start = s.apply("decompose_reduction", block=block, loop=chunk)[0]

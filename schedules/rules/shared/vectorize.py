@@ -1,4 +1,4 @@
-"""What rules share of loops inside an element's: vectors with an accumulator for every lane, kinds of copies of loops."""
+"""Vectorise loops, with one accumulator for each lane of a reduction."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, as_int, free_vars
-from relax_tune.ir.core.stmt import IterVar, LoopKind, blocks, loops
+from relax_tune.ir.core.stmt import IterVar, LoopKind, loops
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 
 def in_vectors(s: Schedule, block: str, column: str, width: Expr | int, divides: bool = False) -> str:
-    """Cut a loop of a block into vectors; reductions get one accumulator per lane. Returns the loop over vectors."""
+    """Split a loop of a block into vectors, and return the loop over them. A reduction gets one accumulator per lane."""
     c_0, c_1 = s.split(column, [None, width], divides)
     s.set_tail(c_0, "peel")
     if find_block(s.func, block).is_reduction:
@@ -23,41 +23,43 @@ def in_vectors(s: Schedule, block: str, column: str, width: Expr | int, divides:
 
 
 def accumulate(s: Schedule, block: str, loop: str) -> None:
-    """One accumulator per iteration of `loop`, their initial values in vectors too."""
-    before = {b.name for b in blocks(s.func.body)}
-    s.apply("rfactor", block=block, loop=loop)
-    for made in blocks(s.func.body):
-        if made.name not in before and made.name.endswith("_init"):
-            s.set_kind(s.loops_of(made.name)[-1], "vectorized")
+    """Give a reduction one accumulator per iteration of `loop`, and vectorise the accumulators' initialisation."""
+    for made in s.apply("rfactor", block=block, loop=loop):
+        if made.endswith("_init"):
+            s.set_kind(s.loops_of(made)[-1], "vectorized")
 
 
 def set_kind_of_copies(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
-    """A kind for loops and for the copies that factoring made of them."""
+    """Set the kind of serial loops, and of the copies of them that later primitives named `LOOP_...`."""
     for p in loops(s.func.body):
         for name, kind in kinds.items():
             if p.kind == "serial" and (p.var.name == name or p.var.name.startswith(f"{name}_")):
                 s.set_kind(p.var.name, kind)
 
 
-def decompose(s: Schedule, block: str, inside: list[str]) -> None:
-    """Separate the initial value where the reduction begins; `inside`: the block's loops that may be part of it."""
+def decompose(s: Schedule, block: str, inside: list[str]) -> tuple[str, ...]:
+    """Separate the initial value at the first loop of `inside` that the reduction uses, and return the new blocks.
+
+    inside: the block's loops that may be part of the reduction, outermost first.
+    """
     node = find_block(s.func, block)
     fed = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
     first = next((n for n in inside if n in fed), None)
-    if node.init is not None and first is not None:
-        s.apply("decompose_reduction", block=block, loop=first)
+    if node.init is None or first is None:
+        return ()
+    return s.apply("decompose_reduction", block=block, loop=first)
 
 
 def hoist_reciprocal(s: Schedule, block: str) -> None:
-    """Multiply by a reciprocal where the block divides by what its innermost loop leaves alone."""
+    """Multiply by a reciprocal where the block divides by a value that its innermost loop does not change."""
     try:
         s.apply("multiply_by_reciprocal", block=block)
     except ScheduleError:
-        return  # it divides by nothing of that kind
+        return  # it divides by no such value
 
 
 def strip_widths(column: IterVar, machine: HardwareInfo) -> Sequence[int]:
-    """Strips of one to eight vectors; for a constant number of columns those that divide it, when any does."""
+    """Return strip widths of one to eight vectors; for a constant number of columns prefer the widths that divide it."""
     extent = as_int(column.extent)
     options = [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)]
     if extent is None:
