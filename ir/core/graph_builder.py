@@ -41,6 +41,7 @@ class GraphBuilder:
         self._names: dict[str, int] = {}
         self._seen: set[Var] = set()
         self.deduction = Deduction()
+        self.so_far = IRModule(self._functions, self._constants)
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> Var:
         """A shape symbol with `lower <= value` and, when given, `value <= upper`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from relax_tune.ir.core.graph import (
     FunctionRef,
     GVar,
     If,
+    Operator,
     PrimValue,
     ShapeValue,
     TupleItem,
@@ -50,6 +51,8 @@ from relax_tune.ir.rewrite.pattern import (
     pattern,
 )
 from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
+
+Op = TypeVar("Op", bound=Operator)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class Scope:
     def made(self, v: Value) -> Value | None:
         """What computes a variable of this region."""
         return self.definitions.get(v) if isinstance(v, GVar) else None
+
+    def call(self, v: Value) -> Call | None:
+        """The operator's call that computes a variable of this region."""
+        found = self.made(v)
+        return found if isinstance(found, Call) else None
 
     def kind(self, callee: str) -> PatternKind:
         f = self.module.functions.get(callee)
@@ -122,6 +130,24 @@ class Match:
     def info(self, name: str) -> StructInfo:
         """The annotation of a capture."""
         return info_of(self[name])
+
+    def shape(self, name: str) -> tuple[Expr, ...]:
+        """The dims of a capture; () for one that is no tensor of known dims."""
+        info = self.info(name)
+        return info.shape or () if isinstance(info, TensorInfo) else ()
+
+    def operator(self, name: str, kind: type[Op]) -> Op:
+        """The operator that computes a capture; the pattern says that it is a `kind`."""
+        made = self.made(name)
+        assert isinstance(made, Call) and isinstance(made.op, kind), f"the pattern does not make {name!r} a {kind}"
+        return made.op
+
+    @property
+    def root_call(self) -> Call:
+        """The operator's call at the root."""
+        made = self.scope.made(self.root)
+        assert isinstance(made, Call), "the pattern has no operator at its root"
+        return made
 
     def dim(self, name: str) -> Expr:
         """The dim that `of` calls `name`."""

@@ -29,8 +29,11 @@ Given = Union[g.Value, str]
 """An argument of what is put: a value, or the name of a capture."""
 
 T = TypeVar("T")
-Level = Literal["operators", "functions", "fused"]
-LEVELS: tuple[Level, ...] = ("operators", "functions", "fused")
+Op = TypeVar("Op", bound=g.Operator)
+Level = Literal["import", "operators", "functions", "fused"]
+LEVELS: tuple[Level, ...] = ("import", "operators", "functions", "fused")
+MAX_ROUNDS = 100
+"""Rounds of rewriting after which rules that are run to a fixpoint are taken to have none."""
 
 
 class Unfit(Exception):
@@ -39,12 +42,14 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Rule:
-    """Where `pattern` matches a value, `put` says what computes it instead; None leaves it as it is.
+    """Put another computation in place of every value that `pattern` matches.
 
-    put: builds a value with the methods of `Site`. guarded: where conditions of the pattern, or what the operators that are put
-    ask for, are unknown until run time, put an `if` on them with the old computation on its other side; otherwise such a
-    place is left alone. So is always one whose own run-time checks would be lost. level: where in the pipeline `tune` and
-    `build` apply the rule: on operators, on the tensor functions they become, or on fused ones.
+    put: builds the new value with the methods of `Site`; None leaves the place as it is.
+    guarded: where a condition is unknown until run time, put an `if` on it, with the old computation on its other side. Without
+        this, such a place is left alone. A place whose own run-time checks would be lost is always left alone.
+    level: the point of the pipeline where `tune` and `build` apply the rule: "import" (the imported program, to a fixpoint),
+        "operators", "functions" (the tensor functions that operators become) or "fused".
+    equation: the old side and the new one, as a text for people.
     """
 
     pattern: Pattern
@@ -52,6 +57,7 @@ class Rule:
     name: str = ""
     guarded: bool = False
     level: Level = "operators"
+    equation: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern) or not callable(self.put):
@@ -78,7 +84,7 @@ class Site:
     match: Match
     info: StructInfo
     level: Level
-    module: _Parts
+    module: Parts
 
     def __getitem__(self, name: str) -> g.Value:
         return self.match[name]
@@ -93,6 +99,24 @@ class Site:
     def dim(self, name: str) -> Expr:
         """As `Match.dim`."""
         return self.match.dim(name)
+
+    def shape(self, name: str) -> tuple[Expr, ...]:
+        """As `Match.shape`."""
+        return self.match.shape(name)
+
+    def operator(self, name: str, kind: type[Op]) -> Op:
+        """As `Match.operator`."""
+        return self.match.operator(name, kind)
+
+    @property
+    def root(self) -> g.Call:
+        """The operator's call that the pattern matched."""
+        return self.match.root_call
+
+    @property
+    def deduction(self) -> Deduction:
+        """What is known of the symbols here."""
+        return Deduction(self.match.scope.env)
 
     def _args(self, args: Sequence[Given]) -> tuple[g.Value, ...]:
         return tuple(self.match[a] if isinstance(a, str) else a for a in args)
@@ -142,12 +166,17 @@ class Site:
 
 
 @dataclass
-class _Parts:
+class Parts:
     """Functions, weights and bounds of a module in the making."""
 
     table: FunctionTable
     constants: dict[str, NDArray[Any]]
     bounds: tuple[Bound, ...]
+
+    @classmethod
+    def none(cls) -> Parts:
+        """For rules that put operators only."""
+        return cls(FunctionTable({}), {}, ())
 
     def include(self, other: IRModule) -> g.FunctionRef:
         graphs = [f for f in other.functions.values() if isinstance(f, g.Function)]
@@ -195,7 +224,7 @@ class RewriteByPattern:
         return f"RewriteByPattern({', '.join(r.title for r in self.rules)})"
 
     def __call__(self, module: IRModule) -> IRModule:
-        parts = _Parts(FunctionTable.of(module.functions), dict(module.constants), module.bounds)
+        parts = Parts(FunctionTable.of(module.functions), dict(module.constants), module.bounds)
         changed: dict[str, g.Function] = {}
         for name, f in module.functions.items():
             if isinstance(f, g.Function):
@@ -234,7 +263,7 @@ def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
 class _Rewriter:
     """One graph function."""
 
-    def __init__(self, rules: Sequence[Rule], module: IRModule, parts: _Parts, f: g.Function) -> None:
+    def __init__(self, rules: Sequence[Rule], module: IRModule, parts: Parts, f: g.Function) -> None:
         self.rules, self.module, self.parts, self.f = rules, module, parts, f
         self.env: Env = env_of(module.bounds)
         self.out = Emitter(

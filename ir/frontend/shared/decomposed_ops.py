@@ -1,80 +1,82 @@
-"""Decompositions that exporters write, recognised while the graph is written: each gives the operator it spells.
+"""Rules that recompose operators which exporters decompose: each puts the operator that the smaller ones spell.
 
-A rule looks back from the last operation of the decomposition; what it leaves unread is dropped by dead-code elimination.
+Importers apply them while they write a graph (`Writer.emit`). The root of a pattern is the last operation of the decomposition;
+the others are left to dead-code elimination.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, as_int
-from relax_tune.ir.core.graph import Call, Constant, Value
-from relax_tune.ir.core.graph_builder import info_of
-from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.graph import Constant, Value
 from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Erf, Gelu, MaximumScalar, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, ExpandDims, Permute, Reshape
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Softmax, Sum
-
-Made = dict[Value, Call]
-Emit = Callable[..., Value]
-Rule = Callable[[OperatorSpec, Sequence[Value], Made, Emit], "Value | None"]
-
-
-def rewritten(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """What `op(args)` is better written as, or None."""
-    for rule in RULES.get(type(op), ()):
-        found = rule(op, args, made, emit)
-        if found is not None:
-            return found
-    return None
+from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Reduce, Softmax, Sum
+from relax_tune.ir.rewrite.match import Match
+from relax_tune.ir.rewrite.movement_rules import VIEW_OF_VIEW, swaps_last_two
+from relax_tune.ir.rewrite.pattern import Operand, Pattern, op, value
+from relax_tune.ir.rewrite.rules import Rule, Site
 
 
-def _made(v: Value, kind: type[OperatorSpec], made: Made) -> Call | None:
-    found = made.get(v)
-    return found if found is not None and type(found.op) is kind else None
+def near(wanted: float) -> Callable[[float], bool]:
+    """Accept what an exporter may have rounded to single precision."""
+    return lambda held: math.isclose(held, wanted, rel_tol=1e-6)
 
 
-def _shape(v: Value) -> tuple[Expr, ...]:
-    info = info_of(v)
-    return (info.shape or ()) if isinstance(info, TensorInfo) else ()
+def scaled(p: Operand, factor: float) -> Pattern:
+    """`p * factor`."""
+    return op(MulScalar, p, value=near(factor))
 
 
-def _near(value: float, wanted: float) -> bool:
-    return math.isclose(value, wanted, rel_tol=1e-6)
+def over_last_axis(reduction: type[Reduce], p: Operand, name: str) -> Pattern:
+    """A reduction over the last axis that keeps it as a dim of 1."""
+
+    def last(m: Match) -> bool:
+        return m.operator(name, reduction).axes in ((-1,), (len(m.shape(name)) - 1,))
+
+    return op(reduction, p, keepdims=True).named(name).where(last)
 
 
-def _scaled(v: Value, factor: float, made: Made) -> Value | None:
-    """`x` when `v = x * factor`."""
-    call = _made(v, MulScalar, made)
-    if call is None or not isinstance(call.op, MulScalar) or not _near(call.op.value, factor):
+# factors of a product's operands
+
+
+def _factor(operand: str, name: str) -> Pattern:
+    return op(MulScalar, operand).of(dtype=f32).named(name)
+
+
+def _plain(operand: str) -> Pattern:
+    """An operand without a factor."""
+
+    def has_no_factor(m: Match) -> bool:
+        call, info = m.scope.call(m[operand]), m.info(operand)
+        return call is None or not isinstance(call.op, MulScalar) or getattr(info, "dtype", None) is not f32
+
+    return value(operand).where(has_no_factor)
+
+
+SCALED_PRODUCT = (
+    op(Matmul, _factor("a", "left"), _factor("b", "right"))
+    | op(Matmul, _factor("a", "left"), _plain("b"))
+    | op(Matmul, _plain("a"), _factor("b", "right"))
+)
+
+
+def _scale_behind(site: Site) -> Value | None:
+    factors = [site.operator(name, MulScalar).value for name in ("left", "right") if name in site]
+    rows = site.shape("a")
+    factor = _product_of_scales(factors, rows[-1] if rows else None)
+    if not 1e-6 < abs(factor) < 1e6:
         return None
-    return call.args[0]
+    return site.call(MulScalar(factor), site.call(site.root.op, "a", "b"))
 
 
-def _matmul_scale(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """(a * c) @ b = (a @ b) * c: factors of both operands become one, behind the product."""
-    factors, plain = [], []
-    for a in args:
-        call = _made(a, MulScalar, made)
-        info = info_of(a)
-        if call is not None and isinstance(call.op, MulScalar) and isinstance(info, TensorInfo) and info.dtype is f32:
-            factors.append(call.op.value)
-            a = call.args[0]
-        plain.append(a)
-    factor = _attention_scale(factors, _shape(plain[0])[-1] if _shape(plain[0]) else None)
-    if all(a is b for a, b in zip(plain, args, strict=True)) or not 1e-6 < abs(factor) < 1e6:
-        return None
-    return emit(MulScalar(factor), emit(op, *plain))
-
-
-def _attention_scale(factors: Sequence[float], width: Expr | None) -> float:
-    """The product of factors; exactly 1 / sqrt(k) where an exporter gives each operand of a product over k the rounded
-    fourth root of 1 / k, within the error of that rounding."""
+def _product_of_scales(factors: Sequence[float], width: Expr | None) -> float:
+    """The product of factors, exactly `k ** -0.5` where both are `k ** -0.25` rounded to single precision."""
     total = math.prod(factors)
     k = None if width is None else as_int(width)
     if k and len(factors) == 2 and factors[0] == factors[1] and math.isclose(total, k**-0.5, rel_tol=3e-7):
@@ -82,191 +84,112 @@ def _attention_scale(factors: Sequence[float], width: Expr | None) -> float:
     return total
 
 
-def _matmul_transposed(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """a @ transpose(b) reads b as it lies."""
-    assert isinstance(op, Matmul)
-    call = _made(args[1], Permute, made)
-    if op.transpose_b or call is None or isinstance(call.args[0], Constant):
+def _read_transposed(site: Site) -> Value | None:
+    return None if isinstance(site["b"], Constant) else site.call(Matmul(transpose_b=True), "a", "b")
+
+
+SCORES = op(MulScalar, op(Matmul, "q", "k", transpose_b=True)).named("scores")
+ATTENTION = op(Matmul, op(Softmax, SCORES | op(Add, SCORES, "mask")), "v", transpose_b=False)
+
+
+def _attention(site: Site) -> Value | None:
+    q, k, v = (site.shape(name) for name in ("q", "k", "v"))
+    whole = (*q[:-1], *k[-2:-1])
+    if len(whole) < 2 or k[:-2] != q[:-2] or v[:-1] != k[:-1] or site.shape("scores") != whole:
         return None
-    assert isinstance(call.op, Permute)
-    n = len(call.op.axes)
-    if n < 2 or call.op.axes != (*range(n - 2), n - 1, n - 2):
+    attention = Attention(site.operator("scores", MulScalar).value, hides_rows=False)
+    if "mask" not in site:
+        return site.call(attention, "q", "k", "v")
+    mask = site.shape("mask")
+    broadcasts = len(mask) <= len(whole) and all(as_int(d) == 1 or d == w for d, w in zip(mask[::-1], whole[::-1]))
+    return site.call(attention, "q", "k", "v", "mask") if broadcasts else None
+
+
+MERGED_TRANSPOSITION = op(Reshape, op(Permute, op(Reshape, "x").named("merged"), axes=(0, 2, 1)))
+
+
+def _transpose_unmerged(site: Site) -> Value | None:
+    dims, merged, n = site.shape("x"), site.shape("merged"), len(site.shape("x"))
+    split = site.root.op
+    assert isinstance(split, Reshape)
+    if n < 3 or merged[1:] != dims[-2:] or split.shape != (*dims[:-2], dims[-1], dims[-2]):
         return None
-    return emit(Matmul(transpose_b=True), args[0], call.args[0])
+    return site.call(Permute((*range(n - 2), n - 1, n - 2)), "x")
 
 
-def _attention(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """softmax(q @ transpose(k) * scale + mask) @ v, with or without the mask."""
-    weights = _made(args[0], Softmax, made)
-    if weights is None or op != Matmul():
+TAIL = op(AddScalar, op(Erf, scaled("x", math.sqrt(0.5))), value=1.0)
+GELU = scaled(op(Mul, "x", TAIL), 0.5) | op(Mul, scaled("x", 0.5), TAIL) | op(Mul, "x", scaled(TAIL, 0.5))
+
+
+def _gelu(site: Site) -> Value:
+    return site.call(Gelu(), "x")
+
+
+CENTRED = op(Sub, "x", over_last_axis(Mean, "x", "mean"))
+SQUARE = op(Mul, op(Sub, "x", over_last_axis(Mean, "x", "mean_again")).named("centred"), "centred")
+SHIFTED_VARIANCE = op(AddScalar, over_last_axis(Mean, SQUARE, "variance")).named("shifted")
+STANDARDISED = op(Div, CENTRED, op(Sqrt, SHIFTED_VARIANCE)) | op(Mul, CENTRED, op(Rsqrt, SHIFTED_VARIANCE))
+LAYER_NORM = op(Add, op(Mul, STANDARDISED, "gamma"), "beta")
+
+
+def _layer_norm(site: Site) -> Value | None:
+    if not site.shape("gamma") == site.shape("beta") == site.shape("x")[-1:]:
         return None
-    added = _made(weights.args[0], Add, made)
-    pairs = [(weights.args[0], None)] if added is None else [added.args, added.args[::-1]]
-    for scores, mask in pairs:
-        scaled = _made(scores, MulScalar, made)
-        product = None if scaled is None else _made(scaled.args[0], Matmul, made)
-        if scaled is None or product is None or product.op != Matmul(transpose_b=True):
-            continue
-        assert isinstance(scaled.op, MulScalar)
-        (q, k), v = product.args, args[1]
-        lead = _shape(q)[:-2]
-        whole = (*lead, *_shape(q)[-2:-1], *_shape(k)[-2:-1])
-        if len(whole) < 2 or _shape(k)[:-2] != lead or _shape(v)[:-1] != _shape(k)[:-1] or _shape(scores) != whole:
-            continue
-        if mask is None:
-            return emit(Attention(scaled.op.value, hides_rows=False), q, k, v)
-        own = _shape(mask)
-        if len(own) <= len(whole) and all(as_int(d) == 1 or d == w for d, w in zip(own[::-1], whole[::-1])):
-            return emit(Attention(scaled.op.value, hides_rows=False), q, k, v, mask)
-    return None
+    return site.call(LayerNorm(site.operator("shifted", AddScalar).value), "x", "gamma", "beta")
 
 
-def _reshape(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """A view of a view is one view; a transposition of the last two dims under merged leading ones needs no merging."""
-    assert isinstance(op, Reshape)
-    inner = _made(args[0], Reshape, made)
-    if inner is not None:
-        return emit(op, inner.args[0])
-    permute = _made(args[0], Permute, made)
-    if permute is None or not isinstance(permute.op, Permute) or permute.op.axes != (0, 2, 1):
+def _positive(eps: float) -> bool:
+    return eps > 0
+
+
+NORM = op(MaximumScalar, op(Sqrt, over_last_axis(Sum, op(Mul, "x", "x"), "total")), value=_positive).named("floor")
+L2_NORMALIZE = op(Div, "x", op(BroadcastTo, NORM) | NORM)
+
+
+def _l2_normalize(site: Site) -> Value:
+    return site.call(L2Normalize(site.operator("floor", MaximumScalar).value), "x")
+
+
+WIDE_MASK = (op(ExpandDims, "mask") | op(Reshape, "mask")).named("wide")
+COUNT = op(MaximumScalar, op(Sum, "wide", axes=(1,), keepdims=False), value=_positive).named("floor")
+MEAN_POOL = op(Div, op(Sum, op(Mul, "x", WIDE_MASK), axes=(1,), keepdims=False), COUNT)
+
+
+def _mean_pool(site: Site) -> Value | None:
+    x, mask, wide = site.shape("x"), site.shape("mask"), site.shape("wide")
+    fits = len(mask) == 2 and len(wide) == 3 and wide[:2] == mask and as_int(wide[2]) == 1
+    if not fits or len(x) != 3 or x[:2] != mask:
         return None
-    merged = _made(permute.args[0], Reshape, made)
-    if merged is None:
-        return None
-    x = merged.args[0]
-    dims, middle, n = _shape(x), _shape(permute.args[0]), len(_shape(x))
-    if n < 3 or middle[1:] != dims[-2:] or op.shape != (*dims[:-2], dims[-1], dims[-2]):
-        return None
-    return emit(Permute((*range(n - 2), n - 1, n - 2)), x)
+    return site.call(MeanPool(site.operator("floor", MaximumScalar).value), "x", "mask")
 
 
-def _gelu(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """x * (1 + erf(x / sqrt 2)) / 2, with the half anywhere."""
-    if isinstance(op, MulScalar):
-        product = _made(args[0], Mul, made)
-        if not _near(op.value, 0.5) or product is None:
-            return None
-        pairs = [(product.args[0], product.args[1]), (product.args[1], product.args[0])]
-    else:
-        pairs = []
-        for left, right in ((args[0], args[1]), (args[1], args[0])):
-            half = _scaled(left, 0.5, made)
-            if half is not None:
-                pairs += [(half, right), (right, half)]
-    for x, tail in pairs:
-        one = _made(tail, AddScalar, made)
-        if one is None or not isinstance(one.op, AddScalar) or one.op.value != 1.0:
-            continue
-        erf = _made(one.args[0], Erf, made)
-        if erf is not None and _scaled(erf.args[0], math.sqrt(0.5), made) is x:
-            return emit(Gelu(), x)
-    return None
-
-
-def _last_axis(call: Call | None, x: Value) -> bool:
-    """Whether `call` reduces the last axis of `x` and keeps it as 1."""
-    if call is None or call.args[0] is not x or not isinstance(call.op, (Sum, Mean)) or not call.op.keepdims:
-        return False
-    return call.op.axes in ((-1,), (len(_shape(x)) - 1,))
-
-
-def _square(v: Value, made: Made) -> Value | None:
-    call = _made(v, Mul, made)
-    return call.args[0] if call is not None and call.args[0] is call.args[1] else None
-
-
-def _centred(v: Value, made: Made) -> Value | None:
-    """`x` when `v = x - mean(x)` over the last axis."""
-    call = _made(v, Sub, made)
-    if call is None or not _last_axis(_made(call.args[1], Mean, made), call.args[0]):
-        return None
-    return call.args[0]
-
-
-def _deviation(v: Value, x: Value, made: Made) -> float | None:
-    """`eps` when `v = mean((x - mean(x)) ** 2) + eps` over the last axis."""
-    shifted = _made(v, AddScalar, made)
-    variance = None if shifted is None else _made(shifted.args[0], Mean, made)
-    if shifted is None or variance is None or not _last_axis(variance, variance.args[0]):
-        return None
-    root = _square(variance.args[0], made)
-    assert isinstance(shifted.op, AddScalar)
-    return shifted.op.value if root is not None and _centred(root, made) is x else None
-
-
-def _normal(v: Value, made: Made) -> tuple[Value, float] | None:
-    """(x, eps) when `v = (x - mean) / sqrt(var + eps)` over the last axis."""
-    found = _made(v, Div, made) or _made(v, Mul, made)
-    if found is None:
-        return None
-    top = _centred(found.args[0], made)
-    kind = Sqrt if isinstance(found.op, Div) else Rsqrt
-    below = _made(found.args[1], kind, made)
-    eps = None if top is None or below is None else _deviation(below.args[0], top, made)
-    return None if top is None or eps is None else (top, eps)
-
-
-def _layer_norm(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """(x - mean) / sqrt(var + eps) * gamma + beta, with gamma and beta along the last axis."""
-    for scaled, beta in ((args[0], args[1]), (args[1], args[0])):
-        product = _made(scaled, Mul, made)
-        if product is None:
-            continue
-        for normal, gamma in ((product.args[0], product.args[1]), (product.args[1], product.args[0])):
-            found = _normal(normal, made)
-            if found is not None and _shape(gamma) == _shape(beta) == _shape(found[0])[-1:]:
-                return emit(LayerNorm(found[1]), found[0], gamma, beta)
-    return None
-
-
-def _l2_normalize(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """x / max(sqrt(sum(x * x)), eps) over the last axis."""
-    wide = _made(args[1], BroadcastTo, made)
-    floor = _made(args[1] if wide is None else wide.args[0], MaximumScalar, made)
-    root = None if floor is None else _made(floor.args[0], Sqrt, made)
-    total = None if root is None else _made(root.args[0], Sum, made)
-    if (
-        floor is None
-        or total is None
-        or not _last_axis(total, total.args[0])
-        or _square(total.args[0], made) is not args[0]
-    ):
-        return None
-    assert isinstance(floor.op, MaximumScalar)
-    return emit(L2Normalize(floor.op.value), args[0]) if floor.op.value > 0 else None
-
-
-def _mask_of(v: Value, made: Made) -> Value | None:
-    """The (b, n) mask that `v` is under dims (b, n, 1)."""
-    call = made.get(v)
-    if call is None or not isinstance(call.op, (ExpandDims, Reshape)):
-        return None
-    own, now = _shape(call.args[0]), _shape(v)
-    return call.args[0] if len(own) == 2 and len(now) == 3 and now[:2] == own and as_int(now[2]) == 1 else None
-
-
-def _mean_pool(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit) -> Value | None:
-    """sum(x * mask, 1) / max(sum(mask, 1), eps) for x (b, n, c) and a mask (b, n, 1)."""
-    top, floor = _made(args[0], Sum, made), _made(args[1], MaximumScalar, made)
-    bottom = None if floor is None else _made(floor.args[0], Sum, made)
-    product = None if top is None else _made(top.args[0], Mul, made)
-    if floor is None or bottom is None or top is None or product is None:
-        return None
-    assert isinstance(floor.op, MaximumScalar) and isinstance(top.op, Sum) and isinstance(bottom.op, Sum)
-    if top.op != Sum((1,)) or bottom.op != Sum((1,)) or not floor.op.value > 0:
-        return None
-    for x, wide in (product.args, product.args[::-1]):
-        mask = _mask_of(wide, made)
-        if wide is bottom.args[0] and mask is not None and _shape(x)[:2] == _shape(mask) and len(_shape(x)) == 3:
-            return emit(MeanPool(floor.op.value), x, mask)
-    return None
-
-
-RULES: Mapping[type[OperatorSpec], tuple[Rule, ...]] = {
-    Matmul: (_matmul_scale, _matmul_transposed, _attention),
-    Reshape: (_reshape,),
-    Mul: (_gelu,),
-    MulScalar: (_gelu,),
-    Add: (_layer_norm,),
-    Div: (_l2_normalize, _mean_pool),
-}
+RULES = (
+    Rule(SCALED_PRODUCT, _scale_behind, "scale behind a product", level="import", equation="(a * c) @ b = (a @ b) * c"),
+    Rule(
+        op(Matmul, "a", op(Permute, "b", axes=swaps_last_two), transpose_b=False), _read_transposed,
+        "product with a transposed value", level="import", equation="a @ permute(b) = matmul(a, b, transpose_b=True)",
+    ),
+    Rule(
+        ATTENTION, _attention, "attention", level="import",
+        equation="softmax(q @ k.T * scale + mask) @ v = attention(q, k, v, mask)",
+    ),
+    VIEW_OF_VIEW,
+    Rule(
+        MERGED_TRANSPOSITION, _transpose_unmerged, "transposition under merged dims", level="import",
+        equation="reshape(permute(reshape(x, (a * b, i, j)), (0, 2, 1)), (a, b, j, i)) = permute(x, (0, 1, 3, 2))",
+    ),
+    Rule(GELU, _gelu, "gelu", level="import", equation="x * (1 + erf(x / sqrt(2))) / 2 = gelu(x)"),
+    Rule(
+        LAYER_NORM, _layer_norm, "layer norm", level="import",
+        equation="(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * gamma + beta = layer_norm(x, gamma, beta)",
+    ),
+    Rule(
+        L2_NORMALIZE, _l2_normalize, "l2 normalize", level="import",
+        equation="x / max(sqrt(sum(x * x)), eps) = l2_normalize(x)",
+    ),
+    Rule(
+        MEAN_POOL, _mean_pool, "mean pool", level="import",
+        equation="sum(x * mask, 1) / max(sum(mask, 1), eps) = mean_pool(x, mask)",
+    ),
+)  # fmt: skip
+"""The order matters: a product loses its factors and transpositions before it is taken for attention."""

@@ -97,7 +97,7 @@ def gathered_nd(w: Writer, x: Item, indices: Item) -> Item:
     depth = as_int(indices.shape[-1])
     grid = None
     if indices.value is not None:
-        grid = grid_axes(indices.value, w.made, w.g.deduction, x.shape[: depth or 0])
+        grid = grid_axes(indices.value, w.scope, w.g.deduction, x.shape[: depth or 0])
     if grid is not None:
         return w.of(_spread_out(w, x, grid, indices.shape[:-1]), x.natural)
     sizes = [as_int(d) for d in x.shape[: depth or 0]]

@@ -1,6 +1,6 @@
-"""Broadcasts, counters and tensors of one value that exporters write out, taken back to what they say.
+"""Rules for broadcasts and counters that exporters write out: work moves before a broadcast, a counted gather becomes a slice.
 
-Elementwise operators run before a broadcast, not behind it; a table read at 0, 1, 2 ... is a cut of it.
+A counter is a tensor of 0, 1, 2 ... along one axis.
 """
 
 from __future__ import annotations
@@ -10,57 +10,76 @@ from collections.abc import Sequence
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.expr import Expr, as_int, const, le
 from relax_tune.ir.core.graph import Call, Value
-from relax_tune.ir.core.graph_builder import info_of
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.frontend.shared.decomposed_ops import Emit, Made
+from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import Deduction, OperatorSpec, axis_index
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Binary, Unary
 from relax_tune.ir.op.logic import Where
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Reshape, Slice, Take
+from relax_tune.ir.rewrite.match import Scope
+from relax_tune.ir.rewrite.pattern import op
+from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def shape_of(v: Value) -> tuple[Expr, ...]:
+    """The dims of a tensor; () where they are not known."""
     info = info_of(v)
     return (info.shape or ()) if isinstance(info, TensorInfo) else ()
 
 
-def before_broadcasts(op: OperatorSpec, args: Sequence[Value], made: Made, emit: Emit, ctx: Deduction) -> Value | None:
-    """f(broadcast(x), y) = broadcast(f(x, y)), and no broadcast at all where y has the dims; None when nothing changes.
+# broadcasts
 
-    A view that only adds dims of 1 moves behind the operator too, where the other arguments have no dims."""
-    if isinstance(op, Attention) and len(args) == 4:
-        mask = _without_leading_ones(_source(args[3], made, ctx), made, len(shape_of(args[0])))
-        return None if mask is args[3] else emit(op, *args[:3], mask)
-    if not isinstance(op, (Unary, Binary, Where)):
-        return None
+ELEMENTWISE = op(Unary) | op(Binary) | op(Where)
+
+
+def _before_view(site: Site) -> Value | None:
+    """Where the other arguments have no dims."""
+    operator, args = _parts(site.root)
     wide = [p for p, a in enumerate(args) if shape_of(a)]
-    call = made.get(args[wide[0]]) if len(wide) == 1 else None
-    if call is not None and isinstance(call.op, (ExpandDims, Reshape)) and _adds_ones(call):
-        plain = [call.args[0] if p == wide[0] else a for p, a in enumerate(args)]
-        return emit(Reshape(shape_of(args[wide[0]])), emit(op, *plain))
-    sources = [_source(a, made, ctx) for a in args]
-    if not isinstance(op, Unary):
+    view = site.match.scope.call(args[wide[0]]) if len(wide) == 1 else None
+    if view is None or not isinstance(view.op, (ExpandDims, Reshape)) or not _adds_ones(view):
+        return None
+    plain = [view.args[0] if p == wide[0] else a for p, a in enumerate(args)]
+    return site.call(Reshape(shape_of(args[wide[0]])), site.call(operator, *plain))
+
+
+def _before_broadcast(site: Site) -> Value | None:
+    """No broadcast is left where the other arguments give the dims."""
+    (operator, args), scope, ctx = _parts(site.root), site.match.scope, site.deduction
+    sources = [_broadcast_source(a, scope, ctx) for a in args]
+    if not isinstance(operator, Unary):
         longest = max(len(shape_of(s)) for s in sources)
-        sources = [_without_leading_ones(s, made, longest) for s in sources]
+        sources = [_without_leading_ones(s, scope, longest) for s in sources]
     if all(a is b for a, b in zip(args, sources, strict=True)):
         return None
-    wanted = op.infer([info_of(a) for a in args], ctx)
-    found = op.infer([info_of(s) for s in sources], ctx)
-    if not isinstance(wanted, TensorInfo) or not isinstance(found, TensorInfo) or None in (wanted.shape, found.shape):
+    wanted, found = (operator.infer([info_of(a) for a in values], ctx) for values in (args, sources))
+    if not isinstance(wanted, TensorInfo) or not isinstance(found, TensorInfo):
         return None
-    assert wanted.shape is not None and found.shape is not None
+    if wanted.shape is None or found.shape is None:
+        return None
+    result = site.call(operator, *sources)
     same = len(wanted.shape) == len(found.shape) and all(map(ctx.same, wanted.shape, found.shape))
-    result = emit(op, *sources)
-    return result if same else emit(BroadcastTo(wanted.shape), result)
+    return result if same else site.call(BroadcastTo(wanted.shape), result)
+
+
+def _narrow_mask(site: Site) -> Value | None:
+    scope, rank = site.match.scope, len(site.shape("q"))
+    mask = _without_leading_ones(_broadcast_source(site["mask"], scope, site.deduction), scope, rank)
+    return None if mask is site["mask"] else site.call(site.root.op, "q", "k", "v", mask)
+
+
+def _parts(call: Call) -> tuple[OperatorSpec, tuple[Value, ...]]:
+    assert isinstance(call.op, OperatorSpec)
+    return call.op, call.args
 
 
 def _adds_ones(view: Call) -> bool:
     """Whether a view only puts dims of 1 between the dims."""
-    assert isinstance(view.op, (ExpandDims, Reshape))
     if isinstance(view.op, ExpandDims):
         return True
+    assert isinstance(view.op, Reshape)
     own, now = shape_of(view.args[0]), view.op.shape
     return bool(own) and len(now) > len(own) and _beyond_ones(own) == _beyond_ones(now)
 
@@ -69,9 +88,9 @@ def _beyond_ones(dims: Sequence[Expr]) -> list[Expr]:
     return [d for d in dims if as_int(d) != 1]
 
 
-def _source(v: Value, made: Made, ctx: Deduction) -> Value:
-    """`x` when `v` is certain to be `x` broadcast."""
-    call = made.get(v)
+def _broadcast_source(v: Value, scope: Scope, ctx: Deduction) -> Value:
+    """`x` when `v` is certain to be `x` broadcast, otherwise `v`."""
+    call = scope.call(v)
     if call is None or not isinstance(call.op, BroadcastTo):
         return v
     own, wide = shape_of(call.args[0]), call.op.shape
@@ -80,9 +99,9 @@ def _source(v: Value, made: Made, ctx: Deduction) -> Value:
     return call.args[0] if certain else v
 
 
-def _without_leading_ones(v: Value, made: Made, longest: int) -> Value:
-    """`x` when `v` is `x` under more dims of 1 in front, which broadcasting adds itself where another operand has `longest`."""
-    call = made.get(v)
+def _without_leading_ones(v: Value, scope: Scope, longest: int) -> Value:
+    """`x` when `v` is `x` under more leading dims of 1, which broadcasting to `longest` dims adds by itself."""
+    call = scope.call(v)
     if call is None or not isinstance(call.op, (ExpandDims, Reshape)):
         return v
     own, now = shape_of(call.args[0]), shape_of(v)
@@ -92,16 +111,19 @@ def _without_leading_ones(v: Value, made: Made, longest: int) -> Value:
     return v
 
 
-def counting(v: Value, made: Made) -> tuple[int, Expr] | None:
-    """(axis, size) when `v` counts 0, 1 ... size-1 along one axis and is the same along all others."""
-    call = made.get(v)
+# counters
+
+
+def counting(v: Value, scope: Scope) -> tuple[int, Expr] | None:
+    """(axis, size) when `v` counts 0, 1 ... size-1 along one axis and repeats along all others."""
+    call = scope.call(v)
     if call is None:
         return None
     if isinstance(call.op, Iota):
         return 0, call.op.size
     if not isinstance(call.op, (ExpandDims, BroadcastTo, Reshape)):
         return None
-    inner = counting(call.args[0], made)
+    inner = counting(call.args[0], scope)
     if inner is None:
         return None
     axis, size = inner
@@ -116,42 +138,36 @@ def counting(v: Value, made: Made) -> tuple[int, Expr] | None:
     return kept[[p for p, d in enumerate(own) if as_int(d) != 1].index(axis)], size
 
 
-def shorter_counter(op: Slice, args: Sequence[Value], made: Made, emit: Emit, ctx: Deduction) -> Value | None:
-    """The first elements of 0, 1, 2 ... are a counter of their own."""
-    found = counting(args[0], made)
-    info = op.infer([info_of(a) for a in args], ctx)
-    dims = shape_of(args[0])
-    if found is None or as_int(op.begin) != 0 or op.step != 1 or not isinstance(info, TensorInfo) or info.shape is None:
+def _shorter_counter(site: Site) -> Value | None:
+    cut, counter = site.operator("cut", Slice), site["counter"]
+    found, dims = counting(counter, site.match.scope), shape_of(counter)
+    info = cut.infer([info_of(counter)], site.deduction)
+    if found is None or as_int(cut.begin) != 0 or cut.step != 1 or not isinstance(info, TensorInfo):
         return None
-    axis = axis_index("slice", op.axis, len(dims))
-    if found[0] != axis or any(as_int(d) != 1 for p, d in enumerate(dims) if p != axis):
+    axis = axis_index("slice", cut.axis, len(dims))
+    if info.shape is None or found[0] != axis or any(as_int(d) != 1 for p, d in enumerate(dims) if p != axis):
         return None
-    counter = emit(Iota(info.shape[axis]))
-    return counter if len(dims) == 1 else emit(Reshape(info.shape), counter)
+    shorter = site.call(Iota(info.shape[axis]))
+    return shorter if len(dims) == 1 else site.call(Reshape(info.shape), shorter)
 
 
-def cut_of_table(op: Take, args: Sequence[Value], made: Made, emit: Emit, ctx: Deduction) -> Value | None:
-    """table[0, 1 ... n-1] = table[:n], when the table is certain to have n rows."""
-    found = counting(args[1], made)
+def _first_rows(site: Site) -> Value | None:
+    """Where the table is certain to have that many rows."""
+    found, ctx = counting(site["indices"], site.match.scope), site.deduction
     if found is None:
         return None
     axis, size = found
-    where, table = shape_of(args[1]), shape_of(args[0])
-    if any(as_int(d) != 1 for p, d in enumerate(where) if p != axis):
+    where, table = site.shape("indices"), site.shape("table")
+    if any(as_int(d) != 1 for p, d in enumerate(where) if p != axis) or ctx.proves(le(size, table[0])) is not Proof.YES:
         return None
-    if ctx.proves(le(size, table[0])) is not Proof.YES:
-        return None
-    rows = args[0] if ctx.same(size, table[0]) else emit(Slice(0, const(0), size), args[0])
-    ones = tuple(p for p in range(len(where)) if p != axis)
-    if not ones:
-        return rows
+    rows = site["table"] if ctx.same(size, table[0]) else site.call(Slice(0, const(0), size), "table")
     # views of the row axis alone: dims of 1 before and behind it
-    return emit(Reshape((*where, *table[1:])), rows)
+    return rows if len(where) == 1 else site.call(Reshape((*where, *table[1:])), rows)
 
 
-def grid_axes(indices: Value, made: Made, ctx: Deduction, sizes: Sequence[Expr]) -> tuple[int, ...] | None:
+def grid_axes(indices: Value, scope: Scope, ctx: Deduction, sizes: Sequence[Expr]) -> tuple[int, ...] | None:
     """For indices (..., k) into dims `sizes` that count along one leading axis each: those axes, all different."""
-    call = made.get(indices)
+    call = scope.call(indices)
     n = len(shape_of(indices)) - 1
     if call is None or not isinstance(call.op, Concat) or axis_index("concat", call.op.axis, n + 1) != n:
         return None
@@ -159,8 +175,32 @@ def grid_axes(indices: Value, made: Made, ctx: Deduction, sizes: Sequence[Expr])
         return None
     axes: list[int] = []
     for part, size in zip(call.args, sizes, strict=True):
-        found = counting(part, made)
+        found = counting(part, scope)
         if found is None or found[0] >= n or found[0] in axes or not ctx.same(found[1], size):
             return None
         axes.append(found[0])
     return tuple(axes)
+
+
+RULES = (
+    Rule(
+        op(Attention, "q", "k", "v", "mask"), _narrow_mask, "attention with a broadcast mask", level="import",
+        equation="attention(q, k, v, broadcast(mask)) = attention(q, k, v, mask)",
+    ),
+    Rule(
+        ELEMENTWISE, _before_view, "elementwise work behind a view", level="import",
+        equation="f(view(x)) = view(f(x)) where the view only adds dims of 1",
+    ),
+    Rule(
+        ELEMENTWISE, _before_broadcast, "elementwise work behind a broadcast", level="import",
+        equation="f(broadcast(x), y) = broadcast(f(x, y))",
+    ),
+    Rule(
+        op(Take, "table", "indices"), _first_rows, "counted rows", level="import",
+        equation="table[[0, 1 ... n-1]] = table[:n]",
+    ),
+    Rule(
+        op(Slice, "counter").named("cut"), _shorter_counter, "slice of a counter", level="import",
+        equation="[0, 1, 2 ...][:n] = [0, 1 ... n-1]",
+    ),
+)  # fmt: skip

@@ -17,16 +17,19 @@ from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.core.graph import Call, Constant, GVar, PrimValue, Value
 from relax_tune.ir.core.graph_builder import GraphBuilder, info_of
 from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
-from relax_tune.ir.frontend.shared.decomposed_ops import Made, rewritten
-from relax_tune.ir.frontend.shared.simplify_broadcasts import before_broadcasts, cut_of_table, shorter_counter
+from relax_tune.ir.frontend.shared import decomposed_ops, simplify_broadcasts
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars
 from relax_tune.ir.op.elementwise import Binary, Cast
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Where
-from relax_tune.ir.op.movement import BroadcastTo, Reshape, Slice, Take
+from relax_tune.ir.op.movement import BroadcastTo, Reshape
+from relax_tune.ir.rewrite.fixpoint import RuleTable
+from relax_tune.ir.rewrite.match import Scope
 
 Array = NDArray[Any]
+IMPORT_RULES = (*decomposed_ops.RULES, *simplify_broadcasts.RULES)
+"""The rules that importers apply to every value they write, in the order in which they are tried."""
 # Integer constants of up to this many elements are followed as scalar expressions.
 SCALAR_LIMIT = 256
 
@@ -79,7 +82,9 @@ class Writer:
     """Writes operators; handlers of a format's operators call it."""
 
     g: GraphBuilder
-    made: Made = field(default_factory=dict)
+    made: dict[Value, Call] = field(default_factory=dict)
+    _definitions: dict[GVar, Value] = field(default_factory=dict)
+    _rules: RuleTable = field(default_factory=lambda: RuleTable(IMPORT_RULES))
     _tensors: dict[Item, Value] = field(default_factory=dict)
     _turned: dict[Item, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
@@ -158,21 +163,14 @@ class Writer:
     # operators
 
     def emit(self, op: OperatorSpec, *args: Value) -> Value:
-        """An operator's result; a few decompositions come back as the operator they spell. Raises DeduceError."""
+        """Write an operator and return its result, rewritten by the rules of `IMPORT_RULES`. Raises DeduceError."""
         if isinstance(op, (Binary, Where, Matmul)):
             args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
-        ctx = self.g.deduction
-        found = rewritten(op, args, self.made, self.emit)
-        if found is None:
-            found = before_broadcasts(op, args, self.made, self.emit, ctx)
-        if found is None and isinstance(op, Take):
-            found = cut_of_table(op, args, self.made, self.emit, ctx)
-        if found is None and isinstance(op, Slice):
-            found = shorter_counter(op, args, self.made, self.emit, ctx)
+        found = self._rules.put(Call(op, args), self._definitions, self.g.so_far, self.g.deduction.env)
         if found is not None:
-            return found
+            return self._write(found)
         value = self.g.call(op, *args)
-        self.made[value] = Call(op, args)
+        self.made[value] = self._definitions[value] = Call(op, args)
         info = value.info
         if isinstance(info, TensorInfo) and (info.shape is None or info.dtype is None):
             raise ParseError(
@@ -180,6 +178,18 @@ class Writer:
                 "export the model with more precise dims"
             )
         return value
+
+    def _write(self, value: Value) -> Value:
+        """What a rule puts, part by part."""
+        if not isinstance(value, Call):
+            return value
+        assert isinstance(value.op, OperatorSpec)
+        return self.emit(value.op, *map(self._write, value.args))
+
+    @property
+    def scope(self) -> Scope:
+        """What computes each value so far."""
+        return Scope(self.g.so_far, self.g.deduction.env, self._definitions, {})
 
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
         """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax_tune.ir.core.function import IRModule
@@ -18,17 +19,23 @@ from relax_tune.ir.core.graph import (
     TupleValue,
     Value,
 )
-from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
-from relax_tune.ir.deduce.deduce import infer_value, info_of
+from relax_tune.ir.core.struct_info import TupleInfo
+from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.deduce.relations import is_certain
-from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
-from relax_tune.ir.op.elementwise import Cast
-from relax_tune.ir.op.movement import VIEWS, BroadcastTo, Concat, Permute, Slice
+from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.passes.memory.inplace import pinned
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
+from relax_tune.ir.rewrite.fixpoint import RuleTable
+from relax_tune.ir.rewrite.movement_rules import (
+    CONCAT_OF_ONE,
+    IDENTITY_PERMUTE,
+    PERMUTE_OF_PERMUTE,
+    SAME_DTYPE,
+    UNCHANGED_DIMS,
+)
 
-SAME_DIMS: tuple[type[OperatorSpec], ...] = (*VIEWS, BroadcastTo, Slice)
-"""Operators that give their argument itself when the result has its dims."""
+RULES = (PERMUTE_OF_PERMUTE, IDENTITY_PERMUTE, SAME_DTYPE, CONCAT_OF_ONE, UNCHANGED_DIMS)
+"""The equations of the normal form. Names, tuples and branches are no operators, so `_same_value` sees through them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +53,23 @@ class Canonicalise:
     writes over."""
 
     def __call__(self, module: IRModule) -> IRModule:
-        env = env_of(module.bounds)
+        env, table = env_of(module.bounds), RuleTable(RULES)
 
         def function(f: Function, _: FunctionTable) -> Function:
-            made: dict[Value, Value] = {}
+            made: dict[GVar, Value] = {}
             kept = returned(f) | pinned(f)
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
+                def stays(same: Value) -> bool:
+                    return binding.var in kept or not is_certain(binding.var.info, info_of(same), out.env)
+
                 old = out.value(binding.value)
-                value, ctx = _one_permute(old, made) or old, Deduction(out.env)
-                same = _same_value(binding, value, made, ctx)
-                if (
-                    same is not None
-                    and binding.var not in kept
-                    and is_certain(binding.var.info, info_of(same), ctx.env)
-                ):
+                same: Value | None
+                if isinstance(old, Call) and isinstance(binding, Binding):
+                    value = same = table.rewritten(old, binding.var, made, module, out, stays)
+                else:
+                    value, same = old, _same_value(binding, old, made, Deduction(out.env))
+                if same is not None and isinstance(same, ATOMS) and not stays(same):
                     out.mapping[binding.var] = same
                     return
                 made[binding.var] = value
@@ -74,7 +83,7 @@ class Canonicalise:
         return map_graphs(module, function)
 
 
-def _same_value(binding: AnyBinding, value: Value, made: dict[Value, Value], ctx: Deduction) -> Value | None:
+def _same_value(binding: AnyBinding, value: Value, made: Mapping[GVar, Value], ctx: Deduction) -> Value | None:
     """The value that is there already and is all that `binding` gives."""
     if isinstance(binding, MatchCast):
         return value if isinstance(value, ATOMS) and is_certain(binding.info, info_of(value), ctx.env) else None
@@ -88,49 +97,16 @@ def _same_value(binding: AnyBinding, value: Value, made: dict[Value, Value], ctx
             else None
         )
     if isinstance(value, TupleItem):
-        owner = made.get(value.value, value.value)
+        owner = made.get(value.value) if isinstance(value.value, GVar) else None
         return owner.fields[value.index] if isinstance(owner, TupleValue) else None
-    if isinstance(value, TupleValue):
-        return _whole(value, made)
-    return _unchanged(value, ctx) if isinstance(value, Call) else None
+    return _whole(value, made) if isinstance(value, TupleValue) else None
 
 
-def _whole(value: TupleValue, made: dict[Value, Value]) -> GVar | None:
+def _whole(value: TupleValue, made: Mapping[GVar, Value]) -> GVar | None:
     """`t` of `(item 0 of t, item 1 of t, ...)`."""
-    items = [made.get(f) for f in value.fields]
+    items = [made.get(f) if isinstance(f, GVar) else None for f in value.fields]
     owner = items[0].value if items and isinstance(items[0], TupleItem) else None
     if not isinstance(owner, GVar) or not isinstance(owner.info, TupleInfo):
         return None
     in_order = all(isinstance(v, TupleItem) and v.value is owner and v.index == i for i, v in enumerate(items))
     return owner if in_order and len(items) == len(owner.info.fields) else None
-
-
-def _unchanged(value: Call, ctx: Deduction) -> Value | None:
-    """The argument of an operator that gives it back."""
-    op, first = value.op, value.args[0] if value.args else None
-    found = None if first is None else info_of(first)
-    if first is None or not isinstance(found, TensorInfo):
-        return None
-    if isinstance(op, Cast):
-        return first if op.dtype is found.dtype else None
-    if isinstance(op, Permute):
-        return first if op.axes == tuple(range(len(op.axes))) else None
-    if isinstance(op, Concat):
-        return first if len(value.args) == 1 else None
-    if not isinstance(op, SAME_DIMS) or (isinstance(op, Slice) and op.step < 0):
-        return None
-    new = infer_value(value, ctx)
-    dims = new.shape if isinstance(new, TensorInfo) else None
-    if dims is None or found.shape is None or len(dims) != len(found.shape):
-        return None
-    return first if all(map(ctx.same, dims, found.shape)) else None
-
-
-def _one_permute(value: Value, made: dict[Value, Value]) -> Call | None:
-    """`permute(x, axes)` of a permute of x."""
-    if not isinstance(value, Call) or not isinstance(value.op, Permute):
-        return None
-    inner = made.get(value.args[0])
-    if not isinstance(inner, Call) or not isinstance(inner.op, Permute) or len(inner.op.axes) != len(value.op.axes):
-        return None
-    return Call(Permute(tuple(inner.op.axes[a] for a in value.op.axes)), inner.args)

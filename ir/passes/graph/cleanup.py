@@ -28,7 +28,9 @@ from relax_tune.ir.core.names import unused
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
+from relax_tune.ir.rewrite.fixpoint import RuleTable
+from relax_tune.ir.rewrite.movement_rules import UNCHANGED_DIMS, VIEW_OF_VIEW
 from relax_tune.ir.text.printer import excerpt
 
 
@@ -58,37 +60,38 @@ class Deduce:
         return map_graphs(module, lambda f, _: rewrite_function(f, lambda out, b: visit(out, b, f), env))
 
 
+VIEW_RULES = (VIEW_OF_VIEW, UNCHANGED_DIMS)
+
+
 @dataclass(frozen=True, slots=True)
 class CancelViews:
     """A view of a view is one view, equal views are taken once; a view under the same dims is the value itself."""
 
     def __call__(self, module: IRModule) -> IRModule:
-        env = env_of(module.bounds)
+        env, table = env_of(module.bounds), RuleTable(VIEW_RULES)
 
         def function(f: Function, _: FunctionTable) -> Function:
-            sources: dict[GVar, Value] = {}
+            made: dict[GVar, Value] = {}
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
-                value = out.value(binding.value)
-                if not isinstance(value, Call) or not isinstance(value.op, Reshape):
+                old = out.value(binding.value)
+                if not isinstance(old, Call) or not isinstance(old.op, Reshape):
                     out.keep(binding)
                     return
-                ctx, source = Deduction(out.env), value.args[0]
-                while isinstance(source, GVar) and source in sources:
-                    source = sources[source]
-                old, new = tensor_info(source).shape, value.op.shape
-                if old is not None and len(old) == len(new) and all(map(ctx.same, old, new)):
-                    out.mapping[binding.var] = source
+                value = table.rewritten(old, binding.var, made, module, out)
+                if not isinstance(value, Call):
+                    out.mapping[binding.var] = value
                     return
-                sources[binding.var] = source
-                known = out.known.setdefault((source, tuple(ctx.simplify(d) for d in new)), binding.var)
+                assert isinstance(value.op, Reshape)
+                made[binding.var] = value
+                dims = tuple(Deduction(out.env).simplify(d) for d in value.op.shape)
+                known = out.known.setdefault((value.args[0], dims), binding.var)
                 if known is not binding.var:
                     out.mapping[binding.var] = known
-                    return
-                if source is value.args[0]:
+                elif value is old:
                     out.keep(binding)
                 else:
-                    out.bindings.append(Binding(binding.var, Call(value.op, (source,))))
+                    out.bindings.append(Binding(binding.var, value))
 
             return rewrite_function(f, visit, env)
 

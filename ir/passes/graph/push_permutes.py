@@ -11,10 +11,13 @@ from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, 
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Binary, Unary
-from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.passes.memory.inplace import pinned
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
+from relax_tune.ir.rewrite.fixpoint import RuleTable
+from relax_tune.ir.rewrite.movement_rules import TRANSPOSED_OPERAND
+
+RULES = (TRANSPOSED_OPERAND,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +27,17 @@ class PushPermutes:
     ones join the kernels around them: `FoldConstants`, `FuseOps`.)"""
 
     def __call__(self, module: IRModule) -> IRModule:
-        env = env_of(module.bounds)
+        env, table = env_of(module.bounds), RuleTable(RULES)
 
         def function(f: Function, _: FunctionTable) -> Function:
-            made: dict[Value, Call] = {}
+            made: dict[GVar, Value] = {}
             fixed = pinned(f)
             readers = Counter(v for value in all_uses(f) for v in used_vars(value))
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
-                value = out.value(binding.value)
+                value = table.rewritten(out.value(binding.value), binding.var, made, module, out)
                 if isinstance(binding, Binding) and isinstance(value, Call):
-                    if isinstance(value.op, Matmul):
-                        value = _by_flag(value, made)
-                    elif isinstance(value.op, Permute):
+                    if isinstance(value.op, Permute):
                         value = _undone(out, value, made, readers)
                     if binding.var not in fixed:  # it may be a copy of what is written over
                         made[binding.var] = value
@@ -47,26 +48,18 @@ class PushPermutes:
         return map_graphs(module, function)
 
 
-def _by_flag(value: Call, made: Mapping[Value, Call]) -> Call:
-    """`matmul(a, permute(b))` as `matmul(a, b)` the other way round."""
-    assert isinstance(value.op, Matmul)
-    inner = made.get(value.args[1])
-    if inner is None or not isinstance(inner.op, Permute):
-        return value
-    axes = inner.op.axes
-    if axes != (*range(len(axes) - 2), len(axes) - 1, len(axes) - 2):
-        return value
-    return Call(Matmul(not value.op.transpose_b), (value.args[0], inner.args[0]))
+def _undone(out: Emitter, value: Call, made: Mapping[GVar, Value], readers: Mapping[GVar, int]) -> Call:
+    """`permute(f(permute(x)))` as `f(x)` where the two permutes cancel; otherwise `value` itself.
 
-
-def _undone(out: Emitter, value: Call, made: Mapping[Value, Call], readers: Mapping[GVar, int]) -> Call:
-    """`permute(f(permute(x)))` as `f(x)` where the two permutes are nothing together; otherwise the value itself."""
+    `f` is a graph of elementwise operators of any size, with a permute at each of its inputs. No pattern describes that, so
+    this move is a function and not a rule."""
     assert isinstance(value.op, Permute)
     axes, order, stack = value.op.axes, list[Value](), [value.args[0]]
     sources: dict[Value, Value] = {}
     while stack:
         v = stack.pop()
-        call = made.get(v)
+        found = made.get(v) if isinstance(v, GVar) else None
+        call = found if isinstance(found, Call) else None
         if v in sources or v in order:
             continue
         if call is not None and isinstance(call.op, Permute):
@@ -82,7 +75,9 @@ def _undone(out: Emitter, value: Call, made: Mapping[Value, Call], readers: Mapp
         return value  # two permutes by themselves: `Canonicalise`
     for v in reversed(order):
         assert isinstance(v, GVar) and isinstance(v.info, TensorInfo) and v.info.shape is not None
-        inner = Call(made[v].op, tuple(sources[a] for a in made[v].args))
+        call = made[v]
+        assert isinstance(call, Call)
+        inner = Call(call.op, tuple(sources[a] for a in call.args))
         if v is value.args[0]:
             return inner
         dims = tuple(v.info.shape[a] for a in axes)

@@ -1,0 +1,169 @@
+"""Rewriting to a fixpoint: a value is rewritten as it is written, until no rule of a table matches it.
+
+Operands are written before the value that reads them, so a function is at its fixpoint once its last value is written. Importers
+rewrite this way while they write operators, and passes while they rebuild a function. Rules here look at what a value is
+computed from. They know nothing of its readers: `Pattern.once` never matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.core import graph as g
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.struct_info import ObjectInfo
+from relax_tune.ir.deduce.deduce import infer_value
+from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
+from relax_tune.ir.rewrite.match import Scope, find_matches
+from relax_tune.ir.rewrite.pattern import Annotated, Either, Named, Once, Operation, Pattern, Where
+from relax_tune.ir.rewrite.rules import Parts, Rule, Site, Unfit
+
+
+@dataclass(slots=True)
+class RuleTable:
+    """Rules in the order in which they are tried, found by the operator at the root of their patterns."""
+
+    rules: tuple[Rule, ...]
+    _by_operator: dict[type[g.Operator], tuple[Rule, ...]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.rules)
+
+    def at(self, value: g.Value) -> tuple[Rule, ...]:
+        """The rules whose pattern may match `value`."""
+        if not isinstance(value, g.Call):
+            return ()
+        kind = type(value.op)
+        if kind not in self._by_operator:
+            roots = [(r, root_operators(r.pattern)) for r in self.rules]
+            self._by_operator[kind] = tuple(r for r, kinds in roots if kinds is None or issubclass(kind, kinds))
+        return self._by_operator[kind]
+
+    def put(
+        self,
+        value: g.Value,
+        definitions: dict[g.GVar, g.Value],
+        module: IRModule,
+        env: Env,
+        var: g.GVar | None = None,
+    ) -> g.Value | None:
+        """What the first rule that matches puts in place of `value`; its parts may be nested. None when no rule matches.
+
+        definitions: what computes each variable so far; var: the variable that `value` is bound to, where there is one."""
+        rules = self.at(value)
+        if not rules:
+            return None
+        root = var or g.GVar("root", ObjectInfo())
+        before = definitions.get(root)
+        definitions[root] = value
+        try:
+            scope = Scope(module, env, definitions, {})
+            for rule in rules:
+                for match in find_matches(rule.pattern, root, scope):
+                    if match.unknown:
+                        continue
+                    try:
+                        found = rule.put(Site(match, root.info, rule.level, Parts.none()))
+                    except Unfit:
+                        continue
+                    if found is not None:
+                        return found
+        finally:
+            del definitions[root]
+            if before is not None:
+                definitions[root] = before
+        return None
+
+    def rewritten(
+        self,
+        value: g.Value,
+        var: g.GVar,
+        definitions: dict[g.GVar, g.Value],
+        module: IRModule,
+        out: Emitter,
+        keep: Callable[[g.Value], bool] = lambda _: False,
+    ) -> g.Value:
+        """`value` rewritten until no rule matches; its new parts are bound in `out`.
+
+        keep: whether a value that is there already may not stand for `var`; then `var` stays computed."""
+        while (found := self.put(value, definitions, module, out.env, var)) is not None:
+            new = self._over_atoms(found, definitions, module, out)
+            if isinstance(new, g.ATOMS):
+                return value if keep(new) else new
+            value = new
+        return value
+
+    def _over_atoms(
+        self, value: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter
+    ) -> g.Value:
+        """`value` over atoms: each nested part is rewritten and bound."""
+        args: list[g.Value] = []
+        for a in value.operands:
+            if not isinstance(a, g.ATOMS):
+                part = self._over_atoms(a, definitions, module, out)
+                var = g.GVar("part", infer_value(part, Deduction(out.env)))
+                part = self.rewritten(part, var, definitions, module, out)
+                if not isinstance(part, g.ATOMS):
+                    bound = out.bind(part, infer_value(part, Deduction(out.env)), _hint(part))
+                    definitions[bound] = part
+                    part = bound
+                a = part
+            args.append(a)
+        return value.with_operands(args)
+
+
+def _hint(value: g.Value) -> str:
+    return str(getattr(value.op, "name", "v")) if isinstance(value, g.Call) else "v"
+
+
+def root_operators(p: Pattern) -> tuple[type[g.Operator], ...] | None:
+    """The operators that a value matched by `p` can have at its root; None for a pattern that says nothing about it."""
+    if isinstance(p, (Named, Once, Annotated, Where)):
+        return root_operators(p.inner)
+    if isinstance(p, Either):
+        kinds = [root_operators(c) for c in p.choices]
+        return None if None in kinds else tuple(k for ks in kinds if ks is not None for k in ks)
+    return (p.operator,) if isinstance(p, Operation) else None
+
+
+@dataclass(frozen=True)
+class RewriteToFixpoint:
+    """Every value for which a rule puts another one, until none does. Results stay computed."""
+
+    rules: tuple[Rule, ...]
+
+    def __call__(self, module: IRModule) -> IRModule:
+        table, env = RuleTable(self.rules), env_of(module.bounds)
+
+        def function(f: g.Function, _: FunctionTable) -> g.Function:
+            definitions: dict[g.GVar, g.Value] = {}
+            results = returned(f)
+
+            def visit(out: Emitter, binding: g.AnyBinding) -> None:
+                old = out.value(binding.value)
+                if isinstance(binding, g.MatchCast):
+                    out.keep(binding)
+                    return
+                value = table.rewritten(
+                    old, binding.var, definitions, module, out, keep=lambda _: binding.var in results
+                )
+                if isinstance(value, g.ATOMS) and not isinstance(old, g.ATOMS):
+                    out.mapping[binding.var] = value
+                    return
+                definitions[binding.var] = value
+                if value is old:
+                    out.keep(binding)
+                else:
+                    out.bindings.append(g.Binding(binding.var, value))
+
+            return rewrite_function(f, visit, env)
+
+        return map_graphs(module, function)
+
+
+def rule_table(*rules: Rule | Iterable[Rule]) -> RuleTable:
+    """A table of these rules, in order."""
+    return RuleTable(tuple(r for x in rules for r in ((x,) if isinstance(x, Rule) else x)))
