@@ -20,6 +20,7 @@ from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.deduce import infer_value, info_of, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, differences, is_known
 from relax_tune.ir.op.base import Deduction, env_of
+from relax_tune.ir.rewrite.dead_code import Liveness
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, used_vars
 from relax_tune.ir.rewrite.match import Match, Scope, find_matches
 from relax_tune.ir.rewrite.pattern import Operand, Pattern, pattern
@@ -214,16 +215,25 @@ class RewriteByPattern:
     Deterministic: values are looked at from the last to the first, so the outermost match wins, and of several rules the
     first. What only replaced values read is gone and matches nothing; what others read as well stays, and may match
     itself. A match stays within one region (a function, or a side of an `if`) and sees through no match_cast. What is put
-    is not looked at again.
+    is not looked at again, unless `to_fixpoint` asks for rounds until nothing matches.
 
     Raises: VerifyError when what a rule puts does not fit, showing the place."""
 
     rules: tuple[Rule, ...]
+    to_fixpoint: bool = False
 
     def __repr__(self) -> str:
         return f"RewriteByPattern({', '.join(r.title for r in self.rules)})"
 
     def __call__(self, module: IRModule) -> IRModule:
+        for _ in range(MAX_ROUNDS if self.to_fixpoint else 1):
+            new = self._once(module)
+            if new is module or not self.to_fixpoint:
+                return new
+            module = new
+        raise UserError(f"{self!r}: wanted rules that come to an end, found changes in {MAX_ROUNDS} rounds")
+
+    def _once(self, module: IRModule) -> IRModule:
         parts = Parts(FunctionTable.of(module.functions), dict(module.constants), module.bounds)
         changed: dict[str, g.Function] = {}
         for name, f in module.functions.items():
@@ -282,22 +292,23 @@ class _Rewriter:
         scope = Scope.over(bindings, ret, self.module, self.env)
         chosen: dict[g.GVar, _Chosen] = {}
         claimed: set[g.GVar] = set()
-        live = set(used_vars(ret))
+        live = Liveness()
+        live.reads(ret)
         dropped: dict[g.GVar, g.Binding] = {}
         for b in reversed(bindings):
-            if isinstance(b, g.Binding) and b.var not in live and b.var in claimed:
+            if isinstance(b, g.Binding) and not live.is_read(b) and b.var in claimed:
                 dropped[b.var] = b
                 continue
-            found = self.choose(b, scope) if isinstance(b, g.Binding) and b.var in live else None
+            found = self.choose(b, scope) if isinstance(b, g.Binding) and live.is_read(b) else None
             if found is None:
-                live.update(used_vars(b.value))
+                live.reads(b.value)
                 continue
             chosen[b.var] = found
             claimed.update(found.match.inside)
-            live.update(v for new in (*(x.value for x in found.bindings), found.value) for v in used_vars(new))
+            live.reads(*(x.value for x in found.bindings), found.value)
             if found.unknown:  # the other side of the `if` computes what it looked into
                 inside = set(found.match.inside)
-                live.update(v for i in inside for v in used_vars(scope.definitions[i]) if v not in inside)
+                live.read.update(v for i in inside for v in used_vars(scope.definitions[i]) if v not in inside)
         mark, changed = len(self.out.bindings), bool(chosen)
         for b in bindings:
             if b.var in dropped:

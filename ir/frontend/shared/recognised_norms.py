@@ -28,12 +28,6 @@ def _dims(info: StructInfo) -> Dims:
     return info.shape if isinstance(info, TensorInfo) and info.shape is not None else ()
 
 
-def _operator(site: Site, name: str) -> Operator:
-    made = site.made(name)
-    assert isinstance(made, Call), "the pattern says that an operator makes it"
-    return made.op
-
-
 # x * rsqrt(mean(x * x) + eps) * gamma, with the root written in any of three ways
 
 SPREAD = op(AddScalar, op(Mean, op(Mul, "x", "x"), keepdims=True).named("mean")).named("moved")
@@ -43,9 +37,8 @@ NORM = NORMED * value("gamma")
 
 
 def _put_norm(site: Site) -> Value | None:
-    mean, moved = _operator(site, "mean"), _operator(site, "moved")
-    assert isinstance(mean, Mean) and isinstance(moved, AddScalar)
-    dims, weights = _dims(site.match.info("x")), _dims(site.match.info("gamma"))
+    mean, moved = site.operator("mean", Mean), site.operator("moved", AddScalar)
+    dims, weights = site.shape("x"), site.shape("gamma")
     if mean.axes not in ((len(dims) - 1,), (-1,)) or len(weights) != 1 or weights[0] is not dims[-1]:
         return None
     return site.call(RmsNorm(float(moved.value)), "x", "gamma")
@@ -59,15 +52,13 @@ ROTATION = value("x") * value("cos") + TURNED.named("turned") * value("sin")
 
 def _put_rotation(site: Site) -> Value | None:
     """Over tables of half a row, where both halves of the model's rows are proved to be the same."""
-    dims, turned = _dims(site.match.info("x")), _operator(site, "turned")
-    assert isinstance(turned, Concat)
+    dims, turned = site.shape("x"), site.operator("turned", Concat)
     width, last = as_int(dims[-1]) if dims else None, len(dims) - 1
     if last < 1 or width is None or width % 2 or turned.axis % len(dims) != last:
         return None
     half = width // 2
     for name, begin in (("first", 0), ("second", half)):
-        part = _operator(site, name)
-        assert isinstance(part, Slice)
+        part = site.operator(name, Slice)
         window = (part.axis % len(dims), part.step, as_int(part.begin), as_int(part.end))
         if window != (last, 1, begin, begin + half):
             return None
@@ -80,7 +71,7 @@ def _put_rotation(site: Site) -> Value | None:
 def _half_rows(site: Site, name: str, positions: Expr, half: int) -> tuple[Value, Expr] | None:
     """A table of half rows and its row of the first position; None unless the capture has one row for each position and nothing
     else, both halves of which are the same."""
-    scope, rows, dims = site.match.scope, site[name], _dims(site.match.info(name))
+    scope, rows, dims = site.match.scope, site[name], site.shape(name)
     if len(dims) < 2 or any(as_int(d) != 1 for d in dims[:-2]) or as_int(dims[-1]) != 2 * half:
         return None
     if prove(eq(dims[-2], positions), scope.env) is not Proof.YES or not _paired(scope, rows, half):
@@ -114,4 +105,13 @@ def _paired(scope: Scope, rows: Value, half: int) -> bool:
         rows = made.args[0]
 
 
-IDIOMS = (Rule(NORM, _put_norm, "rms norm"), Rule(ROTATION, _put_rotation, "rotary positions"))
+RULES = (
+    Rule(
+        NORM, _put_norm, "rms norm", level="import",
+        equation="x * rsqrt(mean(x * x) + eps) * gamma = rms_norm(x, gamma)",
+    ),
+    Rule(
+        ROTATION, _put_rotation, "rotary positions", level="import",
+        equation="x * cos + concat(-x[..., d/2:], x[..., :d/2]) * sin = rotary(x, cos[:, :d/2], sin[:, :d/2])",
+    ),
+)  # fmt: skip

@@ -21,6 +21,7 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.runtime_shapes import UndecidedWalk
+from relax_tune.ir.rewrite.dead_code import without_dead_code
 from relax_tune.ir.rewrite.emitter import used_vars
 from relax_tune.ir.text.printer import excerpt
 
@@ -135,7 +136,7 @@ class _Cutter:
         return replace(self.f, blocks=g.into_blocks(bindings))
 
     def body(self, body: g.Function | g.Body) -> list[g.AnyBinding]:
-        bindings = _live(body)
+        bindings = [b for block in without_dead_code(body.blocks, body.ret) for b in block.bindings]
         self.names.update(b.var.name for b in bindings)
         line = _Line({})
         for b in bindings:
@@ -259,16 +260,6 @@ class _Cutter:
         while (name := f"{self.f.name}_part{i}") in self.functions:
             i += 1
         return name
-
-
-def _live(body: g.Function | g.Body) -> list[g.AnyBinding]:
-    """The bindings whose value is read, or that do more than compute it."""
-    live, kept = set(used_vars(body.ret)), list[g.AnyBinding]()
-    for b in reversed(body.bindings):
-        if b.var in live or isinstance(b, g.MatchCast) or g.is_impure(b.value):
-            kept.append(b)
-            live.update(used_vars(b.value))
-    return kept[::-1]
 
 
 def _renamed(b: g.AnyBinding, mapping: Mapping[g.Value, g.Value]) -> g.AnyBinding:

@@ -10,25 +10,22 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
 from relax_tune.ir.core.graph import (
     AnyBinding,
-    AnyBlock,
     Binding,
-    Body,
     Call,
     CallTIR,
     Constant,
     Function,
     GVar,
-    If,
     MatchCast,
     Value,
-    is_impure,
     nested_values,
 )
 from relax_tune.ir.core.names import unused
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
+from relax_tune.ir.rewrite.dead_code import without_dead_code
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 from relax_tune.ir.rewrite.movement_rules import UNCHANGED_DIMS, VIEW_OF_VIEW
 from relax_tune.ir.text.printer import excerpt
@@ -125,33 +122,8 @@ class DeadCode:
 
     @staticmethod
     def _function(f: Function) -> Function:
-        blocks = _live(f.blocks, set(used_vars(f.ret)))
+        blocks = without_dead_code(f.blocks, f.ret)
         return f if blocks is f.blocks else replace(f, blocks=blocks)
-
-
-def _live(old: tuple[AnyBlock, ...], live: set[GVar]) -> tuple[AnyBlock, ...]:
-    """The blocks without what nobody reads; `live`, what is read after them, grows by what is read in them."""
-    blocks: list[AnyBlock] = []
-    for block in reversed(old):
-        kept: list[AnyBinding] = []
-        for b in reversed(block.bindings):
-            if b.var in live or isinstance(b, MatchCast) or is_impure(b.value):
-                if isinstance(b.value, If):
-                    sides = [_live_side(side) for side in (b.value.then, b.value.orelse)]
-                    if sides[0] is not b.value.then or sides[1] is not b.value.orelse:
-                        b = replace(b, value=If(b.value.cond, *sides))
-                kept.append(b)
-                live.update(used_vars(b.value))
-        kept.reverse()
-        same = len(kept) == len(block.bindings) and all(a is b for a, b in zip(kept, block.bindings, strict=True))
-        blocks.append(block if same else replace(block, bindings=tuple(kept)))
-    blocks.reverse()
-    return old if all(a is b for a, b in zip(blocks, old, strict=True)) else tuple(blocks)
-
-
-def _live_side(side: Body) -> Body:
-    blocks = _live(side.blocks, set(used_vars(side.ret)))
-    return side if blocks is side.blocks else replace(side, blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from relax_tune.ir.core.expr import Expr, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar
 from relax_tune.ir.core.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.shared.recognised_norms import IDIOMS
+from relax_tune.ir.frontend.shared.recognised_norms import RULES
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.decoder import RmsNorm, Rotary
@@ -35,7 +35,7 @@ def operators(module: IRModule) -> list[type]:
 
 def same_meaning(module: IRModule, *inputs: Array) -> IRModule:
     """The module rewritten, which gives what it gave."""
-    found = rewrite(module, IDIOMS)
+    found = rewrite(module, RULES)
     verify(found)
     before, after = (evaluate_function(m, list(inputs)) for m in (module, found))
     np.testing.assert_allclose(after, before, rtol=1e-6, atol=1e-6)
@@ -93,7 +93,7 @@ def test_rows_that_nothing_is_known_of_stay() -> None:
     x, sin = g.input("x", (1, 2, 1, WIDTH)), g.input("sin", (1, WIDTH))
     cos = g.call(ExpandDims((0,)), g.call(Cast(f32), g.call(Iota(const(WIDTH)))))
     module = g.finish(g.call(Add(), g.call(Mul(), x, cos), g.call(Mul(), turned(g, x, (0, 3), (3, 6)), sin)))
-    assert rewrite(module, IDIOMS) is module
+    assert rewrite(module, RULES) is module
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_rows_that_nothing_is_known_of_stay() -> None:
     ids=("halves that differ", "rows that are missing", "halves the other way round"),
 )
 def test_what_only_looks_like_a_rotation_stays(module: IRModule) -> None:
-    assert rewrite(module, IDIOMS) is module
+    assert rewrite(module, RULES) is module
 
 
 def norm(axes: tuple[int, ...], gamma: Array | None, other: bool = False, root: str = "x * rsqrt") -> IRModule:
@@ -133,4 +133,4 @@ def test_a_norm() -> None:
     # over another axis, without weights, with a weight a row, of a product of two values, over another root
     roots = norm((1,), gamma, root="2 / sqrt * x")
     for module in (norm((0,), gamma), norm((1,), None), norm((1,), gamma[:1]), norm((1,), gamma, other=True), roots):
-        assert rewrite(module, IDIOMS) is module
+        assert rewrite(module, RULES) is module

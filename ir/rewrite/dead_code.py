@@ -1,0 +1,57 @@
+"""Liveness of bindings, walked from the last to the first, and dead-code elimination over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Body, GVar, If, MatchCast, Value, is_impure
+from relax_tune.ir.core.names import same_objects
+from relax_tune.ir.rewrite.emitter import used_vars
+
+
+@dataclass(slots=True)
+class Liveness:
+    """The variables that are read behind a point of a region."""
+
+    read: set[GVar] = field(default_factory=set)
+
+    def is_read(self, b: AnyBinding) -> bool:
+        """Whether something behind reads the variable of `b`."""
+        return b.var in self.read
+
+    def needs(self, b: AnyBinding) -> bool:
+        """Whether `b` must stay: it is read, it asserts, or it has side effects."""
+        return self.is_read(b) or isinstance(b, MatchCast) or is_impure(b.value)
+
+    def reads(self, *values: Value) -> None:
+        """Note that `values` are computed at this point."""
+        for value in values:
+            self.read.update(used_vars(value))
+
+
+def without_dead_code(blocks: tuple[AnyBlock, ...], ret: Value) -> tuple[AnyBlock, ...]:
+    """The blocks of a region that returns `ret` without bindings that are not needed, sides of branches included.
+
+    The same objects where nothing is removed."""
+    live = Liveness()
+    live.reads(ret)
+    found: list[AnyBlock] = []
+    for block in reversed(blocks):
+        kept: list[AnyBinding] = []
+        for b in reversed(block.bindings):
+            if live.needs(b):
+                if isinstance(b.value, If):
+                    sides = [_side(side) for side in (b.value.then, b.value.orelse)]
+                    if not same_objects(sides, (b.value.then, b.value.orelse)):
+                        b = replace(b, value=If(b.value.cond, *sides))
+                kept.append(b)
+                live.reads(b.value)
+        kept.reverse()
+        found.append(block if same_objects(kept, block.bindings) else replace(block, bindings=tuple(kept)))
+    found.reverse()
+    return blocks if same_objects(found, blocks) else tuple(found)
+
+
+def _side(side: Body) -> Body:
+    blocks = without_dead_code(side.blocks, side.ret)
+    return side if blocks is side.blocks else replace(side, blocks=blocks)
