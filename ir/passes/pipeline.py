@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from relax_tune.errors import UserError
+from relax_tune.errors import UserError, VerifyError
+from relax_tune.ir.check.verify import verify as verify_module
 from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Function, all_bindings, callees, entries
 from relax_tune.ir.core.struct_info import info_symbols
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.control.inline import Inline
-from relax_tune.ir.passes.control.outline import Cut, CutModule, is_straight
+from relax_tune.ir.passes.control.outline import OutlinedModule, OutlineSubgraphs, is_straight_line
 from relax_tune.ir.passes.fusion.fuse import FuseOps
 from relax_tune.ir.passes.graph.canonical import Canonicalise
 from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce, TidyNames
@@ -26,9 +29,20 @@ from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.graph.push_permutes import PushPermutes
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
-from relax_tune.ir.rewrite.rules import RewriteByPattern, Rule
+from relax_tune.ir.rewrite.rules import LevelName, RewriteByPattern, Rule
 
 Pass = Callable[[IRModule], IRModule]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The point of a list of passes where users' rules of level `name` apply. `then` lowers what they put."""
+
+    name: LevelName
+    then: tuple[Pass, ...] = ()
+
+    def __call__(self, module: IRModule) -> IRModule:
+        return module
 
 
 def passes_for(
@@ -42,10 +56,12 @@ def passes_for(
     depends on the device. precision: what float32 models store weights and the arguments of matmuls in. attention: one
     tensor function, or its two products and the softmax between them, each of which is then tuned or left to a library by itself."""
     merged, fused = qkv == "merged", attention == "fused"
+    decompose = Decompose(("attention",) if fused else ())
+    lowering = (decompose, Legalize(strict=True), SeparateOutputs(), DeadCode())
     return (
         Deduce(),
         ComputeWide(),
-        Decompose(("attention",) if fused else ()),
+        decompose,
         Canonicalise(),
         FoldConstants(),
         PushPermutes(),
@@ -55,6 +71,7 @@ def passes_for(
         Legalize(strict=True),
         SeparateOutputs(),
         CommonSubexpressions(repeat_spatial=True),
+        Level("functions", lowering),
         FuseOps(through_columns=merged),
         CommonSubexpressions(),
         DeadCode(),
@@ -62,37 +79,45 @@ def passes_for(
         CancelViews(),
         FoldConstants(),
         DeadCode(),
+        Level("fused", lowering),
         TidyNames(),
     )
 
 
 STANDARD = passes_for()
+FIRST_LEVELS: tuple[LevelName, ...] = ("import", "operators")
+"""The levels before calls are inlined: `lower` applies their rules itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoweredModule:
-    """A module whose straight graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
+    """A module whose straight-line graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
 
-    checks: what deduction left to run time, by straight function; stages: every pass that changed something with the module it
-    made; drivers: the functions that are not straight, whose parts are; entries: the functions a built model offers by name.
+    checks: what deduction left to run time, by straight-line function.
+    stages: every pass that changed something, with the module it made.
+    host_functions: the functions with control flow, which call the outlined subgraphs.
+    entries: the functions that a built model offers by name.
+    seconds: the time of each pass.
     """
 
     module: IRModule
     checks: Mapping[str, tuple[RuntimeCheck, ...]]
     stages: tuple[tuple[str, IRModule], ...]
-    drivers: tuple[str, ...]
+    host_functions: tuple[str, ...]
     entries: tuple[str, ...]
+    seconds: tuple[tuple[str, float], ...] = ()
 
     @property
     def functions(self) -> Mapping[str, Function]:
-        """The straight graph functions by name: each becomes a program."""
+        """The straight-line graph functions by name: each becomes a program."""
         found = {n: f for n, f in self.module.functions.items() if isinstance(f, Function)}
-        return {n: f for n, f in found.items() if n not in self.drivers}
+        return {n: f for n, f in found.items() if n not in self.host_functions}
 
     @property
-    def cut(self) -> CutModule:
-        """The drivers with what they call."""
-        return CutModule(self.module, self.drivers, tuple(n for n in self.functions if n not in self.entries))
+    def outlined(self) -> OutlinedModule:
+        """The host functions with the subgraphs they call."""
+        subgraphs = tuple(n for n in self.functions if n not in self.entries)
+        return OutlinedModule(self.module, self.host_functions, subgraphs)
 
     @property
     def prims(self) -> Mapping[str, PrimFunc]:
@@ -105,58 +130,116 @@ class LoweredModule:
         return tuple(v for v in found if isinstance(v, CallTIR))
 
 
-def run_passes(module: IRModule, passes: tuple[Pass, ...]) -> tuple[tuple[str, IRModule], ...]:
-    """Each pass that changed something, and the module after it."""
-    found: list[tuple[str, IRModule]] = []
+@dataclass(slots=True)
+class PassManager:
+    """Runs passes in order and keeps what they did.
+
+    verify: whether the module is verified before the first pass and after every pass that changes it.
+    after: the pass to stop behind, as `pass_names` calls it; None runs all.
+    stages: every pass that changed something, as text, with the module it made.
+    seconds: the time of every pass, in the order in which they ran."""
+
+    verify: bool = False
+    after: str | None = None
+    stages: list[tuple[str, IRModule]] = field(default_factory=list)
+    seconds: list[tuple[str, float]] = field(default_factory=list)
+
+    def run(self, module: IRModule, passes: Sequence[Pass]) -> IRModule:
+        """The module after the passes. Raises VerifyError naming the pass that breaks it."""
+        if self.verify:
+            self._verified(module, "before the passes")
+        for step, name in zip(passes, pass_names(passes), strict=True):
+            start = time.perf_counter()
+            new = step(module)
+            self.seconds.append((name, time.perf_counter() - start))
+            self.add(repr(step), module, new)
+            module = new
+            if name == self.after:
+                break
+        return module
+
+    def add(self, step: str, before: IRModule, after: IRModule) -> None:
+        """Note what `step` made of a module."""
+        if after is before:
+            return
+        if self.verify:
+            self._verified(after, f"after {step}")
+        self.stages.append((step, after))
+
+    @staticmethod
+    def _verified(module: IRModule, where: str) -> None:
+        try:
+            verify_module(module)
+        except VerifyError as error:
+            raise VerifyError(f"{where}: {error}") from None
+
+
+def pass_names(passes: Sequence[Pass]) -> tuple[str, ...]:
+    """The passes in order; one that runs again has a number: `DeadCode`, `DeadCode.2`. Marks of levels have no name."""
+    seen: Counter[str] = Counter()
+    names = []
     for step in passes:
-        new = step(module)
-        if new is not module:
-            found.append((repr(step), new))
-        module = new
-    return tuple(found)
+        if not isinstance(step, Level):
+            name = type(step).__name__
+            seen[name] += 1
+            names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+    return tuple(names)
 
 
-def with_rules(passes: tuple[Pass, ...], rules: Sequence[Rule]) -> tuple[Pass, ...]:
-    """`passes`, with rules of the levels "functions" and "fused" where these begin; what they put is legalised.
+def run_passes(module: IRModule, passes: Sequence[Pass], verify: bool = False) -> tuple[tuple[str, IRModule], ...]:
+    """Each pass that changed something, and the module after it."""
+    manager = PassManager(verify)
+    manager.run(module, with_rules(passes, ()))
+    return tuple(manager.stages)
+
+
+def with_rules(passes: Sequence[Pass], rules: Sequence[Rule]) -> tuple[Pass, ...]:
+    """`passes` with users' rules in place of the marks of their levels.
 
     Raises UserError for a rule of a level that these passes do not have."""
     found: list[Pass] = []
-    left = [r for r in rules if r.level != "operators"]
-    lowering = [p for p in passes if isinstance(p, (Decompose, Legalize, SeparateOutputs))]
+    left = [r for r in rules if r.level not in FIRST_LEVELS]
     for step in passes:
-        level = "functions" if isinstance(step, FuseOps) else "fused" if isinstance(step, TidyNames) else ""
-        own = tuple(r for r in left if r.level == level)
+        if not isinstance(step, Level):
+            found.append(step)
+            continue
+        own = tuple(r for r in left if r.level == step.name)
         if own:
-            left = [r for r in left if r.level != level]
-            found += [RewriteByPattern(own), *lowering, DeadCode()]
-        found.append(step)
+            left = [r for r in left if r.level != step.name]
+            found += [RewriteByPattern(own), *step.then]
     if left:
         raise UserError(
-            f"rule {left[0].title}: wanted passes with level {left[0].level!r}, found {found!r:.200}; add FuseOps for "
-            "'functions', TidyNames for 'fused'"
+            f"rule {left[0].title}: wanted passes with level {left[0].level!r}, found {found!r:.200}; add "
+            f"Level({left[0].level!r}) to them"
         )
     return tuple(found)
 
 
-def lower(module: IRModule, passes: tuple[Pass, ...] = STANDARD, rules: Sequence[Rule] = ()) -> LoweredModule:
-    """Inline, deduce, fold, legalise, fuse, collapse dims and clean up: the graph functions that no other one calls, each with
-    what it calls put in place. One that branches, calls or has side effects in the end is cut into straight parts. rules: a user's
-    own, each applied at its level.
+def lower(
+    module: IRModule,
+    passes: Sequence[Pass] = STANDARD,
+    rules: Sequence[Rule] = (),
+    manager: PassManager | None = None,
+) -> LoweredModule:
+    """Lower a module from operators to fused tensor functions.
+
+    Calls are inlined first. A function that still branches, calls or has side effects is outlined into subgraphs. The `passes`
+    then run over everything. rules: a user's own, each applied at its level. manager: runs the passes.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough."""
-    on_operators = tuple(r for r in rules if r.level == "operators")
-    first = run_passes(module, (RewriteByPattern(on_operators),) if on_operators else ())
-    module = first[-1][1] if first else module
-    straight, checks = Inline().run(module)
+    manager = manager or PassManager()
+    first = [RewriteByPattern(tuple(r for r in rules if r.level == level), level == "import") for level in FIRST_LEVELS]
+    module = manager.run(module, [step for step in first if step.rules])
+    inlined, checks = Inline().run(module)
     offered = tuple(entries(module.functions))
-    drivers: tuple[str, ...] = ()
-    roots = tuple(n for n in offered if not is_straight(_graph(straight, n)))
+    hosts: tuple[str, ...] = ()
+    roots = tuple(n for n in offered if not is_straight_line(_graph(inlined, n)))
     if roots and Legalize(strict=True) in passes:
-        straight, checks, drivers = _driven(module, tuple(n for n in offered if n not in roots), roots)
-    straight = _bounded(straight)
-    first = first if straight is module else (*first, (repr(Cut(roots) if drivers else Inline()), straight))
-    stages = (*first, *run_passes(straight, with_rules(passes, rules)))
-    return LoweredModule(stages[-1][1] if stages else module, checks, stages, drivers, offered)
+        inlined, checks, hosts = _outlined(module, tuple(n for n in offered if n not in roots), roots)
+    inlined = _bounded(inlined)
+    manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)
+    done = manager.run(inlined, with_rules(passes, rules))
+    return LoweredModule(done, checks, tuple(manager.stages), hosts, offered, tuple(manager.seconds))
 
 
 def _graph(module: IRModule, name: str) -> Function:
@@ -165,22 +248,22 @@ def _graph(module: IRModule, name: str) -> Function:
     return found
 
 
-def _driven(
+def _outlined(
     module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
 ) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
-    """The straight `entries` and the parts of `roots` with what they call put in place, their checks, and the drivers."""
-    cut = Cut(roots).run(module)
-    functions = {n: cut.module.functions[n] for n in cut.parts}
+    """The straight-line `entries` and the subgraphs of `roots`, calls inlined; their checks; and the host functions."""
+    outlined = OutlineSubgraphs(roots).run(module)
+    functions = {n: outlined.module.functions[n] for n in outlined.subgraphs}
     todo = list(entries)
     while todo:
         name = todo.pop()
         if name not in functions:
             functions[name] = f = _graph(module, name)
             todo += callees(f)
-    functions |= {n: f for n, f in cut.module.functions.items() if not isinstance(f, Function)}
-    straight, checks = Inline().run(replace(cut.module, functions=functions))
-    drivers = {n: cut.module.functions[n] for n in cut.drivers}
-    return replace(straight, functions={**drivers, **straight.functions}), checks, cut.drivers
+    functions |= {n: f for n, f in outlined.module.functions.items() if not isinstance(f, Function)}
+    inlined, checks = Inline().run(replace(outlined.module, functions=functions))
+    hosts = {n: outlined.module.functions[n] for n in outlined.host_functions}
+    return replace(inlined, functions={**hosts, **inlined.functions}), checks, outlined.host_functions
 
 
 def _bounded(module: IRModule) -> IRModule:

@@ -31,8 +31,8 @@ Given = Union[g.Value, str]
 
 T = TypeVar("T")
 Op = TypeVar("Op", bound=g.Operator)
-Level = Literal["import", "operators", "functions", "fused"]
-LEVELS: tuple[Level, ...] = ("import", "operators", "functions", "fused")
+LevelName = Literal["import", "operators", "functions", "fused"]
+LEVELS: tuple[LevelName, ...] = ("import", "operators", "functions", "fused")
 MAX_ROUNDS = 100
 """Rounds of rewriting after which rules that are run to a fixpoint are taken to have none."""
 
@@ -57,7 +57,7 @@ class Rule:
     put: Callable[[Site], g.Value | None]
     name: str = ""
     guarded: bool = False
-    level: Level = "operators"
+    level: LevelName = "operators"
     equation: str = ""
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Site:
 
     match: Match
     info: StructInfo
-    level: Level
+    level: LevelName
     module: Parts
 
     def __getitem__(self, name: str) -> g.Value:

@@ -88,7 +88,7 @@ def build_programs(
     programs = {
         n: GraphEmitter(lowered, f, choices, plans, builders[n], planner).run() for n, f in lowered.functions.items()
     }
-    drivers = tuple(emit_driver(n, lowered.cut, programs, n in lowered.entries) for n in lowered.drivers)
+    drivers = tuple(emit_driver(n, lowered.outlined, programs, n in lowered.entries) for n in lowered.host_functions)
     packings = {n: tuple(b.packings) for n, b in builders.items()}
     return BuildResult(programs, plans, tuple(notes), packings, drivers)
 

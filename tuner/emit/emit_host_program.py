@@ -29,7 +29,7 @@ from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.inline_walk import MAX_LINE
-from relax_tune.ir.passes.control.outline import CutModule
+from relax_tune.ir.passes.control.outline import OutlinedModule
 from relax_tune.ir.text.printer import Excerpts
 from relax_tune.runtime.host_program import (
     Apply,
@@ -56,7 +56,7 @@ from relax_tune.runtime.scalars import ScalarBuilder
 from relax_tune.tuner.emit.emit import lower_scalar
 
 
-def emit_driver(name: str, cut: CutModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
+def emit_driver(name: str, cut: OutlinedModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
     """The driver of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
     return _Emitter(name, cut, programs).run(entry)
 
@@ -79,7 +79,7 @@ class _Dim:
 
 
 class _Emitter:
-    def __init__(self, name: str, cut: CutModule, programs: Mapping[str, Program]) -> None:
+    def __init__(self, name: str, cut: OutlinedModule, programs: Mapping[str, Program]) -> None:
         f = cut.module.functions[name]
         assert isinstance(f, g.Function)
         self.f, self.cut, self.programs = f, cut, programs
@@ -131,7 +131,7 @@ class _Emitter:
                 found += self.match(item, part, f"{where}, field {i}", node)
             return found
         if isinstance(info, CallableInfo):
-            drivers = ((n, self.cut.module.functions[n]) for n in self.cut.drivers)
+            drivers = ((n, self.cut.module.functions[n]) for n in self.cut.host_functions)
             fitting = [n for n, f in drivers if isinstance(f, g.Function) and self.fits(info, f)]
             self.add(
                 CheckValue(register, "function", None, None, tuple(fitting), (), where, repr(info), self.shown(node))
@@ -273,7 +273,7 @@ class _Emitter:
         if (
             isinstance(value, g.CallFunction)
             and isinstance(value.callee, g.FunctionRef)
-            and value.callee.name in self.cut.parts
+            and value.callee.name in self.cut.subgraphs
         ):
             self.part(b, value.callee.name, value)
             return

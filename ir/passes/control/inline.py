@@ -15,7 +15,7 @@ from relax_tune.ir.core.names import same_objects, unused
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo, info_symbols
 from relax_tune.ir.deduce.relations import solve
 from relax_tune.ir.op.base import RuntimeCheck
-from relax_tune.ir.passes.control.inline_walk import OnOneSide, Walk
+from relax_tune.ir.passes.control.inline_walk import DivergentBranch, Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Inline:
                     walk = Walk(module)
                     try:
                         functions[name] = new = walk.root(f, params)
-                    except OnOneSide:
+                    except DivergentBranch:
                         break
                     again = _sharpened(new)  # by casts in what it calls
                     if same_objects(again, new.params) or not same_objects(new.params, params):

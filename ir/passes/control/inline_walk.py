@@ -60,7 +60,7 @@ class Frame:
         return self.excerpts.around(node)
 
 
-class OnOneSide(DeduceError):
+class DivergentBranch(DeduceError):
     """What can never fit is on a side of a branch: the program is right as long as that side is not taken."""
 
 
@@ -181,7 +181,7 @@ class Walk:
         try:
             found = ask()
         except DeduceError as e:
-            kind = DeduceError if self.certain else OnOneSide
+            kind = DeduceError if self.certain else DivergentBranch
             raise kind(f"{self.stack[0]}: {frame.where}{e}\n{frame.excerpt(node)}") from None
         if self.certain:
             known = {(c.cond, c.values) for c in self.checks}
@@ -324,7 +324,7 @@ class Walk:
         mark, noted = len(self.out), list(self.checks)
         try:
             frame.values[b.var] = self.body(b, f, args, frame)
-        except OnOneSide:
+        except DivergentBranch:
             del self.out[mark:]
             self.checks = noted
             self.emit(b, g.CallFunction(callee, tuple(args)), found, frame)

@@ -1,7 +1,7 @@
-"""Functions that branch, call or depend on data, cut into straight parts and what drives them (paper section 3.1).
+"""Functions that branch, call or depend on data, cut into straight subgraphs and what drives them (paper section 3.1).
 
 A part is a graph function of its own: tensor operations only, every dim over symbols that its parameters determine. What remains of
-a function calls its parts and does the rest itself: branches, calls, side effects, shapes, tuples, casts, sizes that depend on data.
+a function calls its subgraphs and does the rest itself: branches, calls, side effects, shapes, tuples, casts, sizes that depend on data.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from relax_tune.ir.deduce.relations import is_known, tensor_dims
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
-from relax_tune.ir.passes.control.runtime_shapes import UndecidedWalk
+from relax_tune.ir.passes.control.runtime_shapes import RuntimeShapeInliner
 from relax_tune.ir.rewrite.dead_code import without_dead_code
 from relax_tune.ir.rewrite.emitter import used_vars
 from relax_tune.ir.text.printer import excerpt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CutModule:
-    """`module` holds the straight `parts` and the `drivers` that call them; both are names of graph functions."""
+class OutlinedModule:
+    """`module` holds the straight `subgraphs` and the `drivers` that call them; both are names of graph functions."""
 
     module: IRModule
-    drivers: tuple[str, ...]
-    parts: tuple[str, ...]
+    host_functions: tuple[str, ...]
+    subgraphs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """`roots`, and what they come to call without its being put in place, become drivers; their tensor operations become parts.
+class OutlineSubgraphs:
+    """`roots`, and what they come to call without its being put in place, become drivers; their tensor operations become subgraphs.
 
     The module means what it did. Raises BuildError, showing the place, for an operator on a tensor whose rank or element type only
     a run knows, DeduceError for what can never fit."""
@@ -47,7 +47,7 @@ class Cut:
     def __call__(self, module: IRModule) -> IRModule:
         return self.run(module).module
 
-    def run(self, module: IRModule) -> CutModule:
+    def run(self, module: IRModule) -> OutlinedModule:
         functions: dict[str, AnyFunction] = {n: f for n, f in module.functions.items() if not isinstance(f, g.Function)}
         whole: dict[str, g.Function] = {}
         bounds: list[Bound] = list(module.bounds)
@@ -58,17 +58,19 @@ class Cut:
             f = module.functions[name]
             if name in whole or not isinstance(f, g.Function):
                 continue
-            walk = UndecidedWalk(module, recursive)
+            walk = RuntimeShapeInliner(module, recursive)
             whole[name] = walk.root(f, f.params)
             bounds += walk.bounds
             todo += reversed(g.callees(whole[name]))
         functions.update(whole)
-        parts: list[str] = []
+        subgraphs: list[str] = []
         for name, f in whole.items():
-            cutter = _Cutter(f, functions)
-            functions[name] = cutter.function()
-            parts += cutter.parts
-        return CutModule(replace(module, functions=functions, bounds=tuple(bounds)), tuple(whole), tuple(parts))
+            outliner = _Outliner(f, functions)
+            functions[name] = outliner.function()
+            subgraphs += outliner.subgraphs
+        return OutlinedModule(
+            replace(module, functions=functions, bounds=tuple(bounds)), tuple(whole), tuple(subgraphs)
+        )
 
 
 def _recursive(module: IRModule) -> frozenset[str]:
@@ -87,7 +89,7 @@ def _recursive(module: IRModule) -> frozenset[str]:
     return frozenset(found)
 
 
-def is_straight(f: g.Function) -> bool:
+def is_straight_line(f: g.Function) -> bool:
     """Whether a function is a line of operators on tensors of known dims, that is, one part by itself."""
     if not all(is_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
         return False
@@ -122,12 +124,12 @@ class _Line:
     waiting: set[g.GVar | Var] = field(default_factory=set)
 
 
-class _Cutter:
-    """Cuts one function; the parts it makes go into `functions`."""
+class _Outliner:
+    """Cuts one function; the subgraphs it makes go into `functions`."""
 
     def __init__(self, f: g.Function, functions: dict[str, AnyFunction]) -> None:
         self.f, self.functions = f, functions
-        self.parts: list[str] = []
+        self.subgraphs: list[str] = []
         self.names = {p.name for p in f.params}
         self.symbols: set[Var] = {v for p in f.params for v in info_symbols(p.info)}
 
@@ -202,11 +204,11 @@ class _Cutter:
     def flush(self, line: _Line) -> None:
         """What is waiting to be a part becomes one, and what waited for it follows."""
         if line.region:
-            self.part(line)
+            self.outline(line)
         line.out += line.after
         line.region, line.after, line.made, line.waiting = [], [], {}, set()
 
-    def part(self, line: _Line) -> None:
+    def outline(self, line: _Line) -> None:
         """A function of the tensor steps, its call, and the tuples of its results that somebody reads."""
         inside = set(map(id, line.region))
         results: list[g.GVar] = []
@@ -240,12 +242,12 @@ class _Cutter:
         body = [_renamed(b, mapping) for b in steps]
         made = tuple(mapping[v] for v in results)
         ret: g.Value = made[0] if len(made) == 1 else g.TupleValue(made)
-        name = self.part_name()
-        part = g.Function(name, tuple(params), g.into_blocks(body), ret, info_of(ret))
-        self.functions[name] = part
-        self.parts.append(name)
+        name = self.subgraph_name()
+        subgraph = g.Function(name, tuple(params), g.into_blocks(body), ret, info_of(ret))
+        self.functions[name] = subgraph
+        self.subgraphs.append(name)
         given: tuple[g.Value, ...] = (*outer, g.ShapeValue(sizes)) if sizes else outer
-        call = g.CallFunction(g.FunctionRef(name, signature(part)), given)
+        call = g.CallFunction(g.FunctionRef(name, signature(subgraph)), given)
         if len(results) == 1:
             return [g.Binding(results[0], call)]
         together = g.GVar(self.fresh(name), TupleInfo(tuple(v.info for v in results)))
@@ -255,8 +257,8 @@ class _Cutter:
         self.names.add(name := unused(hint, self.names))
         return name
 
-    def part_name(self) -> str:
-        i = len(self.parts)
+    def subgraph_name(self) -> str:
+        i = len(self.subgraphs)
         while (name := f"{self.f.name}_part{i}") in self.functions:
             i += 1
         return name

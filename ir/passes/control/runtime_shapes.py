@@ -20,7 +20,7 @@ from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.passes.control.inline_walk import Frame, Walk
 
 
-class UndecidedWalk(Walk):
+class RuntimeShapeInliner(Walk):
     """One function rebuilt with calls put in place, its checks left in it as match_casts and calls, and every dim of a tensor of
     known rank a symbol: `bounds` are those of new symbols."""
 

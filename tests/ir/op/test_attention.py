@@ -161,5 +161,5 @@ def test_golden(golden: Callable[[str, str], None]) -> None:
     mask = g.input("mask", (new, past + new), bool_)
     before = g.finish(g.call(Attention(0.5, True, past), q, k, v, mask, hint="seen"))
     after = Decompose()(before)
-    golden("ir/passes/graph/decompose.txt", f"# before\n{print_text(before)}\n# after\n{print_text(after)}")
+    golden("passes/decompose.txt", f"# before\n{print_text(before)}\n# after\n{print_text(after)}")
     assert Decompose()(after) is after

@@ -99,7 +99,7 @@ def test_text_before_and_after(golden: Golden) -> None:
     module = encoder_layer(bias=(True, False, True))
     joined = CombineParallelMatmuls()(module)
     after = DeadCode()(joined)
-    golden("ir/passes/graph/combine_matmuls.txt", f"# before\n{print_text(module)}\n# after\n{print_text(after)}")
+    golden("passes/combine_matmuls.txt", f"# before\n{print_text(module)}\n# after\n{print_text(after)}")
     assert CombineParallelMatmuls()(joined) is joined
     assert sorted(after.constants) == ["joined_bias_wq", "joined_wq"]
     for b, n in ((1, 1), (3, 2)):

@@ -86,7 +86,7 @@ def within(before: IRModule, after: IRModule, half: DType, args: list[Any], step
 def test_text_before_and_after(golden: Callable[[str, str], None]) -> None:
     before = block()
     after = DeadCode()(MixedPrecision(bf16)(before))
-    golden("ir/passes/graph/mixed_precision.txt", f"# before\n{print_text(before)}\n# after\n{print_text(after)}")
+    golden("passes/mixed_precision.txt", f"# before\n{print_text(before)}\n# after\n{print_text(after)}")
     assert MixedPrecision(bf16)(after) is after and MixedPrecision(f32)(before) is before
     for size, flag in ((1, True), (3, False), (4, True)):
         within(before, after, bf16, inputs(size, flag))

@@ -1,4 +1,4 @@
-"""Functions cut into straight parts and what drives them: the same program, parts that lower, everything else left between them."""
+"""Functions outlined into straight parts and what drives them: the same program, parts that lower, everything else left between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.struct_info import ShapeInfo
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.passes.control.outline import Cut, is_straight
+from relax_tune.ir.passes.control.outline import OutlineSubgraphs, is_straight_line
 from relax_tune.ir.text.printer import print_text
 
 
@@ -33,22 +33,24 @@ def outcome(call: Callable[[], Any]) -> Any:
 @given(graphs(steps=12), st.lists(SIZES, min_size=2, max_size=3), st.integers(0, 9))
 def test_a_cut_program_does_what_the_whole_one_does(made: Made, sizes: list[dict[str, int]], seed: int) -> None:
     try:
-        cut = Cut().run(made.module)
+        outlined = OutlineSubgraphs().run(made.module)
     except (BuildError, DeduceError):
         return
-    verify(cut.module)
-    for name in cut.parts:
-        part = cut.module.functions[name]
+    verify(outlined.module)
+    for name in outlined.subgraphs:
+        part = outlined.module.functions[name]
         assert isinstance(part, Function)
         inputs = [p for p in part.params if not isinstance(p.info, ShapeInfo)]
         sizes_last = part.params[len(inputs) :]
-        assert len(sizes_last) <= 1 and is_straight(Function(name, tuple(inputs), part.blocks, part.ret, part.ret_info))
+        assert len(sizes_last) <= 1 and is_straight_line(
+            Function(name, tuple(inputs), part.blocks, part.ret, part.ret_info)
+        )
     rng = np.random.default_rng(seed)
     for size in sizes:
         args = made.arguments(size, rng)
         wanted = outcome(lambda args=args: run_function(made.module, "main", args))
-        found = outcome(lambda args=args: run_function(cut.module, "main", args))
-        where = f"{print_text(made.module)}\n{print_text(cut.module)}\n{size}\n{wanted}\n{found}"
+        found = outcome(lambda args=args: run_function(outlined.module, "main", args))
+        where = f"{print_text(made.module)}\n{print_text(outlined.module)}\n{size}\n{wanted}\n{found}"
         if isinstance(found, UserError):
             assert isinstance(wanted, UserError), where
         elif not isinstance(wanted, UserError):  # what nobody reads may be left out, and with it what it refuses
@@ -72,9 +74,9 @@ def test_what_does_not_wait_for_a_part_is_done_before_it() -> None:
                 e: Tensor((n,), f32) = op.add(r, b)
             return e
     """)
-    cut = Cut().run(module)
-    assert len(cut.parts) == 2
-    text = print_text(cut.module)
+    outlined = OutlineSubgraphs().run(module)
+    assert len(outlined.subgraphs) == 2
+    text = print_text(outlined.module)
     wanted = textwrap.dedent("""
         @function(pure=False)
         def main(x: Tensor((n,), f32), w: Tensor((m, 2), f32)) -> Tensor((n,), f32):
@@ -100,9 +102,9 @@ def test_symbols_that_no_tensor_shows_are_handed_to_a_part() -> None:
                 b: Tensor((n + n,), f32) = op.concat(a, a, axis=0)
             return b
     """)
-    cut = Cut().run(module)
-    (name,) = cut.parts
-    part = cut.module.functions[name]
+    outlined = OutlineSubgraphs().run(module)
+    (name,) = outlined.subgraphs
+    part = outlined.module.functions[name]
     assert isinstance(part, Function)
     assert [repr(p.info) for p in part.params] == ["Tensor((m + n,), f32)", "Shape([n, m])"]
 
@@ -120,7 +122,7 @@ def test_straight_functions_are_one_part() -> None:
     """
     for info, wanted in (("Tensor((m,), f32)", True), ("Tensor(None, f32, ndim=1)", False), ("Shape([m])", False)):
         f = read(straight.format(info=info)).functions["main"]
-        assert isinstance(f, Function) and is_straight(f) is wanted
+        assert isinstance(f, Function) and is_straight_line(f) is wanted
 
 
 def test_an_operator_on_a_tensor_of_unknown_rank_is_refused() -> None:
@@ -134,4 +136,4 @@ def test_an_operator_on_a_tensor_of_unknown_rank_is_refused() -> None:
     with pytest.raises(
         BuildError, match=r"main: e: wanted known dims and dtypes to lower exp[\s\S]*op.exp\(x\)\n[\s\S]*\^"
     ):
-        Cut().run(module)
+        OutlineSubgraphs().run(module)

@@ -255,7 +255,7 @@ def test_what_does_not_fit_is_told() -> None:
     ):
         with pytest.raises(VerifyError, match=message + r"[\s\S]*\n +\| +\^+"):
             rewrite(layer(), Rule(op(Relu, "x"), put))
-    with pytest.raises(UserError, match="wanted a level among operators, functions, fused, found 'loops'"):
+    with pytest.raises(UserError, match="wanted a level among import, operators, functions, fused, found 'loops'"):
         Rule(op(Relu), lambda s: None, level="loops")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower
+from relax_tune.ir.passes.pipeline import STANDARD, Pass, PassManager, lower, pass_names
 from relax_tune.tuner.cli.report.console import make_table
 from relax_tune.tuner.cli.report.table import symbol_labels
 from relax_tune.tuner.task.task import Task
@@ -18,31 +17,23 @@ from relax_tune.tuner.task.task import Task
 IMPORTED, LOWERED = "imported", "lowered"
 
 
-def pass_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
-    """The passes of a pipeline in order; one that runs again has a number: `DeadCode`, `DeadCode.2`."""
-    seen: Counter[str] = Counter()
-    names = []
-    for step in passes:
-        name = type(step).__name__
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
-    return tuple(names)
-
-
 def stage_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
     """What `program_after` takes: `imported`, every pass, and `lowered` for all of them."""
     return (IMPORTED, *pass_names(passes), LOWERED)
 
 
-def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD) -> IRModule:
-    """The module after the passes up to and including `stage` (any case), with calls of its functions put in place as `lower` does it.
+def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD, verify: bool = False) -> IRModule:
+    """The module after the passes up to and including `stage` (any case), calls inlined or outlined as `lower` does it.
+
     Raises UserError naming the stages."""
     names = stage_names(passes)
     known = [name.lower() for name in names]
     if stage.lower() not in known:
         raise UserError(f"--after wants a stage of the pipeline, one of {', '.join(names)}; found {stage!r}")
-    count = min(known.index(stage.lower()), len(passes))
-    return lower(module, tuple(passes[:count])).module if count else module
+    name = names[known.index(stage.lower())]
+    if name == IMPORTED:
+        return module
+    return lower(module, passes, manager=PassManager(verify, None if name == LOWERED else name)).module
 
 
 def task_document(task: Task) -> dict[str, Any]:
