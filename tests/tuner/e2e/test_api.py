@@ -17,7 +17,7 @@ from relax_tune.ir.op.elementwise import MulScalar, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import op, tir
 from relax_tune.ir.rewrite.pattern_kinds import PatternKind
-from relax_tune.ir.rewrite.rules import Level
+from relax_tune.ir.rewrite.rules import LevelName
 from relax_tune.tuner.job.loop import TuningProgress
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
@@ -173,7 +173,7 @@ def test_mistakes_say_what_was_wanted(tmp_path: Path) -> None:
 
 @pytest.mark.ccompiler
 @pytest.mark.parametrize("level", ["operators", "functions", "fused"])
-def test_rules_of_every_level_are_built(level: Level) -> None:
+def test_rules_of_every_level_are_built(level: LevelName) -> None:
     pattern = op(Relu, "x") if level == "operators" else tir("x", kind=PatternKind.ELEMENTWISE)
     rule = rt.Rule(pattern, lambda site: site.call(MulScalar(2.0), "x"), level=level)
     graph = rt.GraphBuilder()
