@@ -75,9 +75,9 @@ def _undone(out: Emitter, value: Call, made: Mapping[GVar, Value], readers: Mapp
         return value  # two permutes by themselves: `Canonicalise`
     for v in reversed(order):
         assert isinstance(v, GVar) and isinstance(v.info, TensorInfo) and v.info.shape is not None
-        call = made[v]
-        assert isinstance(call, Call)
-        inner = Call(call.op, tuple(sources[a] for a in call.args))
+        step = made[v]
+        assert isinstance(step, Call)
+        inner = Call(step.op, tuple(sources[a] for a in step.args))
         if v is value.args[0]:
             return inner
         dims = tuple(v.info.shape[a] for a in axes)
