@@ -1,12 +1,11 @@
-"""From a URL to a working SQLAlchemy engine, and from a driver's complaint to an error a person can act on.
+"""Make SQLAlchemy engines from URLs, and readable errors from those of drivers.
 
 `sqlite:///relative.db`, `sqlite:////absolute.db`, a plain path ending in .db, .sqlite or .sqlite3, and
 `postgresql://user@host/name` (through psycopg) are understood. SQLite runs in WAL mode with synchronous=NORMAL, foreign
 keys enforced, and a writer that waits for its turn; `?mode=ro` after the file makes it read-only.
 
-Nothing waits for ever: a server has CONNECT_SECS to answer (per address of its name), a connection that goes silent is
-given up after SILENT_SECS, another's write transaction is waited for at most BUSY_SECS, and an open store waits AWAY_SECS for
-a server that is being restarted.
+Nothing waits for ever. A server has CONNECT_SECS to answer, for each address of its name. A silent connection is given up
+after SILENT_SECS. A writer waits BUSY_SECS for another's transaction, and an open store AWAY_SECS for a server that restarts.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def sqlite_path(url: URL) -> Path | None:
 
 
 def asks_read_only(url: URL) -> bool:
-    """Whether the URL itself says that nothing may be written."""
+    """True if the URL itself forbids writing."""
     return dict(url.query) == {"mode": "ro"} and url.get_backend_name() == "sqlite"
 
 

@@ -1,4 +1,4 @@
-"""What is stored, as values: frozen dataclasses of text and numbers, validated when they are made.
+"""Stored records as values: frozen dataclasses of text and numbers, validated when they are made.
 
 A record that exists is well-formed, wherever it came from (a tuning job, a database row, an exchange file): each
 constructor checks its own fields and raises `DatabaseError` with the field, what was wanted and what was found.
@@ -183,8 +183,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The software beside the device that a measurement was made with: by name, what tells one state of it from another. What
-    depends on some of it (a library's times) holds only where that is the same. `key` hashes it."""
+    """The software, other than the device's own, of a measurement: its name and fingerprint as text pairs.
+
+    A library's times hold only for the same fingerprint. `key` hashes the facts."""
 
     facts: tuple[tuple[str, str], ...]
     key: str = field(init=False, compare=False)
@@ -306,7 +307,7 @@ class Measurement:
 
     @property
     def subject(self) -> tuple[str, str, str, str, str]:
-        """What was measured: workload, target, variant, point, regime. One id never stands for two subjects."""
+        """The measured thing: workload, target, variant, point, regime. One id never stands for two subjects."""
         return (self.workload, self.target, self.variant.key, symbols_text(self.symbols), self.regime)
 
 
@@ -320,7 +321,7 @@ def symbols_text(symbols: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """What is dispatched for a workload on a target. `entries` is the caller's JSON text; `version` counts from 1."""
+    """The dispatch of a workload on a target. entries: the caller's JSON text; version: counts from 1."""
 
     workload: str
     target: str
@@ -368,7 +369,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ShapeHistogram:
-    """How often a symbol had a value in use. `task` names a model or workload; `counts` is JSON text, value -> count."""
+    """The counts of a symbol's values in use. task: a model or workload; counts: JSON text, value -> count."""
 
     task: str
     symbol: str
@@ -395,8 +396,10 @@ class ShapeHistogram:
 
 @dataclass(frozen=True, slots=True)
 class TargetStats:
-    """What is known on one target: distinct workloads, measurements, the ok and the checked ones among them, ok ones by
-    variant kind, failures by stage (both sorted by name; absent means none)."""
+    """Counts of the records of one target.
+
+    workloads: distinct ones; ok, checked: measurements that are so; kinds: (variant kind, ok measurements); failures:
+    (stage, failed measurements). Both lists are sorted by name; an absent name means 0."""
 
     target: Target
     workloads: int

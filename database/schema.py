@@ -1,4 +1,4 @@
-"""Which schema version a database has, and how it gets the newest one.
+"""The schema version of a database, and its migration to the newest one.
 
 A fresh database walks through the same migrations as an old one, so there is one way to a schema and it is always tested.
 """

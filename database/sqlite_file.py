@@ -1,7 +1,7 @@
-"""What must be known of a database's file before SQLite touches it, and who holds it when SQLite cannot.
+"""Checks of a database's file before SQLite opens it, and the process that holds it.
 
-SQLite would make a missing file, put a foreign one into another mode and leave side files beside it, and find out that it
-may not write only when it tries. So the file is looked at first.
+SQLite makes a missing file, changes the mode of a foreign one and leaves side files next to it. It notices a read-only file
+only when it writes. So the file is checked first.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _verify_length(header: bytes, size: int, path: Path, where: str) -> None:
 
 
 def has_changes_beside(path: Path) -> bool:
-    """Whether committed changes, or an unfinished transaction's undo log, wait in a side file."""
+    """True if committed changes, or an unfinished transaction's undo log, wait in a side file."""
     for suffix in ("-wal", "-journal"):
         with contextlib.suppress(OSError):
             if path.with_name(path.name + suffix).stat().st_size:
@@ -157,7 +157,7 @@ def has_changes_beside(path: Path) -> bool:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether there is certainly no such file (rather than one that cannot be seen)."""
+    """True if there is certainly no such file, rather than one that cannot be seen."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -168,7 +168,7 @@ def is_missing(path: Path) -> bool:
 
 
 def identity_of(path: Path) -> Identity | None:
-    """What makes the file this file; None when there is none."""
+    """The device and inode of the file; None when there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -207,7 +207,7 @@ def address(path: Path, *, read_only: bool, strictly: bool) -> str:
 
 
 def is_full(path: Path) -> bool:
-    """Whether the file's disk has no room for SQLite's side files."""
+    """True if the file's disk has no room for SQLite's side files."""
     try:
         return shutil.disk_usage(path.parent).free < _SIDE_BYTES
     except OSError:

@@ -1,4 +1,4 @@
-"""The `Store` contract: what has been measured, for whoever asks by target."""
+"""The `Store` contract: a store of measurements, queried by target."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Store(Protocol):
         ...
 
     def workloads(self, target: str | None) -> list[Workload]:
-        """Those measured on `target`, or all for None; by key."""
+        """Workloads measured on `target`, or all for None; by key."""
         ...
 
     def add_measurements(self, batch: Iterable[Measurement]) -> int:
@@ -109,7 +109,7 @@ class Store(Protocol):
         regime: Regime | None = None,
         limit: int | None = None,
     ) -> list[Measurement]:
-        """Measurements of a target, by id; each further argument that is given narrows, `limit` to the first so many.
+        """Measurements of a target, by id; each further argument narrows. limit: the number of first ids to return.
 
         Tuning jobs make ids by hashing, so the first few are a fair sample, and the same one in whatever order records came.
         """
@@ -122,7 +122,7 @@ class Store(Protocol):
         status: Status | None = None,
         regime: Regime | None = None,
     ) -> int:
-        """How many measurements `target` has."""
+        """The number of measurements of `target`."""
         ...
 
     def best(
@@ -138,7 +138,7 @@ class Store(Protocol):
         ...
 
     def stats(self, target: str) -> TargetStats | None:
-        """What is known on a target."""
+        """Counts of the records of a target."""
         ...
 
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
@@ -184,7 +184,7 @@ class Store(Protocol):
         ...
 
     def lease(self, workload: str, target: str) -> Lease | None:
-        """Who holds the task, expired or not."""
+        """The lease of the task, expired or not."""
         ...
 
     def put_job(self, job: JobRecord) -> None:

@@ -78,8 +78,9 @@ SKETCHES: Mapping[str, str] = {**_GPU_SKETCHES, **_CPU_SKETCHES}
 
 
 def rename_sketch(name: str) -> str:
-    """Return the new name of a sketch, of a library routine with the sketch of its epilogue (`ROUTINE+SKETCH`), or of several
-    such names joined by ` | ` (an unfused variant)."""
+    """Return the new name of a sketch.
+
+    A library variant names its epilogue's sketch too (`ROUTINE+SKETCH`); an unfused variant joins names by ` | `."""
     parts = (part.split("+") for part in name.split(" | "))
     return " | ".join("+".join(SKETCHES.get(word, word) for word in words) for words in parts)
 

@@ -1,4 +1,4 @@
-"""The arguments of a call, checked before anything runs: what was wanted of which parameter, what was found, what to do."""
+"""Checks of a call's arguments before anything runs. An error names the parameter, what was wanted, what was found, and a remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any])
 
 
 def check_values(program: Program, arrays: Sequence[NDArray[Any]]) -> None:
-    """What the program uses as indices must be inside what it indexes. Raises UserError naming parameter, value and place."""
+    """Check that values used as indices lie inside the indexed arrays. Raises UserError naming parameter, value and place."""
     for index, array in zip(program.inputs, arrays, strict=True):
         spec = program.buffers[index]
         fill = spec.fill

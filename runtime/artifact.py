@@ -33,7 +33,13 @@ from safetensors import SafetensorError
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.host_program import HostProgram, LoadWeight, drivers_from_json, parts_of, verify_drivers
+from relax_tune.runtime.host_program import (
+    HostProgram,
+    LoadWeight,
+    host_programs_from_json,
+    parts_of,
+    verify_host_programs,
+)
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.model import Model, choose_function, open_model
 from relax_tune.runtime.program import Program, programs_from_json, verify_names, verify_program
@@ -46,7 +52,7 @@ FORMAT = "relax-tune artifact"
 ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
 _MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "programs.json", "constants.safetensors"
-_DRIVERS = "drivers.json"
+_HOST_PROGRAMS = "drivers.json"
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
 _TENSOR_TYPES: Mapping[str, str] = {
     "BOOL": "bool", "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64",
@@ -98,9 +104,9 @@ def save_artifact(
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
-    programs: one, or several with distinct names. constants: exactly those that they name.
+    programs: one, or several with distinct names. constants: all that the programs name, and no others.
     manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
-    the plans were measured on, which `Artifact.open` compares. drivers: functions whose parts are among the programs.
+    the plans were measured on, which `Artifact.open` compares. drivers: host programs, whose subgraphs are among `programs`.
     kind: of the device it is for, where the programs have no kernels to tell it.
 
     Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
@@ -110,7 +116,7 @@ def save_artifact(
     text = f"[{','.join(p.to_json() for p in found)}]"
     members = {_PROGRAM: text.encode(), _CONSTANTS: safetensors.numpy.save(packed)}
     if driven:
-        members[_DRIVERS] = f"[{','.join(d.to_json() for d in driven)}]".encode()
+        members[_HOST_PROGRAMS] = f"[{','.join(d.to_json() for d in driven)}]".encode()
     manifest = {
         "format": FORMAT,
         "schema": ARTIFACT_SCHEMA,
@@ -125,7 +131,7 @@ def save_artifact(
         raise ArtifactError(f"artifact {path}: wanted JSON values in manifest_extra, found others: {error}") from None
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in (_MEMBERS, (*_MEMBERS, _DRIVERS))[bool(driven)]:
+        for name in (_MEMBERS, (*_MEMBERS, _HOST_PROGRAMS))[bool(driven)]:
             entry = zipfile.ZipInfo(name, _ZIP_DATE)
             entry.create_system, entry.external_attr = 3, 0o644 << 16
             archive.writestr(entry, members[name])
@@ -195,7 +201,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            if [entry.filename for entry in entries] not in (list(_MEMBERS), [*_MEMBERS, _DRIVERS]):
+            if [entry.filename for entry in entries] not in (list(_MEMBERS), [*_MEMBERS, _HOST_PROGRAMS]):
                 raise ArtifactError(
                     f"{where}: wanted the members {_MEMBERS}, found {[e.filename for e in entries]!r:.300}; build it again"
                 )
@@ -208,7 +214,11 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         raise ArtifactError(f"{where}: wanted a zip file, found a damaged one: {error}; build it again") from None
     manifest = _read_manifest(where, members)
     programs = _read_text(where, _PROGRAM, members[_PROGRAM], programs_from_json)
-    drivers = _read_text(where, _DRIVERS, members[_DRIVERS], drivers_from_json) if _DRIVERS in members else ()
+    drivers = (
+        _read_text(where, _HOST_PROGRAMS, members[_HOST_PROGRAMS], host_programs_from_json)
+        if _HOST_PROGRAMS in members
+        else ()
+    )
     try:
         constants = _read_constants(members[_CONSTANTS])
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -295,13 +305,13 @@ def _checked(
 def _check_functions(programs: Sequence[Program], drivers: Sequence[HostProgram]) -> None:
     if not programs and not drivers:
         raise ArtifactError("wanted at least one program, found none")
-    verify_drivers(drivers, programs)
+    verify_host_programs(drivers, programs)
 
 
 def check_constants(
     programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], drivers: Sequence[HostProgram] = ()
 ) -> None:
-    """Raises ArtifactError unless `constants` are exactly those of the programs and drivers, in dtype and shape."""
+    """Raises ArtifactError unless `constants` are exactly those of the programs and host programs, in dtype and shape."""
     names = ", ".join([*(p.name for p in programs), *(d.name for d in drivers)])
     weights = [i for d in drivers for i in d.instructions() if isinstance(i, LoadWeight)]
     used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"} | {w.name for w in weights}
@@ -352,7 +362,7 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None, shape
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A verified artifact in memory: a program for each of its functions, or a driver and programs for its parts, in order of
+    """A verified artifact in memory: a program for each of its functions, or a host program and the programs of its subgraphs, in order of
     their names, and the constants they share. `manifest["extra"]` is what the build put there."""
 
     programs: tuple[Program, ...]
@@ -407,7 +417,7 @@ class Artifact:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the build lacked, a sentence each: tasks without records, kernels that failed."""
+        """One sentence for each shortcoming of the build, such as a task without records or a kernel that failed."""
         found = self.manifest["extra"].get("notes")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 

@@ -38,7 +38,7 @@ def write_whole(target: Path, data: memoryview) -> None:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """What the system said, without its numbers and temporary names, and what to do about it."""
+    """The system's reason without numbers and temporary names, and a remedy."""
     said = (isinstance(error, OSError) and error.strerror) or str(error)
     number = error.errno if isinstance(error, OSError) else None
     return (

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, BuildError, MeasureError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_values
-from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import how_to_install, open_libraries
@@ -45,7 +45,7 @@ class BoundProgram:
             if any(dim < 0 for dim in shape):
                 raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
             self.shapes[spec.name] = shape
-        self._steps: list[LaunchStep] = []
+        self.steps: list[LaunchStep] = []
         labels: list[tuple[str, str]] = []
         for call in program.calls:
             choice = values[call.choice]
@@ -55,27 +55,28 @@ class BoundProgram:
                 )
             variant = call.variants[choice]
             labels.append((call.name, variant.label))
-            self._steps += variant.steps
+            self.steps += variant.steps
         self.choices = tuple(labels)
         self._launches: list[Launch] = []
         self._recorded: Launch | None = None
         self._series: dict[int, Launch | None] = {}
         self._runs = 0
-        self._generation = -1
+        self.generation = -1
 
     def prepare(self) -> None:
         """Make memory large enough and the closures current. `launch` does this itself; calling it early keeps the
         cost out of a timing."""
-        self._executor._grow(self)
-        if self._generation != self._executor._generation:
-            self._launches = [self._executor._launch_of(step, self.values) for step in self._steps]
-            self._recorded, self._series, self._runs = None, {}, 0
-            self._generation = self._executor._generation
+        self._executor.refresh(self)
+
+    def renew(self, launches: list[Launch], generation: int) -> None:
+        """Replace the closures by ones over memory of this generation, and drop what was recorded."""
+        self._launches, self.generation = launches, generation
+        self._recorded, self._series, self._runs = None, {}, 0
 
     def launch(self) -> None:
-        """Enqueue every step, in order. The device's `synchronize` waits for them. What comes a second time is recorded, where the
-        device can."""
-        if self._generation != self._executor._generation:
+        """Enqueue every step, in order. The device's `synchronize` waits for them. The second launch is recorded, if the
+        device can record."""
+        if self.generation != self._executor.generation:
             self.prepare()
         if self._recorded is not None:
             self._recorded()
@@ -89,12 +90,14 @@ class BoundProgram:
 
     @property
     def launches(self) -> Sequence[Launch]:
-        """What enqueues its steps, one after the other; valid until the next `prepare`, and not recorded."""
+        """One closure a step, in order, not recorded; valid until the next `prepare`."""
         return self._launches
 
     def series(self, times: int) -> Launch | None:
-        """What enqueues every step, all of them `times` over, as one recording: what it takes is what the kernels take. None where the
-        device cannot. It has been launched before; valid until the next `prepare`."""
+        """Record all steps `times` over as one launch, whose time is the kernels' own. None if the device cannot record.
+
+        The recording has been launched once; it is valid until the next `prepare`.
+        """
         if times not in self._series:
             self._series[times] = self._executor.device.record(self._launches * times)
         return self._series[times]
@@ -107,7 +110,7 @@ class Executor:
     stay their caller's.
     libraries: what library steps may use; None opens those installed, when the program needs any.
     shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
-    record: an attribute; what is called with the symbol values of every `run`, None at first.
+    record: an attribute; called with the symbol values of every `run` unless None, as it is at first.
 
     Raises: ArtifactError for a program that cannot run (foreign kernels, prepare steps that depend on symbols, missing
     constants); BuildError when compiling fails or a library is missing.
@@ -119,7 +122,7 @@ class Executor:
         device: Device,
         constants: Mapping[str, NDArray[Any]] | DeviceWeights,
         libraries: Mapping[str, Library] | None = None,
-        shared: Mapping[str, Any] | None = None,
+        shared: Mapping[str, DeviceBuffer] | None = None,
     ) -> None:
         verify_program(program)
         self.program, self.device = program, device
@@ -127,9 +130,9 @@ class Executor:
         self._binders = _find_binders(program)
         self._libraries = _needed_libraries(program, libraries)
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
-        self._generation = 0
-        self._storages: list[Any] = [None] * len(program.storages)
-        self._own: dict[int, Any] = {}
+        self.generation = 0
+        self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
+        self._own: dict[int, DeviceBuffer] = {}
         names = {spec.name: index for index, spec in enumerate(program.buffers)}
         unknown = sorted(set(shared or {}) - set(names))
         if unknown:
@@ -143,7 +146,7 @@ class Executor:
         self._kernels = device.compile(program.kernels) if program.kernels else {}
         self._owns_weights = not isinstance(constants, DeviceWeights)
         self._weights = constants if isinstance(constants, DeviceWeights) else DeviceWeights(device, constants)
-        self._fixed: dict[int, Any] = {}
+        self._fixed: dict[int, DeviceBuffer] = {}
         try:
             self._load_constants()
         except BaseException:
@@ -252,7 +255,7 @@ class Executor:
             self._bindings.popitem(last=False)
         return bound
 
-    def buffer(self, name: str) -> Any:
+    def buffer(self, name: str) -> DeviceBuffer:
         """The device buffer behind a named buffer now; it may change when a larger shape is bound.
 
         Raises: UserError when there is no such buffer, or no memory for it yet.
@@ -282,7 +285,7 @@ class Executor:
         bound = self._bind(key, values)
         if self.record is not None:
             self.record(key)
-        if bound._generation != self._generation:
+        if bound.generation != self.generation:
             bound.prepare()
         program, device = self.program, self.device
         placed: dict[int, NDArray[Any]] = {}
@@ -329,7 +332,7 @@ class Executor:
             self._weights.close()
         self._storages = [None] * len(self.program.storages)
         self._bindings.clear()
-        self._generation += 1
+        self.generation += 1
 
     def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
         """Symbol values as given or from the dims of the inputs; every other dim is checked against its expression."""
@@ -357,7 +360,7 @@ class Executor:
                     )
         return key, values
 
-    def _device_buffer(self, index: int) -> Any:
+    def _device_buffer(self, index: int) -> DeviceBuffer | None:
         if index in self._shared:
             return self._shared[index]
         if index in self._fixed:
@@ -373,6 +376,12 @@ class Executor:
         if size is not None and size < nbytes:
             name = self.program.buffers[index].name
             raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
+
+    def refresh(self, bound: BoundProgram) -> None:
+        """Make memory large enough for a binding, and its closures again if memory has moved since."""
+        self._grow(bound)
+        if bound.generation != self.generation:
+            bound.renew([self._launch_of(step, bound.values) for step in bound.steps], self.generation)
 
     def _grow(self, bound: BoundProgram) -> None:
         """Make every slab as large as this binding needs."""
@@ -399,7 +408,7 @@ class Executor:
             elif spec.role in ("input", "output"):
                 self._own[index] = self._slab(self._own.get(index), nbytes)
 
-    def _slab(self, slab: Any, nbytes: int) -> Any:
+    def _slab(self, slab: DeviceBuffer | None, nbytes: int) -> DeviceBuffer:
         if slab is not None and slab.nbytes >= nbytes:
             return slab
         if slab is not None:
@@ -408,7 +417,7 @@ class Executor:
         larger = self.device.alloc(nbytes)
         if slab is not None:
             self.device.free(slab)
-            self._generation += 1
+            self.generation += 1
         return larger
 
     def _launch_of(self, step: LaunchStep, values: Sequence[int]) -> Launch:
@@ -452,8 +461,9 @@ def _find_binders(program: Program) -> dict[int, tuple[int, int]]:
 
 
 def check_binders(program: Program) -> None:
-    """Whether the inputs' dims give a value to every symbol, so that `Executor.run` can. Raises ArtifactError naming those
-    without one; `Executor.bind` takes values for any."""
+    """Check that the inputs' dims determine every symbol, as `Executor.run` needs.
+
+    Raises: ArtifactError naming the symbols without a value. `Executor.bind` takes values for any."""
     found = _find_binders(program)
     missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
     if missing:

@@ -18,7 +18,7 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 def greedy(model: Model, prompt: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The likeliest next token of every row, (b,) i64 each time, as long as it is asked for and the model has positions.
+    """Yield the likeliest next token of every row, (b,) i64, until the model's positions end.
 
     model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *cache)` and `decode(input_ids (b, 1), *cache)` with results
     of the same kind. prompt: (b, n) token ids; the rows are of one length, as nothing tells padding from text.

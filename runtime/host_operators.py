@@ -13,7 +13,9 @@ from relax_tune.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class HostOperator:
-    """`run` takes `arity` values: arrays, and shapes as tuples of whole numbers. It raises UserError for those that do not fit."""
+    """An operator that NumPy computes. `run` takes `arity` values: arrays, and shapes as tuples of whole numbers.
+
+    `run` raises UserError for values that do not fit."""
 
     arity: int
     run: Callable[..., Any]

@@ -1,9 +1,9 @@
-"""What drives the parts of a program that branches, calls or depends on data: one `Driver`, as plain numbers and text.
+"""The instructions of a `HostProgram`: a function that branches, calls others or depends on data, as plain numbers and text.
 
-A driver is a function over *registers*. A register holds a NumPy array, a whole number (a symbol, or a scalar), a tuple (a shape, or
-several values) or a function of the same artifact. Tensor work is done by parts, each a `Program`; everything else by the
-instructions here. A block is a list of instructions; a branch names the two blocks it chooses from, which come after its own, so
-nothing runs twice but by calling a function. `relax_tune.runtime.vm` executes drivers.
+A host program works on *registers*. A register holds a NumPy array, a whole number (a symbol or a scalar), a tuple (a shape
+or several values) or a function of the same artifact. Tensor work is done by outlined subgraphs, each a `Program`. A block
+is a list of instructions. A branch names two later blocks, so loops exist only as calls of functions.
+`relax_tune.runtime.vm` executes host programs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class CallSubgraph:
 
 @dataclass(frozen=True, slots=True)
 class CallHostProgram:
-    """Call the driver `function`, or the one that the register `callee` holds. A call whose result is the function's own does not
-    count as one inside another."""
+    """Call the host program `function`, or the one in the register `callee`. A tail call does not count as nested."""
 
     function: str | None
     callee: int | None
@@ -60,7 +59,7 @@ class CallHostRoutine:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operator that the runtime computes itself, in NumPy: see `relax_tune.runtime.host_operators`."""
+    """Compute an operator in NumPy; see `relax_tune.runtime.host_operators`."""
 
     operator: str
     args: tuple[int, ...]
@@ -71,7 +70,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Go on in block `then` where the register `cond` holds a true scalar of bool, else in `orelse`; then here again."""
+    """Run block `then` if the register `cond` holds a true bool scalar, else `orelse`; then continue here."""
 
     cond: int
     then: int
@@ -94,7 +93,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """The register `cond` must be true. `message` is a complete sentence; `{0}`, `{1}` ... stand for the numbers in `values`."""
+    """Check that the register `cond` is true. `message` is a complete sentence; `{0}`, `{1}` ... stand for the numbers in `values`."""
 
     cond: int
     message: str
@@ -104,8 +103,10 @@ class Require:
 
 @dataclass(frozen=True, slots=True)
 class CheckValue:
-    """The register `value` must hold a `want` of element type `dtype` and of `count` dims or fields, as far as these are not None;
-    a function must be one of `functions`. Its dims, or a whole scalar itself, go `into` (nothing when empty)."""
+    """Check the kind, element type and rank of a value; the cast of `match_cast`.
+
+    want: the kind; dtype: the element type; count: the number of dims or fields (None: any). functions: the names that a
+    function may have. into: registers of the dims, or of a whole scalar itself (empty: none)."""
 
     value: int
     want: Want
@@ -121,7 +122,7 @@ class CheckValue:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A tuple of values, or a shape of numbers."""
+    """Make a tuple of values, or a shape of numbers."""
 
     args: tuple[int, ...]
     into: int
@@ -130,7 +131,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class GetItem:
-    """A field of a tuple."""
+    """Take a field of a tuple."""
 
     value: int
     index: int
@@ -140,7 +141,7 @@ class GetItem:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeight:
-    """A constant of the artifact."""
+    """Load a constant of the artifact."""
 
     name: str
     dtype: str
@@ -151,7 +152,7 @@ class LoadWeight:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A floating scalar."""
+    """Make a floating scalar."""
 
     value: float
     dtype: str
@@ -161,7 +162,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Refer:
-    """A function as a value."""
+    """Make a function a value."""
 
     function: str
     into: int
@@ -170,7 +171,7 @@ class Refer:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The same value in another register."""
+    """Copy a value to another register."""
 
     value: int
     into: int
@@ -197,8 +198,10 @@ Instruction = Union[
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A parameter or result: `text` is its annotation, for people. A tensor of known element type and dims has `dtype` and `dims`
-    (numbers, or expressions over symbols, as text). `path`: where it is in what the function gives, item by item."""
+    """A parameter or a result.
+
+    text: its annotation, for people. dtype, dims: of a tensor where they are known; dims are numbers or expressions over
+    symbols, as text. path: indices that lead to it in the function's result, outermost first."""
 
     name: str
     want: Want | None
@@ -210,8 +213,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """A function; see the module docstring. The first registers hold the parameters; block 0 is where it starts, and the register
-    `result` is what it gives. `entry`: whether it is offered by name, or only called."""
+    """A function; see the module docstring. It starts in block 0, and its first registers hold the parameters.
+
+    result: the register of the result; entry: callable by name from outside."""
 
     name: str
     params: tuple[Value, ...]
@@ -223,7 +227,7 @@ class HostProgram:
     schema: int = SCHEMA
 
     def to_json(self) -> str:
-        """Canonical JSON text: the same driver gives the same bytes."""
+        """Canonical JSON text: the same host program gives the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     def instructions(self) -> Iterable[Instruction]:
@@ -231,8 +235,8 @@ class HostProgram:
         return (i for block in self.blocks for i in block)
 
 
-def drivers_from_json(text: str) -> tuple[HostProgram, ...]:
-    """Read a list of what `Driver.to_json` wrote; hostile text is refused. Raises ArtifactError saying where."""
+def host_programs_from_json(text: str) -> tuple[HostProgram, ...]:
+    """Read a list of `HostProgram.to_json` texts; hostile text is refused. Raises ArtifactError saying where."""
     data = parse_json(text, "drivers")
     if not isinstance(data, list):
         raise wrong("drivers", "a list", data)
@@ -250,7 +254,7 @@ _ROUTINE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 _PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 
 
-def verify_drivers(drivers: Sequence[HostProgram], programs: Sequence[Program]) -> None:
+def verify_host_programs(drivers: Sequence[HostProgram], programs: Sequence[Program]) -> None:
     """Check every register, block, name and reference, so that executing can trust them. Raises ArtifactError saying where."""
     parts = {p.name: p for p in programs}
     names = [d.name for d in drivers]
@@ -265,7 +269,7 @@ def verify_drivers(drivers: Sequence[HostProgram], programs: Sequence[Program]) 
 
 
 def parts_of(drivers: Iterable[HostProgram]) -> frozenset[str]:
-    """The programs that drivers call."""
+    """The names of the subgraphs that host programs call."""
     return frozenset(i.part for d in drivers for i in d.instructions() if isinstance(i, CallSubgraph))
 
 

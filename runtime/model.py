@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor, check_binders
-from relax_tune.runtime.host_program import parts_of
+from relax_tune.runtime.host_program import HostProgram, parts_of
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.program import Program
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm import Host, VirtualMachine
 from relax_tune.runtime.weights import DeviceWeights
 
-if TYPE_CHECKING:
-    from relax_tune.runtime.artifact import Artifact
-
 T = TypeVar("T")
+
+
+class ModelSource(Protocol):
+    """The parts of an `Artifact` that running needs."""
+
+    @property
+    def programs(self) -> tuple[Program, ...]: ...
+    @property
+    def drivers(self) -> tuple[HostProgram, ...]: ...
+    @property
+    def constants(self) -> Mapping[str, NDArray[Any]]: ...
+    @property
+    def manifest(self) -> Mapping[str, Any]: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def device_kind(self) -> str: ...
+    @property
+    def functions(self) -> tuple[str, ...]: ...
+    @property
+    def program(self) -> Program: ...
+    @property
+    def inputs(self) -> tuple[Spec, ...]: ...
+    @property
+    def outputs(self) -> tuple[Spec, ...]: ...
 
 
 def choose_function(functions: Mapping[str, T], name: str | None, where: str = "") -> T:
@@ -36,7 +61,7 @@ def choose_function(functions: Mapping[str, T], name: str | None, where: str = "
 
 
 def open_model(
-    artifact: Artifact,
+    artifact: ModelSource,
     device: Device | str | None = None,
     libraries: Mapping[str, Library] | None = None,
     host: Mapping[str, Host] | None = None,
@@ -92,7 +117,7 @@ class Model:
 
     def __init__(
         self,
-        artifact: Artifact,
+        artifact: ModelSource,
         executors: Mapping[str, Executor],
         weights: DeviceWeights,
         owned_device: Device | None,
@@ -110,7 +135,7 @@ class Model:
 
     @property
     def executor(self) -> Executor:
-        """What runs `main`, or the only function. Raises UserError when there are several, none of them `main`, or it is no
+        """The executor of `main`, or of the only function. Raises UserError when there are several, none of them `main`, or it is no
         single program."""
         return self.executors[self.artifact.program.name]
 

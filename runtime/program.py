@@ -1,4 +1,4 @@
-"""What the runtime executes: one `Program`, as plain numbers and text.
+"""The executable form of a model or candidate: a `Program` of plain numbers and text.
 
 A built model and a candidate under measurement are the same thing here: a `Program`. A model has many calls, each with
 several variants and a scalar slot that says which variant this symbol binding dispatches; a candidate has one call with
@@ -51,8 +51,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How measuring makes random contents for an input or constant: `normal` (standard normal times `high`) or
-    `integers` (uniform in [low, high), both also the range the kernel may rely on: a call with an input outside is refused)."""
+    """The random contents of an input or constant while measuring.
+
+    normal: standard normal times `high`. integers: uniform in [low, high); kernels rely on this range, so a call with an
+    input outside is refused."""
 
     kind: Literal["normal", "integers"] = "normal"
     low: float = 0
@@ -112,7 +114,7 @@ class LaunchStep:
 
 @dataclass(frozen=True, slots=True)
 class CallVariant:
-    """What a bucket dispatches: steps in order. `label` is `tuned`, `library` or `generic`; `key` names the record."""
+    """One way to compute a call: steps in order. label: `tuned`, `library` or `generic`; key: of the record."""
 
     label: str
     steps: tuple[LaunchStep, ...]
@@ -222,7 +224,7 @@ def _unique(names: Iterable[str], where: str) -> None:
 
 
 def _shown_texts(program: Program) -> Iterator[tuple[str, str]]:
-    """What may be printed as it is: where it stands, and the text."""
+    """Yield (place, text) of all texts that may be printed."""
     yield "program.name", program.name
     for position, check in enumerate(program.checks):
         yield f"checks[{position}].message", check.message.replace("\n", " ")  # it may show lines of the program
@@ -253,6 +255,13 @@ def verify_program(program: Program) -> None:
         for match in _PLACEHOLDER.finditer(check.message):
             check_index(int(match[1]), len(check.values), f"checks[{position}].message", "value")
     check_indices(program.storages, slots, "storages", "scalar slot")
+    _verify_buffers(program, slots)
+    _verify_kernels(program)
+    _verify_calls(program, slots)
+    _verify_boundary(program)
+
+
+def _verify_buffers(program: Program, slots: int) -> None:
     _unique((b.name for b in program.buffers), "buffers")
     for position, buffer in enumerate(program.buffers):
         where = f"buffers[{position}]"
@@ -275,6 +284,9 @@ def verify_program(program: Program) -> None:
             if base.role not in ("input", "output", "const") or base.dtype != buffer.dtype:
                 wanted = f"an input, output or constant of {buffer.dtype}"
                 raise wrong(f"{where}.base", wanted, f"{base.role} of {base.dtype}")
+
+
+def _verify_kernels(program: Program) -> None:
     _unique((k.name for k in program.kernels), "kernels")
     for position, kernel in enumerate(program.kernels):
         where = f"kernels[{position}]"
@@ -287,6 +299,10 @@ def verify_program(program: Program) -> None:
         for flag in kernel.flags:
             if not _FLAG.fullmatch(flag):
                 raise wrong(f"{where}.flags", "code generation flags only", flag)
+
+
+def _verify_calls(program: Program, slots: int) -> None:
+    """Check the steps of `prepare` and of every variant."""
     kernels = {k.name for k in program.kernels}
     for position, step in enumerate(program.prepare):
         _verify_step(step, program, kernels, slots, f"prepare[{position}]")
@@ -301,7 +317,6 @@ def verify_program(program: Program) -> None:
         for number, variant in enumerate(call.variants):
             for at, step in enumerate(variant.steps):
                 _verify_step(step, program, kernels, slots, f"{where}.variants[{number}].steps[{at}]")
-    _verify_boundary(program)
 
 
 def _verify_step(step: LaunchStep, program: Program, kernels: set[str], slots: int, where: str) -> None:

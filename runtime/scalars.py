@@ -114,9 +114,9 @@ def _zero(slot: int, dividend: int) -> None:
 def compile_scalars(code: Sequence[int], n_symbols: int) -> Evaluator:
     """Verify once and return a fast function `symbol values -> value of every slot`.
 
-    The list becomes Python functions of straight-line assignments. That is safe for hostile lists: the text is put
-    together from the fixed templates above and numbers that `verify` proved to be ints in range (never strings of the
-    input), and the functions see no builtins and no globals but the two that raise.
+    The list becomes Python functions of straight-line assignments. That is safe for hostile lists. The text consists of the
+    fixed templates above and of ints that `verify` found in range, never of strings of the input. The functions see no
+    builtins, and no globals but the two that raise.
 
     Raises: ArtifactError for a bad list. The function raises UserError for symbol values of a wrong count, type or
     range, for a division by zero and for a result outside int64, naming the slot.

@@ -1,4 +1,4 @@
-"""Which shapes are served: a compact histogram for each symbol of a model's functions.
+"""Profiles of served shapes: a compact histogram for each symbol of a model's functions.
 
 Up to `EXACT` distinct values are counted one by one; beyond that counts go to bins whose edges are fixed once and for all, so that
 histograms can be merged in any order: single values below `2 * STEPS`, then `STEPS` equal bins for each power of two. A bin is never
@@ -36,8 +36,10 @@ def bin_of(value: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often one symbol had which value. bins: (lower edge, upper edge, count), ascending, edges inclusive; where not
-    `binned` each is a single value. low, high: the smallest and the largest value seen."""
+    """The counts of one symbol's values.
+
+    bins: (lower edge, upper edge, count), ascending, edges inclusive; single values unless `binned`. low, high: the smallest
+    and the largest value seen."""
 
     bins: tuple[tuple[int, int, int], ...] = ()
     low: int = 0
@@ -46,7 +48,7 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """How many calls were counted."""
+        """The number of counted calls."""
         return sum(count for _, _, count in self.bins)
 
     @property
@@ -59,7 +61,7 @@ class Histogram:
         return found
 
     def merged(self, other: Histogram) -> Histogram:
-        """What counting both would have given; the order does not matter."""
+        """Return the histogram of the calls of both. Merging is commutative and associative."""
         if not (self.bins and other.bins):
             return self if self.bins else other
         ends = min(self.low, other.low), max(self.high, other.high)

@@ -1,4 +1,4 @@
-"""What a program takes and gives, for people: names, dtypes, and shapes in terms of its symbols."""
+"""Parameters and results of a program, for people: names, dtypes, and shapes in terms of its symbols."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _text(scalars: Sequence[int], slot: int, names: Sequence[str], depth: int) -
 
 
 def _binds_tighter(scalars: Sequence[int], slot: int, outer: Opcode) -> bool:
-    """Whether an operand needs no parentheses: atoms and function calls never do, products not in a sum or another product."""
+    """True if an operand needs no parentheses: an atom, a function call, or a product in a sum or product."""
     inner = Opcode(scalars[slot * WIDTH])
     if inner in (Opcode.CONST, Opcode.SYMBOL) or inner in _NAMED:
         return True

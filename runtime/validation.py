@@ -79,7 +79,7 @@ def read_value(kind: Any, data: Any, where: str) -> Any:
 
 
 def _kind_of(kinds: Sequence[type], data: Any, where: str) -> type:
-    """Which of several declared types the field `kind` of the data names."""
+    """Return the declared type that the field `kind` of the data names."""
     known = {get_args(_hints(kind)["kind"])[0]: kind for kind in kinds}
     found = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(found, str) or found not in known:
@@ -110,6 +110,6 @@ def check_indices(numbers: Iterable[int], size: int, where: str, what: str) -> N
 
 
 def check_shown(where: str, text: str) -> None:
-    """What may be printed as it is."""
+    """Check that a text may be printed as it is."""
     if len(text) > _SHOWN_LIMIT or not text.isprintable():
         raise wrong(where, f"up to {_SHOWN_LIMIT} printable characters", text)

@@ -39,7 +39,7 @@ from relax_tune.runtime.program import format_message
 from relax_tune.runtime.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
 
 MAX_DEPTH = 1000
-"""Calls of functions inside one another; a call whose result is the caller's own is none."""
+"""The deepest nesting of calls. A tail call does not count."""
 
 Host = Callable[..., Any]
 """A routine of the host program: arrays (not writable), shapes and scalars in; what the model declares of it out."""
@@ -50,13 +50,13 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class FunctionValue:
-    """A function as a value."""
+    """The value of a function."""
 
     name: str
 
 
 class _Frame:
-    """A call that is going on: its registers, and where to go on when blocks end."""
+    """The frame of an active call: its registers, and where to continue when blocks end."""
 
     __slots__ = ("at", "code", "into", "outer", "registers")
 
@@ -68,7 +68,7 @@ class _Frame:
 
 
 class _Code:
-    """A driver, ready to execute."""
+    """A host program, ready to execute."""
 
     def __init__(self, driver: HostProgram) -> None:
         self.driver = driver
@@ -80,7 +80,10 @@ class _Code:
 
 
 class VirtualMachine:
-    """Runs verified drivers. Not thread-safe. executors: one for each part, by name; constants: those that drivers name."""
+    """An interpreter of verified host programs. Not thread-safe.
+
+    executors: one for each subgraph, by name; constants: all that host programs load.
+    """
 
     def __init__(
         self, drivers: Sequence[HostProgram], executors: Mapping[str, Executor], constants: Mapping[str, NDArray[Any]]

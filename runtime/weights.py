@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError
-from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.base import Device, DeviceBuffer
 
 
 class DeviceWeights:
@@ -20,10 +20,10 @@ class DeviceWeights:
 
     def __init__(self, device: Device, constants: Mapping[str, NDArray[Any]]) -> None:
         self.device, self._arrays = device, constants
-        self._constants: dict[str, Any] = {}
-        self._packed: dict[Hashable, Any] = {}
+        self._constants: dict[str, DeviceBuffer] = {}
+        self._packed: dict[Hashable, DeviceBuffer] = {}
 
-    def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
         """The device buffer of a constant, uploaded when first asked for. Raises ArtifactError when there is none of this dtype
         and shape."""
         array = self._arrays.get(name)
@@ -36,7 +36,7 @@ class DeviceWeights:
             self.device.upload(self._constants[name], np.ascontiguousarray(array))
         return self._constants[name]
 
-    def packed(self, key: Hashable, nbytes: int) -> tuple[Any, bool]:
+    def packed(self, key: Hashable, nbytes: int) -> tuple[DeviceBuffer, bool]:
         """The device buffer of what `key` says how to pack, and whether it still has to be written."""
         fresh = key not in self._packed
         if fresh:

@@ -43,7 +43,7 @@ class Problem:
 
 @dataclass(slots=True)
 class ImportReport:
-    """How many measurements and plans were new, how many lines were read, and the first problems (`left_out` counts all)."""
+    """Counts of an import. measurements, plans: the new ones; lines: all read; problems: the first ones of `left_out`."""
 
     lines: int = 0
     measurements: int = 0

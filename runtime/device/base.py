@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,29 @@ from relax_tune.runtime.program import KernelSource
 
 Launch = Callable[[], None]
 
+OwnBuffer: TypeAlias = Any
+"""A buffer that the device allocated, in the device's own class."""
+OwnKernel: TypeAlias = Any
+"""A kernel that the device compiled, in the device's own class."""
+
+
+class DeviceBuffer(Protocol):
+    """Device memory that somebody else than the device holds: opaque but for the `nbytes` it was allocated with."""
+
+    @property
+    def nbytes(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What is known of a device. `fingerprint` (text to text, sorted) identifies device, driver and compiler well
-    enough to reuse a timing; `limits` (text to int) holds what rules and constraints read: `workers`, `vector_bits`,
-    `max_vector_lanes`, `registers`, `l1_bytes`, `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`, and of a GPU
-    `warp`, `registers_per_sm`, `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`; what the device does not tell of itself
-    comes from `runtime/device/quirks`. `libraries`: name and fingerprint of each library opened beside it, as
-    `library.registry.library_facts` writes them; None where nobody has looked."""
+    """The identity and the limits of a device.
+
+    fingerprint: sorted (name, value) texts of device, driver and compiler; a timing may be reused where they are equal.
+    limits: numbers that rules and constraints read: `workers`, `vector_bits`, `max_vector_lanes`, `registers`, `l1_bytes`,
+    `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`, and of a GPU `warp`, `registers_per_sm`,
+    `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`. `runtime/device/quirks` adds what a device does not report.
+    libraries: name and fingerprint of each installed library (`library.registry.library_facts`); None: not looked for.
+    """
 
     kind: str
     name: str
@@ -41,54 +55,61 @@ class Device(Protocol):
 
     info: DeviceInfo
 
-    def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
+    def compile(self, kernels: Sequence[KernelSource]) -> dict[str, OwnKernel]:
         """Compile all kernels (one translation unit where that is cheaper); name -> handle."""
         ...
 
-    def alloc(self, nbytes: int, lasting: bool = False) -> Any:
+    def alloc(self, nbytes: int, lasting: bool = False) -> DeviceBuffer:
         """Device memory, 64-byte aligned, contents undefined. Zero bytes is allowed. lasting: it is kept about as long as all else
         that is, as weights are, and may share pages with it."""
         ...
 
-    def upload(self, buffer: Any, array: NDArray[Any]) -> None:
+    def upload(self, buffer: OwnBuffer, array: NDArray[Any]) -> None:
         """Copy a C-contiguous host array to the start of `buffer`; done when this returns."""
         ...
 
-    def download(self, buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def download(self, buffer: OwnBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """A fresh host array with the buffer's first elements; waits for earlier launches."""
         ...
 
-    def free(self, buffer: Any) -> None:
+    def free(self, buffer: OwnBuffer) -> None:
         """Give memory back; the caller promises no launch is under way that uses it."""
         ...
 
     def bind(
-        self, kernel: Any, buffers: Sequence[Any], scalars: Sequence[int], grid: Sequence[int], local: Sequence[int]
+        self,
+        kernel: OwnKernel,
+        buffers: Sequence[OwnBuffer],
+        scalars: Sequence[int],
+        grid: Sequence[int],
+        local: Sequence[int],
     ) -> Launch:
         """A closure that enqueues this launch. In-order: a later launch sees the effects of earlier ones.
         A grid with a zero in it launches nothing. Valid as long as the buffers live."""
         ...
 
-    def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[Any]) -> Launch | None:
-        """A closure that runs `function` on byte views of the buffers in launch order, or None where host code cannot
-        reach device memory without copies. This is how host libraries join a CPU device."""
+    def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[OwnBuffer]) -> Launch | None:
+        """Return a closure that runs `function` on byte views of the buffers, in launch order.
+
+        None if host code cannot reach device memory without copies. Host libraries join a CPU device in this way."""
         ...
 
-    def place(self, buffer: Any, array: NDArray[Any] | None) -> bool:
+    def place(self, buffer: OwnBuffer, array: NDArray[Any] | None) -> bool:
         """Until the next call, launches reach the memory of `array` where they were bound to `buffer`, whose own contents stay;
         None: its own memory again. False, and nothing changes, where the device cannot, or host code reaches the buffer too.
         array: C-contiguous, its elements where their type wants them, of as many bytes as launches use; it lives until then."""
         ...
 
-    def native(self, buffers: Sequence[Any]) -> tuple[int, tuple[int, ...]] | None:
+    def native(self, buffers: Sequence[OwnBuffer]) -> tuple[int, tuple[int, ...]] | None:
         """The driver's own handles of the queue and of the buffers' memory, or None where there is no queue. What is enqueued
         there takes its turn among launches; valid as long as the buffers live. This is how libraries with kernels of their
         own join a device."""
         ...
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """A closure that enqueues what these do, in order, at less cost than one after the other; None where there is none to save.
-        Nothing is enqueued now. They have run before; valid as long as they are."""
+        """Return one closure that enqueues all launches in order at less cost, or None if nothing is saved.
+
+        Nothing is enqueued now. The launches have run before; the closure is valid as long as they are."""
         ...
 
     def synchronize(self) -> None:

@@ -65,8 +65,10 @@ BLOCK = tuple(f"MAX_BLOCK_DIM_{axis}" for axis in "XYZ")
 
 
 class Compiler(Protocol):
-    """What turns kernels into what the driver loads (`cuda_compiler.CUDACompiler`), in several threads at a time. version: with its
-    name; unit: how many kernels a translation unit has at most."""
+    """A compiler of kernels into binaries that the driver loads (`cuda_compiler.CUDACompiler`). Thread-safe.
+
+    version: its name and version; unit: the most kernels of one translation unit.
+    """
 
     version: str
     unit: int
@@ -341,7 +343,7 @@ class CUDADevice:
         return self._call(what, action)
 
     def held(self, owner: object, make: Callable[[], T], end: Callable[[T], None]) -> T:
-        """What `owner` made for this device, made once, with its context current; `end` gives it back when the device is closed."""
+        """Return the object that `owner` makes for this device, once, with the context current. Closing the device calls `end`."""
         found = self._held.get(owner)
         if found is None:
             made = self._call("opening a library", make)
@@ -349,8 +351,7 @@ class CUDADevice:
         return cast(T, found[0])
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """A CUDA graph, where cuda-bindings are installed and there are enough launches, all of which can be recorded: what failed now
-        has run before."""
+        """Return a CUDA graph of the launches. None without cuda-bindings, for few launches, or if one cannot be recorded."""
         recorder, stream = self._recorder, int(self._stream.handle)
         if recorder is None or len(launches) < RECORDED:
             return None
@@ -371,7 +372,7 @@ class CUDADevice:
         self._call("waiting", self._stream.synchronize)
 
     def close(self) -> None:
-        """What was enqueued is waited for; memory is given back where somebody still has it."""
+        """Wait for everything enqueued, then give all memory back."""
         try:
             if not self._lost:
                 self.synchronize()
@@ -441,7 +442,7 @@ def _key(flags: tuple[str, ...], group: Sequence[KernelSource]) -> tuple[object,
 
 
 def _parameters(kernel: KernelSource) -> tuple[int, int]:
-    """How many pointers and how many other parameters a kernel's text declares."""
+    """Count the pointers and the other parameters that a kernel's text declares."""
     found = re.search(rf"__global__[^;{{]*?\b{re.escape(kernel.name)}\s*\(([^)]*)\)", kernel.source)
     if found is None:
         raise BuildError(f"CUDA device: wanted the text of kernel {kernel.name}, found no such kernel in its source")

@@ -25,8 +25,10 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """What the assembler says of a kernel. registers: per thread; shared_bytes: declared in its text, without what launches ask for;
-    the others are bytes per thread."""
+    """The assembler's report on a kernel.
+
+    registers: per thread; shared_bytes: statically declared shared memory; the other fields: bytes per thread.
+    """
 
     registers: int
     shared_bytes: int
@@ -109,7 +111,7 @@ class CUDACompiler:
             self._nvrtc.nvrtcDestroyProgram(program)
 
     def _text(self, program: Any, size: Any, get: Any) -> bytes:
-        """What the library writes into a buffer that its caller brings."""
+        """Return the text that the library writes into a buffer of its caller."""
         status, length = size(program)
         held: bytes = b" " * length
         done = (status, *get(program, held))

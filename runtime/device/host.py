@@ -1,4 +1,4 @@
-"""What the operating system says about the processor this runs on."""
+"""Facts about this machine's processor and memory, from the operating system."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def vector_bits() -> int:
 
 
 def vector_registers() -> int:
-    """How many vector registers the instruction set names."""
+    """The number of vector registers that the instruction set names."""
     return 32 if "avx512f" in cpu_flags() or platform.machine() in ("aarch64", "arm64", "ppc64le") else 16
 
 

@@ -86,7 +86,7 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
 
 
 def _hides_pocl(devices: Sequence[tuple[str, Any]]) -> bool:
-    """Whether PoCL is installed without showing a device, as it does when it cannot keep compiled kernels."""
+    """True if PoCL is installed but shows no device, as when it cannot cache compiled kernels."""
     cl = load_pyopencl()
     try:
         installed = any(platform.name == PREFERRED_PLATFORM for platform in cl.get_platforms())

@@ -1,4 +1,4 @@
-"""What OpenCL GPUs tell of themselves by their vendors' extensions."""
+"""Limits of OpenCL GPUs, from their vendors' extensions."""
 
 from __future__ import annotations
 

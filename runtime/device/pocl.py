@@ -1,14 +1,14 @@
-"""Making the PoCL 3.0 wheel work on processors newer than the LLVM 14 inside it.
+"""A workaround for the PoCL 3.0 wheel on processors newer than its LLVM 14.
 
 On a processor it does not know, that LLVM reports the name `generic`, which its own front end then refuses ("unknown
 target CPU 'generic'", https://github.com/pocl/pocl/issues/1049): no kernel compiles. No option or environment variable of
-3.0 changes the name. So the name is replaced where PoCL keeps it, in the device record of this process, by a generic name
-LLVM 14 does know and whose instructions this processor has (`x86-64-v4`, `x86-64-v3` or `x86-64`).
+3.0 changes the name. So the name is replaced in PoCL's device record of this process, by a generic name that LLVM 14
+knows and whose instructions this processor has (`x86-64-v4`, `x86-64-v3` or `x86-64`).
 
-The record's layout is private, hence the care: only the wheel's exact build (3.0-rc2), only when its device says
-`-generic`, only on Linux on x86-64, and only when the fields for driver version, target and processor name all point at
-the texts they must. Anything else is left alone, and compiling then fails with PoCL's own message. Memory is read
-through /proc/self/mem, where a wrong address is an error and not a crash.
+The record's layout is private. So the name is replaced only for the wheel's exact build (3.0-rc2) on Linux on x86-64
+whose device says `-generic`. The fields for driver version, target and processor name must point at the expected texts.
+Otherwise compiling fails with PoCL's own message. Memory is read through /proc/self/mem, where a wrong address is an
+error and not a crash.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def repair_target(device: Any) -> str:
 
 
 def _points_at(memory: BinaryIO, field: int, text: str) -> bool:
-    """Whether the pointer stored at address `field` points at this NUL-terminated text. Raises OSError for addresses
-    that are not mapped."""
+    """True if the pointer stored at address `field` points at this NUL-terminated text. Raises OSError for an unmapped
+    address."""
     memory.seek(field)
     (address,) = struct.unpack("<Q", memory.read(8))
     if not 4096 <= address < 2**47:

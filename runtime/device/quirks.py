@@ -1,9 +1,8 @@
-"""What is known of devices and their compilers that neither says of itself: one table, read when a device is opened.
+"""Known facts about devices and compilers that they do not report: one table, read when a device is opened.
 
-An entry applies where its patterns are found in the device's fingerprint. What it changes is either a limit, which rules and
-constraints then read from `DeviceInfo.limits` like any other (`schedules/target.Machine`), a compiler or an option that is
-refused, or something a printer or a device does in every case, which its text names. `relax-tune devices` and `doctor` show the
-entries that apply.
+An entry applies where its patterns are found in the device's fingerprint. It changes a limit of `DeviceInfo.limits`, or
+refuses a compiler or an option. An entry that does neither names in its text a workaround that is always on.
+`relax-tune devices` and `doctor` show the entries that apply.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Quirk:
     options: tuple[str, ...] = ()
 
     def applies(self, kind: str, fingerprint: Mapping[str, str]) -> bool:
-        """Whether a device of this kind and fingerprint has it."""
+        """True if it applies to a device of this kind and fingerprint."""
         return kind == self.kind and all(re.search(p, fingerprint.get(key, "")) for key, p in self.where)
 
     def matched(self, fingerprint: Mapping[str, str]) -> str:
-        """What its first pattern finds in a fingerprint it applies to."""
+        """The text that its first pattern matches in a fingerprint."""
         key, pattern = self.where[0]
         found = re.search(pattern, fingerprint.get(key, ""))
         return found[0] if found else ""

@@ -45,7 +45,7 @@ def open_device(spec: str) -> Device:
 
 
 def _known() -> str:
-    """What can be asked for here, in a line."""
+    """The names that `open_device` takes on this machine, in one line."""
     try:
         labels = [label for label, _ in all_devices()]
     except BuildError:
@@ -64,7 +64,7 @@ def _gpus() -> str:
 
 
 def list_devices() -> list[DeviceInfo | DeviceFailure]:
-    """What can be opened here, and for each kind that cannot, why. Opens and closes every device."""
+    """List the devices that can be opened, and the reason for each kind that cannot. Opens and closes every device."""
     found: list[DeviceInfo | DeviceFailure] = [*_processors(), *_nvidia()]
     try:
         labels = [label for label, _ in all_devices()]

@@ -60,7 +60,7 @@ def _load() -> Any:
 
 
 def _file(dll: Any) -> Path | None:
-    """Where the loader found the library; None where it does not tell."""
+    """The path of the loaded library; None if the loader does not tell."""
     try:
         locate = ctypes.CDLL(None).dladdr
     except (AttributeError, OSError, TypeError):
@@ -239,7 +239,7 @@ def _arguments(name: str, sizes: Sizes, offsets: tuple[int, int, int] = (0, 0, 0
 
 
 def _check_counts(routine: str, sizes: Sizes, needs: Sequence[int]) -> None:
-    """Whether 32 bits count the elements of each operand, and those of the copies that whole tiles are made of."""
+    """Check that 32 bits count the elements of each operand and of its copy padded to whole tiles."""
     m, n, k = (-(-sizes[x] // _TILE) * _TILE for x in "mnk")
     copies = [sizes["batch"] * size for size in (m * k, k * n, m * n)] if 1 not in (sizes["m"], sizes["n"]) else []
     most = max(*(need // _FLOAT for need in needs), *copies)

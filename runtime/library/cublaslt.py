@@ -31,7 +31,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What follows. residual, bias: buffers; row, stride: of the residual, in elements."""
+    """The epilogue of a product. residual, bias: buffers; row, stride: of the residual, in elements."""
 
     activation: str = ""
     bias: Any = None
@@ -58,9 +58,9 @@ class CuBlasLt:
     the second. A bias has columns alone, a residual all that C has; both have elements of C's type. The activations are ReLU and
     GELU by tanh.
 
-    The library's heuristics choose an algorithm once for a shape, its layout and the alignment of its memory, among those that need
-    at most WORKSPACE_BYTES, which are allocated once, and that sum partial sums in f32; f32 is not rounded to TF32. What it has no
-    algorithm for is refused when it is bound. A launch allocates nothing and can be recorded.
+    The library's heuristics choose an algorithm once for each shape, layout and alignment. An algorithm may use
+    WORKSPACE_BYTES, which are allocated once, and adds partial sums in f32; f32 is not rounded to TF32. A product without an
+    algorithm is refused when it is bound. A launch allocates nothing and can be recorded.
     """
 
     name = "cublaslt"
@@ -109,8 +109,10 @@ class CuBlasLt:
 
 
 class _Product:
-    """What describes one product to the library; given back with it. arguments: those of cublasLtMatmul after the handle and before
-    the workspace."""
+    """The library's descriptors of one product, freed with it.
+
+    arguments: of cublasLtMatmul, from after the handle to before the workspace.
+    """
 
     def __init__(
         self,

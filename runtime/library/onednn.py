@@ -37,12 +37,11 @@ class OneDnn:
     read, in floats, 0 along what it does not have, `*_d1` of the second.
 
     Any alignment will do; sizes and strides are at most 2**40, and overlapping rows are refused. Scratch memory is the library's
-    own. These read weights as they lie, which the library packs in each call. `matmul_packed` reads those that `pack` wrote
-    (buffers B, packed B) as the library wants them on this machine for (k, n); where that takes more memory than is given, both
-    refuse.
+    own. These routines read plain weights, which the library packs in each call. `matmul_packed` reads weights that `pack`
+    wrote (buffers B, packed B) in the library's layout for (k, n) on this machine. Both refuse too small a packed buffer.
 
-    Threads: the wheel runs on libgomp, which is what the C device's kernels run on, so there is one team. Whatever sizes are bound
-    for the first time cost the making of a kernel (some of which the library remembers).
+    Threads: the wheel runs on libgomp, as the C device's kernels do, so they share one team. The first call of a size
+    compiles a kernel; the library caches some of them.
     """
 
     name = "onednn"

@@ -85,15 +85,15 @@ class Engine:
             raise MeasureError(f"oneDNN: wanted dnnl_{name} to succeed, found status {status}")
 
     def status(self, name: str, *arguments: Any) -> Any:
-        """What a function of the library answers."""
+        """The status that a function of the library returns."""
         return getattr(self._dll, f"dnnl_{name}")(*arguments)
 
     def execution(self, primitive: ctypes.c_void_p, arguments: ctypes.Array[_Argument]) -> partial[int]:
-        """What runs a primitive; answers its status."""
+        """Return a closure that runs a primitive and returns its status."""
         return partial(self._dll.dnnl_primitive_execute, primitive, self.stream, len(arguments), arguments)
 
     def layout(self, k: int, n: int) -> WeightLayout:
-        """How products with (k, n) weights want them to lie."""
+        """The layout that products want for (k, n) weights."""
         if (k, n) not in self._layouts:
             self._layouts[k, n] = WeightLayout(self, k, n)
         return self._layouts[k, n]
@@ -126,7 +126,7 @@ class _Handles:
 
 
 class WeightLayout(_Handles):
-    """How a product wants (k, n) weights to lie; `nbytes` of them."""
+    """The layout that a product wants for (k, n) weights; `nbytes`: their size."""
 
     def __init__(self, engine: Engine, k: int, n: int) -> None:
         super().__init__(engine)

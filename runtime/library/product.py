@@ -1,4 +1,4 @@
-"""What routines for strided matrix products are told: `C = op(A) op(B)`, row-major, op is transposition.
+"""Scalars of routines for strided matrix products: `C = op(A) op(B)`, row-major, op is transposition.
 
 op(A) is (m, k), op(B) (k, n), C (m, n); `trans_*` is non-zero where an operand is stored transposed; `ld*` are the row lengths in
 memory, in elements; in the batched form `stride_*` is the distance between matrices, in elements. Buffers: A, B, C.
@@ -34,10 +34,10 @@ def product_sizes(
 def named_sizes(
     library: str, routines: Mapping[str, Sequence[str]], routine: str, scalars: Sequence[int]
 ) -> dict[str, int]:
-    """The scalars of a routine by name, those of batches as for one where it has none.
+    """Return the scalars of a routine by name; a routine without batches gets those of a batch of one.
 
-    Raises: ArtifactError for an unknown routine or a wrong number of scalars; MeasureError for negative sizes, and for those that 32
-    bits do not hold."""
+    Raises: ArtifactError for an unknown routine or a wrong number of scalars; MeasureError for sizes that are negative or exceed
+    32 bits."""
     names = routines.get(routine)
     if names is None:
         raise ArtifactError(f"{library}: wanted one of {', '.join(routines)}, found {routine}")

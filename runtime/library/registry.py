@@ -1,4 +1,4 @@
-"""The libraries there are: ours, and those that installed packages bring."""
+"""The registry of libraries: built-in ones, and ones from entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ..
 
 
 def how_to_install(name: str) -> str:
-    """What to do to have a library: a command, or where to look."""
+    """Say how to install a library: a command, or a place to look."""
     known = {kind.name: what for kind, what in OURS.items()}
     return known.get(name, f"install the package that brings the library {name!r}")
 
 
 def from_packages(group: str) -> Iterator[tuple[str, Any]]:
-    """What the entry points of a group give, by package and name in a fixed order, each with where it comes from.
+    """Load the entry points of a group, each with its origin, in the order of package and name.
 
-    Raises: BuildError for one that cannot be imported."""
+    Raises: BuildError for an entry point that cannot be imported."""
     points = sorted(entry_points(group=group), key=lambda p: (p.dist.name if p.dist else "", p.name))
     for point in points:
         origin = f"package {point.dist.name if point.dist else '?'}, entry point {group} {point.name!r}"

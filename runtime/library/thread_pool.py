@@ -18,7 +18,7 @@ RunJobs = ctypes.CFUNCTYPE(
 
 
 class SleepingTeam:
-    """Runs the jobs of one parallel section at a time, each on a thread of its own, because jobs wait for one another."""
+    """Run the jobs of one parallel section at a time. Jobs wait for one another, so each has its own thread."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[tuple[int, int, int, int]] = queue.SimpleQueue()

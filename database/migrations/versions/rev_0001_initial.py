@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Empty database -> schema 1."""
+    """Empty database -> schema 1. One list of tables, so it is long."""
     op.create_table(
         "targets",
         sa.Column("key", sa.Text(), primary_key=True),

@@ -35,9 +35,9 @@ from relax_tune.runtime.host_program import (
     Refer,
     Require,
     Value,
-    drivers_from_json,
+    host_programs_from_json,
     parts_of,
-    verify_drivers,
+    verify_host_programs,
 )
 from relax_tune.runtime.program import BufferSpec, Program, Symbol
 from relax_tune.runtime.scalars import Opcode, ScalarBuilder
@@ -128,7 +128,7 @@ DRIVERS = (other(), repeat(True))
 
 
 def machine(drivers: Sequence[HostProgram] = DRIVERS) -> VirtualMachine:
-    verify_drivers(drivers, [part()])
+    verify_host_programs(drivers, [part()])
     weights = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
     return VirtualMachine(drivers, {"double": cast(Executor, Doubling())}, weights)
 
@@ -190,7 +190,7 @@ def test_wrong_values_are_refused(args: Any, says: str) -> None:
 
 def test_text_and_back() -> None:
     text = f"[{','.join(d.to_json() for d in DRIVERS)}]"
-    found = drivers_from_json(text)
+    found = host_programs_from_json(text)
     assert found == DRIVERS and parts_of(found) == {"double"}
 
 
@@ -232,7 +232,7 @@ def changed(driver: HostProgram, block: int, at: int, **to: Any) -> HostProgram:
 def test_wrong_drivers_are_refused(driver: HostProgram, says: str) -> None:
     drivers = [driver, repeat(True)] if driver.name == "other" else [driver]
     with pytest.raises(ArtifactError, match=says):
-        verify_drivers(drivers, [part()])
+        verify_host_programs(drivers, [part()])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_wrong_drivers_are_refused(driver: HostProgram, says: str) -> None:
 )  # fmt: skip
 def test_wrong_text_is_refused(text: str, says: str) -> None:
     with pytest.raises(ArtifactError, match=says):
-        drivers_from_json(text)
+        host_programs_from_json(text)
 
 
 def test_altered_drivers_are_refused_or_run_to_an_error_of_ours() -> None:
@@ -261,7 +261,7 @@ def test_altered_drivers_are_refused_or_run_to_an_error_of_ours() -> None:
             at = generator.choice(spots)
             text = text[:at] + str(generator.choice((0, 1, 2, 3, 7, 12))) + text[at + 1 :]
         try:
-            found = machine(drivers_from_json(text))
+            found = machine(host_programs_from_json(text))
         except ArtifactError:
             outcomes["refused"] += 1
             continue
