@@ -44,7 +44,7 @@ from relax_tune.schedules.primitives import tensorize as on_tensorize
 from relax_tune.schedules.symbols import require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 
-# Every primitive by the name traces use. A new primitive is added here, and nowhere else.
+# Every primitive by its name in traces. Add a new primitive here, and nowhere else.
 PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
     f.__name__: f
     for f in (
@@ -167,7 +167,7 @@ class Schedule:
         if divides:
             one: Expr = const(1)
             fact = simplify(eq(floormod(extent, reduce(mul, (f for f in factors if f is not None), one)), 0))
-            # where shapes have a say the primitive has proved it
+            # a fact that depends on shapes was proved by the primitive
             if all(isinstance(v, Tunable) for v in free_vars(fact)):
                 self.require(fact)
         return self._new_loops(before)
@@ -186,7 +186,7 @@ class Schedule:
     def set_kind(self, loop: str, kind: LoopKind, axis: int = 0) -> None:
         self.apply("set_kind", loop=loop, kind=kind, axis=axis)
 
-    # the field's names for the kinds of loops; a trace holds `set_kind`
+    # shorthands; a trace holds `set_kind`
 
     def parallel(self, loop: str) -> None:
         """Distribute the loop over CPU threads."""
@@ -221,7 +221,7 @@ class Schedule:
     def compute_inline(self, block: str) -> None:
         self.apply("compute_inline", block=block)
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     def loops_of(self, block: str) -> list[str]:
         """Return the loops around a block, outermost first."""
@@ -249,7 +249,7 @@ def _is_factor(v: Any) -> bool:
     return isinstance(v, Expr) or type(v) is int
 
 
-# What an argument may be, by the annotation of the primitive's parameter: traces may come from anywhere.
+# Argument checks by the annotation of the parameter: traces are untrusted.
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda v: isinstance(v, str),
     "bool": lambda v: isinstance(v, bool),
@@ -283,11 +283,11 @@ def _parameters(function: Callable[..., PrimFunc]) -> dict[str, str]:
 
 
 def _fits(wanted: Mapping[str, str], name: str, value: Any) -> bool:
-    # the other annotations are Literals, whose primitives list what they want
+    # other annotations are Literals, which the primitives check
     return name in wanted and _FITS.get(wanted[name], _FITS["str"])(value)
 
 
-# Of a function that a trace makes: steps can double it, and traces may come from anywhere.
+# Bound on a replayed function's statements: a step can double them, and traces are untrusted.
 MAX_STATEMENTS = 1000
 
 
@@ -316,7 +316,7 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
     return schedule
 
 
-# Arguments that are words; the other strings name things of the function.
+# Arguments that are keywords; all other strings are names of the function.
 _WORDS = frozenset({"kind", "tail", "scope", "index_map", "intrinsic", "skip"})
 
 

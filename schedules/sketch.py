@@ -201,8 +201,8 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
 
     if isinstance(s, For):
         extent = substitute(s.extent, known)
-        # what is true where an outer loop runs must not become a division by what is zero where it does not: extents are also
-        # asked for at once, for a grid
+        # extents are also evaluated outside of the loops, for a grid: a fact that holds only inside an outer loop must not
+        # introduce a division by an expression that is zero outside
         extent = simplify(extent, env if any(v in env.bounds for v in free_vars(extent)) else None)
         if extent is const(1) and not s.marks.async_copy:
             return _simplify_stmt(s.body, env, {**known, s.var: const(0)})

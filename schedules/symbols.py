@@ -37,7 +37,7 @@ from relax_tune.ir.core.function import PrimFunc
 
 # Whole numbers in traces stay below this, so that sums of a few products of them fit 64 bits.
 LIMIT = 1 << 31
-# Longer text is not given to Python's parser.
+# Longest text given to Python's parser.
 MAX_CHARACTERS = 500
 
 _SLOT = re.compile(r"s(0|[1-9][0-9]?)")
@@ -124,7 +124,7 @@ def read_scalars(
     described: the names, for the error
     Raises: ScheduleError.
     """
-    # a number that runs into a name makes Python's tokenizer warn
+    # Python's tokenizer warns of a number followed by letters
     plain = text.strip() and re.search(r"[^\w ()+*/%,.\-]|(?<!\w)\d+[^\W\d]", text) is None
     try:
         tree = ast.parse(f"({text},)", mode="eval").body if plain and len(text) <= MAX_CHARACTERS else None

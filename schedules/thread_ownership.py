@@ -19,7 +19,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import AXES, Block, For, blocks
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
 
-# What an item moves an index by, what loops do, and the rest of it.
+# Stride of the work-item in an index, (stride, extent) of loops, and the rest of the index.
 _ThreadIndex = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
 
 

@@ -16,7 +16,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, Op, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
 from relax_tune.schedules.symbols import LIMIT, SymbolSlot, read_scalars, require_name, slot_named
 
-# Longer text is no trace of ours.
+# Longest text accepted as a trace.
 MAX_CHARACTERS = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""What makes a candidate invalid before anything is built, as one vectorised function per sketch."""
+"""Constraints of a sketch as one vectorised function: candidates are rejected before anything is built."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Closed-form features of a sketch over (shapes, tunables): what the cost model sees (DESIGN 1).
+"""Closed-form features of a sketch over (shapes, tunables), the input of the cost model.
 
-Each feature is a ratio of two integer expressions, read off the scheduled loop nest with its tunables still free; all of
-them are compiled once per sketch and evaluated for every candidate and shape at once. No program is generated for it.
+Each feature is a ratio of two integer expressions, read off the scheduled loop nest with its tunables still free. All are
+compiled once per sketch and evaluated for every candidate and shape at once. No program is generated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FeatureFunction:
         self.features = sketch_features(sketch.func, machine)
         exprs = [e for f in self.features for e in (f.numerator, f.denominator)]
         self._run, self.variables = compile_numpy(exprs)
-        # the multiprocessors of a GPU are no threads here
+        # a GPU's workers are its multiprocessors, not threads of this process
         self._threads = 2 if machine.is_gpu else machine.workers
 
     @property
@@ -97,7 +97,7 @@ def _product(parts: Sequence[Expr]) -> Expr:
 
 
 def _operations(block: Block) -> int:
-    """Scalar operations per point; transcendentals weigh 10."""
+    """Count the scalar operations of a point; transcendentals weigh 10."""
     return max(1, sum(10 if n.op in ("exp", "erf", "tanh", "log") else 1 for n in _float_ops(block)))
 
 
@@ -106,7 +106,7 @@ def _float_ops(block: Block) -> list[Op]:
 
 
 def _main(func: PrimFunc) -> Block:
-    """The block with most loops around it; among equals a reduction, then the later one."""
+    """Return the block with most loops around it; among equals a reduction, then the later one."""
     compute = [b for b in blocks(func.body) if b.role == "compute"]
     return max(compute, key=lambda b: (len(enclosing(func, b)), b.is_reduction, compute.index(b)))
 
@@ -128,7 +128,7 @@ def _accesses(func: PrimFunc, block: Block) -> list[_Access]:
 
 
 def _footprint(access: _Access, inner: Sequence[For]) -> Expr:
-    """Bytes an access touches while `inner` loops run."""
+    """Return the bytes that an access touches while `inner` loops run."""
     ranges = {p.var: p.extent for p in inner}
     total: Expr = const(access.buffer.dtype.bytes)
     for e, dim in zip(access.indices, access.buffer.shape):
@@ -141,7 +141,7 @@ def _footprint(access: _Access, inner: Sequence[For]) -> Expr:
 
 
 def _stride(access: _Access, var: Var | None) -> Expr:
-    """Elements between neighbours along `var`; 0 when the access does not move."""
+    """Return the elements between neighbours along `var`; 0 when the access does not move."""
     if var is None:
         return const(0)
     total: Expr = const(0)
@@ -155,14 +155,14 @@ def _stride(access: _Access, var: Var | None) -> Expr:
 
 
 def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...]:
-    """The features, always the same names in the same order for every sketch of every function on one kind of machine."""
+    """Return the features: the same names in the same order for every sketch on one kind of machine."""
     uneven = uneven_blocks(func)
     func = with_mean_extents(func)
     main = _main(func)
     path = enclosing(func, main)
 
     def points_of(b: Block) -> Expr:
-        """The points of a block: those of its iterators, or where loops of differing lengths go through them as many as these have."""
+        """Count the points of a block: of its iterators, or of its loops if these have differing lengths."""
         return _product([p.extent for p in enclosing(func, b)] if b.name in uneven else [i.extent for i in b.iters])
 
     compute = [b for b in blocks(func.body) if b.role == "compute"]

@@ -1,5 +1,4 @@
-"""What a GPU makes of a schedule, in closed form over (shapes, tunables): how many groups run at once, what the items of a warp touch
-together in memory, and where they get in each other's way in shared memory."""
+"""Closed-form GPU features of a schedule: resident groups, memory coalescing of warps, and bank conflicts."""
 
 from __future__ import annotations
 
@@ -49,21 +48,24 @@ from relax_tune.schedules.cost.occupancy import (
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.target import HardwareInfo
 
-# Memory is fetched in sectors of so many bytes; shared memory has so many banks of four bytes.
+# Bytes of a memory sector, the unit of transfer; banks of shared memory, of four bytes each.
 SECTOR_BYTES = 32
 BANKS = 32
-# Elements between neighbours whose distance nobody knows.
+# Assumed elements between neighbours whose distance is unknown.
 UNKNOWN_STRIDE = 64
 ONE: Expr = const(1)
 
 
 @dataclass(frozen=True, slots=True)
 class WarpAccess:
-    """An access as the items of a warp make it.
+    """An access as the work-items of a warp make it.
 
-    path: the loops around; stride: elements between neighbouring items of the first axis, 0 where they touch the same; width:
-    elements side by side that each touches; together: where there is more to it than a stride, the places of what is served at once,
-    as many vectors as all banks have, counted in vectors."""
+    path: the loops around
+    stride: elements between neighbouring work-items of the first axis; 0 if they touch the same
+    width: adjacent elements that each work-item touches
+    bank_words: places of the vectors (or words) served at once, where a stride does not tell; counted in vectors, as many as
+        fill all banks
+    """
 
     buffer: Buffer
     where: tuple[Expr, ...]
@@ -74,12 +76,12 @@ class WarpAccess:
 
     @property
     def executions(self) -> Expr:
-        """How often a group does it, by all of its items."""
+        """The number of executions by all work-items of a group."""
         return _product([p.extent for p in self.path if p.kind not in ("group", "vectorized")])
 
 
 def warp_accesses(func: PrimFunc, kernel: Stmt, shared: bool) -> Iterator[WarpAccess]:
-    """The accesses of a kernel to global memory, or to what its groups share."""
+    """Yield the accesses of a kernel to global memory, or to shared memory."""
     for b in blocks(kernel):
         path = enclosing(func, b)
         spots = [(b.body.buffer, b.body.indices), *((x.buffer, x.indices) for x in block_loads(b))]
@@ -107,8 +109,11 @@ def _warp_access(
 def _bank_words(
     buffer: Buffer, where: Sequence[Expr], shape: Sequence[Expr], path: Sequence[For], width: Expr
 ) -> tuple[Expr, ...]:
-    """Rows of a matrix that a warp fetches, the vectors that its first items have of swizzled rows, or the words that all of them have
-    where these are digits of the item's number."""
+    """Return the places that the work-items of a warp access at once; () where a stride tells them.
+
+    They are rows of a matrix that a warp loads, vectors of swizzled rows that its first work-items access, or words of all
+    its work-items. The last apply where indices are digits of the work-item's number.
+    """
     marked = next((INTRINSICS[p.marks.intrinsic] for p in path if p.marks.intrinsic), None)
     by_warp = marked is not None and marked.of_warp
     items = sorted((p for p in path if p.kind == "item"), key=lambda p: p.axis)
@@ -136,13 +141,13 @@ def _bank_words(
 
 
 def _has_remainder(where: Sequence[Expr], items: Sequence[For]) -> bool:
-    """Whether an index has a remainder of what moves with the items."""
+    """Return whether an index has a remainder that moves with the work-items."""
     moving = {p.var for p in items}
     return any(isinstance(n, Op) and n.op == "floormod" and moving & set(free_vars(n)) for n in postorder(where))
 
 
 def _stride_along(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Expr:
-    """Elements between what two iterations touch."""
+    """Return the elements between the accesses of consecutive iterations."""
     flat: Expr = const(0)
     total: Expr = const(0)
     scale: Expr = ONE
@@ -155,7 +160,10 @@ def _stride_along(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Ex
 
 
 def _index_step(e: Expr, var: Var) -> Expr:
-    """How far an index goes as a variable does one step: digits of numbers go on with their numbers, all but the last stand still."""
+    """Return the change of an index as a variable grows by one.
+
+    A remainder (lowest digit) moves like its number, a quotient (higher digit) counts as constant.
+    """
     parts = None if loads(e) else linear(e, (var,))
     if parts is not None:
         return parts[0].get(var, const(0))
@@ -171,7 +179,7 @@ def _index_step(e: Expr, var: Var) -> Expr:
 
 
 def sector_bytes(x: WarpAccess) -> Expr:
-    """Bytes of the sectors that one item of a warp accounts for: those it uses, up to those of sectors of its own."""
+    """Return the bytes of memory sectors per work-item: the used bytes at least, its own sectors at most."""
     size = x.buffer.dtype.bytes
     used = mul(x.width, size)
     own = mul(ceildiv(used, SECTOR_BYTES), SECTOR_BYTES)
@@ -179,9 +187,11 @@ def sector_bytes(x: WarpAccess) -> Expr:
 
 
 def bank_conflicts(x: WarpAccess) -> Expr:
-    """How many times as long a warp takes because its items want the same banks: the greatest common divisor of their distance and
-    the number of banks, both in accesses. Wide accesses are served to as many items at a time as there are banks for. Places that are
-    known are counted."""
+    """Return the factor by which bank conflicts slow down an access to shared memory.
+
+    For a stride it is the greatest common divisor of the stride and the number of banks, both in accesses. Wide accesses are
+    served to as many work-items at a time as there are banks for. Known places are counted.
+    """
     if len(x.bank_words) == BANKS:  # words of a whole warp: those that meet the first one
         first, *others = x.bank_words
         return _sum(
@@ -208,7 +218,7 @@ def bank_conflicts(x: WarpAccess) -> Expr:
 
 
 def group_bytes(found: Sequence[WarpAccess]) -> Expr:
-    """Bytes of global memory that a group touches, each once for every place of the program that touches it."""
+    """Return the bytes of global memory that a group touches, once for each access in the program."""
     return _sum([_footprint(x) for x in found])
 
 
@@ -223,7 +233,7 @@ def _footprint(x: WarpAccess) -> Expr:
 
 
 def gpu_features(func: PrimFunc, main: Block, machine: HardwareInfo) -> list[tuple[str, Expr, Expr, bool]]:
-    """(name, numerator, denominator, whether as a logarithm) of what only GPUs have, of the kernel that `main` is in."""
+    """Return (name, numerator, denominator, logarithmic) of the GPU features, of the kernel that `main` is in."""
     kernel = next(k for k in kernels(func) if main in blocks(k))
     items, at_once = group_items(func, kernel), resident_groups(func, kernel, machine)
     groups = _product([p.extent for p in enclosing(func, main) if p.kind == "group"])

@@ -1,4 +1,4 @@
-"""Loops whose length depends on loops around them, for counting: as long as they are on average between the ends of those."""
+"""Mean extents of loops whose extent depends on outer loops, for counting in cost features."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, Seq, Stmt, blocks
 from relax_tune.schedules.loop_tree import enclosing
 
-# What is no sum of multiples of loops' variables.
+# Operations that are not linear in loop variables.
 NONLINEAR = frozenset({"floordiv", "floormod", "min", "max", "select"})
 
 
 def with_mean_extents(func: PrimFunc) -> PrimFunc:
-    """The function with no extent that mentions a loop's variable: half of what it is in the first iteration of all loops around and
-    in the last. Of what grows or shrinks in proportion that is the mean, as it is of two pieces that make up a stretch. Where blocks
-    inside are, as far as it is a number that a group and a loop of its items make together, moves with the innermost such loop."""
+    """Replace loop extents that depend on outer loop variables by their mean over the first and last outer iteration.
+
+    Exact for triangular (causal) loops and for Stream-K ranges. Used only to count, never to generate code. Below such loops, a
+    quotient or remainder of a group index and a serial loop's variable moves with the innermost of them.
+    """
     body = _with_mean_extents(func.body, {}, (), False)
     return func if body is func.body else replace(func, body=body)
 
@@ -50,7 +52,7 @@ def _without_digits(e: Expr, path: Sequence[For]) -> Expr:
 
 
 def uneven_blocks(func: PrimFunc) -> frozenset[str]:
-    """The blocks that run a number of times which loops of such lengths say, rather than their iterators."""
+    """Return the blocks whose number of executions depends on such loops, rather than on their iterators."""
     return frozenset(b.name for b in blocks(func.body) if _is_uneven(func, b))
 
 

@@ -1,5 +1,7 @@
-"""What a group of work-items takes of a GPU's multiprocessor, in closed form over tunables: items, shared memory, registers, and how
-many groups find room at once. The sizes are those that lowering gives buffers (`relax_tune.ir.codegen.lower.shrink_buffers`)."""
+"""GPU resources of a work-group in closed form over tunables: work-items, shared memory, registers, occupancy.
+
+Buffer sizes are those after lowering (`relax_tune.ir.codegen.lower.shrink_buffers`).
+"""
 
 from __future__ import annotations
 
@@ -34,23 +36,23 @@ from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.target import HardwareInfo
 
-# The number of an item along each axis, whichever loop it comes from.
+# One variable per axis for the work-item's index, shared by all loops over that axis.
 ITEMS = tuple(Var(f"item_{axis}") for axis in range(AXES["item"]))
-# Registers that addresses, loop counters and the compiler's own take beside the buffers.
+# Registers for addresses, loop counters and the compiler's temporaries.
 SPARE_REGISTERS = 32
-# As many of them at least, and of operands; from experiments/ptxas_report.py.
+# Lower bounds of these and of operand registers, measured by experiments/ptxas_report.py.
 MIN_SPARE_REGISTERS, MIN_OPERAND_REGISTERS = 24, 8
-# The hardware hands out registers to warps in multiples of so many for each item.
+# Hardware allocates a warp's registers in multiples of this number per work-item.
 REGISTER_GRANULE = 8
 
 
 def kernels(func: PrimFunc) -> tuple[Stmt, ...]:
-    """The statements that are launched one after the other."""
+    """Return the statements that are launched one after the other."""
     return func.body.stmts if isinstance(func.body, Seq) else (func.body,)
 
 
 def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
-    """The items of a group: of each axis as many as its longest loop has."""
+    """Return the work-items of a group: the product of the longest loop of each axis."""
     axes: dict[int, list[Expr]] = {}
     for b in blocks(kernel):
         for p in enclosing(func, b):
@@ -63,7 +65,7 @@ def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
 
 
 def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
-    """Bytes of the buffers in `shared` memory of a group, of its warps, or `local` to one item."""
+    """Return the bytes of the buffers of a scope: `shared` by a group, of its `warp`s, or `local` to one work-item."""
     total: Expr = const(0)
     for buffer in func.allocs:
         if buffer.scope == scope:
@@ -74,14 +76,13 @@ def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
 
 
 def shared_bytes(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:
-    """Bytes of shared memory that a group takes."""
+    """Return the bytes of shared memory of a group; `warp` buffers count where there are no shuffles."""
     own = stored_bytes(func, kernel, "shared")
     return own if machine.has_shuffles else simplify(own + stored_bytes(func, kernel, "warp"))
 
 
 def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ...]:
-    """What is left of a buffer that is not global once it holds only what is touched between its first store and last load; nothing
-    where the kernel does not use it."""
+    """Return the shape of a buffer after lowering has shrunk it to its live elements; () if the kernel does not use it."""
     found = _accesses(func, kernel, buffer)
     if not found:
         return ()
@@ -97,7 +98,7 @@ _Access = tuple[tuple[Expr, ...], tuple[For, ...], bool]
 
 
 def _accesses(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> list[_Access]:
-    """(indices over loop variables, the loops around, written) of every access."""
+    """Return (indices over loop variables, loops around, written) of every access."""
     found: list[_Access] = []
     for b in blocks(kernel):
         path = enclosing(func, b)
@@ -109,7 +110,7 @@ def _accesses(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> list[_Access]:
 
 
 def _declaration_depth(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
-    """How many of the loops around all accesses are outside of the buffer's declaration."""
+    """Return the number of loops outside the buffer's declaration."""
     paths = [path for _, path, _ in found]
     depth = 0
     while all(len(p) > depth for p in paths) and all(p[depth] is paths[0][depth] for p in paths):
@@ -125,8 +126,10 @@ def _declaration_depth(func: PrimFunc, buffer: Buffer, found: Sequence[_Access])
 
 
 def _touched_extent(buffer: Buffer, d: int, found: Sequence[_Access], depth: int) -> Expr:
-    """Elements of a dimension that are touched while the loops inside the declaration run, where what fetches them, element by
-    element, and what reads them say the same."""
+    """Return the touched elements of a dimension while the loops inside the declaration run.
+
+    It is the whole dimension unless all accesses have the same start.
+    """
     spans: list[tuple[bool, Expr, Expr]] = []
     size = buffer.shape[d]
     for where, path, _ in found:
@@ -147,7 +150,7 @@ def _touched_extent(buffer: Buffer, d: int, found: Sequence[_Access], depth: int
 
 
 def _index_range(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None:
-    """Where an index starts, and how many elements it runs through while the inner loops do; None where that is not known."""
+    """Return the start and extent of an index while the inner loops run; None if unknown."""
     own = {v: inner[v] for v in free_vars(e) if v in inner}
     if not own:
         return e, const(1)
@@ -174,14 +177,18 @@ def _index_range(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None
 
 
 def _by_axis(e: Expr, path: Sequence[For]) -> Expr:
-    """The expression with one variable for all loops over the items of an axis."""
+    """Replace all loops over the work-items of an axis by one variable."""
     return simplify(substitute(e, {p.var: ITEMS[p.axis] for p in path if p.kind == "item"}))
 
 
 def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
-    """An estimate of the registers of an item: the most that any statement finds in use, which is the local buffers between whose
-    first and last use it stands, and what it works on itself; and some to spare. What a statement uses last makes room for what it makes.
-    least: how many the compiler can do with where it must, by fetching operands one after the other."""
+    """Estimate the registers of a work-item: the largest live set at any statement, plus some to spare.
+
+    Live are local buffers between their first and last use, and the statement's operands. A buffer used for the last time makes
+    room for one that the statement makes.
+
+    least: registers that the compiler can do with, by loading operands one after the other
+    """
     order, items = blocks(kernel), maximum(group_items(func, kernel), 1)
     spans: list[tuple[int, int, Expr]] = []
     for buffer in func.allocs:
@@ -190,7 +197,7 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
             continue
         size = mul(const(buffer.dtype.bytes), reduce(mul, stored_shape(func, kernel, buffer) or (const(1),)))
         each = mul(items, 4) if buffer.scope == "warp" else const(4)
-        # numbers are put in where they are first needed
+        # constants take no registers before their first use
         made = [b for b in used if not isinstance(b.body.value, Const)] or used
         live = [order.index(b) for b in _live_blocks(func, made)]
         spans.append((min(live), max(live), ceildiv(size, each)))
@@ -211,7 +218,7 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
 
 
 def _live_blocks(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
-    """The blocks that use a buffer, and those of loops around some of them but not all: such a loop comes back to its use."""
+    """Yield the blocks that use a buffer, and all blocks of the loops that come back to a use."""
     paths = [enclosing(func, b) for b in used]
     for b, path in zip(used, paths):
         own = (p for p in path if p.kind not in ("item", "vectorized") and not all(p in other for other in paths))
@@ -220,8 +227,10 @@ def _live_blocks(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
 
 
 def _operands(func: PrimFunc, block: Block) -> Expr:
-    """Registers for what a statement reads that is not local: of each operand what moves with its own written-out loops over elements;
-    steps of a reduction follow each other."""
+    """Return the registers of a statement's non-local operands.
+
+    Each operand takes the extents of its own vectorized and unrolled loops over elements; reduction steps run one by one.
+    """
     total: Expr = const(0)
     steps = {v for i, e in zip(block.iters, block.bindings) if i.kind == "reduce" for v in free_vars(e)}
     path = [p for p in enclosing(func, block) if p.kind in ("vectorized", "unrolled") and blocks(p) == (block,)]
@@ -237,7 +246,7 @@ def _operands(func: PrimFunc, block: Block) -> Expr:
 
 
 def launch_limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
-    """What the tunables of a GPU schedule must satisfy for its kernels to be launched at all."""
+    """Return the facts over tunables without which a GPU cannot launch the kernels."""
     facts: list[Expr] = []
     func = with_mean_extents(func)
     for kernel in kernels(func):
@@ -252,7 +261,7 @@ def launch_limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
 
 
 def resident_groups(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:
-    """Groups that a multiprocessor holds: by items, shared memory and registers."""
+    """Return the groups that a multiprocessor holds at once, by work-items, shared memory and registers."""
     warps = ceildiv(group_items(func, kernel), machine.warp)
     shared = shared_bytes(func, kernel, machine)
     each = mul(ceildiv(registers(func, kernel), REGISTER_GRANULE), REGISTER_GRANULE * machine.warp)

@@ -27,9 +27,9 @@ from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import enclosing, find_block, replace_node, with_body
 from relax_tune.schedules.primitives.reductions import combiner
 
-# The smallest number whose reciprocal is finite, in f32 and wider.
+# The smallest normal f32: its reciprocal is finite in f32 and wider.
 SMALLEST_NORMAL = 2.0**-126
-# What makes a step of a difference in rounding.
+# Operations that turn a rounding error into a jump.
 DISCONTINUOUS = frozenset({"floor", "rint", "fmod", "floordiv", "floormod", "lt", "le", "eq", "ne"})
 
 

@@ -45,7 +45,7 @@ from relax_tune.schedules.loop_tree import (
     writer,
 )
 
-# What is needed (or made) of a dimension: where it starts and its extent; None: the loops around choose one element.
+# Start and extent of the region in a dimension; extent None: the loops around choose one element.
 DimRegion = tuple[Expr, Expr | None]
 
 
@@ -74,7 +74,7 @@ def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: B
             continue
         start = parts[1]
         for v, step in parts[0].items():
-            # a falling index starts where its variable ends
+            # a decreasing index is smallest at its variable's last value
             if prove(le(0, step), env) is not Proof.YES:
                 if prove(le(step, 0), env) is not Proof.YES:
                     raise ScheduleError(

@@ -53,7 +53,7 @@ from relax_tune.schedules.loop_tree import (
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.symbols import LIMIT
 
-# Iterations that memory may be asked ahead by.
+# Largest prefetch distance in iterations.
 MAX_PREFETCH_DISTANCE = 4096
 
 
@@ -259,7 +259,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
             own = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
             shared = not own or kind == "vectorized"
-            # points that a guard leaves out write nothing
+            # points excluded by a guard write nothing
             meets = (fed or shared) and not separates(where, node.var, inner, loop_env(path), block.predicate)
             if fed and (block.init is not None or meets):
                 raise ScheduleError(
@@ -311,7 +311,7 @@ def nontemporal_stores(func: PrimFunc, loop: str) -> PrimFunc:
     """Store the vectors of a loop with non-temporal stores, which bypass the caches; meaning does not change.
 
     Before: `for i in vectorized(16): B[i] = A[i]`
-    After: `for i in vectorized(16, stream=True): B[i] = A[i]`
+    After: `for i in vectorized(16, nontemporal=True): B[i] = A[i]`
     Checks: the loop is vectorized; the stores below are to global buffers that are not read there.
     """
     node = find_loop(func, loop)
@@ -334,7 +334,7 @@ def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     """Prefetch the read-only vectors of a loop some iterations early, to hide the latency of memory; meaning does not change.
 
     Before: `for k in serial(512): for j in vectorized(16): C[j] = C[j] + A[k] * B[k, j]`
-    After: `for k in serial(512, ahead=32): ...`, which prefetches `B[k + 32, ...]` while it computes with `B[k, ...]`
+    After: `for k in serial(512, prefetch_distance=32): ...`, which prefetches `B[k + 32, ...]` while it computes with `B[k, ...]`
     Checks: the loop is serial. The number of iterations is 1 to 4096. Some block below reads global memory not written there.
     """
     node = find_loop(func, loop)

@@ -38,7 +38,7 @@ from relax_tune.ir.core.stmt import For
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.primitives.reductions import combiner
 
-# Blocks and conditions from a score to where it is masked.
+# Bound on the blocks and conditions followed from a score to its mask.
 MAX_DEPTH = 16
 
 
@@ -68,7 +68,7 @@ def unmasked_range(
             if not from_first:
                 continue
             least = sub(sub(slope, 1), rest)
-            # max(least, 0) without a number outside of the choice: quotients of x - 8 and of x + 24 have other forms
+            # max(least, 0), written so that `least` stays whole: quotients of x - 8 and of x + 24 differ in form
             first = maximum(first, floordiv(sub(least, minimum(least, 0)), slope))
         elif prove(le(slope, -1), env) is Proof.YES:
             fall = simplify(mul(slope, -1), env)

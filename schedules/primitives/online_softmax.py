@@ -193,7 +193,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         value = mul(load(buffer, (part, *s.block.body.indices)), load(scale, (part, *found.rows_of(s))))
         stmts[s.block] = factored(s.block, s.step, buffer)
         late[s.block] = combined(s.block, s.step, value, part)
-    # blocks of keys one after the other, and then what combines them, unless somebody wants that earlier
+    # all partial results first, then the combinations, unless a block in between reads a result
     order = sorted(late, key=blocks(func.body).index)
     ends = [order[-1]] * len(order) if _may_combine_last(func, members) else order
     for b, end in zip(order, ends, strict=True):
@@ -367,8 +367,8 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
     Afterwards the order of the loops is part of the meaning: with no initial values left, nothing may reorder or spread them.
     Results differ by rounding. A row whose scores are all minus infinity sums up to 0.
 
-    skip: `nothing`; `late`, the iterations after the last that the mask `select(c, s, -inf)` leaves to some row of the tile; or
-        `hidden`, those before the first one, too: `for k in range(min(N, last + 1) - first)` at `first + k`. Both bounds may
+    skip: `none`; `after_last`, the iterations after the last that the mask `select(c, s, -inf)` leaves to some row of the tile;
+        or `masked`, those before the first one, too: `for k in range(min(N, last + 1) - first)` at `first + k`. Both bounds may
         depend on outer loops. A skipped iteration has weights of 0 and leaves the maximum, so that it would add nothing. Its
         other factors may then be infinite or NaN without effect.
     Checks also: the condition has comparisons that are linear in the step and monotonic in the rows, and mask a step.

@@ -1,4 +1,4 @@
-"""A primitive for softmaxes over as many keys as there may be: pad_softmax_axis."""
+"""The primitive that pads the softmax axis: pad_softmax_axis."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from relax_tune.schedules.primitives.padding import PaddedCopy, fill_nest, pad_s
 
 
 def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
-    """Compute a softmax, and what its scores are made of, over whole blocks of keys: behind the last one all are hidden.
+    """Pad the axis of a softmax (the keys of attention) to a multiple of `factor`, with scores of -inf beyond the axis.
 
     Before: `S[i, k] = f(B[i, k])`, `M[i] = max(M[i], S[i, k])`, `W[i, k] = exp(S[i, k] - M[i])`, `A[i] = A[i] + W[i, k] * x[k]`
-    After, with factor 16: `S[i, p] = f(B[i, p]) if p < m else -inf` for p below `ceil(m / 16) * 16`, as are `M` and `W` made, which is 0
-    where the score is minus infinity, and `x_pad[p] = x[p] if p < m else 0`, `A[i] = A[i] + W[i, p] * x_pad[p]`
-    Checks: maximum, weights and sums as for `split_k_update`; the scores are an intermediate, which the maximum reads key by key, and
-    may be made along more keys as by `pad_spatial`; the sums read what they weigh by iterators of their own; the factor is
-    positive. A row whose scores are all minus infinity sums up to 0.
+    After, with factor 16, for p below `ceil(m / 16) * 16`: `S[i, p] = f(B[i, p]) if p < m else -inf`; `M` and `W` over p, with
+    weights of 0 for scores of -inf; `x_pad[p] = x[p] if p < m else 0`, `A[i] = A[i] + W[i, p] * x_pad[p]`
+    Checks: maximum, weights and sums as for `split_k_update`. The scores are an intermediate, which the maximum reads key by
+    key, and `pad_spatial` may extend them. The sums read their other factors by iterators of their own. The factor is positive.
+    A row whose scores are all minus infinity sums up to 0.
     """
     f = positive(func, f"pad_softmax_axis({block!r})", factor)
     found = softmax_of(func, block)
@@ -51,7 +51,10 @@ def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
 
 
 def _over(func: PrimFunc, block: str, step: IterVar, wider: Expr, weights: str = "") -> PrimFunc:
-    """A reduction over more keys. Where it weighs something, that is a copy with zeros behind the last key."""
+    """Extend a reduction to `wider` keys.
+
+    A weighted sum reads its other factors from copies that hold zeros beyond the last key.
+    """
     node = find_block(func, block)
     path = trivial_loops(func, node)
     iters = tuple(replace(i, extent=wider) if i.var is step.var else i for i in node.iters)

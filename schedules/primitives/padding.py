@@ -1,4 +1,4 @@
-"""Primitives that compute blocks over more than their elements: pad, pad_spatial."""
+"""Primitives that compute blocks over padded extents: pad, pad_spatial."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
 
 @dataclass(frozen=True, slots=True)
 class PaddedCopy:
-    """A buffer the block reads, its copy with padding, and per dimension the extent that holds elements (None: all of it)."""
+    """A buffer that the block reads, and its padded copy.
+
+    valid: per dimension the extent that holds elements of `source`; None for all of it
+    """
 
     source: Buffer
     copy: Buffer
@@ -59,8 +62,9 @@ class PaddedCopy:
 
 
 def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimFunc:
-    """Compute a block over extents that are multiples of factors: of copies of what it reads, with neutral elements behind
-    the others, into a buffer with room for what nobody wants.
+    """Compute a block over extents padded to multiples of factors, on padded copies of its inputs.
+
+    Padding holds the reduction's neutral element. A padded output goes to a wider buffer, whose valid part is copied.
 
     factors: one for each iterator of the block; None leaves it.
 
@@ -68,10 +72,9 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     After, with factors [None, 4]: `A_pad[i, p] = A[i, p] if p < K else 0`, `W_pad[p] = ...`, then
     `C[i] = 0; for k in range(ceil(K / 4) * 4): C[i] += A_pad[i, k] * W_pad[k]`; a padded spatial iterator also makes
     `C_pad`, copied to `C` by a new block `C_pad_take`
-    Checks: the factors are positive; the block has its own trivial nest and no predicate, alone writes all of its buffer, and
-    does not update in place; padded iterators index what it reads by themselves, and nothing it divides by; along a padded
-    reduction the neutral elements leave the result alone: it adds products of reads at all padded reduction iterators, or
-    combines such reads.
+    Checks: the factors are positive. The block has its own trivial nest and no predicate, alone writes all of its buffer, and
+    does not update in place. Padded iterators are plain indices, and index no divisor. Along a padded reduction the neutral
+    elements leave the result alone: the block combines reads at all padded reduction iterators, or adds products of such reads.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
@@ -126,7 +129,10 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
 
 
 def valid_extents(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) -> tuple[Expr | None, ...]:
-    """How much of each padded dimension holds elements; the elements the copy takes were all written."""
+    """Return per dimension the extent of `x` that holds elements; None for all of it.
+
+    Raises: ScheduleError unless the copied elements were all written.
+    """
     extents = {i.var: i.extent for i in node.iters}
     exact = len(set(x.indices)) == len(x.indices) and all(e in extents for e in x.indices)
     made_by = writers(func, x.buffer)
@@ -143,7 +149,7 @@ def valid_extents(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) 
 
 
 def _fill_value(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
-    """What to put behind the elements."""
+    """Return the value of the padding, neutral for the padded reduction. Raises ScheduleError without such a value."""
     if node.init is not None and loads(node.init.value):
         raise ScheduleError(f"{func.name}: pad wants an initial value of {node.name!r} that reads nothing")
     for e in postorder((node.body.value,)):
@@ -165,7 +171,7 @@ def _fill_value(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
 
 
 def _is_product(e: Expr, steps: set[Var]) -> bool:
-    """Zero wherever what it reads is, and it reads at each of the steps in each factor."""
+    """Return whether `e` is a product whose factors all read at each of the steps: zero inputs make it 0."""
     if isinstance(e, Load):
         return steps <= {i for i in e.indices if isinstance(i, Var)}
     if isinstance(e, Op) and e.op == "cast":
@@ -178,7 +184,7 @@ def _is_product(e: Expr, steps: set[Var]) -> bool:
 
 
 def fill_nest(func: PrimFunc, o: PaddedCopy, fill: Const, names: list[str]) -> Stmt:
-    """`copy[i...] = source[i...]` where there is such an element, `fill` elsewhere."""
+    """Make the nest `copy[i...] = source[i...]` over valid elements, `fill` elsewhere."""
     block = fresh(func, f"{o.copy.name}_fill", names)
     names.append(block)
     iters, vars_, where, inside = [], [], [], []
@@ -197,16 +203,15 @@ def fill_nest(func: PrimFunc, o: PaddedCopy, fill: Const, names: list[str]) -> S
 
 
 def pad_spatial(func: PrimFunc, block: str, dim: int, factor: ExprLike) -> PrimFunc:
-    """Compute intermediates along one dimension up to a multiple of a factor: what lies behind repeats the last element, and
-    nobody reads it, so that tiles of `factor` need no conditions.
+    """Pad one dimension of intermediates to a multiple of a factor, so that tiles of `factor` need no conditions.
 
-    The dimension is `dim` of what the block makes, with that of every intermediate which is made from it or for it, index
-    by index; other blocks read the elements there were.
+    Padding repeats the last element, and nothing reads it. The dimension is `dim` of the block's output, and the same one of
+    every intermediate that is made from it or for it, index by index. Other blocks read the valid elements.
 
     Before: `B[i] = f(A[i])`, `C[i] = g(B[i])`, `Y[i] = C[i]`
     After, with factor 16: `B[p] = f(A[min(p, n - 1)]); C[p] = g(B[p])` for p below `ceil(n / 16) * 16`, then `Y[i] = C[i]`
-    Checks: the blocks have their own trivial nests and no predicate, and alone make their intermediates; all of them run through
-    the same extent, by a spatial iterator of their own; the factor is positive.
+    Checks: the blocks have their own trivial nests and no predicate, and alone make their intermediates. All of them run
+    through the same extent, by a spatial iterator of their own. The factor is positive.
     """
     f, first = positive(func, f"pad_spatial({block!r})", factor), find_block(func, block)
     if first.body.buffer not in func.allocs or not 0 <= dim < len(first.body.indices):
@@ -260,7 +265,7 @@ def pad_spatial(func: PrimFunc, block: str, dim: int, factor: ExprLike) -> PrimF
 
 
 def _aligned_dims(func: PrimFunc, first: Block, dim: int) -> dict[Buffer, int]:
-    """The dimension of each intermediate that goes with `dim` of what `first` makes."""
+    """Return the dimension of each intermediate that runs with `dim` of the output of `first`."""
     found, todo = {first.body.buffer: dim}, [first.body.buffer]
     made = {b.body.buffer: b for b in blocks(func.body) if b.body.buffer in func.allocs}
 
@@ -287,5 +292,5 @@ def _aligned_dims(func: PrimFunc, first: Block, dim: int) -> dict[Buffer, int]:
                 places = [k for k, e in enumerate(reader.body.indices) if e is v]
                 if len(places) == 1 and isinstance(v, Var):
                     note(reader.body.buffer, places[0])
-                # anything else reads the elements there were
+                # any other reader reads valid elements only
     return found

@@ -1,4 +1,4 @@
-"""Primitives that cut a loop in two: partition, by its iterations, and fission, by its statements."""
+"""Primitives that divide a loop in two: partition, by its iterations, and fission, by its statements."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ from relax_tune.schedules.primitives.loops import accesses, require_same_iterati
 
 
 def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: ExprLike | None = None) -> PrimFunc:
-    """Cut a loop into a main one, a whole number of times `factor` long or as long as `at` says, and a tail with the rest.
+    """Divide the iterations of a loop into a main loop and a tail.
+
+    The main loop covers a multiple of `factor` iterations, or the first `at` ones.
 
     Before: `for i in range(N): S(i)`
     After: `for i in range(N // f * f): S(i)` then `for i_tail in range(N % f): S(N // f * f + i_tail)`; with `at` = p:
     `for i in range(p): S(i)` then `for i_tail in range(N - p): S(p + i_tail)`
-    Checks: the loop is serial; either `factor` is positive or `at` provably within the loop; no grid axis is below it and no
-    block that runs once; it feeds either spatial or reduction iterators of a block, over rectangular loops. The order of the
-    iterations stays, so every other function keeps its meaning. The tail goes on with the sums of the main loop; a local or
-    shared buffer that iterations do not pass to each other is another one in the tail. Splitting the main loop by the factor
-    needs no predicate.
+    Checks: the loop is serial; either `factor` is positive or `at` provably within the loop. No grid axis and no `prepack`
+    block is below it. It feeds either spatial or reduction iterators of a block, over rectangular loops. The order of the
+    iterations stays, so every function keeps its meaning. The tail continues the sums of the main loop. A local or shared
+    buffer that is private to an iteration gets a copy for the tail. Splitting the main loop by the factor needs no predicate.
     """
     node = find_loop(func, loop)
     require_serial(func, node, "partition")
@@ -74,12 +75,14 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
 
 
 def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
-    """Cut the body of a loop behind the statement that holds a block; what follows gets a loop of its own. Undoes `fuse_sibling_loops`.
+    """Divide the body of a loop after the statement that holds a block, into two loops (loop fission).
+
+    Undoes `fuse_sibling_loops`.
 
     Before: `for i in range(N): P(i); Q(i)`
     After: `for i in range(N): P(i)` then `for i_after in range(N): Q(i_after)`
-    Checks: the loop is serial and its body more than the statement with the block; no block that runs once; whatever Q reads of
-    P's writes (or writes of P's reads) it touches only at the same iteration.
+    Checks: the loop is serial; its body has statements after the one with the block, and no `prepack` block. Accesses of Q that
+    conflict with P are at the same iteration.
     """
     node = find_loop(func, loop)
     require_serial(func, node, "fission")
@@ -99,7 +102,7 @@ def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
 
 
 def _split_extents(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprLike | None) -> tuple[Expr, Expr]:
-    """How long the main loop and the tail are."""
+    """Return the extents of the main loop and of the tail. Raises ScheduleError."""
     name = f"partition({node.var.name!r})"
     if factor is not None and at is None:
         f = positive(func, name, factor)
@@ -118,8 +121,10 @@ def _split_extents(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprL
 def _over_subdomain(
     func: PrimFunc, block: Block, node: For, path: Sequence[For], start: Expr | None, extent: Expr
 ) -> Block:
-    """The block with iterators of its own for the loops that feed what `node` feeds, over this part's domain. start: of a tail,
-    which stores no initial value where it goes on with a reduction."""
+    """Restrict a block to this part's domain, with one new iterator for each loop that `node` shares iterators with.
+
+    start: the first iteration of a tail, which stores no initial value where it continues a reduction
+    """
     around = {p.var: p for p in path}
     moved, fed = {node.var}, set[Var]()
     while True:
@@ -150,7 +155,10 @@ def _over_subdomain(
 def _require_unmixed_loops(
     func: PrimFunc, block: Block, node: For, moved: set[Var], kinds: Collection[IterKind]
 ) -> None:
-    """Loops of elements and of reduction points are apart, so that sums over nothing get their initial values."""
+    """Check that loops over elements and over reduction points are distinct, so that empty sums get their initial values.
+
+    Raises: ScheduleError.
+    """
     pairs = list(zip(block.iters, block.bindings))
     steps = {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
     places = {v for i, b in pairs if i.kind == "spatial" for v in free_vars(b)} - {v for v in func.symbols}
@@ -165,7 +173,7 @@ def _require_unmixed_loops(
 
 
 def _shift_tail(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
-    """`s` of the tail: extents and conditions see `start + rest`, narrowed iterators, which hold the offset, `rest` alone."""
+    """Shift the tail: extents and conditions see `start + rest`; the new iterators, which hold the offset, see `rest`."""
     moved, renamed = {var: start + rest}, {var: rest}
 
     def fix(n: Stmt) -> Stmt:
@@ -180,7 +188,7 @@ def _shift_tail(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
 
 
 def _iteration_private_buffers(func: PrimFunc, node: For) -> list[Buffer]:
-    """Local and shared buffers of which each iteration of the loop touches elements of its own."""
+    """Return the local and shared buffers whose elements are private to an iteration of the loop."""
     inside, found = set(blocks(node.body)), []
     for buffer in func.allocs:
         users = [b for b in blocks(func.body) if any(t is buffer for t, _ in accesses(b))]

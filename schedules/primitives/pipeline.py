@@ -1,4 +1,4 @@
-"""The primitive that fetches ahead: software_pipeline."""
+"""The primitive that prefetches into a circular buffer: software_pipeline."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ MAX_STAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """What one iteration writes of a dimension: start and extent, and how far the start moves per iteration."""
+    """The part of a dimension that one iteration writes.
+
+    start, extent: the interval; step: stride of `start` per iteration
+    """
 
     start: Expr
     extent: Expr
@@ -62,18 +65,16 @@ class WrittenRange:
 
 
 def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 2) -> PrimFunc:
-    """Fill an intermediate for a later iteration of a loop while this one uses what was filled before (stages 2: double
-    buffering).
+    """Fill an intermediate for a later iteration of a loop while this one uses earlier data (stages 2: double buffering).
 
     Before: `for k in range(N): (for r in range(T): B[k * T + r] = f(k * T + r)); S(B)`
-    After, with stages 2: `B` is a ring of 2 * T elements, `for p in range(1): if p < N: B[...] = f(p * T + r)`, then
+    After, with stages 2: `B` is a circular buffer of 2 * T elements, `for p in range(1): if p < N: B[...] = f(p * T + r)`, then
     `for k in range(N): (if k + 1 < N: for r in range(T): B[((k + 1) * T + r) % (2 * T)] = f((k + 1) * T + r)); S(B)`
-    Checks: there are 2 to 16 stages, a number or a tunable;
-    the block's nest is one of several statements of a serial loop; it alone makes an
-    intermediate, completely and as a box that moves with the loop along one dimension, where nothing but bounds keeps it from
-    elements that others read; all readers come after it in the loop and read of an iteration only what that iteration makes;
-    nothing in the loop writes what it reads; blocks that run once stay out. Outer loops that move the same dimension run one
-    after the other, unless the buffer is local to their threads.
+    Checks: there are 2 to 16 stages, a number or a tunable. The block's nest is one of several statements of a serial loop. The
+    block alone makes an intermediate. One iteration writes a box that moves with the loop along one dimension, and no condition
+    but bounds omits elements that others read. All readers come later in the loop and read only elements of their own
+    iteration. Nothing in the loop writes the block's inputs; no `prepack` block is in it. Outer loops that move the same
+    dimension are sequential, unless the buffer is local to their threads.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     require_serial(func, target, "software_pipeline")
@@ -88,7 +89,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     env = loop_env(path[:at])
     spans = written_ranges(func, node, path, at, env)
     moving = [d for d, s in enumerate(spans) if s.step is not const(0)]
-    # one iteration, as a tunable's value may leave of a loop, moves nothing; any dimension does for it
+    # a single iteration (some value of a tunable) moves nothing: any dimension will do
     still = not moving and bool(spans) and prove(le(target.extent, 1), env) is Proof.YES
     moving = [0] if still else moving
     if len(moving) != 1 or (not still and prove(le(1, spans[moving[0]].step), env) is not Proof.YES):
@@ -107,7 +108,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
         return (*indices[:along], floormod(indices[along], ring), *indices[along + 1 :])
 
     first = Var(fresh(func, f"{loop}_first"))
-    # whether the loop runs at all is not known here
+    # the loop may not run at all, so its bounds are no facts here
     before = loop_env(path[: at - 1]).with_loop(first, stages - 1)
     early = _only_where(rebind(stmt, {target.var: first}), lt(first, target.extent), before)
     prologue = For(first, simplify(stages - 1), clone_stmt(func, early, "_first"))
@@ -120,7 +121,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
 
 
 def _only_where(s: Stmt, condition: Expr, env: Env) -> Stmt:
-    # of what differs between iterations of loops around, no proof says that it is always so, and looking for one takes long
+    # a condition that depends on outer loops is never always true, and the search for a proof takes long
     differs = any(v in env.bounds for v in free_vars(condition.children[1]))
     if not differs and prove(condition, env) is Proof.YES:
         return s
@@ -128,7 +129,7 @@ def _only_where(s: Stmt, condition: Expr, env: Env) -> Stmt:
 
 
 def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
-    """The statement of the loop's body that is the block's nest."""
+    """Return the statement of the loop's body that is the block's nest. Raises ScheduleError."""
     buffer, inside = node.body.buffer, blocks(target.body)
     parts = target.body.stmts if isinstance(target.body, Seq) else (target.body,)
     stmt = next((s for s in parts if blocks(s) == (node,)), None)
@@ -158,7 +159,7 @@ def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
 
 
 def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, env: Env) -> list[WrittenRange]:
-    """Per dimension what one iteration of `path[at - 1]` writes; ScheduleError when that is no box."""
+    """Return the range that one iteration of `path[at - 1]` writes per dimension. Raises ScheduleError unless it is a box."""
     target, inner = path[at - 1], {p.var: p.extent for p in path[at:]}
     for it, bound in zip(node.iters, node.bindings):
         if it.kind == "reduce" and {p.var for p in path[:at]} & set(free_vars(bound)):
@@ -194,7 +195,7 @@ def _require_own_storage(func: PrimFunc, buffer: Buffer, span: WrittenRange, aro
 def require_reads_own_iteration(
     func: PrimFunc, node: Block, reader: Block, target: For, spans: Sequence[WrittenRange], env: Env
 ) -> None:
-    """What a reader reads in one iteration is what the block writes in it."""
+    """Check that a reader reads only elements that the block writes in the same iteration. Raises ScheduleError."""
     buffer, known = node.body.buffer, conjuncts(reader.predicate)
     bounds: list[Expr] = []
     for e, dim in zip(node.body.indices, buffer.shape):

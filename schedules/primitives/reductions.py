@@ -1,4 +1,4 @@
-"""Primitives for reductions: decompose_reduction, rfactor."""
+"""Primitives for reductions: decompose_reduction, rfactor, tree_reduce."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     Before: `for i: for k: (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
     After: `for i: C[i] = 0; for k: C[i] = C[i] + A[i, k]`
-    Checks: `loop` encloses the block, no reduction iterator depends on a loop outside `loop`, no loop from there on repeats
-    the reduction of an element, and each condition of the block that is left out for its first point keeps no spatial
-    iterator inside its domain.
+    Checks: `loop` encloses the block. No reduction iterator depends on a loop outside `loop`. No loop from there on repeats the
+    reduction of an element. The initial value drops conditions on the reduction; these bound no spatial iterator of its domain.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     if node.init is None:
@@ -78,7 +77,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     reduce_vars = {v for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
     for p in inner:
         runs = prove(le(1, p.extent), loop_env(path[: path.index(p)])) is Proof.YES
-        # a loop that chooses nothing, because it runs once at most, still says whether there is anything
+        # a loop of at most one iteration selects no element, but may run zero times
         if p.var in wanted or (p.var not in reduce_vars and not runs):
             names.append(fresh(func, f"{p.var.name}_init", names))
             var = Var(names[-1])
@@ -111,7 +110,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
 
 def _require_once(func: PrimFunc, node: Block, inner: Sequence[For], path: Sequence[For]) -> None:
-    """Each loop inside steps through the reduction or through the elements."""
+    """Check that each inner loop steps through the reduction or through the elements. Raises ScheduleError."""
     steps = {v for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
     where = [block_value(node, e) for e in node.body.indices]
     env = loop_env(path)
@@ -122,7 +121,7 @@ def _require_once(func: PrimFunc, node: Block, inner: Sequence[For], path: Seque
 
 
 def _stays_in_range(spatial: Sequence[tuple[IterVar, Expr]], moved: set[Var], env: Env, facts: Sequence[Expr]) -> bool:
-    """Spatial iterators that the variables move stay inside their domains under the facts."""
+    """Return whether the spatial iterators that depend on `moved` stay inside their domains under the facts."""
     for fact in facts:
         env = env.with_fact(fact)
     return all(
@@ -131,7 +130,7 @@ def _stays_in_range(spatial: Sequence[tuple[IterVar, Expr]], moved: set[Var], en
 
 
 def combiner(block: Block) -> tuple[str, Expr]:
-    """(operation, what is combined) of `C = op(C, x)`. Raises ScheduleError for any other form."""
+    """Return (operation, x) of an update `C = op(C, x)`. Raises ScheduleError for any other form."""
     value = block.body.value
     own = load(block.body.buffer, block.body.indices)
     if isinstance(value, Op) and value.op in ASSOCIATIVE and value.args[0] is own:
@@ -246,7 +245,7 @@ def rfactor(
 
 
 def _require_alone(func: PrimFunc, node: Block, top: For) -> None:
-    """Inside its outermost reduction loop no other block touches what the block writes."""
+    """Check that no other block inside the outermost reduction loop touches the block's output. Raises ScheduleError."""
     for other in blocks(top):
         buffer = node.body.buffer
         if other is not node and (other.body.buffer is buffer or buffer in (x.buffer for x in block_loads(other))):
@@ -302,13 +301,13 @@ def tree_reduce(func: PrimFunc, block: str) -> PrimFunc:
 
 
 def starts_neutral(block: Block) -> bool:
-    """Whether a reduction's initial value may be combined more than once."""
+    """Return whether a reduction's initial value may be combined more than once."""
     operation, _ = combiner(block)
     return block.init is not None and (operation in ("max", "min") or _is_neutral(operation, block.init.value))
 
 
 def _neutral(operation: str, dtype: DType) -> float:
-    """What leaves every other value alone."""
+    """Return the neutral element of the operation."""
     if operation in ("add", "mul"):
         return 0 if operation == "add" else 1
     if dtype.is_float:

@@ -1,4 +1,4 @@
-"""The primitive that shares out the steps of all tiles of a reduction evenly: stream_k."""
+"""The primitive of the Stream-K decomposition (Osama et al., PPoPP 2023): stream_k."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ from relax_tune.schedules.primitives.reductions import combiner, decompose_reduc
 
 @dataclass(frozen=True, slots=True)
 class WorkRanges:
-    """The steps of all tiles in one row, cut into a stretch for each worker; they differ by one step at most."""
+    """The reduction steps of all tiles in one sequence, divided evenly among workers; ranges differ by one step at most.
+
+    steps: reduction steps of a tile
+    """
 
     tiles: Expr
     steps: Expr
@@ -75,48 +78,47 @@ class WorkRanges:
 
     @property
     def max_tiles_per_worker(self) -> Expr:
-        """How many tiles a stretch touches at most."""
+        """The largest number of tiles that a range touches."""
         return ceildiv(self.tiles, self.workers) + 1
 
     def start(self, worker: Expr) -> Expr:
-        """The first step of a worker."""
+        """Return the first step of a worker, counted from the first step of all."""
         return floordiv(mul(worker, self.total), self.workers)
 
     def tile_of(self, worker: Expr, piece: Expr) -> Expr:
-        """The tile that a piece of a worker's stretch is of: the first is `start // steps`, which is this."""
+        """Return the tile of a piece of a worker's range; for piece 0 it equals `start // steps`."""
         return piece + floordiv(mul(worker, self.tiles), self.workers)
 
     def first_step(self, worker: Expr, piece: Expr) -> Expr:
-        """The first step of that tile which is the worker's."""
+        """Return the worker's first step within the tile."""
         return select(lt(piece, 1), floormod(self.start(worker), maximum(self.steps, 1)), 0)
 
     def step_count(self, worker: Expr, piece: Expr) -> Expr:
-        """How many steps of that tile are the worker's; nothing or less where there are none."""
+        """Return the number of the worker's steps in the tile; 0 or less for none."""
         end = self.start(worker + 1) - mul(self.tile_of(worker, piece), self.steps)
-        # that these are no more than a tile has is said apart: it is all that most proofs need
+        # the outer minimum is redundant: most proofs need only `count <= steps`
         return minimum(minimum(end, self.steps) - self.first_step(worker, piece), self.steps)
 
     def workers_before(self, steps: Expr) -> Expr:
-        """How many workers begin before so many steps from the start; elements without steps come by, too."""
+        """Return the number of workers whose range starts before `steps`; defined for tiles without steps, too."""
         return ceildiv(mul(steps, self.workers), maximum(self.total, 1))
 
 
 def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, workers: ExprLike) -> PrimFunc:
-    """Let workers work evenly the steps that all tiles of a reduction take together, and combine what they have of each tile.
+    """Divide the reduction steps of all tiles evenly among workers, and sum up the partial tiles in a fix-up nest.
 
-    block: the reduction, whose sums another block stores after the steps of a tile.
+    Stream-K (Osama et al., PPoPP 2023). block: the reduction, whose sums another block stores after the steps of a tile.
 
     Before: `for t in range(T): (for k in range(K): for e in range(E): S[t * E + e] += f(t * E + e, k)) (from a neutral value);
     (for e in range(E): C[t * E + e] = S[t * E + e])`
-    After, where worker w of W has the steps from w * T * K // W on, which begin in tile t(w) = w * T // W:
+    After, where worker w of W starts at step w * T * K // W, in tile t(w) = w * T // W:
     `for w in range(W): for p in range(ceil(T / W) + 1): (for e: S[e] = 0); (for k in range(count): for e:
-    S[e] += f((t(w) + p) * E + e, first + k)); (for e: if count: R[w, p, e] = S[e])`, with as many steps of that tile as are
-    the worker's, and then `for i: (C[i] = 0); for r in range(count): C[i] += R[w, i // E - t(w), i % E]` over the workers w of tile i // E
-    Checks: the workers are a positive number; tiles are the outermost loops of a perfect nest of serial loops that holds the loop
-    over steps, which is serial, and then one block that copies the sums to an intermediate, under no condition but its bounds; the
-    block has no condition and its initial value, which may be combined more than once, and nothing else touches its sums; each
-    tile loop chooses a part of one dimension of the copies, side by side and of equal sizes; what else the steps make is for their
-    own iteration.
+    S[e] += f((t(w) + p) * E + e, first + k)); (for e: if count: R[w, p, e] = S[e])` over the worker's steps of each tile, then the
+    fix-up `for i: (C[i] = 0); for r in range(count): C[i] += R[w, i // E - t(w), i % E]` over the workers w of tile i // E
+    Checks: the number of workers is positive. Tiles are the outermost loops of a perfect nest of serial loops. It holds the
+    serial loop over steps, then one block that copies the sums to an intermediate, under no condition but its bounds. The
+    reduction has no condition and an initial value that may be combined more than once; nothing else touches its sums. Each
+    tile loop selects equal, adjacent parts of one dimension of the copy. Other results of a step are read in the same step.
     """
     node, target = find_block(func, block), find_loop(func, steps)
     wanted = positive(func, f"stream_k({block!r})", workers, node)
@@ -144,14 +146,18 @@ def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, worke
 
 @dataclass(frozen=True, slots=True)
 class _DimTiling:
-    """How a dimension is cut: the loop that chooses its tile (None: each tile has all of it), and how many elements that has."""
+    """The tiling of a dimension.
+
+    loop: the loop that selects the tile; None if each tile has the whole dimension
+    size: elements of a tile
+    """
 
     loop: Var | None
     size: Expr
 
 
 def _write_back_block(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> Block:
-    """The block that stores the sums, in the nest that the primitive wants."""
+    """Return the block that stores the sums, in the nest that the primitive wants. Raises ScheduleError."""
     path = enclosing(func, node)
     nest = (*outer, target)
     whole = bool(outer) and path[: len(nest)] == nest and all(a.body is b for a, b in zip(outer, outer[1:]))
@@ -180,8 +186,11 @@ def _write_back_block(func: PrimFunc, node: Block, outer: Sequence[For], target:
 def _require_private_to_step(
     func: PrimFunc, node: Block, copy: Block, outer: For, target: For, tilings: Mapping[Var, _DimTiling]
 ) -> None:
-    """The sums of a tile are made and stored by one iteration of the innermost loop over tiles; what other blocks among its steps make is
-    read in the step that makes it, and nowhere else."""
+    """Check that the intermediates of a tile's steps are private to the tile, or to a step. Raises ScheduleError.
+
+    One iteration of the innermost tile loop makes and stores the sums of a tile. Results of other blocks among its steps are
+    read in the same step, and nowhere else.
+    """
     env = loop_env((*enclosing(func, outer), outer))
     for e, span in zip(_sums_read(copy).indices, _require_same_region(func, node, copy, outer), strict=True):
         cut = tilings[e] if isinstance(e, Var) else None
@@ -213,7 +222,7 @@ def _require_private_to_step(
 
 
 def _require_same_region(func: PrimFunc, node: Block, reader: Block, loop: For) -> list[WrittenRange]:
-    """What a reader reads in an iteration of a loop is what the block writes in that: where."""
+    """Return the ranges that the block writes in an iteration, and check that the reader reads only these. Raises ScheduleError."""
     path = enclosing(func, node)
     at = path.index(loop) + 1
     env = loop_env(path[:at])
@@ -223,14 +232,14 @@ def _require_same_region(func: PrimFunc, node: Block, reader: Block, loop: For) 
 
 
 def _sums_read(copy: Block) -> Load:
-    """The sums that are stored."""
+    """Return the load of the sums that the write-back block stores."""
     value = copy.body.value
     assert isinstance(value, Load)
     return value
 
 
 def _dim_tilings(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _DimTiling]:
-    """How the tiles cut the elements that are stored, by iterators."""
+    """Return the tiling of each dimension of the stored elements, by iterator. Raises ScheduleError."""
     inner = {p.var: p.extent for p in enclosing(func, copy)[len(outer) :]}
     chosen = {p.var: p for p in outer}
     found: dict[Var, _DimTiling] = {}
@@ -267,7 +276,10 @@ def _dim_tilings(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var,
 
 
 def _covers(tiles: Expr, extent: Expr) -> bool:
-    """Whether tiles are all of an extent; what only tunables say is a constraint of whoever split it so, without a condition."""
+    """Return whether the tiles cover an extent.
+
+    If only tunables decide, whoever split the loop without a condition has added a constraint.
+    """
     found = prove(le(extent, tiles))
     return found is Proof.YES or (
         found is Proof.UNKNOWN and all(isinstance(v, Tunable) for v in free_vars(tiles, extent))
@@ -276,25 +288,31 @@ def _covers(tiles: Expr, extent: Expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _TileBuffer:
-    """A buffer that holds what there is of a tile; where pieces follow each other in it: along a dimension, by so many elements."""
+    """A buffer for one tile, or for consecutive pieces along a dimension.
+
+    dim, size: the dimension in which pieces follow each other (None: one tile), and the elements of a piece
+    """
 
     buffer: Buffer
     dim: int | None
     size: Expr
 
     def at(self, where: Sequence[Expr], piece: Expr) -> tuple[Expr, ...]:
-        """The place of an element of the tile."""
+        """Return the indices of an element of the tile."""
         return tuple(e if d != self.dim else mul(piece, self.size) + e for d, e in enumerate(where))
 
 
 def _same_strides(a: Mapping[Var, Expr], b: Mapping[Var, Expr] | None) -> bool:
-    """Whether two expressions move alike with loops."""
+    """Return whether two expressions have provably equal strides."""
     return b is not None and a.keys() == b.keys() and all(prove_equal(a[v], b[v]) is Proof.YES for v in a)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """The function with initial values apart; copy: the block that stores sums; outer, target: the loops over tiles and their steps."""
+    """The rewrite of a function whose initial values are already separate.
+
+    copy: the write-back block; outer, target: the loops over tiles and steps; tilings: by iterator of `copy`
+    """
 
     func: PrimFunc
     copy: Block
@@ -304,6 +322,7 @@ class _Rewrite:
     work: WorkRanges
 
     def run(self, operation: str, first: Expr) -> PrimFunc:
+        """Return the function with the workers' nest and the fix-up nest."""
         func, work, names = self.func, self.work, list[str]()
 
         def name(wanted: str) -> str:
@@ -342,7 +361,7 @@ class _Rewrite:
         return replace(func, body=body, allocs=(*allocs, parts))
 
     def _tile_shape(self, access: Load) -> tuple[Expr, ...]:
-        """What a tile has of a buffer."""
+        """Return the extents of a tile of a buffer."""
         tilings = [self._tiling(e) for e in access.indices]
         return tuple(d if c.loop is None else c.size for c, d in zip(tilings, access.buffer.shape, strict=True))
 
@@ -351,7 +370,7 @@ class _Rewrite:
         return self.tilings[e]
 
     def _tile_indices(self, tile: Expr) -> dict[Var, Expr]:
-        """The tile loops' variables for the tile of a number, all within their extents."""
+        """Return the values of the tile loops' variables for a tile's number."""
         found: dict[Var, Expr] = {}
         for p in reversed(self.outer):
             found[p.var] = floormod(tile, p.extent)
@@ -359,15 +378,19 @@ class _Rewrite:
         return found
 
     def _outer_strides(self, e: Expr) -> Mapping[Var, Expr] | None:
-        """How an expression over loops moves with those over tiles and steps; None where that is no sum of multiples. A loop of one
-        iteration moves nothing, whether the expression has it or not."""
+        """Return the strides of an expression along the loops over tiles and steps; None if it is not linear in them.
+
+        Loops of one iteration are left out, whether or not the expression mentions them.
+        """
         parts = linear(e, [p.var for p in (*self.outer, self.target) if p.var in free_vars(e)])
         single = {p.var for p in (*self.outer, self.target) if as_int(p.extent) == 1}
         return None if parts is None else {v: times for v, times in parts[0].items() if v not in single}
 
     def _tile_buffer(self, b: Block) -> _TileBuffer | None:
-        """A buffer for what the block makes of single tiles and stretches, piece after piece along a dimension that steps do not cut; None
-        where not all that read it move like the block."""
+        """Return a buffer for the block's results of single tiles, piece after piece along an undivided dimension.
+
+        None unless all readers move like the block.
+        """
         made = b.body.buffer
         spots = [(r, x.indices) for r in readers(self.func, made) for x in block_loads(r) if x.buffer is made]
         cut: tuple[int, Expr] | None = None
@@ -388,7 +411,7 @@ class _Rewrite:
         return _TileBuffer(replace(made, shape=shape), d, each)
 
     def _step_extent(self, b: Block, bound: Expr) -> Expr | None:
-        """How much of a dimension one step of a tile has, from where loops over these say on; None where it begins elsewhere."""
+        """Return the extent that one step of a tile covers in a dimension; None unless it starts where the outer loops say."""
         rest = simplify(substitute(bound, {p.var: const(0) for p in (*self.outer, self.target)}))
         inner = {p.var: p.extent for p in enclosing(self.func, b) if p.var in free_vars(rest)}
         parts = linear(rest, tuple(inner))
@@ -397,8 +420,10 @@ class _Rewrite:
     def _block_of_tile(
         self, b: Block, kept: Mapping[Buffer, _TileBuffer], begin: Mapping[Var, Expr], piece: Var, step: Var
     ) -> Block:
-        """A block of a tile, with iterators that begin where that and its steps do; others say where that is. kept: buffers that hold
-        only what there is of these."""
+        """Rewrite a block of a tile: its iterators count from the start of the tile and its steps, which new iterators hold.
+
+        kept: buffers that are shrunk to a tile
+        """
         lead: dict[Var, IterVar] = {}
         values: dict[Var, Expr] = {}
         iters, bindings = list[IterVar](), list[Expr]()
@@ -438,7 +463,7 @@ class _Rewrite:
         )
 
     def _follows_from_reduction(self, b: Block, condition: Expr) -> bool:
-        """Whether a bound of a block is one of the reduction's, which has no condition."""
+        """Return whether a bound of a block is also a bound of the reduction, which has no condition."""
         node = next(x for x in blocks(self.target) if x.body.buffer is _sums_read(self.copy).buffer)
         for i, bound in zip(b.iters, b.bindings):
             if condition is lt(bound, i.extent):
@@ -454,7 +479,7 @@ class _Rewrite:
         return False
 
     def _dense_tiling(self, b: Block, bound: Expr) -> tuple[Var, Expr] | None:
-        """The loop that chooses a part of a binding, and the size of the parts, where they are side by side."""
+        """Return the loop that selects a part of a binding, and the parts' size; None unless the parts are adjacent."""
         chosen = self._outer_strides(bound)
         if chosen is None or len(chosen) != 1:
             return None
@@ -463,7 +488,10 @@ class _Rewrite:
         return (v, times) if size is not None and prove_equal(size, times) is Proof.YES else None
 
     def _partial_sums(self, copy: Block, small: Buffer, parts: Buffer, loops: tuple[Var, Var], count: Expr) -> Block:
-        """The sums of a piece for others to see: where there are steps, or of the first piece of a worker that has none."""
+        """Return the block that stores a piece's partial sums.
+
+        It runs where the piece has steps, and for the first piece of a worker without any.
+        """
         lead = tuple(IterVar(Var(f"v{v.name}"), x) for v, x in zip(loops, parts.shape))
         first: dict[Var, Expr] = {p.var: const(0) for p in self.outer}
         sizes = dict(zip(_sums_read(copy).indices, small.shape, strict=True))
@@ -476,7 +504,7 @@ class _Rewrite:
         )
 
     def _fixup_nest(self, name: Callable[[str], str], parts: Buffer, operation: str, first: Expr) -> Stmt:
-        """The elements, of what the workers that have steps of their tile left."""
+        """Return the nest that adds up the partial sums of the workers of each tile ("fix-up" in the paper)."""
         copy, work = self.copy, self.work
         old, block = copy.body.buffer, name(f"{copy.name}_sum")
         extents = {i.var: i.extent for i in copy.iters}
@@ -498,7 +526,7 @@ class _Rewrite:
         piece = tile(own) - work.tile_of(worker, const(0))
         inside = [v if self.tilings[u].loop is None else floormod(v, self.tilings[u].size) for u, v in zip(at, own)]
         value = op(operation, (load(old, own), load(parts, (worker, piece, *inside))), old.dtype)
-        # none where there are no steps, so that what is stored then is the initial value
+        # no workers without steps: the initial value is stored then
         most = minimum(work.workers, mul(work.total, work.workers))
         made: Stmt = Block(
             block,

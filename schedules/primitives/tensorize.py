@@ -1,4 +1,4 @@
-"""The primitive that puts an operation of the machine in place of a nest: tensorize."""
+"""The primitive that maps a nest to an instruction of the machine: tensorize."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from relax_tune.schedules.loop_tree import find_loop, replace_node, require_comp
 
 
 def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
-    """Mark a nest that computes what an intrinsic of `relax_tune.ir.hardware.intrinsics` means; code generation calls that
-    instead, where the whole tile is within the block's predicate.
+    """Mark a nest that computes the meaning of an intrinsic of `relax_tune.ir.hardware.intrinsics`.
+
+    Code generation calls the intrinsic where the whole tile is within the block's predicate.
 
     Before: `for i in range(4): for j in range(16): C[y + i, x + j] = C[y + i, x + j] + A[y + i, k] * B[k, x + j]`
     After: `for i in serial(4, intrinsic="outer_f32_4x16"): for j in serial(16, intrinsic=...): ...` with the same meaning
-    Checks: the nest that starts at `loop` is perfect, with the loops of the intrinsic's meaning: of the same extents (where the meaning
-    has a symbol, of any without shape symbols), serial or over the work-items of the same axes; its one block has no initial value
-    of its own; its value is the intrinsic's, of buffers of the same types, of which the written one is read as the accumulator
-    alone; each operand moves with the loops that the meaning says, the dense ones along adjacent elements.
+    Checks: the nest at `loop` is perfect, with the loops of the intrinsic's meaning: of the same extents (for a symbol, of any
+    without shape symbols), serial or over the work-items of the same axes. Its one block has no initial value. Its value is the
+    intrinsic's, of buffers of the same types; the written one is read as the accumulator alone. Each operand moves with the
+    loops of the meaning, the dense ones along adjacent elements.
     """
     wanted = INTRINSICS.get(intrinsic)
     if wanted is None:
@@ -62,7 +63,7 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
 
 
 def _alike(wanted: Sequence[For], nest: Sequence[For]) -> bool:
-    """Loops of the wanted extents; what runs to a symbol there may run to any number or tunable here."""
+    """Return whether the loops have the wanted kinds and extents; a symbolic extent matches any number or tunable."""
     return len(wanted) == len(nest) and all(
         (f.kind, f.axis) == (g.kind, g.axis)
         and (as_int(f.extent) == as_int(g.extent) if as_int(f.extent) else _is_known(g.extent))
