@@ -169,9 +169,9 @@ def _substitute(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
     swaps = {}
     for a in func.allocs:
         shape = tuple(substitute(d, mapping) for d in a.shape)
-        row = a.row and (substitute(a.row[0], mapping), a.row[1])
-        if shape != a.shape or row != a.row:
-            swaps[a] = replace(a, shape=shape, row=row)
+        row = a.row_alignment and (substitute(a.row_alignment[0], mapping), a.row_alignment[1])
+        if shape != a.shape or row != a.row_alignment:
+            swaps[a] = replace(a, shape=shape, row_alignment=row)
     return replace(func, body=replace_buffers(body, swaps), allocs=tuple(swaps.get(a, a) for a in func.allocs))
 
 

@@ -300,9 +300,9 @@ class _Encoder:
         self.emit(path, "new buffer", self.bind(b), b.dtype.short, b.scope, len(b.shape))
         for i, d in enumerate(b.shape):
             self.expr(d, f"{path}.shape[{i}]")
-        if b.row is not None:
-            self.emit(path, "row", b.row[1])
-            self.expr(b.row[0], f"{path}.row")
+        if b.row_alignment is not None:
+            self.emit(path, "row_alignment", b.row_alignment[1])
+            self.expr(b.row_alignment[0], f"{path}.row_alignment")
         if b.swizzle:
             self.emit(path, "swizzle", b.swizzle)
 

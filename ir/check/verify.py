@@ -89,18 +89,20 @@ class _Prim:
             if b not in f.input_buffers:
                 self.fail(f"constant {b.name} is not an input", b)
         for b in (*f.buffers, *f.allocs):
-            if b.row is not None:
-                factor = as_int(b.row[0])
-                if b.scope == "global" or b.row[1] < 0 or (1 if factor is None else factor) < 1:
+            if b.row_alignment is not None:
+                factor = as_int(b.row_alignment[0])
+                if b.scope == "global" or b.row_alignment[1] < 0 or (1 if factor is None else factor) < 1:
                     self.fail(
-                        f"buffer {b.name}: wanted rows of a local or shared buffer, by a positive factor, found {b.row}",
+                        f"buffer {b.name}: wanted rows of a local or shared buffer, by a positive factor, found {b.row_alignment}",
                         b,
                     )
-                self.scope((b.row[0],), set(), b, f"the rows of {b.name}")
-            if b.swizzle and (b.scope != "shared" or b.row != (const(b.swizzle), 0) or not may_swizzle(b, b.swizzle)):
+                self.scope((b.row_alignment[0],), set(), b, f"the rows of {b.name}")
+            if b.swizzle and (
+                b.scope != "shared" or b.row_alignment != (const(b.swizzle), 0) or not may_swizzle(b, b.swizzle)
+            ):
                 self.fail(
                     f"buffer {b.name}: wanted rows of whole vectors of 4 to 16 bytes in shared memory to swizzle, found "
-                    f"vectors of {b.swizzle} elements, rows {b.row}",
+                    f"vectors of {b.swizzle} elements, rows {b.row_alignment}",
                     b,
                 )
             for d in b.shape:

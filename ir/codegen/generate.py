@@ -10,18 +10,18 @@ from typing import Literal
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra
-from relax_tune.ir.codegen.lower.barriers import synchronise
-from relax_tune.ir.codegen.lower.grid_independence import verify_groups
-from relax_tune.ir.codegen.lower.hoist_divmod import bind_digits
+from relax_tune.ir.codegen.lower.barriers import insert_barriers
+from relax_tune.ir.codegen.lower.grid_independence import verify_grid_independence
+from relax_tune.ir.codegen.lower.hoist_divmod import hoist_divmod
 from relax_tune.ir.codegen.lower.index_width import Spans, fits
 from relax_tune.ir.codegen.lower.lowered import lower_blocks, note_ranges
 from relax_tune.ir.codegen.lower.registers import register_layouts
-from relax_tune.ir.codegen.lower.shrink_buffers import compact
+from relax_tune.ir.codegen.lower.shrink_buffers import shrink_buffers
 from relax_tune.ir.codegen.lower.tails import lower_tails
 from relax_tune.ir.codegen.lower.vectors import choose_vectors
-from relax_tune.ir.codegen.lower.warp_shuffles import hold_in_warps
+from relax_tune.ir.codegen.lower.warp_shuffles import lower_warp_buffers
 from relax_tune.ir.codegen.print.c import CPrelude, CPrinter
-from relax_tune.ir.codegen.print.cfamily import Printer
+from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter
 from relax_tune.ir.codegen.print.cuda import CUDAPrelude, CUDAPrinter
 from relax_tune.ir.codegen.print.opencl import OpenCLPrelude, OpenCLPrinter
 from relax_tune.ir.codegen.print.prelude import Prelude
@@ -47,7 +47,9 @@ from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 
 Language = Literal["c", "opencl", "cuda"]
 PRELUDES: Mapping[str, type[Prelude]] = MappingProxyType({"c": CPrelude, "opencl": OpenCLPrelude, "cuda": CUDAPrelude})
-PRINTERS: Mapping[str, type[Printer]] = MappingProxyType({"c": CPrinter, "opencl": OpenCLPrinter, "cuda": CUDAPrinter})
+PRINTERS: Mapping[str, type[CFamilyPrinter]] = MappingProxyType(
+    {"c": CPrinter, "opencl": OpenCLPrinter, "cuda": CUDAPrinter}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,18 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     body = lower_blocks(complete_empty_reductions(func.body))
     if target.grid:
         body = _one_index_per_axis(body)
-    body = bind_digits(body)
+    body = hoist_divmod(body)
     note_ranges(algebra, body)
     if target.grid:
-        verify_groups(body, algebra)
-    body = hold_in_warps(body, algebra, target.language == "cuda")
+        verify_grid_independence(body, algebra)
+    body = lower_warp_buffers(body, algebra, target.language == "cuda")
     body = lower_tails(body, algebra, lanes)
     note_ranges(algebra, body)
     body = choose_vectors(body, algebra, lanes)
-    body = compact(body, algebra, target.thread_kinds)
+    body = shrink_buffers(body, algebra, target.thread_kinds)
     _check_shared(func, target, body)
     if target.grid:
-        body = synchronise(body, algebra)
+        body = insert_barriers(body, algebra)
     layouts = register_layouts(body, algebra, lanes)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
     written = frozenset(m.buffer for m in walk(body) if isinstance(m, Store))

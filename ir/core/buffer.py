@@ -17,7 +17,7 @@ class Buffer:
 
     scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack). `warp`: as `shared`, of
     items of a warp that the last index numbers, so that it can be in their registers (`ir/codegen/lower/warp_shuffles`).
-    row: (factor, offset) of a local or shared one: once lowering has shrunk it, a row (the last dimension) takes up the next
+    row_alignment: (factor, offset) of a local or shared one: once lowering has shrunk it, a row (the last dimension) takes up the next
     multiple of `factor` elements and `offset` more. Meaning does not change.
     swizzle: elements of a vector of a shared one whose rows are whole vectors, if these go round in their row by the row's number
     (`ir/hardware/swizzle`). Meaning does not change.
@@ -27,7 +27,7 @@ class Buffer:
     shape: tuple[Expr, ...]
     dtype: DType
     scope: Scope = "global"
-    row: tuple[Expr, int] | None = None
+    row_alignment: tuple[Expr, int] | None = None
     swizzle: int = 0
 
     def __repr__(self) -> str:

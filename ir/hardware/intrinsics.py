@@ -28,64 +28,68 @@ Access = tuple[Buffer, tuple[Expr, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
-    """`text` is the meaning as a tensor function; its parameters are the operands, the written one last. Loops that run to a symbol
-    may have any constant extent.
+    """An operation of a machine that replaces a loop nest on tiles of constant size.
 
-    dense: the operands whose elements lie side by side along their last index. body: the C twin, in the subset of C that
-    OpenCL shares. It sees a pointer to the first element of each operand under its name in lower case, the stride of loop
-    variable `i` in operand A as `a_i`, but for those in the last index of a dense one, and each symbol as a constant; `@A` stands
-    for the address space of A. fast: per language a condition of the preprocessor and the body to use where it holds.
-    only: the language that has the operation, if others keep the loops. needs: helper functions the bodies call; pieces: other text
-    they call, by name, given the extents that the meaning leaves open; most: what these may be.
+    source: text of the tensor function that says what the operation computes (`semantics`). Its parameters are the operands, the
+        written one last. A loop whose extent is a symbol may have any constant extent.
+    dense: operands whose elements are contiguous along their last index.
+    body: C twin of the semantics, in the subset that OpenCL shares. It sees a pointer `a` to the first element of operand A, the
+        stride `a_i` of loop variable i in A (except in the last index of a dense operand), and each symbol as a constant. `@A` is
+        the address space of A.
+    fast: language -> (preprocessor condition, body to use where it holds).
+    language: the only language that has the operation; empty for all. Other languages keep the loops.
+    prelude_helpers: names of prelude functions that the bodies call.
+    helpers: extents of the open loops -> other text that the bodies call, by name.
+    max_extent: symbol -> largest extent.
+    warp_operands: operand in registers of the warp (scope `warp`) -> loop over the work-items that hold a part each.
+    fixed_strides: (operand, loop variable, factor, other variable). The variable's stride must be `factor` times the other's, or
+        `factor` elements if the other is empty. Rows are not swizzled.
+    proxy_fence: (call, helper) before the barrier that follows writes to shared memory which the async proxy reads (PTX ISA,
+        "Proxies" and `fence.proxy.async`).
 
-    An intrinsic whose meaning has loops over work-items is done by a whole warp at once, or by several (those loops are its items), from
-    operands in shared memory, where rows of eight elements begin at multiples of that; the written one is an item's own. Its body also
-    sees for each operand A of these `a_row`, the elements of the rows it lies in where they are swizzled and 0 elsewhere, and `a_at`,
-    an offset to be added to the pointer before the element is looked for there (`warp_products.PLACES`).
-    held: operands that the items of a warp have in registers instead (scope `warp`), with the loop that runs through the items which have
-    a part each.
-    placed: strides it takes for granted, of rows that are not swizzled, as (operand, loop variable, factor, variable): what so many steps
-    of the other variable move by, or as many elements. shown: where the machine reads shared memory by itself, what each item says
-    before the barrier that follows its writes, and the piece that has it.
+    Loops over work-items in the semantics make it an operation of a warp, or of several warps. Such an operation reads operands in
+    shared memory, where rows of eight elements are aligned; the written operand belongs to the work-item. For each operand A in
+    shared memory its body also sees `a_row`, the row length if rows are swizzled, else 0, and `a_at`, the offset to add before the
+    swizzle (`relax_tune.ir.hardware.mma.PLACES`).
     """
 
-    text: str
+    source: str
     dense: frozenset[str]
     body: str
     fast: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
-    only: str = ""
-    needs: tuple[str, ...] = ()
-    pieces: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda sizes: {}
-    most: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    held: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    placed: tuple[tuple[str, str, int, str], ...] = ()
-    shown: tuple[str, str] | None = None
+    language: str = ""
+    prelude_helpers: tuple[str, ...] = ()
+    helpers: Callable[[Mapping[str, int]], Mapping[str, str]] = lambda sizes: {}
+    max_extent: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    warp_operands: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fixed_strides: tuple[tuple[str, str, int, str], ...] = ()
+    proxy_fence: tuple[str, str] | None = None
 
     @property
     def of_warp(self) -> bool:
         return any(f.kind == "item" for f in self.loops)
 
     @property
-    def meaning(self) -> PrimFunc:
-        return _read(self.text)
+    def semantics(self) -> PrimFunc:
+        return _read(self.source)
 
     @property
     def name(self) -> str:
-        return self.meaning.name
+        return self.semantics.name
 
     @property
     def loops(self) -> tuple[For, ...]:
         """Those of the meaning, outermost first."""
-        meant = nest_of(self.meaning.body)
+        meant = nest_of(self.semantics.body)
         assert meant is not None
         return meant[0]
 
     def strides(self) -> Iterator[tuple[str, str]]:
         """(operand, loop variable) of every stride the body wants, in order."""
-        meant = nest_of(self.meaning.body)
+        meant = nest_of(self.semantics.body)
         assert meant is not None
         found = {b.name: where for b, where in accesses_of(meant[1])}
-        for b in self.meaning.buffers:
+        for b in self.semantics.buffers:
             where = found[b.name]
             yield from ((b.name, v.name) for v in free_vars(*(where[:-1] if b.name in self.dense else where)))
 
@@ -159,7 +163,7 @@ def _match(
             sizes[f.extent.name] = g.extent
         if (f.kind, f.axis) != (g.kind, g.axis) or as_int(f.extent) not in (None, as_int(g.extent)):
             return None
-    grown = nest_of(intrinsic.meaning.body)
+    grown = nest_of(intrinsic.semantics.body)
     assert grown is not None
     variables = {f.var: g.var for f, g in zip(meant, loops)}
     found: dict[str, Access] = {}
@@ -169,7 +173,7 @@ def _match(
         return None
     items = {g.var for g in loops if g.kind == "item"}
     for b, where in accesses_of(grown[1]):
-        parts = {g.var for f, g in zip(meant, loops) if intrinsic.held.get(b.name) == f.var.name}
+        parts = {g.var for f, g in zip(meant, loops) if intrinsic.warp_operands.get(b.name) == f.var.name}
         if not _moves(found[b.name], where, variables, loops, items | parts, b.name in intrinsic.dense):
             return None
     others = [buffer for name, (buffer, _) in found.items() if name != grown[1].buffer.name]
@@ -295,41 +299,41 @@ def _products() -> Iterator[tuple[str, Intrinsic]]:
             yield (
                 f"mma_{dtype}_{form}",
                 Intrinsic(
-                    mma.meaning(f"mma_{dtype}_{form}", *lies),
+                    mma.semantics(f"mma_{dtype}_{form}", *lies),
                     frozenset("ABC"),
-                    mma.alone(*lies),
-                    MappingProxyType({"cuda": (mma.CONDITION, mma.text(*lies))}),
-                    only="cuda",
-                    needs=(f"from_{dtype}",),
-                    pieces=mma.operations,
+                    mma.scalar_body(*lies),
+                    MappingProxyType({"cuda": (mma.CONDITION, mma.cuda_body(*lies))}),
+                    language="cuda",
+                    prelude_helpers=(f"from_{dtype}",),
+                    helpers=mma.helpers,
                 ),
             )
             yield (
                 f"wgmma_{dtype}_{form}",
                 Intrinsic(
-                    wgmma.meaning(f"wgmma_{dtype}_{form}", *lies),
+                    wgmma.semantics(f"wgmma_{dtype}_{form}", *lies),
                     frozenset("ABC"),
-                    wgmma.alone(*lies),
-                    MappingProxyType({"cuda": (wgmma.CONDITION, wgmma.text(*lies))}),
-                    only="cuda",
-                    needs=(f"from_{dtype}",),
-                    pieces=partial(wgmma.operations, dtype),
-                    most=MappingProxyType({"n": wgmma.MOST_TILES}),
-                    placed=wgmma.placed(*lies[1:]),
-                    shown=(wgmma.SHOWN, wgmma.SHOWING),
+                    wgmma.scalar_body(*lies),
+                    MappingProxyType({"cuda": (wgmma.CONDITION, wgmma.cuda_body(*lies))}),
+                    language="cuda",
+                    prelude_helpers=(f"from_{dtype}",),
+                    helpers=partial(wgmma.helpers, dtype),
+                    max_extent=MappingProxyType({"n": wgmma.MAX_TILES}),
+                    fixed_strides=wgmma.fixed_strides(*lies[1:]),
+                    proxy_fence=(wgmma.PROXY_FENCE_CALL, wgmma.PROXY_FENCE),
                 ),
             )
         yield (
             f"mma_{dtype}_on",
             Intrinsic(
-                mma.meaning_held(f"mma_{dtype}_on", dtype),
+                mma.warp_operand_semantics(f"mma_{dtype}_on", dtype),
                 frozenset("BC"),
-                mma.alone_held(dtype),
-                MappingProxyType({"cuda": (mma.CONDITION, mma.text_held(dtype))}),
-                only="cuda",
-                needs=(f"from_{dtype}",),
-                pieces=mma.operations,
-                held=MappingProxyType({"A": "u"}),
+                mma.warp_operand_scalar_body(dtype),
+                MappingProxyType({"cuda": (mma.CONDITION, mma.warp_operand_cuda_body(dtype))}),
+                language="cuda",
+                prelude_helpers=(f"from_{dtype}",),
+                helpers=mma.helpers,
+                warp_operands=MappingProxyType({"A": "u"}),
             ),
         )
 

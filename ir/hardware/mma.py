@@ -17,7 +17,7 @@ CONDITION = "defined(RT_WARPS) || __CUDA_ARCH__ >= 800"
 ROW = 8
 
 
-def meaning(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
+def semantics(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
     """C += A B for m by n tiles. A lies in rows of steps, turned in steps of rows; B in steps of columns, turned in columns of steps."""
     a = ("(16, m, 2, 8)", "vk, vm, vr, vy") if a_turned else ("(m, 2, 8, 16)", "vm, vr, vy, vk")
     b = ("(n, 4, 2, 16)", "vn, vx, vc, vk") if b_turned else ("(16, n, 8)", "vk, vn, vx * 2 + vc")
@@ -38,7 +38,7 @@ def {name}(A: Buffer({a[0]}, {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m,
 """
 
 
-def meaning_held(name: str, dtype: str) -> str:
+def warp_operand_semantics(name: str, dtype: str) -> str:
     """C += A B of an A that the items hold as they hold sums: by tiles of eight steps, of which item `u` of a row's four has two. B lies
     in steps of columns."""
     sums, rows, columns = (
@@ -66,7 +66,7 @@ def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}
 """
 
 
-def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
     """The body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
     if a_turned:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
         a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
@@ -80,7 +80,7 @@ def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
 {_columns(dtype, b_turned, "b_k")}"""
 
 
-def text_held(dtype: str) -> str:
+def warp_operand_cuda_body(dtype: str) -> str:
     """The body for CUDA where the items have the rows in registers, as the machine wants them: pairs of steps, rows 0-7 and 8-15 of
     steps 0-7, then of steps 8-15."""
     return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
@@ -116,7 +116,7 @@ def _columns(dtype: str, b_turned: bool, step: str) -> str:
   }}"""
 
 
-def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def scalar_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
     """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
     a = "k * a_k + i * a_i + r * a_r + y" if a_turned else "i * a_i + r * a_r + y * a_y + k"
     b = "j * b_j + x * b_x + q * b_c + k" if b_turned else "k * b_k + j * b_j + x * 2 + q"
@@ -134,7 +134,7 @@ def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
               rt_from_{dtype}_f32(a[rt_place<a_row>(a_at, {a})]) * rt_from_{dtype}_f32(b[rt_place<b_row>(b_at, {b})]);"""
 
 
-def alone_held(dtype: str) -> str:
+def warp_operand_scalar_body(dtype: str) -> str:
     """The body for CUDA where there is no such machine: items show each other what they hold."""
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
 #pragma unroll
@@ -153,7 +153,7 @@ def alone_held(dtype: str) -> str:
       }}"""
 
 
-def _grow(dtype: str) -> str:
+def _mma_function(dtype: str) -> str:
     return f"""static __device__ __forceinline__ void rt_grow_{dtype}(float *c, i64 r, const unsigned *a, const unsigned *b) {{
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
     "{{%0, %1, %2, %3}};"
@@ -180,9 +180,9 @@ template <int count, bool turned> static __device__ __forceinline__ void rt_matr
   else if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
     : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory");
   else asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory"); }
-""" + "\n".join([*map(_grow, ("f16", "bf16")), "#endif"])
+""" + "\n".join([*map(_mma_function, ("f16", "bf16")), "#endif"])
 
 
-def operations(sizes: Mapping[str, int]) -> Mapping[str, str]:
+def helpers(sizes: Mapping[str, int]) -> Mapping[str, str]:
     """The pieces of a prelude that the text calls."""
     return {"swizzled_places": PLACES, "warp_operations": OPERATIONS}

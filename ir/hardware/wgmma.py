@@ -6,7 +6,7 @@ rows; what each warp and item has of the result is as in `relax_tune.ir.hardware
 machine reads both operands from shared memory by itself, asynchronously, in matrices of eight rows of eight elements that lie side by
 side, and is told by a descriptor where the first of these is, how far the next one along the steps, and how far the next one along rows
 (or columns): PTX ISA, "Matrix Descriptor Format" and "Strides", without swizzling. Every item whose ordinary writes, copies among them, it
-is to see puts a fence between these and the barrier (`SHOWN`).
+is to see puts a fence between these and the barrier (`PROXY_FENCE_CALL`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ROWS, COLUMNS, STEPS = 64, 8, 16
 # Elements of a row of such a matrix, and its rows.
 CORE = 8
 # Tiles of eight columns that one instruction may have.
-MOST_TILES = 32
+MAX_TILES = 32
 # Where there are such products.
 CONDITION = "defined(RT_WARPS) || defined(__CUDA_ARCH_FEAT_SM90_ALL)"
-SHOWN = "rt_shown();"
+PROXY_FENCE_CALL = "rt_shown();"
 
 
-def meaning(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
+def semantics(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
     """C += A B for m by n tiles and s times as many steps. A lies in rows of steps, turned in steps of rows; B in steps of columns, turned
     in columns of steps."""
     a = "vm, vz, vr, vt, vh, " + ("vk, vy" if a_turned else "vy, vk")
@@ -53,14 +53,14 @@ def {name}(A: Buffer((m, 4, 2, s, 2, 8, 8), {dtype}), B: Buffer({b[0]}, {dtype})
 """
 
 
-def placed(a_turned: bool, b_turned: bool) -> tuple[tuple[str, str, int, str], ...]:
+def fixed_strides(a_turned: bool, b_turned: bool) -> tuple[tuple[str, str, int, str], ...]:
     """How operands must lie, as (operand, loop variable, factor, other variable): a step of the variable moves by as much as so many of the
     other, or by so many elements."""
     b = (("B", "x", 2 * CORE, ""), ("B", "c", CORE, "")) if b_turned else (("B", "k", CORE, ""),)
     return ("A", "k" if a_turned else "y", CORE, ""), ("A", "z", 2, "r"), *b
 
 
-def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
     """The body for CUDA. Nothing may touch the sums from the first product to the wait, so they are held before and after."""
     return f"""  const unsigned long long left = rt_described(a, a_h, a_r), right = rt_described(b, b_h, b_j);
   typedef rt_multiply_{dtype}<n, {int(a_turned)}, {int(not b_turned)}> product;
@@ -76,7 +76,7 @@ def text(dtype: str, a_turned: bool, b_turned: bool) -> str:
   for (int i = 0; i < m; i++) rt_held<n>(c + i * c_i, c_r, c_j);"""
 
 
-def alone(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def scalar_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
     """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
     a = "k * a_k + y" if a_turned else "y * a_y + k"
     b = "x * b_x + q * b_c + k" if b_turned else "k * b_k + x * 2 + q"
@@ -116,14 +116,14 @@ static __device__ __forceinline__ void rt_end_products() {{
 #endif"""
 
 # What ordinary writes of an item left in shared memory is there for the machine too.
-SHOWING = """#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+PROXY_FENCE = """#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 static __device__ __forceinline__ void rt_shown() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #elif !defined(RT_WARPS)
 static __device__ __forceinline__ void rt_shown() {}
 #endif"""
 
 
-def operations(dtype: str, sizes: Mapping[str, int]) -> Mapping[str, str]:
+def helpers(dtype: str, sizes: Mapping[str, int]) -> Mapping[str, str]:
     """The pieces of a prelude that the text calls; one product of a tile of rows has as many operands as it has sums."""
     n = sizes["n"]
     sums = ", ".join(f"%{k}" for k in range(4 * n))

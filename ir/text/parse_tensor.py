@@ -262,9 +262,9 @@ class Reader:
         kind, args, options = self.call(node, kinds)
         if len(args) != 2:
             raise self.error(node, f"wanted {kind}(dims, dtype), found {len(args)} arguments")
-        self.only(options, ("scope", "row", "swizzle"))
+        self.only(options, ("scope", "row_alignment", "swizzle"))
         scope = self.choice(options["scope"], get_args(Scope), "a scope") if "scope" in options else "global"
-        row = self.row(options["row"]) if "row" in options else None
+        row = self.row(options["row_alignment"]) if "row_alignment" in options else None
         turned = self.integer(options["swizzle"], "elements of a vector") if "swizzle" in options else 0
         return kind, Buffer(name, self.dims(args[0]), self.dtype(args[1]), cast(Scope, scope), row, turned)
 

@@ -139,7 +139,11 @@ class TensorPrinter:
 
     def buffer_call(self, kind: str, b: Buffer) -> str:
         scope = f", scope={quote(b.scope)}" if kind == "alloc" or b.scope != "global" else ""
-        row = "" if b.row is None else f", row=({self.expr(b.row[0])}, {b.row[1]})"
+        row = (
+            ""
+            if b.row_alignment is None
+            else f", row_alignment=({self.expr(b.row_alignment[0])}, {b.row_alignment[1]})"
+        )
         turned = f", swizzle={b.swizzle}" if b.swizzle else ""
         return f"{kind}({self.dims(b.shape)}, {b.dtype}{scope}{row}{turned})"
 

@@ -88,8 +88,8 @@ def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ..
         return ()
     depth = _declaration_depth(func, buffer, found)
     shape = [_touched_extent(buffer, d, found, depth) for d in range(len(buffer.shape))]
-    if buffer.row is not None and len(shape) > 1:
-        factor, offset = buffer.row
+    if buffer.row_alignment is not None and len(shape) > 1:
+        factor, offset = buffer.row_alignment
         shape[-1] = mul(ceildiv(shape[-1], factor), factor) + offset
     return tuple(map(simplify, shape)) or (const(1),)
 

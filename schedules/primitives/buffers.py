@@ -136,7 +136,7 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
         require_thread_private(func, old)
     if scope != "global":
         require_compute_block(func, "set_scope", *writers(func, old))
-    if old.row is not None and (scope == "global" or (old.swizzle and scope != old.scope)):
+    if old.row_alignment is not None and (scope == "global" or (old.swizzle and scope != old.scope)):
         raise ScheduleError(
             f"{func.name}: set_scope wants {buffer!r} before storage_align or swizzle; its rows are those of {old.scope} memory"
         )

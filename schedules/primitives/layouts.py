@@ -167,7 +167,7 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
 
     Before: `B: (I, J)`
     After, with factor 32 and offset 1: `B: (I, ceil(J / 32) * 32 + 1)`. A local or shared buffer keeps its shape, and its rows
-    grow after lowering has shrunk it: `alloc((I, J), f32, scope="shared", row=(32, 1))`
+    grow after lowering has shrunk it: `alloc((I, J), f32, scope="shared", row_alignment=(32, 1))`
     Checks: an intermediate of two or more dimensions; `factor` is positive, `offset` is not negative. A factor with shape
     symbols is for global memory.
     """
@@ -191,7 +191,7 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
             f"{func.name}: storage_align({buffer!r}) wants a factor without shape symbols for {old.scope} memory, found {f!r}"
         )
     else:
-        new = replace(old, row=(f, offset))
+        new = replace(old, row_alignment=(f, offset))
     return swap_alloc(func, old, new)
 
 
@@ -201,7 +201,7 @@ def swizzle(func: PrimFunc, buffer: str, vector: int) -> PrimFunc:
     See `relax_tune.ir.hardware.swizzle`. vector: elements of a vector.
 
     Before: `B = alloc((I, J), f16, scope="shared")`
-    After, with vector 8: `B = alloc((I, J), f16, scope="shared", row=(8, 0), swizzle=8)`. Rows are whole vectors after lowering
+    After, with vector 8: `B = alloc((I, J), f16, scope="shared", row_alignment=(8, 0), swizzle=8)`. Rows are whole vectors after lowering
     has shrunk it. Vector c of row r is stored as vector `(c + r % 8) % vectors`, for rows of eight vectors or more.
     Checks: a shared intermediate of two or more dimensions; a vector has 4, 8 or 16 bytes; the rows are not aligned otherwise.
     """
@@ -215,8 +215,8 @@ def swizzle(func: PrimFunc, buffer: str, vector: int) -> PrimFunc:
             f"{func.name}: swizzle({buffer!r}) wants vectors of {', '.join(map(str, ACCESS_BYTES))} bytes, found {vector!r} "
             f"elements of {old.dtype}"
         )
-    if old.row is not None:
+    if old.row_alignment is not None:
         raise ScheduleError(
-            f"{func.name}: swizzle wants rows of {buffer!r} that are not aligned already, found {old.row}"
+            f"{func.name}: swizzle wants rows of {buffer!r} that are not aligned already, found {old.row_alignment}"
         )
-    return swap_alloc(func, old, replace(old, row=(const(vector), 0), swizzle=vector))
+    return swap_alloc(func, old, replace(old, row_alignment=(const(vector), 0), swizzle=vector))

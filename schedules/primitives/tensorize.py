@@ -56,7 +56,7 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     found = nest_of(replace_node(node, body, replace(body, predicate=TRUE)))
     if found is None or match(wanted, nest, found[1]) is None:
         raise ScheduleError(
-            f"{func.name}: block {body.name!r} does not compute what {intrinsic} means:\n{print_text(wanted.meaning)}"
+            f"{func.name}: block {body.name!r} does not compute what {intrinsic} means:\n{print_text(wanted.semantics)}"
         )
     marked = rewrite(node, lambda n: n.marked(intrinsic=intrinsic) if isinstance(n, For) else n)
     return with_body(func, replace_node(func.body, node, marked))

@@ -1,8 +1,9 @@
-"""Asynchronous copies into shared memory, and rings that are filled some iterations ahead: what is on its way when, and who waits.
+"""Place the commits and waits of asynchronous copies; keep pipelined loops to one barrier an iteration.
 
-A ring is a shared buffer with a dimension of S slots, which a loop fills at slot (k + d) % S and reads at slot k % S: the two are never
-the same, so that items need to meet only once in an iteration, before both. Where the copies are asynchronous each item has those of
-d - 1 iterations on their way by then, and waits for the others. All other asynchronous copies are waited for at once.
+A circular buffer is a shared buffer with a dimension of S slots. A loop fills slot (k + d) % S and reads slot k % S. The two slots
+always differ, so that one barrier an iteration, before both, is enough. With asynchronous copies each work-item then has the commit
+groups of d - 1 iterations in flight and waits for the older ones. All other asynchronous copies are waited for at once.
+PTX ISA, "Asynchronous copy: non-bulk copies" (`cp.async`, commit groups).
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from relax_tune.ir.core.stmt import AsyncFence, Barrier, Declare, For, If, Seq, 
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """A buffer whose dimension `dim` a loop goes round: it reads at the slot of its variable and `at`, and fills `ahead` further on."""
+class CircularBuffer:
+    """A shared buffer that a loop fills some iterations before it reads.
+
+    dim: dimension of the slots.
+    read_at: offset of the slot that is read from the loop's variable.
+    distance: iterations between the fill of a slot and its read.
+    """
 
     dim: int
-    at: Poly
-    ahead: int
+    read_at: Poly
+    distance: int
 
 
-def rings_of(f: For, algebra: Algebra) -> Mapping[Buffer, Ring]:
-    """The rings of a loop around statements one after the other."""
+def circular_buffers(f: For, algebra: Algebra) -> Mapping[Buffer, CircularBuffer]:
+    """Return the circular buffers of a serial loop around a sequence of statements."""
     if f.kind != "serial" or not isinstance(_undeclared(f.body), Seq):
         return {}
     uses: dict[Buffer, list[tuple[tuple[Expr, ...], bool]]] = {}
@@ -35,12 +41,12 @@ def rings_of(f: For, algebra: Algebra) -> Mapping[Buffer, Ring]:
             uses.setdefault(b, []).append((indices, written))
     stored = [m.buffer for m in walk(f.body) if isinstance(m, Store)]
     inner = {m.var for m in walk(f.body) if isinstance(m, For)}
-    found: dict[Buffer, Ring] = {}
+    found: dict[Buffer, CircularBuffer] = {}
     for b, places in uses.items():
         for dim, size in enumerate(b.shape):
-            ring = _ring(dim, as_int(size) or 0, [(i[dim], w) for i, w in places], f.var, inner, algebra)
-            if ring is not None and stored.count(b) == 1:
-                found[b] = ring
+            slots = _circular_buffer(dim, as_int(size) or 0, [(i[dim], w) for i, w in places], f.var, inner, algebra)
+            if slots is not None and stored.count(b) == 1:
+                found[b] = slots
                 break
     return found
 
@@ -56,9 +62,9 @@ def _with_undeclared(n: Stmt, new: Stmt) -> Stmt:
     return replace(n, body=_with_undeclared(n.body, new)) if isinstance(n, Declare) else new
 
 
-def _ring(
+def _circular_buffer(
     dim: int, size: int, uses: Iterable[tuple[Expr, bool]], var: Var, inner: set[Var], algebra: Algebra
-) -> Ring | None:
+) -> CircularBuffer | None:
     places: dict[bool, Poly] = {}
     for e, written in uses:
         at = _slot(e, size, algebra)
@@ -70,7 +76,7 @@ def _ring(
     if len(places) != 2:
         return None
     ahead = as_constant(plus(places[True], places[False], -1))
-    return Ring(dim, places[False], ahead) if ahead is not None and 0 < ahead < size else None
+    return CircularBuffer(dim, places[False], ahead) if ahead is not None and 0 < ahead < size else None
 
 
 def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
@@ -83,83 +89,98 @@ def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
     return p if low is not None and high is not None and 0 <= low <= high < size else None
 
 
-def filled_late(n: Stmt) -> frozenset[Buffer]:
+def async_filled(n: Stmt) -> frozenset[Buffer]:
     """The buffers that are filled by asynchronous copies at or below a node."""
     late = (m for m in walk(n) if isinstance(m, For) and m.marks.async_copy)
     return frozenset(s.buffer for m in late for s in walk(m) if isinstance(s, Store))
 
 
-def in_turn(f: For, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], algebra: Algebra) -> Stmt:
+def pipelined_loop(
+    f: For, circular: Mapping[Buffer, CircularBuffer], scopes: frozenset[Scope], algebra: Algebra
+) -> Stmt:
     """A loop that goes round, with a lot of copies in each iteration, a wait at its start for those it reads, and there the barrier for
     these scopes."""
     steps = _undeclared(f.body)
     assert isinstance(steps, Seq)
-    late = filled_late(steps) & rings.keys()
+    late = async_filled(steps) & circular.keys()
     barrier = (Barrier(scopes),) if scopes else ()
     if not late:
-        return replace(f, body=_with_undeclared(f.body, seq(*barrier, settle(steps, {}, algebra))))
+        return replace(f, body=_with_undeclared(f.body, seq(*barrier, insert_waits(steps, {}, algebra))))
     parts: list[Stmt] = []
     last = 0
     for c in steps.stmts:
-        filled = filled_late(c)
-        parts.append(c if filled <= late else settle(c, {}, algebra))
+        filled = async_filled(c)
+        parts.append(c if filled <= late else insert_waits(c, {}, algebra))
         last = len(parts) if filled & late else last
     parts.insert(last, AsyncFence())
-    pending = min(rings[b].ahead for b in late) - 1
+    pending = min(circular[b].distance for b in late) - 1
     body = _with_undeclared(f.body, seq(AsyncFence(pending), *barrier, *parts))
     return seq(replace(f, body=body), AsyncFence(0))
 
 
-def settle(n: Stmt, rings: Mapping[Buffer, Ring], algebra: Algebra, around: tuple[For, ...] = ()) -> Stmt:
+def insert_waits(
+    n: Stmt, circular: Mapping[Buffer, CircularBuffer], algebra: Algebra, around: tuple[For, ...] = ()
+) -> Stmt:
     """All asynchronous copies but those of loops that go round: one that fills slots before such a loop is a lot in each iteration around
     it, all others are waited for."""
-    if not filled_late(n) or (isinstance(n, Seq) and isinstance(n.stmts[0], AsyncFence)):
+    if not async_filled(n) or (isinstance(n, Seq) and isinstance(n.stmts[0], AsyncFence)):
         return n
     if isinstance(n, Seq):
         parts: list[Stmt] = []
         for at, c in enumerate(n.stmts):
-            if not _is_stage(c):
-                parts.append(settle(c, rings, algebra, around))
+            if not _is_copy_stage(c):
+                parts.append(insert_waits(c, circular, algebra, around))
                 continue
             parts.append(c)
-            fence = _fence(c, rings, algebra, around)
+            fence = _fence_after(c, circular, algebra, around)
             again = n.stmts[at + 1] if at + 1 < len(n.stmts) else None
-            if again is None or not _is_stage(again) or _fence(again, rings, algebra, around).pending != fence.pending:
+            if (
+                again is None
+                or not _is_copy_stage(again)
+                or _fence_after(again, circular, algebra, around).pending != fence.pending
+            ):
                 parts.append(fence)
         return seq(*parts)
-    if _is_stage(n):
-        return seq(n, _fence(n, rings, algebra, around))
+    if _is_copy_stage(n):
+        return seq(n, _fence_after(n, circular, algebra, around))
     if isinstance(n, For) and n.kind == "serial":
         around = (*around, n)
-    return n.with_children(tuple(settle(c, rings, algebra, around) for c in n.children))
+    return n.with_children(tuple(insert_waits(c, circular, algebra, around) for c in n.children))
 
 
-def _is_stage(n: Stmt) -> bool:
+def _is_copy_stage(n: Stmt) -> bool:
     """Whether a node is copies that all items make, or none, without waiting."""
-    if isinstance(n, Seq) or not filled_late(n) or any(isinstance(m, (Barrier, AsyncFence)) for m in walk(n)):
+    if isinstance(n, Seq) or not async_filled(n) or any(isinstance(m, (Barrier, AsyncFence)) for m in walk(n)):
         return False
     return isinstance(n, If) or (isinstance(n, For) and (n.kind == "item" or n.marks.async_copy))
 
 
-def _fence(stage: Stmt, rings: Mapping[Buffer, Ring], algebra: Algebra, around: Sequence[For]) -> AsyncFence:
+def _fence_after(
+    stage: Stmt, circular: Mapping[Buffer, CircularBuffer], algebra: Algebra, around: Sequence[For]
+) -> AsyncFence:
     inner = {m.var for m in walk(stage) if isinstance(m, For)}
     for b, indices, written in accesses(stage):
-        if written and not (b in rings and _fills(rings[b], b, indices, inner, algebra, around)):
+        if written and not (b in circular and _fills_slots(circular[b], b, indices, inner, algebra, around)):
             return AsyncFence(0)
     return AsyncFence()
 
 
-def _fills(
-    ring: Ring, b: Buffer, indices: tuple[Expr, ...], inner: set[Var], algebra: Algebra, around: Sequence[For]
+def _fills_slots(
+    slots: CircularBuffer,
+    b: Buffer,
+    indices: tuple[Expr, ...],
+    inner: set[Var],
+    algebra: Algebra,
+    around: Sequence[For],
 ) -> bool:
     """Whether a statement fills one slot of a ring, and the loop around it the next ones, so many that enough lots have followed the first
     by the time that it is read."""
-    at = _slot(indices[ring.dim], as_int(b.shape[ring.dim]) or 0, algebra)
+    at = _slot(indices[slots.dim], as_int(b.shape[slots.dim]) or 0, algebra)
     if at is None:
         return False
     loop = next((f for f in reversed(around) if at.get((f.var,)) == 1), None)
-    first = plus(at, ring.at, -1) if loop is None else plus(plus(at, {(loop.var,): 1}, -1), ring.at, -1)
+    first = plus(at, slots.read_at, -1) if loop is None else plus(plus(at, {(loop.var,): 1}, -1), slots.read_at, -1)
     lots, start = 1 if loop is None else as_int(loop.extent), as_constant(first)
     if lots is None or start is None or algebra.depends(at, inner):
         return False
-    return start >= 0 and start + lots >= ring.ahead
+    return start >= 0 and start + lots >= slots.distance

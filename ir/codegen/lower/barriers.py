@@ -14,7 +14,7 @@ from itertools import groupby
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly
-from relax_tune.ir.codegen.lower.async_copies import Ring, in_turn, rings_of, settle
+from relax_tune.ir.codegen.lower.async_copies import CircularBuffer, circular_buffers, insert_waits, pipelined_loop
 from relax_tune.ir.codegen.print.intrinsic_calls import require_shared
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.expr import Expr, Var, and_, as_int, const, loads, lt, not_
@@ -38,7 +38,7 @@ from relax_tune.ir.core.stmt import (
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
 
 
-def synchronise(n: Stmt, algebra: Algebra) -> Stmt:
+def insert_barriers(n: Stmt, algebra: Algebra) -> Stmt:
     """Put barriers into a kernel whose group and item loops are the indices of its launch.
 
     Raises:
@@ -51,39 +51,41 @@ def synchronise(n: Stmt, algebra: Algebra) -> Stmt:
             sizes[m.axis] = max(sizes.get(m.axis, 1), _size(m, algebra))
     axes = frozenset(a for a, size in sizes.items() if size > 1)
     if not axes:
-        return settle(n, {}, algebra)
+        return insert_waits(n, {}, algebra)
     for axis in sorted(axes):
-        n = _alone(n, next(m for m in walk(n) if isinstance(m, For) and (m.kind, m.axis) == ("item", axis)))
-    placer = _Placer(axes, algebra)
-    placed, _ = placer.place(n, NOTHING_YET, Within())
-    placed = _even(settle(placed, placer.rings, algebra), sizes, algebra)
-    return whole_warps(_Inwards(placed, algebra).move(placed, ()), algebra)
+        n = _guard_single_thread(
+            n, next(m for m in walk(n) if isinstance(m, For) and (m.kind, m.axis) == ("item", axis))
+        )
+    placer = _BarrierPlacement(axes, algebra)
+    placed, _ = placer.place(n, NO_ACCESSES, ThreadContext())
+    placed = _pad_thread_loops(insert_waits(placed, placer.circular, algebra), sizes, algebra)
+    return drop_divergent_intrinsics(_SinkConditions(placed, algebra).move(placed, ()), algebra)
 
 
 def _size(m: For, algebra: Algebra) -> int:
     return as_int(algebra.expr(algebra.static(m.extent))) or 0
 
 
-def _alone(n: Stmt, item: For) -> Stmt:
+def _guard_single_thread(n: Stmt, item: For) -> Stmt:
     """What no loop over the item's axis is around is done by its first item, but for what each keeps to itself."""
-    if _is_alone(n, item):
+    if _needs_guard(n, item):
         return For(item.var, const(1), n, "item", item.axis)
     if isinstance(n, For) and (n.kind, n.axis) == ("item", item.axis):
         return n
     if isinstance(n, Seq):
-        runs = groupby(n.stmts, lambda c: _is_alone(c, item))
-        return seq(*(_alone(c, item) for one, run in runs for c in ((seq(*run),) if one else run)))
-    return n.with_children(tuple(_alone(c, item) for c in n.children))
+        runs = groupby(n.stmts, lambda c: _needs_guard(c, item))
+        return seq(*(_guard_single_thread(c, item) for one, run in runs for c in ((seq(*run),) if one else run)))
+    return n.with_children(tuple(_guard_single_thread(c, item) for c in n.children))
 
 
-def _is_alone(n: Stmt, item: For) -> bool:
+def _needs_guard(n: Stmt, item: For) -> bool:
     below = list(walk(n))
     if any(isinstance(m, For) and (m.kind == "group" or (m.kind, m.axis) == ("item", item.axis)) for m in below):
         return False
     return {m.buffer.scope == "local" for m in below if isinstance(m, Store)} == {False}
 
 
-def _even(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
+def _pad_thread_loops(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
     """Item loops over one axis of one extent, which items beyond their own skip the body of."""
 
     def visit(m: Stmt) -> Stmt:
@@ -95,47 +97,52 @@ def _even(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class SharedAccesses:
     """Buffers that items share, read and written since the last barrier."""
 
     read: frozenset[Buffer]
     written: frozenset[Buffer]
 
-    def __or__(self, other: Uses) -> Uses:
-        return Uses(self.read | other.read, self.written | other.written)
+    def __or__(self, other: SharedAccesses) -> SharedAccesses:
+        return SharedAccesses(self.read | other.read, self.written | other.written)
 
-    def without(self, scopes: Iterable[Scope]) -> Uses:
+    def without(self, scopes: Iterable[Scope]) -> SharedAccesses:
         gone = frozenset(scopes)
         kept = (frozenset(b for b in found if b.scope not in gone) for found in (self.read, self.written))
-        return Uses(*kept)
+        return SharedAccesses(*kept)
 
 
-NOTHING_YET = Uses(frozenset(), frozenset())
+NO_ACCESSES = SharedAccesses(frozenset(), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
-    """The axes that loops over items around a place are of, those that only one item of passes there, the shared buffers of which
-    each item below has elements of its own, the axes of which the first item alone touches one of these, and the buffers that
-    the loop around goes round, where items meet once in an iteration."""
+class ThreadContext:
+    """What is known about the threads that reach a statement.
+
+    spread: axes with an enclosing thread loop of several iterations.
+    first_only: axes on which only thread 0 reaches the statement.
+    own: shared buffers partitioned among the threads of the enclosing loop.
+    single: (buffer, axis) for each buffer of `own` that only thread 0 of the axis touches.
+    circular: circular buffers of the enclosing pipelined loop, synchronised once an iteration.
+    """
 
     spread: frozenset[int] = frozenset()
-    alone: frozenset[int] = frozenset()
+    first_only: frozenset[int] = frozenset()
     own: frozenset[Buffer] = frozenset()
     single: frozenset[tuple[Buffer, int]] = frozenset()
-    rings: frozenset[Buffer] = frozenset()
+    circular: frozenset[Buffer] = frozenset()
 
 
-class _Placer:
+class _BarrierPlacement:
     """axes: those that more than one item is on."""
 
     def __init__(self, axes: frozenset[int], algebra: Algebra) -> None:
         self.axes = axes
         self.algebra = algebra
-        self.rings: dict[Buffer, Ring] = {}
-        self._uses: dict[int, tuple[Stmt, Uses]] = {}
+        self.circular: dict[Buffer, CircularBuffer] = {}
+        self._uses: dict[int, tuple[Stmt, SharedAccesses]] = {}
 
-    def uses(self, n: Stmt) -> Uses:
+    def uses(self, n: Stmt) -> SharedAccesses:
         """Everything that is touched below a node."""
         found = self._uses.get(id(n))
         if found is None:
@@ -143,33 +150,33 @@ class _Placer:
             for b, _indices, is_store in accesses(n):
                 if b.scope != "local":
                     (written if is_store else read).add(b)
-            found = self._uses[id(n)] = n, Uses(frozenset(read), frozenset(written))
+            found = self._uses[id(n)] = n, SharedAccesses(frozenset(read), frozenset(written))
         return found[1]
 
-    def place(self, n: Stmt, before: Uses, bound: Within) -> tuple[Stmt, Uses]:
+    def place(self, n: Stmt, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
         """The node after what was touched before it, and what has been touched since the last barrier after it."""
         now = self.uses(n)
         apart = (before.written & (now.read | now.written)) | (before.read & now.written)
         scopes = self._scopes(apart, bound)
-        rings = rings_of(n, self.algebra) if isinstance(n, For) else {}
-        if isinstance(n, For) and rings:
-            return self._round(n, rings, scopes, before, bound)
+        circular = circular_buffers(n, self.algebra) if isinstance(n, For) else {}
+        if isinstance(n, For) and circular:
+            return self._pipelined(n, circular, scopes, before, bound)
         if not scopes:
             return self._inside(n, before, bound)
         new, after = self._inside(n, before.without(scopes), bound)
         return seq(Barrier(scopes), new), after
 
-    def _scopes(self, apart: Iterable[Buffer], bound: Within) -> frozenset[Scope]:
-        if self.axes <= bound.alone:
+    def _scopes(self, apart: Iterable[Buffer], bound: ThreadContext) -> frozenset[Scope]:
+        if self.axes <= bound.first_only:
             return frozenset()
-        return frozenset(b.scope for b in apart if b not in bound.rings and not self._is_kept(b, bound))
+        return frozenset(b.scope for b in apart if b not in bound.circular and not self._is_kept(b, bound))
 
-    def _is_kept(self, b: Buffer, bound: Within) -> bool:
+    def _is_kept(self, b: Buffer, bound: ThreadContext) -> bool:
         """Whether only the item that touches an element before touches it after."""
-        met = self.axes - bound.spread - bound.alone
+        met = self.axes - bound.spread - bound.first_only
         return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
 
-    def _inside(self, n: Stmt, before: Uses, bound: Within) -> tuple[Stmt, Uses]:
+    def _inside(self, n: Stmt, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
         if isinstance(n, Store):
             return n, before | self.uses(n)
         if isinstance(n, Seq):
@@ -186,11 +193,13 @@ class _Placer:
             return self._repeated(n, before, bound)
         if isinstance(n, For) and n.kind == "item":
             if _size(n, self.algebra) == 1:
-                bound = replace(bound, alone=bound.alone | {n.axis})
+                bound = replace(bound, first_only=bound.first_only | {n.axis})
             else:
-                own = _of_items(n, self.algebra)
+                own = _thread_private(n, self.algebra)
                 own = own & bound.own if bound.spread else own
-                bound = Within(bound.spread | {n.axis}, bound.alone, own, self._single(n, own), bound.rings)
+                bound = ThreadContext(
+                    bound.spread | {n.axis}, bound.first_only, own, self._single(n, own), bound.circular
+                )
         (body,) = n.children
         new, after = self.place(body, before, bound)
         return n.with_children((new,)), after
@@ -199,33 +208,38 @@ class _Placer:
         """The buffers that below a loop one item along an axis touches, with these axes."""
         found = {b: set(self.axes) for b in own}
 
-        def visit(m: Stmt, alone: frozenset[int]) -> None:
+        def visit(m: Stmt, first_only: frozenset[int]) -> None:
             if isinstance(m, For) and m.kind == "item" and _size(m, self.algebra) == 1:
-                alone |= {m.axis}
+                first_only |= {m.axis}
             for b, _indices, _written in own_accesses(m):
                 if b in found:
-                    found[b] &= alone
+                    found[b] &= first_only
             for c in m.children:
-                visit(c, alone)
+                visit(c, first_only)
 
         visit(n.body, frozenset())
         return frozenset((b, a) for b, axes in found.items() for a in axes)
 
-    def _round(
-        self, n: For, rings: Mapping[Buffer, Ring], scopes: frozenset[Scope], before: Uses, bound: Within
-    ) -> tuple[Stmt, Uses]:
+    def _pipelined(
+        self,
+        n: For,
+        circular: Mapping[Buffer, CircularBuffer],
+        scopes: frozenset[Scope],
+        before: SharedAccesses,
+        bound: ThreadContext,
+    ) -> tuple[Stmt, SharedAccesses]:
         """A loop that goes round: items meet at the start of each iteration, also for what was before it."""
-        self.rings |= rings
-        body, after = self.place(n.body, NOTHING_YET, replace(bound, rings=bound.rings | rings.keys()))
+        self.circular |= circular
+        body, after = self.place(n.body, NO_ACCESSES, replace(bound, circular=bound.circular | circular.keys()))
         now = self.uses(n.body)
         scopes |= self._scopes((after.written & now.read) | (after.read & now.written), bound)
-        made = in_turn(replace(n, body=body), rings, scopes, self.algebra)
+        made = pipelined_loop(replace(n, body=body), circular, scopes, self.algebra)
         return made, before | after
 
-    def _repeated(self, n: For, before: Uses, bound: Within) -> tuple[Stmt, Uses]:
+    def _repeated(self, n: For, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
         """A loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in
         between, write the same: a block stores what its iterators say."""
-        body, after = self.place(n.body, NOTHING_YET, bound)
+        body, after = self.place(n.body, NO_ACCESSES, bound)
         now = self.uses(n.body)
         scopes = self._scopes((after.written & now.read) | (after.read & now.written), bound)
         if scopes:
@@ -233,7 +247,7 @@ class _Placer:
         return replace(n, body=body), before | after
 
 
-def _of_items(n: For, algebra: Algebra) -> frozenset[Buffer]:
+def _thread_private(n: For, algebra: Algebra) -> frozenset[Buffer]:
     """The shared buffers whose places below a loop over items tell which item it is: along some dimension all accesses step alike with
     it, by more than loops inside move them."""
     inner = {m.var for m in walk(n.body) if isinstance(m, (For, Let))}
@@ -262,7 +276,7 @@ def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, t
     return step, tuple(sorted(((repr(m), c) for m, c in fixed.items())))
 
 
-def whole_warps(n: Stmt, algebra: Algebra) -> Stmt:
+def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
     """Without the marks of operations that a whole warp does at once where some of its items may not come by: each then does its part
     of the loops."""
     if not any(isinstance(m, For) and m.marks.intrinsic for m in walk(n)):
@@ -286,12 +300,12 @@ def whole_warps(n: Stmt, algebra: Algebra) -> Stmt:
     return visit(n, False)
 
 
-def _meets(n: Stmt) -> bool:
+def _synchronises(n: Stmt) -> bool:
     """Whether items wait for each other here: at a barrier, or to exchange registers."""
     return isinstance(n, Barrier) or (isinstance(n, For) and n.marks.warp_reduce != "")
 
 
-class _Inwards:
+class _SinkConditions:
     """Moves conditions that differ between items below the places inside of them where items meet."""
 
     def __init__(self, n: Stmt, algebra: Algebra) -> None:
@@ -312,12 +326,12 @@ class _Inwards:
         """Whether items meet at or below a node of the tree."""
         found = self.waiting.get(id(n))
         if found is None:
-            found = self.waiting[id(n)] = _meets(n) or any([self.waits(c) for c in n.children])
+            found = self.waiting[id(n)] = _synchronises(n) or any([self.waits(c) for c in n.children])
         return found
 
     def move(self, n: Stmt, held: tuple[Expr, ...]) -> Stmt:
         """The node where all conditions of `held` hold, and its barriers everywhere."""
-        if _meets(n):
+        if _synchronises(n):
             return n
         if not self.waits(n):
             return when(and_(*held), n)
@@ -336,9 +350,9 @@ class _Inwards:
             return seq(*parts)
         if isinstance(n, If):
             if not self.differs(n.cond):
-                self._everywhere(n.cond, held)
+                self._require_no_loads(n.cond, held)
                 return when(n.cond, *(self.move(c, held) for c in n.children))
-            self._everywhere(n.cond, (n.cond,))
+            self._require_no_loads(n.cond, (n.cond,))
             orelse = EMPTY if n.orelse is None else self.move(n.orelse, (*held, not_(n.cond)))
             then = self.move(n.then, (*held, n.cond))
             return then if is_empty(orelse) else seq(then, orelse)
@@ -348,13 +362,13 @@ class _Inwards:
                     f"wanted barriers that every work-item of a group comes by, found one in the loop over {n.var.name}, which has "
                     f"{n.extent!r} iterations, not the same number for each; run it to the largest number, under a condition"
                 )
-            self._everywhere(n.extent, held)
+            self._require_no_loads(n.extent, held)
         if isinstance(n, Let):
-            self._everywhere(n.value, held)
+            self._require_no_loads(n.value, held)
         (body,) = n.children
         return n.with_children((self.move(body, held),))
 
-    def _everywhere(self, e: Expr, held: tuple[Expr, ...]) -> None:
+    def _require_no_loads(self, e: Expr, held: tuple[Expr, ...]) -> None:
         """Refuse what items evaluate before they know whether they may."""
         if held and any(True for _ in loads(e)):
             raise BuildError(

@@ -13,14 +13,14 @@ from relax_tune.ir.core.stmt import For, Stmt, own_accesses, walk
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _GlobalAccess:
     """Where a kernel touches a buffer in global memory: below which loop (its id) over groups of each axis, and how."""
 
     groups: tuple[int | None, ...]
     written: bool
 
 
-def verify_groups(n: Stmt, algebra: Algebra) -> None:
+def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
     """Each element that a kernel both writes and reads, or writes in two places, belongs to one group.
 
     Binding a loop to groups checks that its iterations are independent of each other, so all of a buffer's uses below one such loop
@@ -29,18 +29,18 @@ def verify_groups(n: Stmt, algebra: Algebra) -> None:
     Raises:
         BuildError: a buffer's uses are not below one loop over groups, or that loop is in a serial one.
     """
-    axes = sorted({m.axis for m in walk(n) if isinstance(m, For) and _spreads(m, algebra)})
-    uses: dict[Buffer, list[_Use]] = {}
+    axes = sorted({m.axis for m in walk(n) if isinstance(m, For) and _spans_groups(m, algebra)})
+    uses: dict[Buffer, list[_GlobalAccess]] = {}
     repeated: set[int] = set()
     if not axes:
         return
-    for m, around in _nested(n, ()):
-        bound = {a.axis: id(a) for a in around if _spreads(a, algebra)}
+    for m, around in _with_loops(n, ()):
+        bound = {a.axis: id(a) for a in around if _spans_groups(a, algebra)}
         after = next((i for i, a in enumerate(around) if a.kind not in ("group", "item")), len(around))
         repeated |= {id(a) for a in around[after:]}
         for b, _indices, written in own_accesses(m):
             if b.scope == "global":
-                uses.setdefault(b, []).append(_Use(tuple(bound.get(a) for a in axes), written))
+                uses.setdefault(b, []).append(_GlobalAccess(tuple(bound.get(a) for a in axes), written))
     for b, found in uses.items():
         if not any(u.written for u in found) or len(found) == 1:
             continue
@@ -53,14 +53,14 @@ def verify_groups(n: Stmt, algebra: Algebra) -> None:
             )
 
 
-def _spreads(m: For, algebra: Algebra) -> bool:
+def _spans_groups(m: For, algebra: Algebra) -> bool:
     """Whether it is a loop over several groups."""
     return m.kind == "group" and as_int(algebra.expr(algebra.static(m.extent))) != 1
 
 
-def _nested(n: Stmt, around: tuple[For, ...]) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
+def _with_loops(n: Stmt, around: tuple[For, ...]) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
     """Every node with the loops around it, the outermost first."""
     yield n, around
     inside = (*around, n) if isinstance(n, For) else around
     for c in n.children:
-        yield from _nested(c, inside)
+        yield from _with_loops(c, inside)

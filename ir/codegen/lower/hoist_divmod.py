@@ -10,25 +10,25 @@ from relax_tune.ir.core.stmt import For, Let, Stmt, map_exprs, walk
 DIVIDING = frozenset({"floordiv", "floormod"})
 
 
-def bind_digits(n: Stmt) -> Stmt:
+def hoist_divmod(n: Stmt) -> Stmt:
     """Let every quotient and remainder that moves with a parallel loop, and with no loop below, be a variable."""
     if not isinstance(n, For) or n.kind != "parallel":
-        return n.with_children(tuple(bind_digits(c) for c in n.children))
+        return n.with_children(tuple(hoist_divmod(c) for c in n.children))
     inner = {m.var for m in walk(n.body) if isinstance(m, (For, Let))}
     found: dict[Expr, Var] = {}
 
-    def digits(e: Expr) -> Expr:
+    def replace_found(e: Expr) -> Expr:
         return transform(e, lambda x: found.get(x))
 
     bound: list[tuple[Var, Expr]] = []
     for m in walk(n.body):
         for e in postorder(m.own_exprs):
             if isinstance(e, Op) and e.op in DIVIDING and e.dtype.is_int and n.var in (used := set(free_vars(e))):
-                short = digits(e)
+                short = replace_found(e)
                 if inner.isdisjoint(used) and isinstance(short, Op):
                     found[short] = Var(f"{n.var.name}_{'q' if e.op == 'floordiv' else 'r'}")
                     bound.append((found[short], short))
-    body = map_exprs(n.body, digits) if found else n.body
+    body = map_exprs(n.body, replace_found) if found else n.body
     for v, e in reversed(bound):
         body = Let(v, e, body)
     return replace(n, body=body)

@@ -1,4 +1,4 @@
-"""Tiles that are as wide as what is left: the `narrow` tail of loops.
+"""Shrink the last vectorised tiles to the remaining width: the `narrow` tail of loops.
 
 Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`; left = bound - x is what this iteration
 has to do. An iteration with left >= T runs without those conditions; another one runs a copy of the body whose tile loops, and
@@ -18,7 +18,7 @@ from relax_tune.ir.core.stmt import For, If, Let, Stmt, Store, accesses, rewrite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tiles:
+class GuardedTiles:
     """The tile loops below a loop: the conditions on them with the loop each is about, and how much they leave to do."""
 
     conditions: dict[Expr, Var]
@@ -26,7 +26,7 @@ class Tiles:
     left: Poly
 
 
-def find_tiles(f: For, algebra: Algebra) -> Tiles | None:
+def find_tiles(f: For, algebra: Algebra) -> GuardedTiles | None:
     """None when there are no conditions on vectorised loops, or they do not agree."""
     conditions: dict[Expr, Var] = {}
     found: set[int] = set()
@@ -46,7 +46,7 @@ def find_tiles(f: For, algebra: Algebra) -> Tiles | None:
         found.add(size)
         if rest not in left:
             left.append(rest)
-    return Tiles(conditions, found.pop(), left[0]) if len(found) == 1 and len(left) == 1 else None
+    return GuardedTiles(conditions, found.pop(), left[0]) if len(found) == 1 and len(left) == 1 else None
 
 
 def _conditions(n: Stmt, inside: dict[Var, For]) -> Iterator[tuple[Op, dict[Var, For]]]:
@@ -60,7 +60,7 @@ def _conditions(n: Stmt, inside: dict[Var, For]) -> Iterator[tuple[Op, dict[Var,
         yield from _conditions(below, inside)
 
 
-def makers(f: For, tiles: Tiles, private: frozenset[Buffer], algebra: Algebra) -> frozenset[Var] | None:
+def producer_loops(f: For, tiles: GuardedTiles, private: frozenset[Buffer], algebra: Algebra) -> frozenset[Var] | None:
     """The tile loops, and the loops of their extent that only fill private buffers where these read; None when other elements of
     those buffers are touched too, or at other places."""
     own = set(tiles.conditions.values())
@@ -112,7 +112,7 @@ def _stores(n: Stmt) -> Iterator[Store]:
         yield from _stores(c)
 
 
-def widths(tiles: Tiles, f: For, lanes: int, algebra: Algebra) -> Sequence[int]:
+def widths(tiles: GuardedTiles, f: For, lanes: int, algebra: Algebra) -> Sequence[int]:
     """Vectors that tiles may have to be wide, in elements, narrowest first; those of the last iteration alone where all is
     constant."""
     every = [w for w in range(lanes, tiles.extent, lanes) if _is_power(w // lanes)] + [tiles.extent]
@@ -134,7 +134,12 @@ def _is_power(n: int) -> bool:
 
 
 def narrow(
-    f: For, tiles: Tiles, loops: frozenset[Var], wide: Sequence[int], private: frozenset[Buffer], algebra: Algebra
+    f: For,
+    tiles: GuardedTiles,
+    loops: frozenset[Var],
+    wide: Sequence[int],
+    private: frozenset[Buffer],
+    algebra: Algebra,
 ) -> For:
     """The loop over bodies of each width. Where conditions keep nothing from being computed, only from being stored, the widest body
     keeps them and is the one for whole tiles too."""
@@ -154,14 +159,14 @@ def narrow(
     return replace(f, body=Let(left, algebra.expr(tiles.left), body), tail="predicate")
 
 
-def _guards_any(n: Stmt, tiles: Tiles, private: frozenset[Buffer]) -> bool:
+def _guards_any(n: Stmt, tiles: GuardedTiles, private: frozenset[Buffer]) -> bool:
     """Whether a store to a private buffer is under one of the conditions."""
     if isinstance(n, If) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
         return any(s.buffer in private for s in _stores(n.then))
     return any(_guards_any(c, tiles, private) for c in n.children)
 
 
-def _with_conditions(n: Stmt, tiles: Tiles, left: Var | None) -> Stmt:
+def _with_conditions(n: Stmt, tiles: GuardedTiles, left: Var | None) -> Stmt:
     """The conditions in terms of what is left; without them when that is all."""
 
     def visit(m: Stmt) -> Stmt:

@@ -20,17 +20,17 @@ PLACES_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RegisterLayout:
     """How the last dimension is cut into registers: `unit[offset]` is the (start, width) of the one that holds it."""
 
     unit: tuple[tuple[int, int], ...]
 
 
-def register_layouts(n: Stmt, algebra: Algebra, lanes: int) -> dict[Buffer, Layout]:
+def register_layouts(n: Stmt, algebra: Algebra, lanes: int) -> dict[Buffer, RegisterLayout]:
     """The local buffers below `n` that are kept in registers."""
     spans: dict[Buffer, set[tuple[int, int]] | None] = {}
     _visit(n, {}, spans, algebra, lanes)
-    found: dict[Buffer, Layout] = {}
+    found: dict[Buffer, RegisterLayout] = {}
     for b, places in spans.items():
         layout = None if places is None else _layout(b, places)
         if layout is not None:
@@ -90,7 +90,7 @@ def _places(
     return {(start + sum(a for a, _w in p), max((w for _a, w in p), default=1)) for p in product(*terms)}
 
 
-def _layout(b: Buffer, places: set[tuple[int, int]]) -> Layout | None:
+def _layout(b: Buffer, places: set[tuple[int, int]]) -> RegisterLayout | None:
     dims = [as_int(d) or 0 for d in b.shape]
     size = dims[-1] if dims else 1
     unit: list[tuple[int, int] | None] = [None] * size
@@ -107,4 +107,4 @@ def _layout(b: Buffer, places: set[tuple[int, int]]) -> Layout | None:
     for d in dims[:-1]:
         rows *= d
     whole = tuple(u if u is not None else (k, 1) for k, u in enumerate(unit))
-    return Layout(whole) if rows * len(set(whole)) <= REGISTER_LIMIT else None
+    return RegisterLayout(whole) if rows * len(set(whole)) <= REGISTER_LIMIT else None

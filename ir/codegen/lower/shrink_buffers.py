@@ -24,13 +24,13 @@ Access = tuple[tuple[Expr, ...], bool, tuple[Stmt, ...]]
 
 
 @dataclass(slots=True)
-class _Uses:
+class _BufferAccesses:
     """The accesses of one buffer with the nodes above each, outermost first."""
 
     found: list[Access] = field(default_factory=list)
 
 
-def compact(n: Stmt, algebra: Algebra, threads: frozenset[str]) -> Stmt:
+def shrink_buffers(n: Stmt, algebra: Algebra, threads: frozenset[str]) -> Stmt:
     """Declare and shrink every local and shared buffer of the tree.
 
     threads: the loop kinds that give each iteration storage of its own.
@@ -38,7 +38,7 @@ def compact(n: Stmt, algebra: Algebra, threads: frozenset[str]) -> Stmt:
     Raises:
         BuildError: when a buffer's extents do not come out constant.
     """
-    uses: dict[Buffer, _Uses] = {}
+    uses: dict[Buffer, _BufferAccesses] = {}
     _collect(n, (), uses)
     homes: dict[int, list[Buffer]] = {}
     moved: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
@@ -51,16 +51,16 @@ def compact(n: Stmt, algebra: Algebra, threads: frozenset[str]) -> Stmt:
     return _rebase(_declare(n, homes), moved, algebra) if moved else n
 
 
-def _collect(n: Stmt, path: tuple[Stmt, ...], uses: dict[Buffer, _Uses]) -> None:
+def _collect(n: Stmt, path: tuple[Stmt, ...], uses: dict[Buffer, _BufferAccesses]) -> None:
     here = (*path, n)
     for b, indices, written in own_accesses(n):
         if b.scope != "global":
-            uses.setdefault(b, _Uses()).found.append((indices, written, here))
+            uses.setdefault(b, _BufferAccesses()).found.append((indices, written, here))
     for c in n.children:
         _collect(c, here, uses)
 
 
-def _home(buffer: Buffer, use: _Uses, algebra: Algebra, threads: frozenset[str]) -> int:
+def _home(buffer: Buffer, use: _BufferAccesses, algebra: Algebra, threads: frozenset[str]) -> int:
     """The depth of the node the declaration goes around."""
     paths = [p for _i, _w, p in use.found]
     shortest = min(len(p) for p in paths)
@@ -92,7 +92,9 @@ def _moved_with(var: Var, below: Sequence[Stmt], algebra: Algebra) -> set[Var]:
     return found
 
 
-def _region(buffer: Buffer, use: _Uses, depth: int, algebra: Algebra) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
+def _region(
+    buffer: Buffer, use: _BufferAccesses, depth: int, algebra: Algebra
+) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
     starts: list[Expr] = []
     extents: list[int] = []
     for d, dim in enumerate(buffer.shape):
@@ -148,11 +150,11 @@ def _is_own(buffer: Buffer, m: For | Let) -> bool:
 
 def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
     """The extents with rows as long as `storage_align` wants them."""
-    if buffer.row is None or len(extents) < 2:
+    if buffer.row_alignment is None or len(extents) < 2:
         return extents
-    factor, offset = as_int(buffer.row[0]), buffer.row[1]
+    factor, offset = as_int(buffer.row_alignment[0]), buffer.row_alignment[1]
     if factor is None:
-        raise BuildError(f"wanted a constant alignment for the rows of {buffer!r}, found {buffer.row[0]!r}")
+        raise BuildError(f"wanted a constant alignment for the rows of {buffer!r}, found {buffer.row_alignment[0]!r}")
     return (*extents[:-1], -(-extents[-1] // factor) * factor + offset)
 
 

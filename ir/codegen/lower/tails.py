@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
-from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, makers, narrow, widths
+from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, narrow, producer_loops, widths
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     Expr,
@@ -49,7 +49,7 @@ from relax_tune.ir.core.stmt import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guard:
+class TileGuard:
     """A condition `tile*o + r < rest`: the conjunct, r's largest value + 1, the loops r comes from with coefficients."""
 
     cond: Expr
@@ -64,7 +64,7 @@ def lower_tails(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
     return _Splitter(algebra, home_loops(n), lanes).run(n)
 
 
-def _guards(n: Stmt, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[Guard]:
+def _guards(n: Stmt, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[TileGuard]:
     if isinstance(n, For):
         yield from _guards(n.body, o, algebra, inner | {n.var: as_int(n.extent)})
         return
@@ -80,7 +80,7 @@ def _guards(n: Stmt, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> 
         yield from _guards(below, o, algebra, inner)
 
 
-def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Guard | None:
+def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> TileGuard | None:
     if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
         return None
     room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
@@ -105,7 +105,7 @@ def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> G
             return None
         else:
             rest[m] = k
-    return Guard(c, tile, reach, rest, tuple(used))
+    return TileGuard(c, tile, reach, rest, tuple(used))
 
 
 class _Splitter:
@@ -134,18 +134,22 @@ class _Splitter:
             return None if inside is None else replace(inside, body=replace(f.body, body=inside.body))
         tiles = find_tiles(f, self.algebra)
         private = self._private(f)
-        loops = None if tiles is None else makers(f, tiles, private, self.algebra)
+        loops = None if tiles is None else producer_loops(f, tiles, private, self.algebra)
         if tiles is None or loops is None:
             return None
         wide = widths(tiles, f, self.lanes, self.algebra)
         bodies = narrow(f, tiles, loops, wide, private, self.algebra)
-        return replace(bodies, body=self._apart(bodies.body, private)) if wide else bodies
+        return replace(bodies, body=self._with_own_registers(bodies.body, private)) if wide else bodies
 
-    def _apart(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
+    def _with_own_registers(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
         """Each body with registers of its own."""
         if isinstance(n, If) and n.orelse is not None:
-            return replace(n, then=self._clone(n.then, private), orelse=self._apart(n.orelse, private))
-        return n.with_children(tuple(self._apart(c, private) for c in n.children)) if isinstance(n, Let) else n
+            return replace(n, then=self._clone(n.then, private), orelse=self._with_own_registers(n.orelse, private))
+        return (
+            n.with_children(tuple(self._with_own_registers(c, private) for c in n.children))
+            if isinstance(n, Let)
+            else n
+        )
 
     def split(self, f: For) -> Stmt | None:
         """The loop as full iterations and a rest, or None when no condition below it speaks of it."""
@@ -179,7 +183,7 @@ class _Splitter:
         both = seq(main, tail)
         return both if known is not None else Let(limit, full, both)
 
-    def _full(self, f: For, guards: tuple[Guard, ...]) -> tuple[Expr, bool]:
+    def _full(self, f: For, guards: tuple[TileGuard, ...]) -> tuple[Expr, bool]:
         """The number of full iterations, and whether at most the one after them has anything to do."""
         algebra = self.algebra
         full: Expr | None = None
@@ -221,7 +225,7 @@ class _Splitter:
             self.homes[copy] = self.homes[b]
         return redirect(n, lambda b, i: (fresh[b], i) if b in fresh else None) if fresh else n
 
-    def _pieces(self, f: For, guards: tuple[Guard, ...], conds: set[Expr]) -> Stmt | None:
+    def _pieces(self, f: For, guards: tuple[TileGuard, ...], conds: set[Expr]) -> Stmt | None:
         """The last tile as pieces of h = T/2 .. 1 rows, chosen by the bits of the remainder, or for `exact` as one of h = T-1 .. 1
         rows; None where that does not apply.
 
@@ -263,7 +267,7 @@ class _Splitter:
         return Let(left, maximum(minimum(amount, g.tile - 1), 0), seq(*parts))
 
 
-def _covers(extent: Expr, g: Guard, algebra: Algebra) -> bool:
+def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
     """Whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper clamp."""
     target = plus(g.rest, constant(g.tile - 1))
     lo, _hi = algebra.bounds(target)

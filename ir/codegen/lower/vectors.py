@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, plus
-from relax_tune.ir.codegen.print.transpose_registers import mark_exchange
+from relax_tune.ir.codegen.print.transpose_registers import mark_transpose
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts, loads
 from relax_tune.ir.core.stmt import For, If, Let, Stmt, Store, accesses, rewrite, walk
 
@@ -29,7 +29,7 @@ def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
         if extent is None:
             return replace(m, kind="serial")
         if any(isinstance(x, For) and x.kind == "vectorized" for x in walk(m.body)):
-            marked = mark_exchange(m, algebra, lanes)
+            marked = mark_transpose(m, algebra, lanes)
             if marked.marks.transpose:
                 return marked
             return replace(m, kind="unrolled" if extent <= 8 else "serial")

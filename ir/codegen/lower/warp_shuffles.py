@@ -1,7 +1,7 @@
-"""Buffers that a warp of work-items shares: registers of its items where these can exchange them, shared memory elsewhere.
+"""Keep `warp` buffers in registers and reduce them with warp shuffles, or put them into shared memory.
 
-The last index of a `warp` buffer is the number of the item along the first axis. Where a loop over that index adds up what all of them
-left (or takes the largest, ...), every item offers its own element, and the machine's exchanges give each of them the whole.
+The last index of a `warp` buffer is the work-item's number along the first axis. A loop over that index that adds up the elements of
+all items (or multiplies them, or takes an extremum) becomes an all-reduce by shuffles (PTX ISA, "shfl.sync").
 """
 
 from __future__ import annotations
@@ -30,28 +30,30 @@ from relax_tune.ir.hardware.intrinsics import INTRINSICS, match
 
 # Items of a warp, and what they can exchange.
 WARP = 32
-EXCHANGED = (f32, f64, i32, i64)
-COMBINED = ("add", "mul", "max", "min")
+SHUFFLED_TYPES = (f32, f64, i32, i64)
+COMBINING_OPS = ("add", "mul", "max", "min")
 
 
-def hold_in_warps(n: Stmt, algebra: Algebra, exchanges: bool) -> Stmt:
-    """A kernel without `warp` buffers. exchanges: whether items of a warp can exchange registers.
+def lower_warp_buffers(n: Stmt, algebra: Algebra, has_shuffles: bool) -> Stmt:
+    """Replace `warp` buffers by registers of the work-items, or by shared memory.
 
-    They do where the items along the first axis are a power of two that warps are made of, each writes elements of its own and all
-    that is read of others is their sum (product, extremum), by all of them, or what an operation of the warp takes from their
-    registers.
+    has_shuffles: the work-items of a warp can exchange registers.
+    Registers require that the extent of the first axis is a power of two that divides the warp, and that each item writes only its
+    own element. Elements of other items may be read only by an all-reduce (add, mul, min, max) or by an intrinsic with `warp_operands`.
     """
     found = dict.fromkeys(b for m in _walk(n, ()) for b, _i, _w in own_accesses(m[-1]) if b.scope == "warp")
     if not found:
         return n
-    items = _items(n, algebra) if exchanges else None
+    items = _thread_loop(n, algebra) if has_shuffles else None
     registers: dict[Buffer, Buffer] = {}
     if items is not None:
         registers = {
-            b: replace(b, shape=b.shape[:-1], scope="local", row=None) for b in found if _is_held(b, n, items, algebra)
+            b: replace(b, shape=b.shape[:-1], scope="local", row_alignment=None)
+            for b in found
+            if _fits_registers(b, n, items, algebra)
         }
         extent = items.extent
-        n = rewrite(n, lambda m: _exchanged(m, extent, registers))
+        n = rewrite(n, lambda m: _shuffled(m, extent, registers))
     shared = {b: replace(b, scope="shared") for b in found if b not in registers}
 
     def access(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
@@ -70,7 +72,7 @@ def _walk(n: Stmt, above: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
         yield from _walk(c, here)
 
 
-def _items(n: Stmt, algebra: Algebra) -> For | None:
+def _thread_loop(n: Stmt, algebra: Algebra) -> For | None:
     """A loop over all items of the first axis, where these are whole parts of warps; None where they are not."""
     sizes: dict[int, int] = {}
     longest: For | None = None
@@ -86,17 +88,17 @@ def _items(n: Stmt, algebra: Algebra) -> For | None:
     return longest if fits else None
 
 
-def _is_held(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
+def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
     """Whether every access is an item's to its own element, part of a fold over all of them, or of an operation that takes what they
     hold."""
     for path in _walk(n, ()):
         for buffer, indices, _written in own_accesses(path[-1]):
-            if buffer is not b or _is_operand(b, path, algebra):
+            if buffer is not b or _is_warp_operand(b, path, algebra):
                 continue
             around = next((m for m in path if isinstance(m, For) and m.kind == "item" and m.axis == 0), None)
             if around is None:
-                if b.dtype not in EXCHANGED or not any(
-                    isinstance(m, For) and _folded(m, items.extent) is b for m in path
+                if b.dtype not in SHUFFLED_TYPES or not any(
+                    isinstance(m, For) and _all_reduced(m, items.extent) is b for m in path
                 ):
                     return False
             elif not _is_last(indices, items.var, algebra) or around.extent != items.extent:
@@ -110,7 +112,7 @@ def _is_last(indices: tuple[Expr, ...], var: Var, algebra: Algebra) -> bool:
     return apart and algebra.static(indices[-1]) == {(var,): 1}
 
 
-def _is_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> bool:
+def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> bool:
     """Whether an access belongs to an operation that takes the buffer from the registers of a warp."""
     nest = [m for m in path if isinstance(m, For) and m.marks.intrinsic]
     store, intrinsic = path[-1], INTRINSICS.get(nest[0].marks.intrinsic) if nest else None
@@ -122,7 +124,7 @@ def _is_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> bool:
     parts = {f.var.name: found.loops[f.var] for f in intrinsic.loops if f.var in found.loops}
     return any(
         found.accesses[name][0] is b and _is_last(found.accesses[name][1], parts[loop], algebra)
-        for name, loop in intrinsic.held.items()
+        for name, loop in intrinsic.warp_operands.items()
     )
 
 
@@ -135,13 +137,13 @@ def _conditional(f: For) -> tuple[tuple[Expr, ...], Stmt]:
     return tuple(conditions), body
 
 
-def _folded(f: For, extent: Expr) -> Buffer | None:
+def _all_reduced(f: For, extent: Expr) -> Buffer | None:
     """The buffer whose elements along the last dimension a loop combines into one place that does not move with it."""
     conditions, s = _conditional(f)
     if f.kind not in ("serial", "unrolled") or f.extent != extent or not isinstance(s, Store):
         return None
     value = s.value
-    if not isinstance(value, Op) or value.op not in COMBINED:
+    if not isinstance(value, Op) or value.op not in COMBINING_OPS:
         return None
     mine, source = value.args
     if not isinstance(mine, Load) or not isinstance(source, Load) or source.buffer is s.buffer:
@@ -152,9 +154,9 @@ def _folded(f: For, extent: Expr) -> Buffer | None:
     return source.buffer if source.indices[-1] is f.var else None
 
 
-def _exchanged(m: Stmt, extent: Expr, registers: dict[Buffer, Buffer]) -> Stmt:
+def _shuffled(m: Stmt, extent: Expr, registers: dict[Buffer, Buffer]) -> Stmt:
     """A fold as an exchange, which all items take part in, and what an item then does with the whole."""
-    b = _folded(m, extent) if isinstance(m, For) else None
+    b = _all_reduced(m, extent) if isinstance(m, For) else None
     if b not in registers:
         return m
     assert isinstance(m, For) and b is not None

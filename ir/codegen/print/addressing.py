@@ -10,7 +10,7 @@ from math import gcd
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Poly, as_constant, plus
 from relax_tune.ir.codegen.lower.index_width import Spans
-from relax_tune.ir.codegen.lower.registers import Layout
+from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i64
@@ -31,16 +31,16 @@ class Lane:
     symbol: Var
     count: str | None
     mask: str | None
-    stream: bool = False
+    nontemporal: bool = False
 
 
 @dataclass(slots=True)
-class Ahead:
+class Prefetch:
     """The loop whose reads are asked of memory some iterations before, and the addresses that were."""
 
     var: Var
-    iterations: int
-    asked: set[str] = field(default_factory=set)
+    distance: int
+    issued: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ def bracketed(text: str) -> str:
     return text
 
 
-class Places:
+class AddressPrinter:
     """The state of a kernel being printed, and the integer half of its text."""
 
-    def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, Layout]) -> None:
+    def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, RegisterLayout]) -> None:
         self.prelude = prelude
         self.algebra = algebra
         self.layouts = layouts
         self.lane: Lane | None = None
-        self.ahead: Ahead | None = None
+        self.prefetch: Prefetch | None = None
         self.written: frozenset[Buffer] = frozenset()
         self.lane_symbol = Var("lane")
         self.lines: list[str] = []
@@ -254,7 +254,7 @@ class Places:
             return None
         return step
 
-    def registers(self, b: Buffer, layout: Layout) -> Iterable[tuple[str, int]]:
+    def registers(self, b: Buffer, layout: RegisterLayout) -> Iterable[tuple[str, int]]:
         """The registers of a buffer: name and width."""
         rows = 1
         for d in b.shape[:-1]:

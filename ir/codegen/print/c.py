@@ -12,7 +12,7 @@ import numpy as np
 
 from relax_tune.ir.codegen.lower.affine import Poly
 from relax_tune.ir.codegen.print.addressing import Address, Lane
-from relax_tune.ir.codegen.print.cfamily import Grid, Printer
+from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
@@ -231,7 +231,7 @@ class CPrelude(Prelude):
         return f"rt_hi{width}"
 
 
-class CPrinter(Printer):
+class CPrinter(CFamilyPrinter):
     """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
 
     streamed = False

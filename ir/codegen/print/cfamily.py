@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
-from relax_tune.ir.codegen.lower.registers import Layout
+from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
-from relax_tune.ir.codegen.print.addressing import Ahead, Lane, bracketed
-from relax_tune.ir.codegen.print.copies import Copies
-from relax_tune.ir.codegen.print.intrinsic_calls import call_of, require_shared, swizzled_apart
+from relax_tune.ir.codegen.print.addressing import Lane, Prefetch, bracketed
+from relax_tune.ir.codegen.print.copies import CopyPrinter
+from relax_tune.ir.codegen.print.intrinsic_calls import match_call, require_shared, split_swizzle
 from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.print.values import VECTOR_TYPES
 from relax_tune.ir.core.buffer import Buffer
@@ -43,7 +43,7 @@ def numbered(base: str, number: int) -> str:
     return meaningless(f"{base.rstrip('_')}_{number}")
 
 
-class Printer(Copies):
+class CFamilyPrinter(CopyPrinter):
     """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
 
     unset: what registers hold before their first store; most: where integers have 32 bits, what they are at most; varying: loops over
@@ -53,7 +53,7 @@ class Printer(Copies):
     most: Expr = const(0)
     varying: frozenset[Var] = frozenset()
 
-    def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, Layout]) -> None:
+    def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, RegisterLayout]) -> None:
         super().__init__(prelude, algebra, layouts)
         self.lanes = lanes
         self.in_threads = False
@@ -97,7 +97,7 @@ class Printer(Copies):
         elif isinstance(n, Declare):
             self.declare(n)
         elif isinstance(n, AsyncFence):
-            self.arrive(n)
+            self.async_fence(n)
         elif isinstance(n, Barrier):
             self.barrier(n)
         else:
@@ -107,7 +107,7 @@ class Printer(Copies):
         """The line that makes the work-items of a group wait."""
         raise NotImplementedError
 
-    def arrive(self, n: AsyncFence) -> None:
+    def async_fence(self, n: AsyncFence) -> None:
         """The line about asynchronous copies, in languages that have these."""
 
     def bind(self, n: Let) -> None:
@@ -177,7 +177,7 @@ class Printer(Copies):
                 iota = self.prelude.helper("iota", i32, lane.width)
                 splat = self.prelude.helper("splat", i32, lane.width)
                 self.line(f"const {self.prelude.vector(i32, lane.width)} {mask} = {iota}() < {splat}((int){name});")
-                with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.stream)):
+                with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.nontemporal)):
                     self.statement(body)
 
     def declare(self, n: Declare) -> None:
@@ -211,7 +211,7 @@ class Printer(Copies):
         if f.marks.intrinsic and self.intrinsic(f):
             return
         if f.marks.warp_reduce:
-            self.exchange_items(f)
+            self.warp_reduce(f)
             return
         if f.kind in ("parallel", "group", "item"):
             self.thread_loop(f, extent)
@@ -219,10 +219,10 @@ class Printer(Copies):
             with self.known(f.var, {}):
                 self.statement(f.body)
         elif f.marks.transpose:
-            self.exchanged(f)
+            self.transposed(f)
         elif f.kind == "vectorized" and size is not None:
             self.vector_loop(f, size)
-        elif f.marks.tree_reduce and size is not None and self.fold(f, size):
+        elif f.marks.tree_reduce and size is not None and self.tree_reduce(f, size):
             pass
         elif f.kind == "unrolled" and size is not None and is_expanded(f, self.lanes):
             for k in range(size):
@@ -233,16 +233,16 @@ class Printer(Copies):
 
     def intrinsic(self, f: For) -> bool:
         """The call of the intrinsic that the loop is marked with; False when its nest is no longer that of the intrinsic."""
-        found = None if self.lane is not None else call_of(f, self.algebra)
+        found = None if self.lane is not None else match_call(f, self.algebra)
         if found is None or not self.offers(found.intrinsic):
             require_shared(f)
             return False
         names: list[str] = []
         places: list[str] = []
         sizes = list(found.sizes)
-        for (b, at), operand in zip(found.operands, found.intrinsic.meaning.buffers, strict=True):
+        for (b, at), operand in zip(found.operands, found.intrinsic.semantics.buffers, strict=True):
             start = self.algebra.resolve(at)
-            row, turned = swizzled_apart(b, start)
+            row, turned = split_swizzle(b, start)
             offset = self.poly_text(plus(start, turned, -1))
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
             if found.intrinsic.of_warp and b.scope == "shared":
@@ -268,9 +268,9 @@ class Printer(Copies):
 
     def offers(self, intrinsic: Intrinsic) -> bool:
         """Whether this kernel can call an intrinsic."""
-        return intrinsic.only in ("", self.prelude.language)
+        return intrinsic.language in ("", self.prelude.language)
 
-    def fold(self, f: For, size: int) -> bool:
+    def tree_reduce(self, f: For, size: int) -> bool:
         """A reduction over the lanes of vector registers as a tree; False when the elements are not in such registers."""
         s = f.body
         assert isinstance(s, Store) and isinstance(s.value, Op)
@@ -290,11 +290,11 @@ class Printer(Copies):
         if max(widths) == 1 or any(lanes[name] != width for width, names in widths.items() for name in names):
             return False
         old = self.one(mine)
-        total = self.combine(op, dtype, 1, old, self.folded(op, dtype, widths))
+        total = self.combine(op, dtype, 1, old, self.reduced_registers(op, dtype, widths))
         self.assign(s.buffer, self.flat(s.buffer, s.indices), total)
         return True
 
-    def folded(self, op: str, dtype: DType, widths: dict[int, list[str]]) -> str:
+    def reduced_registers(self, op: str, dtype: DType, widths: dict[int, list[str]]) -> str:
         """All lanes of registers of these widths in one: wide ones are halved until they meet the next, or (where there is
         little to share) folded on their own."""
         singles: list[str] = []
@@ -322,7 +322,7 @@ class Printer(Copies):
             return f"({a} {'+' if op == 'add' else '*'} {b})"
         return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
 
-    def exchange_items(self, f: For) -> None:
+    def warp_reduce(self, f: For) -> None:
         """What the items of a warp offer each other, combined."""
         raise NotImplementedError
 
@@ -335,11 +335,11 @@ class Printer(Copies):
             self.line(head)
         text = self.poly_text(extent)
         kind, name = self.counted(f.var, extent)
-        outer = self.ahead
-        self.ahead = Ahead(f.var, f.marks.prefetch_distance) if f.marks.prefetch_distance else outer
+        outer = self.prefetch
+        self.prefetch = Prefetch(f.var, f.marks.prefetch_distance) if f.marks.prefetch_distance else outer
         with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
             self.statement(f.body)
-        self.ahead = outer
+        self.prefetch = outer
 
     def vector_loop(self, f: For, size: int) -> None:
         lanes = loop_lanes(f, self.lanes)

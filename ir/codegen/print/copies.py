@@ -1,4 +1,4 @@
-"""Copies of operands as schedules make them: with padding behind the elements, and with rows and columns exchanged."""
+"""Print copies of operands: masked loads with padding, and transposition of square tiles in registers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from math import gcd
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
 from relax_tune.ir.codegen.print.addressing import Address, Lane
-from relax_tune.ir.codegen.print.transpose_registers import square_of
-from relax_tune.ir.codegen.print.values import Text, Values
+from relax_tune.ir.codegen.print.transpose_registers import transposed_copy
+from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.core.dtype import f32, i32, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, as_int, loads, postorder, transform
 from relax_tune.ir.core.stmt import For, Store
 
 
-class Copies(Values):
-    """Prints such copies."""
+class CopyPrinter(ValuePrinter):
+    """Prints padded and transposed copies."""
 
     def _text(self, e: Expr) -> Text:
         lane = self.lane
@@ -64,9 +64,9 @@ class Copies(Values):
         assert text is not None
         return text, moving
 
-    def exchanged(self, f: For) -> None:
-        """A square of rows that become columns: vectors along the outer loop, exchanged in registers, stored along the inner one."""
-        found = square_of(f)
+    def transposed(self, f: For) -> None:
+        """A square of rows that become columns: vectors along the outer loop, transposed in registers, stored along the inner one."""
+        found = transposed_copy(f)
         assert found is not None
         inner, condition, store = found
         size = as_int(f.extent) or 0

@@ -1,4 +1,4 @@
-"""Copies into shared memory that CUDA makes without waiting (`cp.async`): which loops are such, and their text."""
+"""Print copies into shared memory as `cp.async` (PTX ISA, "cp.async")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_tune.ir.core.stmt import AsyncFence, For, If, Stmt, Store
 COPIED_BYTES = (4, 8, 16)
 
 # So many elements to shared memory, zeros behind the first `count`; they arrive some time. Emulations have these themselves.
-LATE_COPIES = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
+ASYNC_COPIES = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
 template <int N, class T> static __device__ __forceinline__ void rt_copy(T *to, const T *from, int count) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(to);
   const int bytes = count * (int)sizeof(T);
@@ -34,8 +34,8 @@ template <int most> static __device__ __forceinline__ void rt_arrived() {}
 #endif"""
 
 
-class LateCopies(GridPrinter):
-    """Prints such copies."""
+class AsyncCopyPrinter(GridPrinter):
+    """Prints loops marked `async_copy`."""
 
     def vector_loop(self, f: For, size: int) -> None:
         if not f.marks.async_copy or not self._copied(f, size):
@@ -73,7 +73,7 @@ class LateCopies(GridPrinter):
             places = [self.address(b, p) for b, p in ((s.buffer, to), (value.buffer, source))]
             if (size > 1 and any(self.stride(p) != 1 for p in (to, source))) or any(a.multiple % size for a in places):
                 return False
-            self.prelude.add("late_copies", LATE_COPIES)
+            self.prelude.add("late_copies", ASYNC_COPIES)
             known = [text for text in whole if text]
             if not known:
                 self._copy(places, size, held)
@@ -131,6 +131,6 @@ class LateCopies(GridPrinter):
             count = f"({' && '.join(flags)} ? (int){count} : 0)"
         self.line(f"rt_copy<{size}>({', '.join(a.text for a in places)}, {count});")
 
-    def arrive(self, n: AsyncFence) -> None:
-        self.prelude.add("late_copies", LATE_COPIES)
+    def async_fence(self, n: AsyncFence) -> None:
+        self.prelude.add("late_copies", ASYNC_COPIES)
         self.line("rt_sent();" if n.pending is None else f"rt_arrived<{n.pending}>();")

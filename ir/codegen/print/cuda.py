@@ -14,7 +14,7 @@ from relax_tune.ir.codegen.print import math
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.c import float_literal
 from relax_tune.ir.codegen.print.cfamily import Grid
-from relax_tune.ir.codegen.print.cp_async import LateCopies
+from relax_tune.ir.codegen.print.cp_async import AsyncCopyPrinter
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
@@ -130,7 +130,7 @@ class CUDAPrelude(Prelude):
     def intrinsic(
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
-        for key, piece in found.pieces(dict(sizes)).items():
+        for key, piece in found.helpers(dict(sizes)).items():
             self.add(key, piece)
         return super().intrinsic(found, operands, sizes)
 
@@ -213,7 +213,7 @@ def _since(architecture: int, fast: str, portable: str) -> str:
     return f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= {architecture}\n{fast}\n#else\n{portable}\n#endif"
 
 
-class CUDAPrinter(LateCopies):
+class CUDAPrinter(AsyncCopyPrinter):
     """One CUDA kernel. Blocks lie along one axis of the launch where the others might have too many."""
 
     def space(self, buffer: Buffer) -> str:
@@ -302,16 +302,16 @@ class CUDAPrinter(LateCopies):
         self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
         marked = {m.marks.intrinsic for m in walk(body) if isinstance(m, For)} & INTRINSICS.keys()
-        self.shown = sorted({shown for x in marked if (shown := INTRINSICS[x].shown) is not None})
+        self.proxy_fences = sorted({shown for x in marked if (shown := INTRINSICS[x].proxy_fence) is not None})
         return super().kernel(name, buffers, written, body)
 
     def barrier(self, n: Barrier) -> None:
-        for call, piece in self.shown:
+        for call, piece in self.proxy_fences:
             self.prelude.add("showing", piece)
             self.line(call)
         self.line("__syncthreads();")
 
-    def exchange_items(self, f: For) -> None:
+    def warp_reduce(self, f: For) -> None:
         s = f.body
         assert isinstance(s, Store)
         helper = self.prelude.helper(f"across_{f.marks.warp_reduce}_{as_int(f.extent)}", s.buffer.dtype, 1)

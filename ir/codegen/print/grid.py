@@ -8,7 +8,7 @@ from math import prod
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Poly
 from relax_tune.ir.codegen.lower.index_width import fits
-from relax_tune.ir.codegen.print.cfamily import Grid, Printer
+from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import INDEX
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
@@ -19,7 +19,7 @@ from relax_tune.ir.core.stmt import AXES, For, Stmt, walk
 LAST = AXES["group"] - 1
 
 
-class GridPrinter(Printer):
+class GridPrinter(CFamilyPrinter):
     """One kernel. A language says how indices, barriers, shared arrays, parameters and the kernel's head look."""
 
     def index(self, kind: str, axis: int) -> str:

@@ -16,7 +16,7 @@ from relax_tune.ir.hardware.swizzle import LINE_BYTES, period
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class IntrinsicCall:
     """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters. sizes: the extents that
     the meaning leaves open. rooms: what must be positive for the nest to run everywhere, which is when the intrinsic does the same.
     Offsets and strides are those of rows that are not swizzled."""
@@ -28,7 +28,7 @@ class Call:
     rooms: tuple[Poly, ...] = ()
 
 
-def call_of(f: For, algebra: Algebra) -> Call | None:
+def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
     """The call a marked nest is, or None when it does not match."""
     intrinsic = INTRINSICS.get(f.marks.intrinsic)
     loops: list[For] = []
@@ -49,7 +49,7 @@ def call_of(f: For, algebra: Algebra) -> Call | None:
     own = [m.var for m in loops]
     operands: list[tuple[Buffer, Poly]] = []
     steps: dict[tuple[str, str], Poly] = {}
-    for b in intrinsic.meaning.buffers:
+    for b in intrinsic.semantics.buffers:
         buffer, indices = found.accesses[b.name]
         flat: Poly = {}
         for d, i in enumerate(indices):
@@ -65,19 +65,19 @@ def call_of(f: For, algebra: Algebra) -> Call | None:
         return None
     strides = tuple(steps[key] for key in intrinsic.strides())
     sizes = tuple((name, as_int(e) or 0) for name, e in found.sizes.items())
-    call = Call(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
-    return call if not intrinsic.of_warp or (not rooms and _fits_warp(call) and _is_placed(call)) else None
+    call = IntrinsicCall(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
+    return call if not intrinsic.of_warp or (not rooms and _fits_warp(call) and _has_fixed_strides(call)) else None
 
 
-def _fits_warp(call: Call) -> bool:
+def _fits_warp(call: IntrinsicCall) -> bool:
     """Whether a warp can fetch the operands: from shared memory, in rows that begin at multiples of eight elements, and go round by as many
     if at all."""
-    for (buffer, start), b in zip(call.operands, call.intrinsic.meaning.buffers, strict=True):
-        if b in call.intrinsic.meaning.output_buffers:
+    for (buffer, start), b in zip(call.operands, call.intrinsic.semantics.buffers, strict=True):
+        if b in call.intrinsic.semantics.output_buffers:
             if buffer.scope != "local":
                 return False
             continue
-        if b.name in call.intrinsic.held:
+        if b.name in call.intrinsic.warp_operands:
             if buffer.scope != "local":
                 return False
             continue
@@ -88,15 +88,15 @@ def _fits_warp(call: Call) -> bool:
             or any(c % ROW for p in (start, *steps) for c in p.values())
         ):
             return False
-    return all(0 < size <= call.intrinsic.most.get(name, size) for name, size in call.sizes)
+    return all(0 < size <= call.intrinsic.max_extent.get(name, size) for name, size in call.sizes)
 
 
-def _is_placed(call: Call) -> bool:
+def _has_fixed_strides(call: IntrinsicCall) -> bool:
     """Whether operands lie as the intrinsic takes for granted; a loop of one iteration moves nothing."""
-    if call.intrinsic.placed and any(buffer.swizzle for buffer, _ in call.operands):
+    if call.intrinsic.fixed_strides and any(buffer.swizzle for buffer, _ in call.operands):
         return False
     steps = dict(zip(call.intrinsic.strides(), call.strides, strict=True))
-    for name, var, factor, other in call.intrinsic.placed:
+    for name, var, factor, other in call.intrinsic.fixed_strides:
         wanted = {m: factor * c for m, c in steps[name, other].items()} if other else constant(factor)
         if steps[name, var] not in ({}, wanted):
             return False
@@ -109,7 +109,7 @@ def require_shared(f: For) -> None:
     Raises:
         BuildError: the operand is in the registers of others.
     """
-    held = INTRINSICS[f.marks.intrinsic].held if f.marks.intrinsic in INTRINSICS else {}
+    held = INTRINSICS[f.marks.intrinsic].warp_operands if f.marks.intrinsic in INTRINSICS else {}
     written = {b for b, _i, is_store in accesses(f) if is_store}
     mine = [b.name for b, _i, _w in accesses(f) if b.scope == "local" and b not in written]
     if held and mine:
@@ -119,7 +119,7 @@ def require_shared(f: For) -> None:
         )
 
 
-def swizzled_apart(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
+def split_swizzle(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
     """The length of a buffer's swizzled rows, 0 for others, and the part of an offset that they go round by: the rest is whole periods."""
     row = (as_int(buffer.shape[-1]) or 0) if buffer.swizzle and len(buffer.shape) > 1 else 0
     if not row:

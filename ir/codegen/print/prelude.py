@@ -10,7 +10,7 @@ from string import Template
 from types import MappingProxyType
 
 from relax_tune.ir.codegen.print import math
-from relax_tune.ir.codegen.print.transpose_registers import exchange_text
+from relax_tune.ir.codegen.print.transpose_registers import transpose_text
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import MATH
 from relax_tune.ir.hardware.intrinsics import Intrinsic
@@ -67,10 +67,10 @@ class Prelude:
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
         """The function of an intrinsic for operands in these address spaces, the written one last, and these extents."""
-        for helper in found.needs:
+        for helper in found.prelude_helpers:
             self.helper(helper, f32, 1)
         ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{size}" for _, size in sizes]
-        name, meaning = f"rt_{found.name}{''.join(ends)}", found.meaning
+        name, meaning = f"rt_{found.name}{''.join(ends)}", found.semantics
         known = f"  enum {{ {', '.join(f'{v} = {size}' for v, size in sizes)} }};\n" if sizes else ""
         parameters = [
             f"{'' if b in meaning.output_buffers else 'const '}{space}{self.storage(dtype)} *{b.name.lower()}"
@@ -78,7 +78,9 @@ class Prelude:
         ]
         parameters += [f"{self.storage(i64)} {b.lower()}_{v}" for b, v in found.strides()]
         fetched = [
-            b for b in meaning.buffers if found.of_warp and b not in meaning.output_buffers and b.name not in found.held
+            b
+            for b in meaning.buffers
+            if found.of_warp and b not in meaning.output_buffers and b.name not in found.warp_operands
         ]
         parameters += [f"{self.storage(i64)} {b.name.lower()}_at" for b in fetched]
         head = f"{self.inline} void {name}({', '.join(parameters)})"
@@ -144,7 +146,7 @@ class Prelude:
         if name in math.HALVES:
             return self._half(name, width)
         if name == "exchange":
-            return (), exchange_text(width)
+            return (), transpose_text(width)
         if dtype is f32 and name in math.BODIES:
             needs, body = math.BODIES[name]
             body = math.exp_of(width) if name == "exp" else body

@@ -1,4 +1,4 @@
-"""Copies that exchange rows and columns: which loops are such, and the square of vectors they are made of."""
+"""Recognise copies that transpose square tiles, and write their shuffles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relax_tune.ir.core.expr import Load, Op, Var, as_int
 from relax_tune.ir.core.stmt import For, If, Store
 
 
-def square_of(f: For) -> tuple[For, Op | None, Store] | None:
+def transposed_copy(f: For) -> tuple[For, Op | None, Store] | None:
     """(inner loop, condition on the outer one, store) of two vectorised loops around a store that is made everywhere, or where
     `x < bound`."""
     inner = f.body
@@ -24,10 +24,10 @@ def square_of(f: For) -> tuple[For, Op | None, Store] | None:
     return None
 
 
-def mark_exchange(f: For, algebra: Algebra, lanes: int) -> For:
+def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
     """A vectorised loop around another one that copies a matrix and exchanges its rows and columns, marked as such: the elements
     read lie side by side along the outer loop, those written along the inner one. Other loops are left as they are."""
-    found = square_of(f)
+    found = transposed_copy(f)
     if found is None:
         return f
     inner, condition, store = found
@@ -61,7 +61,7 @@ def _step(access: Load | Store, var: Var, algebra: Algebra) -> int | None:
     return None if algebra.depends(others, (var,)) else flat.get((var,), 0)
 
 
-def exchange_text(width: int) -> str:
+def transpose_text(width: int) -> str:
     """A function that exchanges rows and columns of `width` vectors, given by pointers: in each step two rows swap the lanes in
     which their numbers differ."""
     rows = [f"x{k}" for k in range(width)]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lower.narrow_ints import fits, four_bits, power_of_two
-from relax_tune.ir.codegen.lower.registers import Layout
-from relax_tune.ir.codegen.print.addressing import C_INFIX, Address, Lane, Places, bracketed
+from relax_tune.ir.codegen.lower.registers import RegisterLayout
+from relax_tune.ir.codegen.print.addressing import C_INFIX, Address, AddressPrinter, Lane, bracketed
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, computed, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f16, f32, f64, i8, i32, i64, u8
@@ -28,10 +28,10 @@ VECTOR_TYPES = frozenset({f32, f64, i32})
 Text = tuple[str | None, bool]
 
 
-class Values(Places):
+class ValuePrinter(AddressPrinter):
     """The expression half of the printer."""
 
-    def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, Layout]) -> None:
+    def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, RegisterLayout]) -> None:
         super().__init__(prelude, algebra, layouts)
         self._memo: dict[Expr, Text] = {}
         self._orders: dict[Expr, tuple[tuple[Expr, ...], frozenset[Expr]]] = {}
@@ -398,25 +398,25 @@ class Values(Places):
         if b.dtype is i64:
             return None, True
         if step == 1:
-            self._ask_ahead(b, p)
+            self._prefetch(b, p)
             text = self.load_vector(b, self.address(b, p), lane)
             if b.dtype.short == "bool":
                 text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
             return self.unpacked(text, b.dtype, lane.width), True
         return self._by_lane(e), True
 
-    def _ask_ahead(self, b: Buffer, p: Poly) -> None:
+    def _prefetch(self, b: Buffer, p: Poly) -> None:
         """Ask memory for the vector that a later iteration of the marked loop reads, wherever that may be: asking is never wrong."""
-        ahead = self.ahead
-        if ahead is None or b.scope != "global" or b in self.written:
+        prefetch = self.prefetch
+        if prefetch is None or b.scope != "global" or b in self.written:
             return
-        moves = [m for m in p if any(ahead.var in self.algebra.free(a) for a in m)]
-        if moves != [(ahead.var,)]:
+        moves = [m for m in p if any(prefetch.var in self.algebra.free(a) for a in m)]
+        if moves != [(prefetch.var,)]:
             return
-        at = self.address(b, plus(p, constant(p[(ahead.var,)] * ahead.iterations))).text
+        at = self.address(b, plus(p, constant(p[(prefetch.var,)] * prefetch.distance))).text
         text = self.ask(at)
-        if text is not None and text not in ahead.asked:
-            ahead.asked.add(text)
+        if text is not None and text not in prefetch.issued:
+            prefetch.issued.add(text)
             self.line(text)
 
     def ask(self, at: str) -> str | None:
@@ -462,7 +462,7 @@ class Values(Places):
         if step == 1 and text is not None and stored(b.dtype) in (f32, f64, i32, i8, u8, HALF):
             address = self.address(b, p)
             new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
-            if not lane.stream or b.scope != "global":
+            if not lane.nontemporal or b.scope != "global":
                 self.line(self.store_vector(b, address, new, lane))
             elif lane.count is None:
                 self.line(self.stream_vector(b, address, new, lane))

@@ -124,12 +124,12 @@ def test_aligned_rows_read_back_and_take_a_value() -> None:
     assert not structural_equal(rows("local", 4).func, rows("local", 8).func)
     made = instantiate(Sketch("aligned", s.func, s.trace, ()), {"T": 16})
     assert structural_equal(made, replay_with(s.trace, make.chain(), {"T": 16}))
-    assert 'scope="local", row=(16, 1)' in print_text(made)
+    assert 'scope="local", row_alignment=(16, 1)' in print_text(made)
     with pytest.raises(ParseError, match="wanted a row as"):
-        parse_prim_func(print_text(made).replace("row=(16, 1)", "row=(16,)"))
-    for wrong in ("row=(0, 1)", "row=(16, -1)", "row=(n, 1)"):
+        parse_prim_func(print_text(made).replace("row_alignment=(16, 1)", "row_alignment=(16,)"))
+    for wrong in ("row_alignment=(0, 1)", "row_alignment=(16, -1)", "row_alignment=(n, 1)"):
         with pytest.raises(VerifyError, match="rows"):
-            verify(parse_prim_func(print_text(made).replace("row=(16, 1)", wrong)))
+            verify(parse_prim_func(print_text(made).replace("row_alignment=(16, 1)", wrong)))
     with pytest.raises(BuildError, match="a constant alignment"):
         generate(replay(s.trace, make.chain()).func, CodeTarget("c", 16))
 
@@ -168,12 +168,17 @@ def swizzled_tiles(columns: int, vector: int) -> Schedule:
 def test_swizzled_rows_read_back_and_are_checked() -> None:
     func = swizzled_tiles(16, 4).func
     text = print_text(func)
-    assert 'scope="shared", row=(4, 0), swizzle=4)' in text
+    assert 'scope="shared", row_alignment=(4, 0), swizzle=4)' in text
     assert structural_equal(parse_prim_func(text), func)
     assert not structural_equal(func, swizzled_tiles(16, 2).func)
-    for wrong in ("row=(4, 1), swizzle=4", "row=(8, 0), swizzle=4", "row=(3, 0), swizzle=3", "swizzle=4"):
+    for wrong in (
+        "row_alignment=(4, 1), swizzle=4",
+        "row_alignment=(8, 0), swizzle=4",
+        "row_alignment=(3, 0), swizzle=3",
+        "swizzle=4",
+    ):
         with pytest.raises(VerifyError, match="to swizzle"):
-            verify(parse_prim_func(text.replace("row=(4, 0), swizzle=4", wrong)))
+            verify(parse_prim_func(text.replace("row_alignment=(4, 0), swizzle=4", wrong)))
 
 
 def test_swizzled_rows_mean_what_they_did() -> None:

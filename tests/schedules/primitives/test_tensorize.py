@@ -176,5 +176,5 @@ def test_a_nest_that_matches_no_longer_is_loops() -> None:
 def test_the_table(name: str) -> None:
     intrinsic = INTRINSICS[name]
     assert intrinsic.name == name
-    verify(intrinsic.meaning)
-    assert all(b.name.isidentifier() and b.name.isupper() for b in intrinsic.meaning.buffers)
+    verify(intrinsic.semantics)
+    assert all(b.name.isidentifier() and b.name.isupper() for b in intrinsic.semantics.buffers)

@@ -19,7 +19,7 @@ from tests.support.meaning import assert_same_meaning
 from relax_tune.ir.codegen.generate import GeneratedKernel
 from relax_tune.ir.core.dtype import f16
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.hardware.wgmma import CONDITION, MOST_TILES
+from relax_tune.ir.hardware.wgmma import CONDITION, MAX_TILES
 from relax_tune.runtime.device import cuda_compiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes
@@ -101,9 +101,9 @@ def test_loops_stay_where_a_product_is_none_of_the_machine(monkeypatch: pytest.M
     shared = next(b.name for b in s.func.allocs if b.scope == "shared")
     s.apply("storage_align", buffer=shared, factor=8, offset=8)
     assert "rt_wgmma_" not in text(simplify_func(s.func))
-    monkeypatch.setattr(gpu_wgmma, "COLUMN_TILES", (MOST_TILES + 8,))
+    monkeypatch.setattr(gpu_wgmma, "COLUMN_TILES", (MAX_TILES + 8,))
     (wide,) = generate_sketches(func, MACHINE, RULE)
-    assert "rt_wgmma_" not in text(instantiate(wide, SMALL["batched NN"] | {"NT": MOST_TILES + 8}))
+    assert "rt_wgmma_" not in text(instantiate(wide, SMALL["batched NN"] | {"NT": MAX_TILES + 8}))
 
 
 Change = tuple[str, str]
