@@ -56,7 +56,7 @@ from relax_tune.schedules.trace import Trace
 
 Rule = Callable[[PrimFunc, HardwareInfo], Iterator[tuple[str, Schedule]]]
 
-# The rules for processors and those for GPUs, in the order their sketches are listed. A new rule is added here, and nowhere else.
+# The rules for processors and for GPUs, in the order of their sketches. A new rule is listed here and nowhere else.
 PROCESSOR_RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
     "gemv": gemv.sketches,

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "int4, one row": (lambda: make.quantised(48, 64, 4, rows=1), ({},)),
     "batched NT": (make.scores, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "batched NN": (make.context, ({"b": 2, "n": 13}, {"b": 1, "n": 1})),
-    "product of turned": (make.turned_product, ({"m": 13, "n": 67, "k": 19}, {"m": 9, "n": 33, "k": 16}, {"m": 1, "n": 1, "k": 1})),
+    "product of turned": (make.transposed_product, ({"m": 13, "n": 67, "k": 19}, {"m": 9, "n": 33, "k": 16}, {"m": 1, "n": 1, "k": 1})),
     "zoo batched NT": (_zoo("batched_matmul_nt"), ({"b": 3, "n": 5, "m": 21}, {"b": 1, "n": 1, "m": 1})),
     "mean pool": (_zoo("mean_pool"), ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
     "mean over the middle": (make.mean_over_middle, ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
@@ -97,8 +97,8 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "attention, f16": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1})),
     "causal attention": (make.causal_attention, ({"n": 0}, {"n": 1}, {"n": 37}, {"n": 131})),
     "transpose": (_zoo("transpose_0213"), ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
-    "turned": (make.turned, ({"b": 2, "n": 17, "m": 35}, {"b": 1, "n": 16, "m": 8}, {"b": 1, "n": 1, "m": 1})),
-    "turned, bf16": (lambda: make.turned(bf16), ({"b": 2, "n": 17, "m": 9}, {"b": 1, "n": 32, "m": 16})),
+    "turned": (make.transposed_scale, ({"b": 2, "n": 17, "m": 35}, {"b": 1, "n": 16, "m": 8}, {"b": 1, "n": 1, "m": 1})),
+    "turned, bf16": (lambda: make.transposed_scale(bf16), ({"b": 2, "n": 17, "m": 9}, {"b": 1, "n": 32, "m": 16})),
     "reshape": (_zoo("reshape"), ({"n": 13}, {"n": 1})),
     "gather": (_zoo("gather"), ({"s": 13}, {"s": 1})),
     "concat": (_zoo("concat_select"), ({"n": 5, "m": 8}, {"n": 1, "m": 1})),
@@ -143,17 +143,17 @@ def function(case: str) -> PrimFunc:
 
 @cache
 def by_rule(case: str, language: str, rule: str) -> tuple[Sketch, ...]:
-    """What one rule gives for a function; made once for all tests of a process."""
+    """Return one rule's sketches of a function, cached for all tests of a process."""
     return generate_sketches(function(case), MACHINES[language], {rule: RULES[rule]})
 
 
 def sketches_of(case: str, language: str) -> tuple[PrimFunc, tuple[Sketch, ...]]:
-    """A function of `CASES` and all of its sketches, the fallback last."""
+    """Return a function of `CASES` and all of its sketches, the fallback last."""
     return function(case), tuple(s for rule in rules_for(MACHINES[language]) for s in by_rule(case, language, rule))
 
 
 def few(case: str, language: str, limit: int) -> tuple[Sketch, ...]:
-    """At most `limit` of a function's sketches, the fallback among them."""
+    """Return at most `limit` of a function's sketches, the fallback among them."""
     func, (*others, last) = sketches_of(case, language)
     rng = random.Random(f"a {case} {func.name} {language}")
     return (*rng.sample(others, min(len(others), limit - 1)), last)
@@ -161,7 +161,7 @@ def few(case: str, language: str, limit: int) -> tuple[Sketch, ...]:
 
 @cache
 def covering(language: str, least: int) -> Mapping[str, tuple[Sketch, ...]]:
-    """At least `least` sketches of each function that has so many, and every name of a sketch in some function's."""
+    """Return sketches of each function: at least `least` where it has them, and together every sketch name."""
     seen: set[str] = set()
     found = {}
     for case in cases_of(language):
@@ -173,14 +173,14 @@ def covering(language: str, least: int) -> Mapping[str, tuple[Sketch, ...]]:
 
 
 def sampled(sketches: Sequence[Sketch], seed: str) -> list[tuple[Sketch, dict[str, int], PrimFunc]]:
-    """(sketch, values, instance) of each, for random values that satisfy its constraints."""
+    """Return (sketch, values, instance) of each sketch, for random values that satisfy its constraints."""
     rng = random.Random(f"values {seed}")
     values = [drawn(sketch, rng) for sketch in sketches]
     return [(sketch, v, instantiate(sketch, v)) for sketch, v in zip(sketches, values, strict=True)]
 
 
 def drawn(sketch: Sketch, rng: random.Random) -> dict[str, int]:
-    """Random values of the tunables that satisfy the constraints."""
+    """Draw values of the tunables that satisfy the constraints."""
     for _ in range(400):
         values = {t.name: rng.choice(t.domain) for t in sketch.tunables}
         if all(holds(c, {t: values[t.name] for t in sketch.tunables}) for c in sketch.constraints):
@@ -201,10 +201,10 @@ class Sample:
 
 
 def samples(language: str, seed: str, largest: int) -> list[Sample]:
-    """A random candidate of every sketch name that any rule gives for any function, and of every function but those that GPU
-    sketches are not tried on.
+    """Return a random candidate of every sketch name of every rule, and for processors of every function too.
 
-    Shapes: one of the function's own, and two random ones of 0, 1, primes, tile sizes and their neighbours, no dim above
+    Shapes: one of the function's own, and two random ones of 0, 1, primes, tile sizes and their neighbours. No
+        dimension is above
     `largest`.
     """
     rng = random.Random(f"{seed} {language}")
@@ -232,8 +232,11 @@ def samples(language: str, seed: str, largest: int) -> list[Sample]:
 
 
 def by_hand(language: str) -> list[Sample]:
-    """Products by the primitives that no rule uses: padded whole tiles, tiles fetched ahead into aligned rows, main loops and
-    tails over a rearranged intermediate; and what a rule makes for CUDA alone, slices that are on their way while others are used."""
+    """Return matmuls scheduled by primitives that no rule uses, and for CUDA a rule's sketch with asynchronous copies.
+
+    tensorized: padded whole tiles. ahead: tiles copied ahead into aligned rows. cut: main loops and tails over a
+        rearranged intermediate.
+    """
     case = "matmul symbolic"
     s = Schedule(CASES[case][0]())
     s.apply("pad", block="mm", factors=[4, 16, None])
@@ -271,13 +274,13 @@ def by_hand(language: str) -> list[Sample]:
 
 
 def arguments(func: PrimFunc, dims: Dims, seed: int = 0) -> tuple[list[Array], list[int]]:
-    """(all arrays with poisoned outputs last, scalar arguments)."""
+    """Return all arrays, with poisoned outputs last, and the scalar arguments."""
     outputs = [np.full(tuple(size_of(d, dims, func) for d in b.shape), 77, b.dtype.numpy) for b in func.output_buffers]
     return [*make_inputs(func, dims, seed), *outputs], [dims[v.name] for v in func.scalar_params]
 
 
 def problems(func: PrimFunc, arrays: list[Array], found: list[Array], dims: Dims) -> list[str]:
-    """What is wrong with the outputs, against the f64 reference of the unscheduled function."""
+    """Describe the errors of the outputs against the f64 reference of the unscheduled function."""
     symbols: dict[Var, int] = {v: dims[v.name] for v in func.symbols}
     wanted = evaluate(func, arrays[: len(func.input_buffers)], symbols)
     out = []

@@ -43,7 +43,7 @@ def make_inputs(func: PrimFunc, dims: Mapping[str, int], seed: int = 0) -> list[
 def outputs_of(
     func: PrimFunc, dims: Mapping[str, int], inputs: Sequence[Array], tunables: Mapping[Tunable, int] | None = None
 ) -> list[Array]:
-    """What the function computes at these dims (by name), in the interpreter."""
+    """Return the function's outputs at these dimensions (by name), computed by the interpreter."""
     outputs = [np.full(tuple(size_of(d, dims, func) for d in b.shape), 77, b.dtype.numpy) for b in func.output_buffers]
     scalars = [dims[v.name] for v in func.scalar_params]
     run_prim(func, [*inputs, *outputs], scalars, tunables=tunables or {})
@@ -57,7 +57,7 @@ def assert_same_meaning(
     seed: int = 0,
     tunables: Mapping[Tunable, int] | None = None,
 ) -> None:
-    """The two functions give the same outputs, up to the rounding of another order of additions."""
+    """Assert that two functions have the same outputs, up to the rounding of another order of additions."""
     verify(after)
     inputs = make_inputs(before, dims, seed)
     wanted = outputs_of(before, dims, inputs)

@@ -1,4 +1,4 @@
-"""Tensor functions the schedule tests share, beside those of the zoo: the corner cases of primitives and rules."""
+"""Tensor functions that the schedule tests share: the corner cases of primitives and rules that the zoo lacks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def reverse() -> PrimFunc:
     return b.finish()
 
 
-def turned(stored: DType = f32) -> PrimFunc:
+def transposed_scale(stored: DType = f32) -> PrimFunc:
     """Y[b, j, i] = X[b, i, j] * s[i] over (b, n, m)."""
     p, n, m = Var("b"), Var("n"), Var("m")
     b = TensorBuilder("turned")
@@ -121,7 +121,7 @@ def matmul(
     return b.finish()
 
 
-def turned_product(stored: DType = f32) -> PrimFunc:
+def transposed_product(stored: DType = f32) -> PrimFunc:
     """D = A^T @ B^T + bias over (k, m) and (n, k), all symbolic."""
     m, n, k = Var("m"), Var("n"), Var("k")
     b = TensorBuilder("turned_product")
@@ -150,7 +150,7 @@ def dense(n: int, k: int, rows: int | None = None, stored: DType = f32) -> PrimF
 def quantised(
     n: int, k: int, bits: int, group: int | None = None, transposed: bool = True, rows: int | None = None
 ) -> PrimFunc:
-    """max(x @ w + bias, 0) of an (m, k) and a weight kept in so many bits, as `QuantizeWeights` and lowering make it."""
+    """max(x @ w + bias, 0) of an (m, k) and a weight stored in `bits` bits, as `QuantizeWeights` and lowering make it."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("m") if rows is None else rows, k))
     w = g.constant("w", np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32))
@@ -161,7 +161,7 @@ def quantised(
 
 
 def scaled_bytes(n: int, k: int, stored: DType = f16) -> PrimFunc:
-    """x @ (q * scale).T of an (m, k) in 16 bits and a constant (n, k) of whole numbers with a scale for each of its rows."""
+    """x @ (q * scale).T of an (m, k) in 16 bits and a constant (n, k) of integers with one scale per row."""
     m = Var("m")
     b = TensorBuilder("scaled_bytes")
     x, q, scale = b.input("x", (m, k), stored), b.input("q", (n, k), i8, const=True), b.input("scale", (n,), const=True)
@@ -349,9 +349,11 @@ def ends(width: int = 12) -> PrimFunc:
 
 
 def weighted(guarded: bool = True, near: Callable[[Expr, Expr], Expr] | None = None) -> PrimFunc:
-    """Y[i, c] = sum_k softmax(s)[i, k] V[k, c] of scores A[i, k] that a mask, and a condition `near` on i and k, let through, 0 in
-    rows without any; the scores that are hidden weigh nothing because they are minus infinity, or (guarded) because the weights say
-    so."""
+    """Y[i, c] = sum_k softmax(s)[i, k] V[k, c] of masked scores A[i, k]; 0 in rows without any key.
+
+    near: a further condition on i and k.
+    guarded: whether the weights test for masked scores; otherwise masked scores are minus infinity.
+    """
     n, m = Var("n"), Var("m")
     b = TensorBuilder("weighted")
     x, seen, v = b.input("A", (n, m)), b.input("seen", (n, m), bool_), b.input("V", (m, 3))
@@ -394,14 +396,16 @@ def attention_of_positions(dtype: DType = f32) -> PrimFunc:
 
 
 def attention_over_cache() -> PrimFunc:
-    """The last n of m positions, of four heads of which two share keys, see those up to their own, at most nine."""
+    """Causal attention of the last n of m positions with a window of nine; four heads share two heads of keys."""
     n, m = Var("n"), Var("m")
     infos = [TensorInfo((const(h), r, const(24)), f32) for h, r in ((4, n), (2, m), (2, m))]
     return Attention(0.3, causal=True, offset=m - n, window=9).legalize("attention", infos)
 
 
 def attention_of_halves(dtype: DType = f16) -> PrimFunc:
-    """The last n of m positions, of four heads of which two share keys, in and out of 16-bit floats, which weights are too."""
+    """Causal attention of the last n of m positions in 16-bit floats, weights included; four heads share two heads of
+    keys.
+    """
     g = GraphBuilder()
     n, m = g.symbol("n"), g.symbol("m")
     q, k, v = (g.input(x, (h, r, w), dtype) for x, h, r, w in (("q", 4, n, 32), ("k", 2, m, 32), ("v", 2, m, 16)))

@@ -186,7 +186,7 @@ def test_opencl_calls_no_builtin_of_its_own() -> None:
 
 def turned_copy() -> PrimFunc:
     """B[p, k, j] = A[j, k] in panels of 32 columns, zeros behind the last."""
-    s = Schedule(schedule_functions.turned_product())
+    s = Schedule(schedule_functions.transposed_product())
     s.apply("pad", block="mm", factors=[None, 32, None])
     c_0, c_1 = s.split(s.loops_of("B_pad_fill")[0], [None, 32])
     d_0, d_1 = s.split(s.loops_of("B_pad_fill")[-1], [None, 16])

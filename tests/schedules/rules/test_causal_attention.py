@@ -30,7 +30,7 @@ def keys_of(func: PrimFunc) -> tuple[For, For]:
 
 
 @pytest.mark.parametrize("n", [0, 1, 64, 1000, 4099])
-def test_blocks_of_keys_are_counted_as_many_as_there_are_in_the_mean(n: int) -> None:
+def test_with_mean_extents_causal_loop_has_mean_key_blocks(n: int) -> None:
     func = built(make.causal_attention())[1]
     sizes = {v: const(n) for v in func.symbols}
     tiles, keys = keys_of(func)
@@ -42,12 +42,12 @@ def test_blocks_of_keys_are_counted_as_many_as_there_are_in_the_mean(n: int) -> 
     assert n < 1000 or mean < 0.55 * -(-n // 32)
 
 
-def test_what_is_even_is_left_alone() -> None:
+def test_with_mean_extents_constant_extents_returns_same_function() -> None:
     sketch, _ = built(make.attention())
     assert with_mean_extents(sketch.func) is sketch.func
 
 
-def test_threads_take_tiles_as_they_come_where_some_see_more_keys() -> None:
+def test_generate_causal_tiles_uses_dynamic_schedule() -> None:
     for func, how in ((make.causal_attention(), "dynamic"), (make.attention(), "static")):
         text = generate(built(func)[1], CodeTarget("c", 16)).source
         assert text.count("schedule(") == text.count(f"schedule({how})") == 1

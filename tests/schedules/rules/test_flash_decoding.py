@@ -1,4 +1,4 @@
-"""Attention of few queries on processors: blocks of keys are work for several workers."""
+"""Flash-decoding on processors: workers share the blocks of keys of one query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def built(language: str) -> PrimFunc:
 
 
 @pytest.mark.parametrize(("language", "kind", "tasks"), [("c", "parallel", 2 * 5), ("opencl", "group", 2 * 10)])
-def test_one_query_gives_every_worker_keys(language: str, kind: str, tasks: int) -> None:
+def test_flash_decoding_one_query_spreads_key_blocks(language: str, kind: str, tasks: int) -> None:
     func = built(language)
     assert isinstance(func.body, Seq)
     first, second = func.body.stmts

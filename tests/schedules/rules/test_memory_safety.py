@@ -32,20 +32,20 @@ def child(environment: dict[str, str], mode: str, where: Path, *under: str) -> N
 
 @pytest.mark.ccompiler
 @pytest.mark.slow
-def test_c_under_the_sanitizers_and_the_recorder(tmp_path: Path) -> None:
+def test_samples_c_with_sanitizers_find_nothing(tmp_path: Path) -> None:
     child(sanitizer(), "c", tmp_path)
 
 
 @pytest.mark.opencl
 @pytest.mark.slow
-def test_opencl_under_oclgrind(tmp_path: Path) -> None:
+def test_samples_opencl_under_oclgrind_find_nothing(tmp_path: Path) -> None:
     child(simulator(tmp_path / "log"), "opencl", tmp_path / "log")
 
 
 @pytest.mark.cuda
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
-def test_cuda_under_compute_sanitizer(tool: str, tmp_path: Path) -> None:
+def test_samples_cuda_under_compute_sanitizer_find_nothing(tool: str, tmp_path: Path) -> None:
     program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer is not installed; it comes with CUDA's toolkit")
@@ -53,13 +53,13 @@ def test_cuda_under_compute_sanitizer(tool: str, tmp_path: Path) -> None:
     child(dict(os.environ), "cuda", tmp_path, program, "--tool", tool, "--error-exitcode", "9")
 
 
-def test_every_rule_has_a_sample() -> None:
+def test_samples_every_rule_is_present() -> None:
     found = {
         rule
         for language, machine in MACHINES.items()
         for rule in rules_for(machine)
         if any(by_rule(case, language, rule) for case in cases_of(language))
     }
-    # a rule that misses here wants a function it takes in tests/support/candidates.py: CASES; those that are for CUDA alone are tried
-    # in tests/schedules/rules/test_mma.py and test_rules_warpgroup.py
+    # a missing rule needs a function in tests/support/candidates.py: CASES. The rules for CUDA alone are tested in test_mma.py and
+    # test_wgmma.py
     assert set(RULES) - found == {"gpu_tensor", "gpu_warpgroup", "gpu_attention_tensor"}

@@ -45,7 +45,7 @@ PRODUCTS: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ..
     "NT": (lambda: make.dense(64, 256, stored=f16), ({"m": 5}, {"m": 33})),
     "batched NN": (lambda: make.context(2, 24, bf16), ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "batched NT": (lambda: make.scores(2, 16, f16), ({"b": 2, "n": 17}, {"b": 1, "n": 0})),
-    "TN": (lambda: make.turned_product(f16), ({"m": 13, "n": 67, "k": 19}, {"m": 1, "n": 1, "k": 1})),
+    "TN": (lambda: make.transposed_product(f16), ({"m": 13, "n": 67, "k": 19}, {"m": 1, "n": 1, "k": 1})),
 }  # fmt: skip
 ATTENTION: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...]]] = {
     "of a cache": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1}, {"n": 3, "m": 0})),

@@ -54,25 +54,25 @@ def run(name: str, machine: str, device: Device, sketches: Sequence[Sketch]) -> 
 
 
 @pytest.mark.parametrize("machine", LEAST)
-def test_no_structural_choice_is_left_out(machine: str) -> None:
+def test_covering_any_machine_has_every_sketch_name(machine: str) -> None:
     made = {s.name for name in cases_of(machine) for s in sketches_of(name, machine)[1]}
     assert {s.name for found in covering(machine, LEAST[machine]).values() for s in found} == made
 
 
 @pytest.mark.ccompiler
 @pytest.mark.parametrize("name", CASES)
-def test_c(name: str, c: Device) -> None:
+def test_instances_c_match_reference(name: str, c: Device) -> None:
     run(name, "c", c, covering("c", LEAST["c"])[name])
 
 
 @pytest.mark.opencl
 @pytest.mark.parametrize("name", CASES)
-def test_opencl(name: str, opencl: Device) -> None:
+def test_instances_opencl_match_reference(name: str, opencl: Device) -> None:
     run(name, "opencl", opencl, covering("opencl", LEAST["opencl"])[name])
 
 
 @pytest.mark.opencl
 @pytest.mark.parametrize("name", GPU_CASES)
-def test_groups_of_items(name: str, opencl: Device) -> None:
+def test_instances_gpu_match_reference(name: str, opencl: Device) -> None:
     """What is made for GPUs means the same where a processor runs the items of a group between barriers."""
     run(name, "gpu", opencl, few(name, "gpu", 9))

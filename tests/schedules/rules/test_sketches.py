@@ -1,4 +1,4 @@
-"""Sketches: an instance means what replaying the trace with numbers means; every function gets some; none leaves work out."""
+"""Sketches of every rule: instances equal the replayed trace, keep the meaning, and satisfy the constraints."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ every = pytest.mark.parametrize(
 
 
 @every
-def test_an_instance_is_its_trace_with_numbers(name: str, machine: str) -> None:
+def test_instantiate_any_sketch_equals_its_replayed_trace(name: str, machine: str) -> None:
     func = functions()[name]
     rng = random.Random(f"{name} {machine}")
     for sketch in sketches(name, machine):
@@ -90,7 +90,7 @@ def test_an_instance_is_its_trace_with_numbers(name: str, machine: str) -> None:
 
 
 @every
-def test_sketches_are_well_formed(name: str, machine: str) -> None:
+def test_generate_sketches_any_function_gives_well_formed_sketches(name: str, machine: str) -> None:
     found = sketches(name, machine)
     assert found[-1].name == "fallback" and [s.name for s in found].count("fallback") == 1
     assert len({s.name for s in found}) == len(found)
@@ -106,7 +106,7 @@ def test_sketches_are_well_formed(name: str, machine: str) -> None:
 
 
 @every
-def test_guesses_are_points_of_the_sketch(name: str, machine: str) -> None:
+def test_guesses_any_sketch_satisfy_its_constraints(name: str, machine: str) -> None:
     for sketch in sketches(name, machine):
         for guess in sketch.guesses:
             assert set(guess) == {t.name for t in sketch.tunables}
@@ -115,7 +115,7 @@ def test_guesses_are_points_of_the_sketch(name: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ("c", "opencl"))
-def test_products_are_packed_in_the_call_whatever_is_symbolic(machine: str) -> None:
+def test_matmul_symbolic_sizes_packs_in_the_call(machine: str) -> None:
     found = {s.name: s for s in sketches("matmul", machine)}
     for name in ("matmul.panels.packed", "matmul.blocks.packed"):
         sketch = found[name]
@@ -123,7 +123,7 @@ def test_products_are_packed_in_the_call_whatever_is_symbolic(machine: str) -> N
 
 
 @every
-def test_instances_have_no_tunables_and_verify(name: str, machine: str) -> None:
+def test_instantiate_any_sketch_leaves_no_tunables(name: str, machine: str) -> None:
     rng = random.Random(f"verify {name} {machine}")
     for sketch in sketches(name, machine):
         (values,) = legal_values(sketch, rng, 1)
@@ -160,7 +160,7 @@ def test_instances_have_no_tunables_and_verify(name: str, machine: str) -> None:
         ("dot", {"reductions.two_pass"}),
     ],
 )
-def test_which_rules_take_a_function(name: str, wanted: set[str], machine: str) -> None:
+def test_generate_sketches_each_kind_of_function_uses_its_rules(name: str, wanted: set[str], machine: str) -> None:
     names = [s.name for s in sketches(name, machine)]
     rules = {".".join(n.split(".")[: 2 if n.startswith("reductions.") else 1]) for n in names}
     assert rules >= wanted | {"fallback"}
@@ -184,7 +184,7 @@ SMALL = (
         if m != "gpu" or n in ("layer_norm", "row_sum", "pointwise4", "two_outputs")
     ],
 )
-def test_instances_keep_the_meaning(name: str, machine: str) -> None:
+def test_instantiate_any_sketch_keeps_the_meaning(name: str, machine: str) -> None:
     func = functions()[name]
     rng = random.Random(f"meaning {name} {machine}")
     for sketch in sketches(name, machine):
@@ -197,7 +197,7 @@ def test_instances_keep_the_meaning(name: str, machine: str) -> None:
 
 @pytest.mark.parametrize("machine", ("c", "opencl"))
 @pytest.mark.parametrize("name", ["matmul", "softmax", "pointwise2", "scores"])
-def test_the_free_sketch_means_the_same(name: str, machine: str) -> None:
+def test_sketch_with_tunables_keeps_the_meaning(name: str, machine: str) -> None:
     # the interpreter runs the sketch itself with values for its tunables: nothing is instantiated
     func = functions()[name]
     rng = random.Random(f"free {name} {machine}")
@@ -208,19 +208,19 @@ def test_the_free_sketch_means_the_same(name: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_generation_is_deterministic(machine: str) -> None:
+def test_generate_sketches_twice_gives_equal_traces(machine: str) -> None:
     for name in ("matmul", "softmax_mask", "pointwise4"):
         again = generate_sketches(functions()[name], MACHINES[machine])
         assert [s.trace.to_json() for s in again] == [s.trace.to_json() for s in sketches(name, machine)]
 
 
-def test_rules_can_be_chosen() -> None:
+def test_generate_sketches_given_rules_uses_only_these() -> None:
     only = generate_sketches(make.matmul(), MACHINES["c"], {"fallback": RULES["fallback"]})
     assert [s.name for s in only] == ["fallback"]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_constraints_as_arrays_and_by_substitution_agree(machine: str) -> None:
+def test_constraint_function_arrays_agrees_with_substitution(machine: str) -> None:
     rng = random.Random(7)
     for name in ("matmul", "matmul 1536", "scores", "softmax_mask", "pointwise2", "two_outputs"):
         for sketch in sketches(name, machine):
@@ -232,7 +232,7 @@ def test_constraints_as_arrays_and_by_substitution_agree(machine: str) -> None:
             assert found.tolist() == (wanted if sketch.tunables else [True])
 
 
-def test_some_constraint_says_no() -> None:
+def test_constraint_function_violating_values_returns_false() -> None:
     for sketch in sketches("matmul", "c"):
         if sketch.constraints:
             columns = {t.name: np.array([t.domain[0], t.domain[-1]]) for t in sketch.tunables}
@@ -241,7 +241,7 @@ def test_some_constraint_says_no() -> None:
     raise AssertionError("no sketch of a matmul has a constraint")
 
 
-def test_instantiate_refuses_wrong_values() -> None:
+def test_instantiate_wrong_values_raises() -> None:
     sketch = sketches("pointwise2", "c")[0]
     with pytest.raises(ScheduleError, match="tunable 'VL' wants one of"):
         instantiate(sketch, {"RB": 1})
@@ -249,7 +249,7 @@ def test_instantiate_refuses_wrong_values() -> None:
         instantiate(sketch, {"RB": 1, "VL": 17})
 
 
-def test_simplify_removes_single_trip_loops_and_keeps_the_meaning() -> None:
+def test_simplify_func_single_trip_loops_are_removed() -> None:
     func = make.matmul(7, 3)
     sketch = next(s for s in sketches("matmul 7", "c") if s.name.startswith("matmul.panels.direct"))
     made = instantiate(sketch, {t.name: t.domain[0] for t in sketch.tunables})
@@ -271,7 +271,7 @@ def copied(size: int) -> PrimFunc:
     return b.finish()
 
 
-def test_stores_past_the_caches_are_tried_where_those_may_be_too_small() -> None:
+def test_injective_outputs_beyond_cache_tries_nontemporal_stores() -> None:
     held = MACHINES["c"].workers * MACHINES["c"].l2_bytes // 4
     assert "injective.nontemporal" not in forms(copied(held), "c")
     assert "injective.nontemporal" in forms(copied(held + 1), "c")
@@ -286,7 +286,7 @@ def times_matrix(steps: int, columns: int) -> PrimFunc:
     return b.finish()
 
 
-def test_panels_that_no_cache_keeps_are_asked_for_ahead_of_their_use() -> None:
+def test_gemv_panels_beyond_cache_are_prefetched() -> None:
     machine, name = MACHINES["c"], "gemv.columns.{}parallel"
     columns = machine.l2_bytes // 4 // (4 * 64)
     assert name.format("prefetch.") not in {s.name for s in generate_sketches(times_matrix(64, columns), machine)}
@@ -303,12 +303,14 @@ def test_panels_that_no_cache_keeps_are_asked_for_ahead_of_their_use() -> None:
     assert len(asked(found[name.format("prefetch.")])) == 4, "each panel once an iteration"
 
 
-def test_one_thread_is_tried_where_threads_are_loops() -> None:
+def test_injective_without_grid_tries_one_thread() -> None:
     assert "injective.serial" in forms(make.pointwise(2), "c")
-    assert not [n for n in (*forms(make.pointwise(2), "opencl"), *forms(make.turned(), "opencl")) if "serial" in n]
+    assert not [
+        n for n in (*forms(make.pointwise(2), "opencl"), *forms(make.transposed_scale(), "opencl")) if "serial" in n
+    ]
 
 
-def test_workers_are_not_started_for_what_takes_less_and_always_for_what_takes_long() -> None:
+def test_injective_small_or_large_outputs_leaves_forms_out() -> None:
     machine = MACHINES["c"]
     assert forms(copied(machine.launch_ns), "c") == ["injective.serial"]
     assert forms(copied(machine.launch_ns + 1), "c") == ["injective.parallel", "injective.serial"]
@@ -318,7 +320,7 @@ def test_workers_are_not_started_for_what_takes_less_and_always_for_what_takes_l
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_tiles_are_turned_over_where_arrays_are_read_across(machine: str) -> None:
-    assert [n for n in forms(make.turned(), machine) if "transposed" in n]
+def test_injective_transposed_reads_uses_tiles(machine: str) -> None:
+    assert [n for n in forms(make.transposed_scale(), machine) if "transposed" in n]
     for func in (make.pointwise(4), zoo.transpose_0213().func, zoo.gather().func):
         assert not [n for n in forms(func, machine) if "transposed" in n]
