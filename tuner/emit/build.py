@@ -6,20 +6,19 @@ A pure function of the module, the set of records, the policy and the target: no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 from relax_tune.database.records import Measurement
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
-from relax_tune.ir.passes.memory.inplace import Inplace
 from relax_tune.ir.passes.memory.memory_plan import PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.host_program import HostProgram
 from relax_tune.runtime.model import choose_function
 from relax_tune.runtime.program import Program
 from relax_tune.tuner.emit.emit import ProgramBuilder
-from relax_tune.tuner.emit.emit_graph import GraphEmitter, settle_places
+from relax_tune.tuner.emit.emit_graph import GraphEmitter, choose_inplace
 from relax_tune.tuner.emit.emit_host_program import emit_driver
 from relax_tune.tuner.emit.prepack import PackingStep
 from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes
@@ -80,10 +79,8 @@ def build_programs(
         if policy != "generic":
             notes += library_notes(callee, own, plans[callee], records, facts)
     planner, inplace = MEMORY[memory]
-    if inplace:
-        lowered = replace(lowered, module=Inplace()(lowered.module))
-    lowered, moved = settle_places(lowered, choices, plans)
-    notes += moved
+    lowered, refused = choose_inplace(lowered, choices, plans, find=inplace)
+    notes += refused
     builders = {n: ProgramBuilder(n, target) for n in lowered.functions}
     programs = {
         n: GraphEmitter(lowered, f, choices, plans, builders[n], planner).run() for n, f in lowered.functions.items()

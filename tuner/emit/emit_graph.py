@@ -21,14 +21,13 @@ from relax_tune.ir.core.graph import (
     TupleItem,
     TupleValue,
     Value,
-    all_bindings,
 )
 from relax_tune.ir.core.graph import Call as GraphCall
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.passes.memory.aliasing import Roots, Tensor
-from relax_tune.ir.passes.memory.inplace import misuses, sources_of, without_places
+from relax_tune.ir.passes.memory.aliasing import Tensor
+from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.rewrite.emitter import is_view
@@ -43,33 +42,38 @@ from relax_tune.tuner.task.index_ranges import index_range, meet, range_fill
 from relax_tune.tuner.task.task import Choices
 
 
-def settle_places(
-    lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan]
+def choose_inplace(
+    lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], find: bool
 ) -> tuple[LoweredModule, list[str]]:
-    """Without the outputs that cannot lie in the memory of an argument after all: passes have moved what reads it, or a variant
-    that is dispatched reads ahead. What each of them was, and why."""
+    """Decide for every output whether it takes the memory of an argument; and note the refused candidates.
+
+    An output takes it when neither the graph nor a dispatched variant stands against it. find: candidates are sought beyond
+    the pairs that the model states."""
     functions, notes = dict(lowered.module.functions), []
     for name, f in lowered.module.functions.items():
         if not isinstance(f, Function):
             continue
-        dropped = {(m.var, m.output): m.why for m in misuses(f, lowered.module)}
-        roots = Roots(inplace=False)
-        for b in all_bindings(f):
-            var, call = b.var, b.value
-            for i, at in enumerate(call.inplace if isinstance(call, CallTIR) else ()):
-                if at is None or (var, i) in dropped or not isinstance(call, CallTIR):
-                    continue
-                own, plan = choices[call.callee], plans[call.callee]
-                output, (tensor,) = own.task.func.output_buffers[i], roots.fields(call.args[at])
-                for source in sources_of(own.task.func, call, tensor, roots):
-                    for key in plan.plan.variants:
-                        why = place_obstacle(own.stages(plan.variants[key]), output, source)
-                        if why is not None:
-                            dropped.setdefault((var, i), why)
-            roots.bind(var, call)
-        functions[name] = without_places(f, dropped)
-        notes += [f"{v.name}: not written in place of an argument: {why}" for (v, _), why in dropped.items()]
-    return (replace(lowered, module=replace(lowered.module, functions=functions)) if notes else lowered), notes
+        chosen = []
+        for pair in inplace_pairs(f, lowered.module, find):
+            why = pair.obstacle or _variant_obstacle(pair, choices[pair.callee], plans[pair.callee])
+            if why is None:
+                chosen.append(pair)
+            else:
+                notes.append(f"{pair.var.name}: not written in place of an argument: {why}")
+        functions[name] = with_inplace(f, chosen)
+    return replace(lowered, module=replace(lowered.module, functions=functions)), notes
+
+
+def _variant_obstacle(pair: InplacePair, own: Choices, plan: TaskPlan) -> str | None:
+    """Return why a dispatched variant may not write the output in the memory of the argument, if one may not."""
+    func = own.task.func
+    output, sources = func.output_buffers[pair.output], [func.input_buffers[k] for k in pair.inputs]
+    found = (
+        place_obstacle(own.stages(plan.variants[key]), output, source)
+        for source in sources
+        for key in plan.plan.variants
+    )
+    return next((why for why in found if why is not None), None)
 
 
 def workspaces(

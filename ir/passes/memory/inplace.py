@@ -23,7 +23,7 @@ from relax_tune.ir.core.graph import (
 )
 from relax_tune.ir.core.stmt import Block, Seq, Store, blocks, replace_buffers, seq, walk
 from relax_tune.ir.core.stmt import If as IfStmt
-from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.memory.aliasing import Roots, Tensor, made_tensors
@@ -187,22 +187,120 @@ def pinned(f: Function) -> frozenset[GVar]:
     return frozenset(var for var, read in reads if read & overwritten)
 
 
-def without_places(f: Function, dropped: Collection[tuple[GVar, int]]) -> Function:
-    """`f` with memory of its own for these outputs."""
+# -- candidates ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InplacePair:
+    """An output of a call, and an argument whose memory it may take.
+
+    var: variable that the call binds
+    callee: name of the tensor function
+    output: number of the output
+    argument: position of the argument
+    inputs: positions of all arguments in that memory
+    obstacle: reason against it in the graph or in the loops, if there is one
+    """
+
+    var: GVar
+    callee: str
+    output: int
+    argument: int
+    inputs: tuple[int, ...]
+    obstacle: str | None = None
+
+
+def inplace_pairs(f: Function, module: IRModule, find: bool = True) -> tuple[InplacePair, ...]:
+    """List the pairs that `call_tir_inplace` states and, with `find`, further candidates; at most one for an output.
+
+    Whether a variant reads ahead is for the caller to ask, who knows the variants."""
+    pairs = (*_stated(f), *(_Finder(f, module).pairs() if find else ()))
+    wrong = {(m.var, m.output): m.why for m in misuses(with_inplace(f, pairs), module)}
+    return tuple(replace(p, obstacle=wrong.get((p.var, p.output))) for p in pairs)
+
+
+def with_inplace(f: Function, pairs: Collection[InplacePair]) -> Function:
+    """Return `f` with exactly these outputs in the memory of arguments."""
+    chosen = {(p.var, p.output): p.argument for p in pairs}
 
     def visit(out: Emitter, b: AnyBinding) -> None:
         call = b.value
-        if (
-            isinstance(call, CallTIR)
-            and isinstance(b, Binding)
-            and any((b.var, i) in dropped for i in range(len(call.out)))
-        ):
-            kept = tuple(None if (b.var, i) in dropped else at for i, at in enumerate(call.inplace))
-            places = kept if any(at is not None for at in kept) else ()
-            b = replace(b, value=replace(call, inplace=places))
+        if isinstance(call, CallTIR) and isinstance(b, Binding):
+            arguments = tuple(chosen.get((b.var, i)) for i in range(len(call.out)))
+            wanted = arguments if any(at is not None for at in arguments) else ()
+            if wanted != call.inplace:
+                b = replace(b, value=replace(call, inplace=wanted))
         out.keep(b)
 
-    return rewrite_function(f, visit) if dropped else f
+    return rewrite_function(f, visit)
+
+
+def _stated(f: Function) -> Iterator[InplacePair]:
+    """List the pairs of `call_tir_inplace`."""
+    roots = Roots(inplace=False)
+    for b in all_bindings(f):
+        if isinstance(b.value, CallTIR):
+            for i, at in enumerate(b.value.inplace):
+                if at is not None:
+                    yield _pair(b.var, b.value, i, at, roots)
+        roots.bind(b.var, b.value)
+
+
+def _pair(var: GVar, call: CallTIR, output: int, at: int, roots: Roots) -> InplacePair:
+    tensors = set(roots.fields(call.args[at]))
+    inputs = (k for k, arg in enumerate(call.args) if isinstance(arg, GVar) and tensors & set(roots.fields(arg)))
+    return InplacePair(var, call.callee, output, at, tuple(inputs))
+
+
+class _Finder:
+    """Finds arguments of an output's dims that are computed in the same function and not read later."""
+
+    def __init__(self, f: Function, module: IRModule) -> None:
+        self.f, self.module, self.env = f, module, env_of(module.bounds)
+        self.roots = Roots(inplace=False)
+        self.last: dict[Tensor, int] = {}
+        self.at_step: dict[GVar, int] = {}
+        for position, b in enumerate(all_bindings(f)):
+            self.at_step[b.var] = position
+            self.last.update(dict.fromkeys(self.roots.of_all(b.value), position))
+            self.roots.bind(b.var, b.value)
+        self.last.update(dict.fromkeys(self.roots.of_all(f.ret), len(self.at_step)))
+        self.made = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
+
+    def pairs(self) -> Iterator[InplacePair]:
+        """List a pair for each output of a call without stated ones, where an argument fits."""
+        for b in self.f.bindings:
+            call = b.value
+            if not isinstance(call, CallTIR) or not isinstance(b, Binding) or call.inplace:
+                continue
+            taken: set[int] = set()
+            for i in range(len(call.out)):
+                at = self._argument(call, b.var, i, taken)
+                if at is not None:
+                    taken.add(at)
+                    yield _pair(b.var, call, i, at, self.roots)
+
+    def _argument(self, call: CallTIR, var: GVar, i: int, taken: Collection[int]) -> int | None:
+        """Return the first argument whose memory output `i` can take."""
+        func = self.module.prim(call.callee)
+        for at, arg in enumerate(call.args):
+            found = self.roots.fields(arg) if isinstance(arg, GVar) else ()
+            if at in taken or len(found) != 1 or found[0][0] not in self.made:
+                continue
+            if self.last[found[0]] != self.at_step[var] or not self._alike(info_of(arg), call.out[i]):
+                continue
+            sources = sources_of(func, call, found[0], self.roots)
+            if all(obstacle(func, func.output_buffers[i], s) is None for s in sources):
+                return at
+        return None
+
+    def _alike(self, old: StructInfo, new: TensorInfo) -> bool:
+        """Say whether two tensors provably have one type and equal dims."""
+        if not isinstance(old, TensorInfo) or old.shape is None or new.shape is None or old.dtype is not new.dtype:
+            return False
+        return len(old.shape) == len(new.shape) and all(
+            prove_equal(a, b, self.env) is Proof.YES for a, b in zip(old.shape, new.shape, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,51 +311,4 @@ class Inplace:
     measured. Branches are left alone."""
 
     def __call__(self, module: IRModule) -> IRModule:
-        env = env_of(module.bounds)
-
-        def function(f: Function) -> Function:
-            roots = Roots(inplace=False)
-            last: dict[Tensor, int] = {}
-            at_step: dict[GVar, int] = {}
-            for position, b in enumerate(all_bindings(f)):
-                at_step[b.var] = position
-                last.update(dict.fromkeys(roots.of_all(b.value), position))
-                roots.bind(b.var, b.value)
-            last.update(dict.fromkeys(roots.of_all(f.ret), len(at_step)))
-            made = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
-
-            def place(call: CallTIR, var: GVar, i: int, taken: Collection[int]) -> int | None:
-                func = module.prim(call.callee)
-                for at, arg in enumerate(call.args):
-                    found = roots.fields(arg) if isinstance(arg, GVar) else ()
-                    if at in taken or len(found) != 1 or found[0][0] not in made or last[found[0]] != at_step[var]:
-                        continue
-                    old, new = info_of(arg), call.out[i]
-                    if (
-                        not isinstance(old, TensorInfo)
-                        or old.shape is None
-                        or new.shape is None
-                        or old.dtype is not new.dtype
-                    ):
-                        continue
-                    alike = len(old.shape) == len(new.shape) and all(
-                        prove_equal(a, b, env) is Proof.YES for a, b in zip(old.shape, new.shape, strict=True)
-                    )
-                    sources = sources_of(func, call, found[0], roots)
-                    if alike and all(obstacle(func, func.output_buffers[i], s) is None for s in sources):
-                        return at
-                return None
-
-            def visit(out: Emitter, b: AnyBinding) -> None:
-                call = b.value
-                if isinstance(call, CallTIR) and isinstance(b, Binding) and not call.inplace and b.var in made:
-                    places: list[int | None] = []
-                    for i in range(len(call.out)):
-                        places.append(place(call, b.var, i, [p for p in places if p is not None]))
-                    if any(p is not None for p in places):
-                        b = replace(b, value=replace(call, inplace=tuple(places)))
-                out.keep(b)
-
-            return rewrite_function(f, visit)
-
-        return map_graphs(module, lambda f, _: function(f))
+        return map_graphs(module, lambda f, _: with_inplace(f, (*_stated(f), *_Finder(f, module).pairs())))
