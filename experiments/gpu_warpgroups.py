@@ -32,8 +32,8 @@ from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
-from relax_tune.tuner.emit.emit import KernelStage, candidate_program
 from relax_tune.tuner.measure.inputs import random_inputs
+from relax_tune.tuner.program.program_builder import KernelStage, candidate_program
 from relax_tune.tuner.task.reference import evaluate, tolerances
 
 Array = NDArray[Any]

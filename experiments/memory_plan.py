@@ -46,10 +46,10 @@ from relax_tune.ir.passes.library.library_forms import ALTERNATIVES
 from relax_tune.ir.passes.memory.memory_plan import Lifetime, PlanMemory, lifetimes
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.emit.emit import ProgramBuilder
 from relax_tune.tuner.emit.emit_graph import workspaces
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.plan.plans import plan_task
+from relax_tune.tuner.program.program_builder import ProgramBuilder
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.task import Choices
 

@@ -29,8 +29,8 @@ import numpy as np
 import synthetic_spaces
 
 import relax_tune.tuner.search
-from relax_tune.tuner.learn.cost_model import BoosterSettings
 from relax_tune.tuner.search.base import SearchProblem
+from relax_tune.tuner.search.cost_model import BoosterSettings
 from relax_tune.tuner.search.evolution import EvolutionSettings
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.search.replay import RecordedSpace, recorded_spaces, replay

@@ -33,10 +33,10 @@ from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import simplify_func
 from relax_tune.schedules.target import HardwareInfo
-from relax_tune.tuner.emit.emit import KernelStage, candidate_program
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
+from relax_tune.tuner.program.program_builder import KernelStage, candidate_program
 from relax_tune.tuner.task.check import check_case
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.task import Task

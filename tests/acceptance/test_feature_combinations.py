@@ -26,8 +26,8 @@ from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.tuner.api import build
-from relax_tune.tuner.emit.emit import KernelStage
 from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.program.program_builder import KernelStage
 from relax_tune.tuner.settings import Precision, Settings
 
 pytestmark = pytest.mark.ccompiler

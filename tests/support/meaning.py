@@ -13,7 +13,7 @@ from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Expr, Tunable, as_int, const, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.interp.interp import run_prim
-from relax_tune.tuner.emit.emit import input_fill
+from relax_tune.tuner.program.program_builder import input_fill
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from relax_tune.tuner.job.interrupts import STOPPING
+from relax_tune.tuner.measure.interrupts import STOPPING
 
 # After a first Ctrl-C, others are taken for impatience while the first one's clean-up runs.
 GRACE_SECS = 5.0

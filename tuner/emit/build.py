@@ -17,13 +17,13 @@ from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.host_program import HostProgram
 from relax_tune.runtime.model import choose_function
 from relax_tune.runtime.program import Program
-from relax_tune.tuner.emit.emit import ProgramBuilder
 from relax_tune.tuner.emit.emit_graph import GraphEmitter, choose_inplace
 from relax_tune.tuner.emit.emit_host_program import emit_driver
-from relax_tune.tuner.emit.prepack import PackingStep
 from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes
 from relax_tune.tuner.plan.plans import TaskPlan, kept_plan, plan_task
 from relax_tune.tuner.plan.stored_plans import PlanSet
+from relax_tune.tuner.program.prepack import PackingStep
+from relax_tune.tuner.program.program_builder import ProgramBuilder
 from relax_tune.tuner.settings import Memory, Policy
 from relax_tune.tuner.task.task import Choices
 

@@ -34,9 +34,9 @@ from relax_tune.ir.rewrite.emitter import is_view
 from relax_tune.runtime.plan import Entry, choice_slot
 from relax_tune.runtime.program import CallSite, CallVariant, Check, LaunchStep, Program
 from relax_tune.runtime.scalars import Opcode, ScalarBuilder
-from relax_tune.tuner.emit.emit import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import GuardTest
+from relax_tune.tuner.program.program_builder import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.task.extract import site_symbols
 from relax_tune.tuner.task.index_ranges import index_range, meet, range_fill
 from relax_tune.tuner.task.task import Choices

@@ -53,7 +53,7 @@ from relax_tune.runtime.host_program import (
 )
 from relax_tune.runtime.program import Program
 from relax_tune.runtime.scalars import ScalarBuilder
-from relax_tune.tuner.emit.emit import lower_scalar
+from relax_tune.tuner.program.program_builder import lower_scalar
 
 
 def emit_driver(name: str, cut: OutlinedModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:

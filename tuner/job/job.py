@@ -29,7 +29,6 @@ from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.build import BuildResult, build_programs
-from relax_tune.tuner.emit.prepack import pack_weights
 from relax_tune.tuner.job.footprint import check_footprint
 from relax_tune.tuner.job.job_log import RunningJob
 from relax_tune.tuner.job.loop import Tuner, TuningProgress, TuningSummary
@@ -39,6 +38,7 @@ from relax_tune.tuner.measure.cluster_address import tls_files
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.plan.library_facts import LibraryFacts
 from relax_tune.tuner.plan.stored_plans import PlanSet, plan_sets, plan_texts
+from relax_tune.tuner.program.prepack import pack_weights
 from relax_tune.tuner.settings import Memory, Policy, Settings
 from relax_tune.tuner.task.alternatives import alternatives_here
 from relax_tune.tuner.task.domain import Range

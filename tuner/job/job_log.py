@@ -9,8 +9,8 @@ from types import TracebackType
 from relax_tune.database.records import JobRecord, JobState, canonical_json
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError
-from relax_tune.tuner.job.interrupts import shielded
 from relax_tune.tuner.job.job_names import lives, new_holder
+from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.settings import Settings
 
 # A job says that it is alive this often; one that has not for `SILENT_SECS` is taken for dead.

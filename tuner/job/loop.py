@@ -20,12 +20,12 @@ import numpy as np
 from relax_tune.database.records import Environment, Lease, Measurement, VariantRecord, Workload
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
-from relax_tune.tuner.job.interrupts import shielded
 from relax_tune.tuner.job.job_names import lives
 from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_state import HOPELESS, TaskState
 from relax_tune.tuner.learn.warm_start import RecordedHistory, roofline
 from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
 from relax_tune.tuner.plan.library_facts import LibraryFacts
 from relax_tune.tuner.plan.validation import checkable, unvalidated

@@ -14,8 +14,8 @@ from typing import Literal
 
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.job.interrupts import shielded
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
+from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, Stage, distinct_requests, failed
 from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.protocol import StepStatus

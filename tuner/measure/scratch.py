@@ -10,7 +10,7 @@ import time
 import weakref
 from pathlib import Path
 
-from relax_tune.tuner.job.interrupts import shielded
+from relax_tune.tuner.measure.interrupts import shielded
 
 try:
     import fcntl

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_tune.tuner.learn.cost_model import CostModel, GradientBoostedModel
 from relax_tune.tuner.search.acquisition import choose_batch, marginal_gain
 from relax_tune.tuner.search.base import Observations, Result, SearchHistory, SearchProblem, TrainingRows, isin
 from relax_tune.tuner.search.baselines import fresh_sample
 from relax_tune.tuner.search.constraint_axes import Embedding
+from relax_tune.tuner.search.cost_model import CostModel, GradientBoostedModel
 from relax_tune.tuner.search.genetic import crossover, mutate
 from relax_tune.tuner.search.model_trust import Forecasts
 from relax_tune.tuner.search.scoring import rank_population

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from relax_tune.tuner.learn.cost_model import CostModel, FeatureArray
+from relax_tune.tuner.search.cost_model import CostModel, FeatureArray
 from relax_tune.tuner.search.space import CodeArray, FloatArray, IntArray, ParameterSpace
 
 PIECE = 1 << 15

@@ -31,7 +31,7 @@ from relax_tune.schedules.rules.cpu import fallback, injective
 from relax_tune.schedules.sketch import Sketch, first_to_try, generate_sketches, instantiate, replay_with
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Trace
-from relax_tune.tuner.emit.emit import KernelStage, LibraryStage, Stage, candidate_program
+from relax_tune.tuner.program.program_builder import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_parts, in_parts, parts_of

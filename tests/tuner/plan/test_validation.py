@@ -10,10 +10,11 @@ import pytest
 from tests.support.tuner_models import QUICK, RecordedRunner, feed_forward, paper_job, row_scale
 
 from relax_tune.runtime.program import Program
-from relax_tune.tuner.cli.report.table import dispatch_table, task_rows
+from relax_tune.tuner.cli.report.table import dispatch_table
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, failed
 from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
+from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.plan.validation import SHAPES, VALIDATIONS, validation_of, validation_shapes
 from relax_tune.tuner.search.base import SearchProblem
 from relax_tune.tuner.task.domain import Point

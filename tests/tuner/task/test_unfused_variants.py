@@ -20,7 +20,7 @@ from tests.support.tuner_models import (
     paper_job,
     row_scale,
 )
-from tests.tuner.emit.test_emit import check
+from tests.tuner.program.test_program_builder import check
 
 from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore

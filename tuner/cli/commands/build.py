@@ -11,9 +11,10 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, among, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.cli.report.table import dispatch_table, task_rows, task_table
+from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import check_policy
 from relax_tune.tuner.job.job import Job, device_info, model_key, parse_bounds
+from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.settings import Policy
 
 

@@ -21,7 +21,7 @@ from relax_tune.runtime.artifact import tool_version
 from relax_tune.tuner.cli.app import COMMANDS, USER_ERROR, examples
 from relax_tune.tuner.cli.commands.options import Database, Json, among, print_json
 from relax_tune.tuner.cli.report.console import make_console, make_table, say, seconds_text
-from relax_tune.tuner.cli.report.table import variant_text
+from relax_tune.tuner.plan.task_rows import variant_text
 from relax_tune.tuner.settings import load_settings
 
 app = typer.Typer(

@@ -20,9 +20,10 @@ from relax_tune.runtime.plan import explain
 from relax_tune.runtime.plan_c import plans_in_c
 from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.cli.report.table import dispatch_table, task_rows
+from relax_tune.tuner.cli.report.table import dispatch_table
 from relax_tune.tuner.job.job import Job, device_info, parse_bounds
 from relax_tune.tuner.plan.drift import ALLOWED, SHAPES, Drift, drift, model_regret
+from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.task.extract import extract_tasks
 
 UNMEASURED = 0.1

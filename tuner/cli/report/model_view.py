@@ -11,7 +11,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.passes.pipeline import STANDARD, Pass, PassManager, lower, pass_names
 from relax_tune.tuner.cli.report.console import make_table
-from relax_tune.tuner.cli.report.table import symbol_labels
+from relax_tune.tuner.plan.task_rows import symbol_labels
 from relax_tune.tuner.task.task import Task
 
 IMPORTED, LOWERED = "imported", "lowered"

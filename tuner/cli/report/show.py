@@ -10,7 +10,7 @@ from rich.console import Console
 
 from relax_tune.tuner.cli.report.console import make_table, ratio_text, say, seconds_text
 from relax_tune.tuner.cli.report.model_view import point_text
-from relax_tune.tuner.cli.report.table import KINDS
+from relax_tune.tuner.plan.task_rows import KINDS
 
 
 def show_task(console: Console, document: Mapping[str, Any]) -> None:

@@ -19,9 +19,9 @@ from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.ir.text.printer import print_text
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.cli.report.explanation import opinion
-from relax_tune.tuner.cli.report.table import KINDS, dispatch_ranges, symbol_labels, variant_text
-from relax_tune.tuner.emit.emit import KernelStage
 from relax_tune.tuner.plan.plans import TaskPlan, plan_task, times_of
+from relax_tune.tuner.plan.task_rows import KINDS, dispatch_ranges, symbol_labels, variant_text
+from relax_tune.tuner.program.program_builder import KernelStage
 from relax_tune.tuner.search.space import ParameterSpace, SketchSpace
 from relax_tune.tuner.task.domain import Domain, Range, anchors
 from relax_tune.tuner.task.extract import DEFAULT_UPPER

@@ -25,8 +25,8 @@ from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.passes.graph.lift import LiftParameters
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.library.registry import open_libraries
-from relax_tune.tuner.emit.prepack import PackingStep, pack_weights, packed
 from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.program.prepack import PackingStep, pack_weights, packed
 from relax_tune.tuner.task.task import Choices
 
 

@@ -18,8 +18,8 @@ from tests.tuner.job.job_processes import JobProcess
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import MemoryStore
 from relax_tune.tuner.cli.start import SENTENCE
-from relax_tune.tuner.job.interrupts import shielded
 from relax_tune.tuner.measure import scratch
+from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.measure.scratch import ScratchFolder
 
 

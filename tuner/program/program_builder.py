@@ -33,7 +33,7 @@ from relax_tune.runtime.program import (
 )
 from relax_tune.runtime.scalars import Opcode as ScalarOp
 from relax_tune.runtime.scalars import ScalarBuilder
-from relax_tune.tuner.emit.prepack import PackingStep
+from relax_tune.tuner.program.prepack import PackingStep
 
 _SCALAR_OPS: Mapping[str, ScalarOp] = {
     "add": ScalarOp.ADD, "sub": ScalarOp.SUB, "mul": ScalarOp.MUL, "floordiv": ScalarOp.FLOORDIV,

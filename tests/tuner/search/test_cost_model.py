@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.learn.cost_model import (
+from relax_tune.tuner.search.cost_model import (
     COST_MODELS,
     BoosterSettings,
     CostModel,

@@ -32,9 +32,9 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program import Program, program_from_json, verify_program
 from relax_tune.runtime.scalars import ScalarBuilder, evaluate
-from relax_tune.tuner.emit.emit import ProgramBuilder, input_fill, is_constant, lower_scalar, nbytes
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.inputs import buffer_shapes, random_constants, random_inputs
+from relax_tune.tuner.program.program_builder import ProgramBuilder, input_fill, is_constant, lower_scalar, nbytes
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.reference import evaluate as reference
 from relax_tune.tuner.task.reference import tolerances

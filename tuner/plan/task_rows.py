@@ -1,0 +1,169 @@
+"""A summary of each task of a model: calls, costs, trials, and the dispatched variants.
+
+Everything comes from records and plans; nothing is measured, so a report can be made from a database alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from relax_tune.database.records import Measurement, VariantRecord
+from relax_tune.tuner.plan.plans import TaskPlan, times_of
+from relax_tune.tuner.plan.select import GuardTest, PlanEntry
+from relax_tune.tuner.plan.validation import Validation, validation_of
+from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.unfused_variants import in_parts
+
+KINDS = ("tuned", "library", "generic")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeTimes:
+    """Best median seconds of each kind of variant at one shape, None where it was not measured; and what is dispatched
+    there. `shape`: the task's symbols in the model's terms, by name."""
+
+    shape: dict[str, int]
+    tuned: float | None
+    library: float | None
+    generic: float | None
+    dispatched: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task of a model.
+
+    secs: what its calls take together in one run of the model with the dispatched variants, weighted over the tuned range;
+    share: of the sum over all tasks; both None when something dispatched has no time. trials: tuned candidates on record,
+    `failed` of them without a usable time. dispatch: the plan as (range, variant), the first match counts. validation: what the
+    plan did at shapes between those that candidates are timed at.
+    """
+
+    name: str
+    key: str
+    calls: int
+    secs: float | None
+    share: float | None
+    trials: int
+    failed: int
+    shapes: tuple[ShapeTimes, ...]
+    dispatch: tuple[tuple[str, str], ...]
+    validation: Validation
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def symbol_labels(task: Task) -> tuple[str, ...]:
+    """What each symbol of a task is called: the model's expression for it when all call sites agree, else its own name."""
+    labels = []
+    for axis, own in enumerate(task.func.symbols):
+        meanings = list(dict.fromkeys(str(site[axis]) for site in task.sites))
+        labels.append(meanings[0].replace(" ", "") if len(meanings) == 1 else own.name)
+    return tuple(labels)
+
+
+def variant_text(variant: VariantRecord) -> str:
+    """A variant in a few words: its kind, its sketch or routine, its parameters."""
+    values = ",".join(f"{name}={value}" for name, value in variant.values.items())
+    named = f"{variant.kind} {variant.sketch}" if variant.sketch and variant.kind != "generic" else variant.kind
+    return f"{named} ({values})" if values and variant.kind == "tuned" else named
+
+
+def dispatch_ranges(
+    entries: Sequence[PlanEntry], labels: Sequence[str], names: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """A plan as (range, variant), tried from the first to the last: `b*n <= 90` tuned ..., `else` library ...
+    names: variant key -> its text."""
+    lines = []
+    for entry in entries:
+        most: dict[str, int] = {}
+        least: dict[str, int] = {}
+        remainders = []
+        for test, wanted in entry.tests:
+            text = _quantity(test, labels)
+            if test.modulus:
+                remainders.append(f"{text} {'==' if wanted else '!='} {test.threshold}")
+            elif wanted:
+                most[text] = min(test.threshold, most.get(text, test.threshold))
+            else:
+                least[text] = max(test.threshold, least.get(text, test.threshold))
+        parts = [f"{text} <= {limit}" for text, limit in most.items()]
+        parts += [f"{text} > {limit}" for text, limit in least.items()]
+        parts += dict.fromkeys(remainders)
+        where = " and ".join(parts) or ("else" if len(entries) > 1 else "always")
+        lines.append((where, names.get(entry.variant, entry.variant[:12])))
+    return tuple(lines)
+
+
+def _quantity(test: GuardTest, labels: Sequence[str]) -> str:
+    """What a test is about, as Python would compute it."""
+    text = _product(test.axes, labels)
+    if test.divisor > 1:
+        text = f"-(-({text})//{test.divisor})"
+    elif test.modulus and not text.isidentifier():
+        text = f"({text})"
+    return f"{text} % {test.modulus}" if test.modulus else text
+
+
+def _product(axes: Sequence[int], labels: Sequence[str]) -> str:
+    texts = [labels[a] for a in axes]
+    if len(texts) > 1:
+        texts = [t if t.replace("*", "").isidentifier() else f"({t})" for t in texts]
+    return "*".join(texts)
+
+
+def task_rows(
+    choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], records: Mapping[str, Sequence[Measurement]]
+) -> tuple[TaskRow, ...]:
+    """A row per task, the costliest first. All three by the name of the tensor function; `records` of the plans' device."""
+    rows = [_row(choices[name], plans[name], records[name]) for name in choices]
+    total = sum(r.secs or 0.0 for r in rows)
+    known = total > 0 and all(r.secs is not None for r in rows)
+    shared = [
+        TaskRow(**{**_fields(r), "share": r.secs / total if known and r.secs is not None else None}) for r in rows
+    ]
+    return tuple(sorted(shared, key=lambda r: (-(r.secs or 0.0), r.name)))
+
+
+def _fields(row: TaskRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in TaskRow.__slots__}
+
+
+def _row(choices: Choices, task_plan: TaskPlan, records: Sequence[Measurement]) -> TaskRow:
+    task = choices.task
+    points, weights, labels = task.domain.points, task.domain.weights, symbol_labels(task)
+    times, variants = times_of(choices, records)
+    chosen = [task_plan.plan.choose(point) for point in points]
+    costs = [times[key][a] if key in times else None for a, key in enumerate(chosen)]
+    secs = None
+    if all(c is not None for c in costs):
+        secs = len(task.sites) * sum(w * c for w, c in zip(weights, costs) if c is not None)
+    names = {key: variant_text(v) for key, v in {**variants, **task_plan.variants}.items()}
+    kinds = {key: v.kind for key, v in {**variants, **task_plan.variants}.items()}
+
+    def best(kind: str, a: int) -> float | None:
+        return min((t for k in times if variants[k].kind == kind and (t := times[k][a]) is not None), default=None)
+
+    order = sorted(range(len(points)), key=lambda a: (math.prod(max(x, 1) for x in points[a]), points[a]))
+    shown = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))
+    shapes = tuple(
+        ShapeTimes(
+            dict(zip(labels, points[a])),
+            best("tuned", a),
+            best("library", a),
+            best("generic", a),
+            kinds.get(chosen[a], "generic"),
+        )
+        for a in shown
+    )
+    tried = {r.variant.key for r in records if r.variant.kind == "tuned" and not in_parts(r.variant)}
+    usable = {k for k, v in variants.items() if v.kind == "tuned"}
+    dispatch = dispatch_ranges(task_plan.plan.entries, labels, names)
+    found = validation_of(choices, task_plan, records)
+    failed = len(tried - usable)
+    return TaskRow(task.name, task.key, len(task.sites), secs, None, len(tried), failed, shapes, dispatch, found)

@@ -1,0 +1,1 @@
+"""Parts of a `Program`: arrays, scalar slots, kernels and steps of one variant or of one graph function."""
