@@ -36,10 +36,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What a tuning job did, and what is known of the model's tasks now.
+    """The outcome of a tuning job, and the state of the model's tasks.
 
-    target: the identity of the device; `target.key` is what `Store.query` wants. tasks: a row per tensor function, the
-    costliest first. work: what was measured this time. notes: a sentence for whatever a task lacks.
+    target: identity of the device; `Store.query` takes `target.key`
+    tasks: a row per tensor function, the costliest first
+    work: measurements of this job
+    notes: a sentence for each thing that a task lacks
     """
 
     target: Target
@@ -102,7 +104,7 @@ def tune(
     overrides: fields of `Settings` by name, over `settings`, such as `target="c"`. profile may be a `Path`.
 
     Raises: UserError for a wrong argument, ParseError for a path without a model, VerifyError for a module that is not
-    well-formed, MeasureError when the device cannot measure, DatabaseError when records cannot be kept. Failing candidates
+    well-formed. MeasureError when the device cannot measure, DatabaseError when records cannot be kept. Failing candidates
     and tasks are records and notes, not errors.
     """
     chosen = _settings("tune", settings, overrides)
@@ -155,7 +157,7 @@ def _settings(command: Command, settings: Settings | None, overrides: Mapping[st
 
 
 def tune_result(job: Job, work: TuningSummary, built: BuildResult) -> TuneResult:
-    """What a job found, from its store."""
+    """Summarise a job from its store."""
     records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes)
 

@@ -152,7 +152,7 @@ class LazyCommands(TyperGroup):
             self._listing = False
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """What can stand here, without importing any command."""
+        """Complete a word without importing any command."""
         self._listing = True
         try:
             return super().shell_complete(ctx, incomplete)

@@ -1,4 +1,4 @@
-"""What is installed here, what is missing, and what would make it faster."""
+"""A check of the installation: packages, compilers, devices, libraries, and advice on speed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def cpu_quota(path: Path) -> float | None:
-    """How many processors' time a control group may use; None when it is not limited or not told."""
+    """Return the number of processors that a control group allows; None without a limit."""
     try:
         allowed, period = path.read_text().split()
         return None if allowed == "max" else int(allowed) / int(period)
@@ -204,7 +204,7 @@ def _compilers(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _folder(area: str, name: str, folder: Path, otherwise: str) -> Finding:
-    """Whether files can be written there, and whether there is space for them."""
+    """Check that a folder can be written and has space."""
     place = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
     if not (place.is_dir() and os.access(place, os.W_OK)):
         return Finding(area, name, "missing", f"{folder} cannot be written", otherwise)
@@ -272,7 +272,10 @@ def _threads(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def thread_advice(name: str, value: str, cpus: int) -> str:
-    """What to do about a variable that is set; empty when it does no harm. cpus: how many processors may be used."""
+    """Give advice on an environment variable of threads; an empty text where it does no harm.
+
+    cpus: number of processors that may be used
+    """
     value = value.strip().lower()
     first = value.split(",")[0].strip()
     count = int(first) if first.isdigit() else None

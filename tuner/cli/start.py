@@ -40,7 +40,7 @@ class Interruptions:
         raise KeyboardInterrupt
 
     def _unraisable(self, lost: Any) -> None:
-        """Where Python cannot pass an exception on (destructors), it is dropped: raise ours again a little later."""
+        """Raise an interruption again that Python drops because it came inside a destructor."""
         if self.number is None or not issubclass(lost.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(lost)
             return

@@ -49,7 +49,7 @@ class BuildResult:
 
     @property
     def program(self) -> Program:
-        """That of `main`, or the only one. Raises UserError when there are several, none of them `main`."""
+        """The program of `main`, or the only one. Raises UserError when there are several, none of them `main`."""
         return choose_function(self.programs, None)
 
 
@@ -91,7 +91,7 @@ def build_programs(
 
 
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
-    """What a task lacks."""
+    """List what a task lacks, a sentence each."""
     found = []
     if policy != "generic":
         if not plan.times:

@@ -83,7 +83,7 @@ def workspaces(
     plans: Mapping[str, TaskPlan],
     builder: ProgramBuilder,
 ) -> dict[GVar, tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]]:
-    """Bytes every call of a graph function needs while it runs, whichever of its variants that is, and which of them each variant uses."""
+    """Return the workspace of every call: sizes in bytes that suffice for each variant, and the parts each variant uses."""
     env = env_of(lowered.module.bounds)
     found = {}
     for binding in main.bindings:

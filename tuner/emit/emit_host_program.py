@@ -370,7 +370,7 @@ def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:
 
 
 def _results(ret: g.Value, info: StructInfo, path: tuple[int, ...] = ()) -> list[Value]:
-    """What a function gives, tuples field by field."""
+    """Flatten the results of a function, tuples field by field."""
     if isinstance(info, TupleInfo):
         parts = ret.fields if isinstance(ret, g.TupleValue) else [ret] * len(info.fields)
         return [v for i, (r, x) in enumerate(zip(parts, info.fields, strict=True)) for v in _results(r, x, (*path, i))]

@@ -1,7 +1,7 @@
-"""Whether a tuning job's arrays fit in memory, asked before anything is measured.
+"""A check, before anything is measured, that a tuning job's arrays fit in memory.
 
-A kernel that dies for want of memory looks like a kernel that is broken, and is recorded as one: the record would outlive
-the mistake. So bounds that no machine of this size can run are refused instead.
+A kernel that runs out of memory looks like a broken kernel and is recorded as one, so the record would outlive the mistake.
+Bounds beyond the memory of this machine are therefore refused.
 """
 
 from __future__ import annotations

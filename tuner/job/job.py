@@ -1,4 +1,4 @@
-"""One job from end to end: a model, a device, a store; tuned, built, opened (DESIGN 4). The commands are thin over this."""
+"""A job from end to end: model, device and store; tuned, built, opened. The commands are thin over this."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Bounds = Mapping[str, tuple[int, int]]
 
 
 def model_key(module: IRModule) -> str:
-    """What tells two models apart: BLAKE2 of the program without its declared bounds, and of every weight."""
+    """Return the identity of a model: BLAKE2 of the program without its declared bounds, and of every weight."""
     state = hashlib.blake2b(print_text(replace(module, constants={}, bounds=())).encode(), digest_size=16)
     for name, array in sorted(module.constants.items()):
         state.update(f"{name}:{array.dtype}:{array.shape}".encode())
@@ -127,8 +127,10 @@ class Job:
 
     @cached_property
     def profile(self) -> ShapeProfile | None:
-        """Which shapes are served, where the settings ask for it: of their file, or of the database. Raises UserError for a file
-        of another model or none of ours, and when there is none."""
+        """Served shapes, where the settings ask for them: from their file or from the database.
+
+        Raises UserError for a file of another model, another kind of file, and when there is no profile.
+        """
         if self.settings.profile is not None:
             found = ShapeProfile.read(self.settings.profile)
             found.of_model(self.key)
@@ -150,7 +152,7 @@ class Job:
         return LibraryFacts(self.store, self.libraries)
 
     def records(self, workload: str, regime: Regime) -> list[Measurement]:
-        """What is on record of a workload for this device, but for times of libraries that are not here or were others."""
+        """Query the records of a workload on this device, without times of libraries in another state."""
         return [r for r in self.store.query(self.target.key, workload, regime=regime) if self.facts.counts(r)]
 
     @cached_property
@@ -244,7 +246,7 @@ def stored_profile(store: Store, model: str) -> ShapeProfile:
 
 
 def device_info(spec: str) -> DeviceInfo:
-    """What is known of a local device, which is opened and closed for it."""
+    """Describe a local device, which is opened and closed for it."""
     device = open_device(spec)
     try:
         return device.info

@@ -1,4 +1,4 @@
-"""What a database says of running jobs: written by the job while it runs, judged by whoever reads."""
+"""Running jobs in a database: written by the job while it runs, judged by readers."""
 
 from __future__ import annotations
 

@@ -28,8 +28,10 @@ def new_holder() -> str:
 
 
 def lives(holder: str) -> bool | None:
-    """Whether the process a name was given to is still there. None where that cannot be known: for names of other
-    machines, other boots, other containers, and on systems without /proc."""
+    """Say whether the named process is alive; None where that cannot be known.
+
+    It cannot for names of other machines, boots or containers, and on systems without /proc.
+    """
     found = _NAME.fullmatch(holder)
     machine = _machine()
     if found is None or machine is None or found[3] != machine:

@@ -1,8 +1,8 @@
-"""The tuning loop: propose, measure, record, learn; for all tasks of a model (DESIGN 7).
+"""The tuning loop over all tasks of a model: propose, measure, record, learn.
 
-Everything the loop knows it can learn again from the store: an interrupted job resumes by running again, and a job whose
-trials are all recorded measures nothing. Several jobs may work on one store: a task is held by a lease while its batch is
-measured, and whoever takes it next first reads what the others have added.
+The store holds the loop's whole state. An interrupted job resumes by running again, and a job whose trials are all recorded
+measures nothing. Several jobs may work on one store. A job holds a lease on a task while it measures a batch of it, and the
+next holder first reads the records of the others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LIBRARY_DEADLINE_SECS = 180.0
 
 @dataclass(frozen=True)
 class TuningProgress:
-    """What a display needs after every batch."""
+    """A report after a batch, for a display."""
 
     task: str
     position: int
@@ -71,7 +71,7 @@ class TuningProgress:
 
 @dataclass
 class TuningSummary:
-    """What a job measured. problems: (task, sentence) for each task that could not be tuned."""
+    """Counts of what a job measured. problems: (task, sentence) for each task that could not be tuned."""
 
     trials: int = 0
     measurements: int = 0
@@ -156,7 +156,7 @@ class Tuner:
             return self._history.rows(choices)
 
     def _reseed(self, state: TaskState) -> None:
-        """Make the next draw depend on the seed and on how much is on record, not on how often the job was interrupted."""
+        """Make the next draw depend on the seed and the number of records, not on the number of interruptions."""
         text = f"{self.settings.seed}:{state.task.key}:{len(state.tuned)}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         state.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
@@ -326,7 +326,7 @@ class Tuner:
 
     @contextmanager
     def _isolated(self, state: TaskState, give_up: bool = False) -> Iterator[None]:
-        """What goes wrong with one task is recorded and reported, and ends that task at most."""
+        """Confine an error to its task: record it, report it, and end at most that task."""
         try:
             yield
         except (MeasureError, DatabaseError):

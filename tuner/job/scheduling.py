@@ -1,12 +1,11 @@
-"""Which task the next trials go to: the one whose next batch is expected to save the most time of the whole model (DESIGN 7.9;
-the idea of a gradient per task is Ansor's).
+"""The choice of the task that gets the next trials: the one whose next batch is expected to save most time of the model.
 
-What a batch brings is read off the candidates tried so far, as a set: how far the next best ones lie behind the best tells how
-much room is left below it. Times near their lower end thin out about exponentially, so that with a spread s between neighbours
-there, b more candidates after n lower the best log time by s log((n + b) / n). Where something else is dispatched, such as the
-library, only what comes out below that counts.
+The idea of a gradient per task is Ansor's (Zheng et al., OSDI 2020). The expected gain of a batch is read off the set of
+candidates tried so far. The distance from the best to the next best ones tells the room below it. Times near
+their lower end thin out about exponentially. With a spread s between neighbours there, b more candidates after n lower the
+best log time by s log((n + b) / n). Where another variant is dispatched, such as the library, only a gain on that one counts.
 
-Nothing here looks at when a record was made, so an interrupted job goes on where an undisturbed one would have.
+Nothing here looks at the time of a record, so an interrupted job goes on where an undisturbed one would have.
 """
 
 from __future__ import annotations

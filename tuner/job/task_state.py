@@ -1,4 +1,4 @@
-"""What a job knows of one task: which variants have been tried, their times at the anchors, and the strategy over them."""
+"""The state of one task under tuning: tried variants, their times at the anchors, and the strategy over them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ HOPELESS = 2.0
 class TaskState:
     """One task under tuning.
 
-    times: seconds per variant key and anchor, medians of all samples, for variants that never failed. failed: variants that
-    did. tuned: candidates of this version's space that need no more measuring. attempted, retimed: variants this job has
-    asked for, and asked for once more. visits: records per variant and anchor. counts: which records say something here; the others
-    are passed over. finals, validations: batches of contenders. lacking: for so many records, the shapes that contenders still
-    lack. rng: what the strategy draws from. strategy: None before it is begun, and when the task has no space; untold: what it is told
-    then.
+    times: seconds per variant key and anchor, medians of all samples, for variants without a failure
+    failed: variants with a failure
+    tuned: candidates of this version's space that need no more measuring
+    attempted, retimed: variants that this job has asked for, and asked for once more
+    visits: records per variant and anchor
+    counts: a test for records that say something here; the others are passed over
+    finals, validations: numbers of batches of contenders
+    lacking: number of records, and the shapes that contenders lacked then
+    rng: generator that the strategy draws from
+    strategy: None before it is begun, and for a task without a space
+    untold: results for the strategy once it is begun
     """
 
     position: int
@@ -61,11 +66,11 @@ class TaskState:
         return self.choices.task
 
     def known(self, key: str) -> bool:
-        """Whether a variant has a time at every anchor, or failed."""
+        """Say whether a variant has a time at every anchor, or failed."""
         return key in self.failed or (key in self.times and None not in self.times[key])
 
     def settled(self, key: str) -> bool:
-        """Whether this job has no reason to measure a variant."""
+        """Say whether this job has no reason to measure a variant."""
         return self.known(key) or key in self.attempted
 
     def best(self, kind: str | None = None) -> float | None:
@@ -84,7 +89,7 @@ class TaskState:
         return min((t for row in self.times.values() if (t := row[anchor]) is not None), default=None)
 
     def dispatchable(self) -> list[float]:
-        """Seconds at each anchor of the best that is no candidate of the space, inf where there is none."""
+        """Return seconds at each anchor of the best variant outside the space, inf without one."""
         tried = self.variants
         rows = [row for k, row in self.times.items() if tried[k].kind != "tuned" or in_parts(tried[k])]
         count = len(self.task.domain.points)

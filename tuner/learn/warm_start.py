@@ -1,12 +1,12 @@
-"""What a database knows of a task before its first trial: rows for the cost model from the task at other shapes, from the same
-task on other devices of the kind, and from other tasks of the device (DESIGN 7.4).
+"""Training rows from the database for a task's cost model, before its first trial.
 
-Features have the same names for every sketch of every function, so a record tells something wherever its trace applies: the trace
-is replayed with its tunables free, once, and evaluated at the record's numbers and shape.
+Rows come from the task at other shapes, from the same task on other devices of the kind, and from other tasks of the device.
+Features have the same names for every sketch of every function, so a record is of use wherever its trace applies. The trace
+is replayed once with its tunables free, and evaluated at the record's numbers and shape.
 
-A history depends on the set of records, not on their order, and its cost is bounded whatever the database holds: so many rows of
-so many workloads, chosen by ids, which are hashes. Tasks of the model under tuning are left out: what they learn while the job
-runs would otherwise make candidates depend on how often it was interrupted.
+A history depends on the set of records, not on their order. Its cost is bounded by a number of workloads and of rows of each,
+chosen by their ids, which are hashes. Tasks of the model under tuning are left out: their new records would make candidates
+depend on the number of interruptions.
 """
 
 from __future__ import annotations
@@ -188,9 +188,11 @@ def _rows(
 
 
 def log_roofline(features: FeatureArray, machine: HardwareInfo) -> FloatArray:
-    """log seconds (R,) of a nominal machine of this size for the work a row (R, F) stands for, which makes times of different
-    functions and shapes comparable: full vectors at 2 GHz, 8 GB/s, a microsecond to begin with; of a GPU 128 lanes and 15 GB/s for
-    each multiprocessor."""
+    """Return log seconds (R,) of a nominal machine for the work of each row (R, F), so that functions and shapes compare.
+
+    A processor has full vectors at 2 GHz, 8 GB/s and a launch of one microsecond. A GPU has 128 lanes and 15 GB/s for each
+    multiprocessor.
+    """
     flops, moved = (np.exp2(features[:, c].astype(np.float64)) - 1 for c in (FLOPS_COLUMN, BYTES_COLUMN))
     lanes, bandwidth = (128, 15e9 * machine.workers) if machine.is_gpu else (machine.lanes, 8e9)
     return np.asarray(np.log(1e-6 + flops / (4e9 * lanes * machine.workers) + moved / bandwidth))

@@ -35,7 +35,7 @@ class Runner(Protocol):
         ...
 
     def device_info(self) -> DeviceInfo:
-        """What the measured device is. Raises MeasureError when it cannot be opened within the runner's time limit."""
+        """Describe the measured device. Raises MeasureError when it cannot be opened within the runner's time limit."""
         ...
 
     def close(self) -> None:

@@ -125,7 +125,10 @@ class BatchMeasurement:
         return built
 
     def _did(self, candidate: _Candidate, step: Callable[[_Candidate], None], clock: _Clock) -> bool:
-        """Whether a candidate passed a step; False when a failed result was answered. clock: what the step's time counts as."""
+        """Say whether a candidate passed a step; False when a failed result was answered.
+
+        clock: field of the result that takes the step's time
+        """
         began = time.perf_counter()
         refused: _Refused | None = None
         try:

@@ -45,7 +45,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Task:
-    """What travels: some requests of a job, and how many workers were lost under it."""
+    """Requests of a job under way to a worker, and the number of workers lost under them."""
 
     job: _Job
     requests: list[MeasureRequest]
@@ -59,16 +59,16 @@ class _Event:
 
 
 class DaskRunner:
-    """Measures on whatever workers carry `device_label` as a resource (see `Runner` for the promises).
+    """Measures on the workers that carry `device_label` as a resource (see `Runner` for the promises).
 
     At most one batch is under way per such worker; with several workers, several batches are measured at a time, each
-    on one worker. Dask's own retries are off: when a worker is lost, its batch is sent again at most `attempts` times
-    in all, the last time request by request, so that what keeps killing workers costs only itself.
+    on one worker. Dask's own retries are off. When a worker is lost, its batch is sent again, at most `attempts` times in all.
+    The last time it is sent request by request, so that a request that kills workers costs only itself.
 
-    device_spec: what the worker opens (default: the label). tls: needed unless the scheduler is on loopback.
-    open_secs: how long to wait for the scheduler (at most `ANSWER_SECS`), for a worker with the label, and its device.
+    device_spec: device that the worker opens (default: the label). tls: needed unless the scheduler is on loopback.
+    open_secs: seconds to wait for the scheduler (at most `ANSWER_SECS`), for a worker with the label, and its device.
 
-    Whoever holds a certificate of the authority may run programs on the workers; their answers are checked all the same.
+    A holder of a certificate of the authority may run programs on the workers; their answers are checked all the same.
 
     Raises MeasureError when any of these does not come within `open_secs`, when certificates do not fit, or when Dask is
     not installed.
@@ -333,7 +333,7 @@ def _hush() -> Callable[[logging.LogRecord], bool]:
 
 
 def _device_info(text: Any) -> DeviceInfo:
-    """What `cluster_task.describe_device` says. Raises MeasureError for anything else."""
+    """Check the answer of `cluster_task.describe_device`. Raises MeasureError for anything else."""
     try:
         return decode_device(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:

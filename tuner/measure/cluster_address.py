@@ -1,4 +1,4 @@
-"""Who may be talked to without certificates: loopback, and nobody else."""
+"""Addresses of schedulers: loopback needs no certificates, all others do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_needed(scheduler: str | None, *files: str | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host can only be this machine."""
+    """Say whether the host can only be this machine."""
     if host == "localhost":
         return True
     try:

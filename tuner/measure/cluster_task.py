@@ -1,4 +1,4 @@
-"""What runs inside a Dask worker. Imported where `distributed` is installed only (`cluster.py` imports it lazily).
+"""The part that runs inside a Dask worker. `cluster.py` imports it lazily, since it needs `distributed`.
 
 The worker process never touches a device: it owns one `LocalRunner` per device spec, kept between tasks, and a task
 hands a batch to it as JSON text. A candidate can so never hang or kill the worker.

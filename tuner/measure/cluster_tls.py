@@ -1,4 +1,4 @@
-"""What is found out before Dask is asked: whether certificate files can serve, and who answers at an address.
+"""Checks before Dask is asked: that certificate files can serve, and that somebody answers at an address.
 
 Dask retries what cannot succeed, and a scheduler that refuses a certificate only ever closes the connection. So the files
 are tried here against themselves, and one connection is made whose end is known to the caller.
@@ -29,12 +29,12 @@ _AGREE = "scheduler, workers and `tune` need certificates of one authority"
 
 
 def check_files(tls: TlsFiles, *, serves: bool = False) -> None:
-    """Whether the three files make a certificate that others of the same authority will take.
+    """Check that the three files make a certificate that others of the same authority will take.
 
     serves: others connect to us too (a worker), so the certificate must also do as a server's.
 
-    Raises MeasureError naming the file: not there, not PEM, a key with a passphrase or one that other users can read, a key
-    of another certificate, a certificate that has expired, is not valid yet, or is not of the authority.
+    Raises MeasureError that names the file. It may be missing, not PEM, a key with a passphrase, or one that other users can read.
+    It may be a key of another certificate, or a certificate that is expired, not valid yet, or of another authority.
     """
     authority = _read("authority", tls.ca)
     certificate = _read("certificate", tls.certificate)
@@ -121,7 +121,7 @@ def _check_permissions(key: str) -> None:
 
 
 def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
-    """What Dask makes of the same files: the authority alone decides, names are not compared."""
+    """Make a TLS context as Dask does: the authority alone decides, names are not compared."""
     try:
         context = ssl.create_default_context(purpose, cafile=tls.ca)
     except ssl.SSLError as error:
@@ -158,7 +158,7 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
 
 
 def _look_up(address: str, give_up: float, wanted: str) -> list[Any]:
-    """Where the host is. In a thread, because a resolver takes no limit."""
+    """Resolve the host, in a thread because a resolver takes no time limit."""
     host, port = host_and_port(address)
     answer: list[Any] = []
 

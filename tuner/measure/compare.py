@@ -1,4 +1,4 @@
-"""Whether an output is right, and a sentence that says how it is not."""
+"""The comparison of an output with its reference, and a sentence on their difference."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def difference(name: str, found: NDArray[Any], wanted: NDArray[Any], rtol: float
 
 
 def _all_near(found: NDArray[Any], wanted: NDArray[Any], rtol: float, atol: float) -> bool:
-    """Whether every element passes by its distance alone, which says nothing of infinities and NaNs."""
+    """Say whether every element passes by its distance alone; infinities and NaNs are not covered."""
     for start in range(0, found.size, BLOCK):
         ours, exact = found[start : start + BLOCK], wanted[start : start + BLOCK]
         if wanted.dtype.kind in "biu":

@@ -61,6 +61,6 @@ class CacheFlush:
 
 
 def flushed_bytes(limits: dict[str, int]) -> int:
-    """Bytes that push everything else out of all workers' own caches, and out of a shared one as far as it is small."""
+    """Return the bytes that evict the workers' private caches, and a shared cache as far as it is small."""
     own = limits.get("l2_bytes", 0) * (1 if limits.get("warp", 1) > 1 else limits.get("workers", 1))
     return max(2 * own, min(2 * limits.get("l3_bytes", 0), SHARED_BYTES), SHARED_BYTES // 8)

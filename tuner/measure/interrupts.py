@@ -1,4 +1,4 @@
-"""Where an interruption waits: a block that must end as a whole."""
+"""Blocks that interruptions wait for, because they must end as a whole."""
 
 from __future__ import annotations
 

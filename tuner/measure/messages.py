@@ -1,4 +1,4 @@
-"""What is asked of a runner and what it answers: plain, JSON-able values (see `relax_tune.tuner.measure.codec`).
+"""Requests to a runner and its answers: plain, JSON-able values (see `relax_tune.tuner.measure.codec`).
 
 A failed measurement is a value: `MeasureResult.status == "failed"` with the stage that failed and a message.
 """
@@ -47,13 +47,13 @@ class CheckCase:
 
 @dataclass(frozen=True, slots=True)
 class TimingPolicy:
-    """How long to time, per shape (all times in seconds).
+    """Limits of timing a shape; all times in seconds.
 
-    The number of samples is what fits `budget_secs`, within [min_repeats, max_repeats]. A shape whose single run is
+    The number of samples is the number that fits `budget_secs`, within [min_repeats, max_repeats]. A shape whose single run is
     longer than `max_single_secs` gets two samples only. `stop_above` (empty, or one entry per timing) holds times that no
-    contender is slower than: a shape whose best sample is slower after the second visit, or twice as slow within the first, stops
-    there and is marked `ShapeTiming.lost`. regime `warm`: each visit starts with an untimed launch; `flushed`: before each sample
-    the caches are filled with other data, so that all a launch reads comes from memory.
+    contender is slower than. A shape stops, and is marked `ShapeTiming.lost`, when its best sample is slower after the second
+    visit or twice as slow within the first. regime `warm`: each visit starts with an untimed launch. `flushed`: before each
+    sample the caches are filled with other data, so that a launch reads everything from memory.
     """
 
     min_repeats: int = 5
@@ -139,7 +139,7 @@ class MeasureResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it was measured; only then, and only when `checked`, may its record win."""
+        """Say whether it was measured. Its record may win only then, and only when `checked`."""
         return self.status == "ok"
 
 

@@ -63,7 +63,7 @@ class SharedBuffers:
             self._slabs[name] = self._device.alloc(needs[name] + GUARD_BYTES)
 
     def of(self, program: Program, constant_seed: int) -> dict[str, Any]:
-        """What to pass as `shared` to this program's executor; constants are made and uploaded on first use."""
+        """Return the `shared` argument of this program's executor; constants are made and uploaded on first use."""
         shared: dict[str, Any] = {}
         for name, contents in _constant_contents(program, constant_seed):
             if contents not in self._constants:

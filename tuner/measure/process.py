@@ -119,7 +119,7 @@ class DeviceProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come from it."""
+        """Say whether nothing more will come from it."""
         return self._reader.ended
 
     def send(self, message: Mapping[str, Any], within_secs: float) -> None:
@@ -148,8 +148,11 @@ class DeviceProcess:
         return self._progress.read()
 
     def death(self) -> str:
-        """How it ended, as words that complete `the process ...`. Waits up to five seconds for the end, and does not
-        reap: until `kill` does, the group's id stays taken and its compilers can still be killed."""
+        """Describe its end, as words that complete `the process ...`.
+
+        Waits up to five seconds for the end, and does not reap. Until `kill` does, the group's id stays taken and its compilers
+        can still be killed.
+        """
         give_up = time.monotonic() + 5
         while time.monotonic() < give_up:
             try:

@@ -1,8 +1,8 @@
-"""How a supervisor and its device process talk: framed JSON over two pipes, and a small mapped file of progress.
+"""The protocol of a supervisor and its device process: framed JSON over two pipes, and a mapped file of progress.
 
 Frames are an 8-byte length and UTF-8 text, on file descriptors of their own: compilers may print what they like on
-stdout and stderr. ProgressFile is memory both sides map, because telling it must cost nothing between two timed launches
-and must outlive the process that wrote it.
+stdout and stderr. ProgressFile is memory both sides map: telling must cost nothing between two timed launches, and must
+outlive the process that wrote it.
 """
 
 from __future__ import annotations
@@ -83,8 +83,11 @@ class FrameReader:
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """What the device process is doing: it works for the `count` requests of the batch that start at index `first`
-    (none between requests); `started` is on `time.monotonic`'s clock, which the processes of one machine share."""
+    """The current step of the device process, on `count` requests of the batch from index `first` on.
+
+    count: 0 between requests
+    started: on `time.monotonic`'s clock, which the processes of one machine share
+    """
 
     sequence: int
     first: int

@@ -48,11 +48,11 @@ class Contestant:
 
     @property
     def done(self) -> bool:
-        """Whether it needs no further visit."""
+        """Say whether it needs no further visit."""
         return self.error is not None or self.lost or len(self.samples) >= self.wanted
 
     def timing(self) -> ShapeTiming:
-        """What was found."""
+        """The result of timing."""
         return ShapeTiming(self.symbols, tuple(self.samples), self.launches, self.policy.regime, self.lost)
 
 

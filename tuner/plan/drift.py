@@ -1,8 +1,8 @@
-"""Whether a plan still fits the shapes that are served: what it is predicted to lose there, from the times on record alone.
+"""The predicted loss of a plan at the served shapes, from the times on record alone.
 
-Between the shapes a variant was timed at, its time is taken for a straight line on log-log paper (of several symbols: the mean of the
-times nearest by, weighted by closeness); outside of them nothing is predicted. A plan loses where another variant is predicted faster
-by more than selection would have cared for.
+Between the shapes at which a variant was timed, its time is taken for a straight line on log-log paper. With several symbols
+it is the mean of the nearest times, weighted by closeness. Outside of them nothing is predicted. A plan loses where another
+variant is predicted faster by more than selection would have cared for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Drift:
 
 
 def drift(choices: Choices, records: Sequence[Measurement], plan: KeptPlan, domain: Domain) -> Drift:
-    """What a stored plan loses over a domain, whose points stand for the calls that are served."""
+    """Predict the loss of a stored plan over a domain whose points stand for the served calls."""
     samples, variants = pooled(records)
     known = {k: _Times.of(own) for k, own in samples.items() if usable(choices, variants[k])}
     secs = lost = unmeasured = 0.0

@@ -1,9 +1,9 @@
-"""Which guards share out points among variants at least cost: intervals by dynamic programming, everything else by a tree.
+"""The guards that divide points among variants at least cost: intervals by dynamic programming, else a tree.
 
-Points have a cost under every variant; a further leaf has a price, a remainder test a higher one. Along one quantity (a symbol, or
-the product of all) the best intervals are found exactly, in time linear in points x variants. Several quantities or remainders make
-a tree: of few points it is the best there is, by recursion over subsets; of many it is grown by the split that looks best when both
-its sides are divided into intervals, and so is never worse than the best intervals along one quantity.
+Points have a cost under every variant. A further leaf has a price, a remainder test a higher one. Along one quantity (a symbol,
+or the product of all) the best intervals are found exactly, in time linear in points x variants. Several quantities or
+remainders make a tree. A tree of few points is optimal, by recursion over subsets. A tree of many grows by the split that looks
+best when both its sides are divided into intervals. So it is never worse than the best intervals along one quantity.
 """
 
 from __future__ import annotations

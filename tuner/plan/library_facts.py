@@ -1,7 +1,7 @@
-"""Whether a library's times on record still hold here, and what a build says where they do not.
+"""The validity of recorded library times on this machine, and notes of a build on invalid ones.
 
-A time of a library is one of its version and settings, so it counts only where the library has the fingerprint it was recorded
-with. Kernels of ours depend on the device and its compiler alone, which is the target's fingerprint.
+A time of a library belongs to its version and settings, so it counts only where the library has the recorded fingerprint.
+Kernels of ours depend on the device and its compiler alone, which is the target's fingerprint.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ class LibraryFacts:
         return self._known.get(key, {})
 
     def counts(self, record: Measurement) -> bool:
-        """Whether a record says something of what would run here."""
+        """Say whether a record holds for the libraries of this machine."""
         return all(self.same(record, name) for name in libraries_of(record.variant))
 
     def same(self, record: Measurement, name: str) -> bool:
-        """Whether a library is here, and as it was when a record was made."""
+        """Say whether a library is present in the state of a record."""
         return name in self.here and self.recorded(record).get(name) == self.here[name]
 
 
 def library_notes(
     callee: str, choices: Choices, plan: TaskPlan, records: Sequence[Measurement], facts: LibraryFacts
 ) -> list[str]:
-    """What the plan of a task could not use of the times of libraries: those that were others then, and those that are not here.
+    """List the library times that the plan of a task could not use: of libraries in another state, or missing.
 
-    records: all there are; the plan was made from those that count."""
+    records: all records of the task; the plan was made from the valid ones
+    """
     passed_over: dict[str, list[Measurement]] = {}
     for r in records:
         for name in libraries_of(r.variant):
@@ -85,7 +86,7 @@ def _stale(
     records: Sequence[Measurement],
     facts: LibraryFacts,
 ) -> list[str]:
-    """A note where a form that can be made here has no time of the library that is here, but had one of another state of it."""
+    """Note a form without a time of the present library that has a time of another state of it."""
     made = {v.key for v in (*choices.library_variants(), *choices.variants_in_parts())}
     anchors = [dict(b) for b in choices.task.bindings()]
     current = [r for r in records if facts.counts(r)]
@@ -108,7 +109,7 @@ def _stale(
 
 
 def _differing(then: str | None, now: str) -> str:
-    """What differs between a recorded fingerprint and the one that is here."""
+    """Describe the difference between a recorded fingerprint and the present one."""
     if then is None:
         return f"a version that was not recorded (here {now})"
     old, new = then.split("; "), now.split("; ")

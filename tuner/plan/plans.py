@@ -1,4 +1,4 @@
-"""Records to plans: which variants a task dispatches, and where (DESIGN 7)."""
+"""Plans of tasks from records: the dispatched variants and their ranges."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ LARGEST_STEP = 256
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What a task dispatches: the plan over variant keys, those variants, and the times it was chosen from. lost: why each variant
-    that would have been dispatched cannot be made any more. added: shapes beside the anchors at which a plan made for the anchors
-    alone was found to lose, and which therefore count as well."""
+    """The dispatch of a task: a plan over variant keys, the variants, and the times it was chosen from.
+
+    lost: by variant that would have been dispatched, the reason why it can no longer be made
+    added: shapes beside the anchors at which a plan for the anchors alone was found to lose, and which therefore count
+    """
 
     plan: DispatchPlan
     variants: Mapping[str, VariantRecord]
@@ -131,7 +133,7 @@ def _made(choices: Choices, variant: VariantRecord) -> bool:
 def choose(
     samples: Samples, domain: Domain, libraries: Collection[str], steps: Sequence[int] = (), workers: int = 1
 ) -> tuple[DispatchPlan, Domain]:
-    """The plan for a domain, and the domain with every shape on record at which plans made without it were beaten."""
+    """Choose the plan for a domain, and extend the domain by recorded shapes at which plans without them were beaten."""
     while True:
         times, errors = timed(samples, domain.points), errors_of(samples, domain.points)
         plan = select(times, domain, errors, libraries, steps=steps, workers=workers)
@@ -159,7 +161,7 @@ def elsewhere(plan: DispatchPlan, samples: Samples, domain: Domain) -> list[Poin
 
 
 def between(shapes: Collection[Shape], domain: Domain) -> list[Point]:
-    """Those of the shapes that are between a domain's points and none of them."""
+    """Select the shapes between a domain's points that are none of them."""
     symbols = len(domain.points[0])
     ends = [(min(p[a] for p in domain.points), max(p[a] for p in domain.points)) for a in range(symbols)]
     found = []
@@ -173,7 +175,7 @@ def between(shapes: Collection[Shape], domain: Domain) -> list[Point]:
 
 
 def slower(own: Sequence[float], rival: Sequence[float]) -> bool:
-    """Whether samples are slower than others beyond noise."""
+    """Say whether samples are slower than others beyond noise."""
     behind = math.log(statistics.median(own) / statistics.median(rival))
     return behind > max(math.log1p(NOISE), beyond(standard_error(own), standard_error(rival)))
 
@@ -195,7 +197,7 @@ def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, V
 
 
 def usable(choices: Choices, variant: VariantRecord) -> bool:
-    """Whether this version of the tool, on this machine, has such a variant at all."""
+    """Say whether this version of the tool has such a variant on this machine."""
     try:
         if in_parts(variant):
             return routines_of(variant) <= {a.routine for a in choices.alternatives}

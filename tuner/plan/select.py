@@ -1,10 +1,9 @@
-"""From a matrix of measured times to a plan: few variants, total guards, least weighted log-regret (DESIGN 7.7).
+"""The choice of a plan from a matrix of measured times: few variants, total guards, least weighted log-regret.
 
-The choice is by measurement alone. A difference counts as far as it is one: what is expected of it, given its standard error.
-Guards compare a task symbol, or the product of all of them, with a threshold, or ask for a remainder: of the symbol itself by a tile
-size, or of its number of tiles by the number of workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.)
-They form a tree (`tuner/plan/guard_tree`) that is flattened to an ordered list whose last entry is unconditional, so no shape is ever
-without a variant.
+The choice is by measurement alone. A difference counts by its expectation, given its standard error. Guards compare a task
+symbol, or the product of all of them, with a threshold. Others test a remainder: of the symbol by a tile size, or of its number
+of tiles by the number of workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.) They form a tree
+(`tuner/plan/guard_tree`) that is flattened to an ordered list whose last entry is unconditional. So every shape has a variant.
 """
 
 from __future__ import annotations
@@ -134,11 +133,12 @@ def select(
 
 
 def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> FloatArray:
-    """How far each variant is expected to lie behind the one to dispatch at each point, (K, N) in log time: the posterior mean of a
-    difference that was measured with these errors, where true ones are normal around 0 (`APART`).
+    """Return the expected lag of each variant behind the dispatched one at each point, (K, N) in log time.
 
-    Where a library was timed the others carry a handicap: what it takes to beat it. order: of the points by size; the noise is that
-    of all neighbours together that say the same, slower or faster."""
+    It is the posterior mean of a difference measured with these errors, under a normal prior around 0 (`APART`). Where a library
+    was timed, the others carry the handicap of beating it. order: points by size. The noise at a point is that of all neighbours
+    together that say the same, slower or faster.
+    """
     count = log_time.shape[1]
     points = np.arange(count)
     timed = np.where(np.isfinite(log_time), log_time, np.inf)
@@ -167,7 +167,7 @@ def _runs(x: BoolArray) -> IntArray:
 
 
 def _quantities(symbols: int, steps: Sequence[int], workers: int) -> tuple[list[Quantity], list[Quantity]]:
-    """What may be compared with thresholds, and what may be asked for a remainder."""
+    """Return the quantities for thresholds and the quantities for remainders."""
     axes: list[tuple[int, ...]] = [(s,) for s in range(symbols)]
     if symbols > 1:
         axes.append(tuple(range(symbols)))
@@ -190,8 +190,10 @@ def _flattened(tree: Tree, keys: Sequence[str], log_time: FloatArray, points: Se
 
 
 def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) -> int:
-    """Where between its two points the variants on both sides are equally fast, both times taken for straight lines on log-log
-    paper; their geometric mean where the times do not say."""
+    """Return the value between two points at which the variants on both sides are equally fast.
+
+    Both times are taken for straight lines on log-log paper. Where the times do not cross, it is the geometric mean of the points.
+    """
     q, low, high = split.quantity, split.low, split.high
     below = [(m, n.variant) for n in leaves(split.yes) for m in n.members if q.at(points[m]) == low]
     above = [(m, n.variant) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]

@@ -1,8 +1,8 @@
-"""Plans as the database keeps them: those of a model together as a set, which replaces the one before it all at once.
+"""Plans in the database: the plans of a model form a set, which replaces the previous set all at once.
 
-A plan's text says its entries with their guards, what each dispatched variant is, whose model's set it belongs to, and the set's
-name, which is a hash of all its plans. So sets that say the same have one name, storing one again adds nothing while it is the
-newest, and an earlier set is made the current one by storing its texts once more: nothing is ever taken away.
+A plan's text holds its entries with their guards, each dispatched variant, the model of its set and the set's name. The name
+is a hash of all plans of the set, so equal sets have one name. Storing the newest set again adds nothing. An earlier set
+becomes the current one by storing its texts once more: nothing is ever removed.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def _body(plan: TaskPlan) -> dict[str, Any]:
 
 
 def plan_sets(store: Store, target: str, model: str, workloads: frozenset[str]) -> list[PlanSet]:
-    """The sets of a model that hold a plan for each of these workloads, in the order they were last stored: the last is the
-    current one."""
+    """List the sets of a model that hold a plan for each of these workloads.
+
+    They are in the order they were last stored: the last is the current one.
+    """
     found: dict[str, dict[str, PlanRecord]] = {}
     for record in sorted(store.plans(target), key=lambda p: p.version):
         document = parse_json(record.entries, "plan entries")

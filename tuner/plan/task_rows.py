@@ -34,12 +34,13 @@ class ShapeTimes:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task of a model.
+    """A summary of one task of a model.
 
-    secs: what its calls take together in one run of the model with the dispatched variants, weighted over the tuned range;
-    share: of the sum over all tasks; both None when something dispatched has no time. trials: tuned candidates on record,
-    `failed` of them without a usable time. dispatch: the plan as (range, variant), the first match counts. validation: what the
-    plan did at shapes between those that candidates are timed at.
+    secs: seconds of its calls in one run of the model with the dispatched variants, weighted over the tuned range
+    share: fraction of the sum over all tasks; it and secs are None when a dispatched variant has no time
+    trials, failed: tuned candidates on record, and the number of them without a usable time
+    dispatch: the plan as (range, variant), the first match counts
+    validation: results of the plan at shapes between the timed ones
     """
 
     name: str
@@ -59,7 +60,7 @@ class TaskRow:
 
 
 def symbol_labels(task: Task) -> tuple[str, ...]:
-    """What each symbol of a task is called: the model's expression for it when all call sites agree, else its own name."""
+    """Name each symbol of a task: the model's expression when all call sites agree, else its own name."""
     labels = []
     for axis, own in enumerate(task.func.symbols):
         meanings = list(dict.fromkeys(str(site[axis]) for site in task.sites))
@@ -101,7 +102,7 @@ def dispatch_ranges(
 
 
 def _quantity(test: GuardTest, labels: Sequence[str]) -> str:
-    """What a test is about, as Python would compute it."""
+    """Write the quantity of a test as Python would compute it."""
     text = _product(test.axes, labels)
     if test.divisor > 1:
         text = f"-(-({text})//{test.divisor})"

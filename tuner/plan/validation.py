@@ -1,10 +1,10 @@
-"""Plans looked at where nobody trained: which shapes, which variants, and what was found (DESIGN 7.8).
+"""Validation of plans at shapes between the anchors: the choice of shapes and variants, and the results.
 
-The variants of a finished plan, and of each kind the fastest besides where that comes near, are checked and timed at shapes between
-the anchors: next to the bounds, primes, on both sides of each threshold. The answers are ordinary records. A variant that is wrong
-there is out; a shape at which the plan is slower than another variant beyond noise counts from then on when plans are chosen
-(`tuner/plan/plans`), which may bring other variants and thresholds in, so this is asked again until nothing is lacking. A task is looked
-at in VALIDATIONS x SHAPES shapes at most, whatever number of jobs works on it, so it costs no more than that by its contenders.
+The contenders are the variants of a finished plan, and the fastest other variant of each kind that comes near. They are checked
+and timed next to the bounds, at primes, and on both sides of each threshold. The answers are ordinary records. A variant that
+is wrong there is out. A shape at which the plan is slower than another variant beyond noise counts from then on when plans are
+chosen (`tuner/plan/plans`). That may bring in other variants and thresholds, so this is asked again until nothing is lacking. A
+task is validated at VALIDATIONS x SHAPES shapes at most, whatever the number of jobs on it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort
 
 
 def _best(rows: Times, times: Times, task: Task) -> str | None:
-    """The fastest of rows with all times; None where there is none, or it comes near to the best of all times at no anchor."""
+    """Return the fastest row with all times; None without one, or if it is near the best of all times at no anchor."""
     near, found = False, []
     for key, row in rows.items():
         if None in row:
@@ -100,9 +100,14 @@ def checkable(task: Task, points: Sequence[Point]) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a plan did at shapes nobody trained on. shapes: how many it was timed at; worst: the largest ratio there of what is
-    dispatched to the best that was timed; slower: shapes where that is beyond noise; added: shapes that the plan was chosen again
-    for; wrong: variants whose outputs were found wrong."""
+    """The results of a plan at shapes between the anchors.
+
+    shapes: number of shapes at which it was timed
+    worst: largest ratio there of the dispatched variant's time to the best time
+    slower: shapes at which that is beyond noise
+    added: shapes for which the plan was chosen again
+    wrong: number of variants with wrong outputs
+    """
 
     shapes: int
     worst: float | None

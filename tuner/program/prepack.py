@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class PackingStep:
-    """What one step of `Program.prepare` computes: `func` writes `target`; `sources` are the arrays of its other parameters."""
+    """One step of `Program.prepare`: `func` writes `target`; `sources` are the arrays of its other parameters."""
 
     func: PrimFunc
     target: Buffer
@@ -63,7 +63,7 @@ def pack_weights(
 
 
 def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
-    """What a packing step writes, in NumPy; None where it does more than move values."""
+    """Compute the result of a packing step in NumPy; None where it does more than move values."""
     func, target = packing.func, packing.target
     found = [replace(b, role="compute") for b in blocks(func.body)]
     moves = all(b.init is None and b.predicate is TRUE and _moves(b.body.value) for b in found)
@@ -76,7 +76,7 @@ def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
 
 
 def _moves(value: Expr) -> bool:
-    """Whether a value is one of its loads and literals, as they are: what is chosen between by position."""
+    """Say whether a value is one of its loads and literals unchanged, perhaps selected by position."""
     nodes = tuple(postorder((value,)))
     indices = {i for n in nodes if isinstance(n, Load) for i in postorder(n.indices)}
     computed = [n for n in nodes if isinstance(n, Op) and n.op != "select" and n not in indices]

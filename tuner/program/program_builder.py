@@ -1,6 +1,6 @@
-"""From scheduled functions to the runtime's `Program`: the one place where live IR becomes numbers and text.
+"""Scheduled functions as parts of the runtime's `Program`: the one place where live IR becomes numbers and text.
 
-A candidate under measurement and a whole built model are put together by the same `ProgramBuilder` (DESIGN 4).
+A candidate under measurement and a whole built model are put together by the same `ProgramBuilder`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ProgramBuilder:
         return lower_scalar(self.scalars, e, symbols, unsure)
 
     def _unsure(self, e: Expr, symbols: SlotOf) -> Mapping[Expr, Expr]:
-        """What divides in `e` and is not known to be other than 0, with what it is divided by it."""
+        """Return the divisors in `e` that are not known to differ from 0, with the quotients that use them."""
         found = {
             n.args[1]: n
             for n in postorder((e,))
@@ -358,13 +358,13 @@ def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
 
 
 def _runs_once(part: PrimFunc) -> bool:
-    """Whether a kernel only prepares constants."""
+    """Say whether a kernel only prepares constants."""
     found = blocks(part.body)
     return bool(found) and all(b.role == "prepack" for b in found)
 
 
 def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
-    """Whether a parameter is a weight of fixed size, which can be packed ahead; a weight that grows with a symbol is an input."""
+    """Say whether a parameter is a weight of fixed size, which can be prepacked. A weight that grows with a symbol is an input."""
     return buffer in func.consts and not free_vars(*buffer.shape)
 
 

@@ -1,6 +1,4 @@
-"""How much a candidate is worth measuring: its expected marginal gain over what can already be dispatched, shape by
-shape.
-"""
+"""The expected improvement of measuring a candidate over the dispatchable variants, shape by shape."""
 
 from __future__ import annotations
 

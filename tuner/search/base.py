@@ -38,9 +38,7 @@ Outcome = float | Failure
 
 @dataclass(frozen=True)
 class Result:
-    """What measuring a candidate said: an outcome for each shape it was tried at (indices into
-    `SearchProblem.shapes`).
-    """
+    """The measurement of a candidate: an outcome for each tried shape (indices into `SearchProblem.shapes`)."""
 
     candidate: Candidate
     outcomes: Mapping[int, Outcome]
@@ -48,8 +46,11 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """What other tasks and devices taught, for a cost model: `features: (N, F) f32` as the space's own, NaN where a row has
-    none; `log_time: (N,)` log(seconds / roofline), NaN for failures; `groups: (N,)` one id a (task, shape), all >= 0.
+    """Rows from other tasks and devices for a cost model.
+
+    features: (N, F) f32, columns as the space's own, NaN where a row has none
+    log_time: (N,) log(seconds / roofline), NaN for failures
+    groups: (N,) one id a (task, shape), all >= 0
     """
 
     features: FeatureArray
@@ -59,14 +60,15 @@ class TrainingRows:
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
-    """What is to be searched.
+    """A space to be searched, and the worth of its candidates.
 
-    `shapes: (S, D) int64` are the anchors, `weights: (S,)` their importance (positive, summing to 1). `roofline: (S,)
-    seconds` is a lower bound or any other positive scale of the time at each shape, by which times of different shapes
-    become comparable (default 1). `baseline: (S,) seconds`, or what answers them whenever candidates are asked for, is what can be
-    dispatched besides this space's candidates, such as the library, inf where there is nothing (the default); candidates are worth
-    what they gain on it. `history` is what is known from elsewhere; strategies that cannot use it
-    ignore it, and those that can call it once, when they first need it.
+    shapes: (S, D) int64, the anchors
+    weights: (S,) importance of the anchors, positive, summing to 1
+    roofline: (S,) seconds, a lower bound or any other positive scale of the time at each shape (default 1), by which
+        times of different shapes become comparable
+    baseline: (S,) seconds of the best variant outside the space, such as the library; inf without one (the default).
+        It may be a function that answers them whenever candidates are asked for. Candidates are worth their gain on it.
+    history: training rows from elsewhere; a strategy that can use them calls it once, when it first needs them
 
     Raises:
         UserError: sizes that do not match, weights that are no distribution, or times that are not positive.
@@ -174,7 +176,7 @@ class Observations:
 
 
 class SearchHistory:
-    """What a strategy was told and has asked. Sorts before it answers, so that the order of arrival leaves no mark."""
+    """The results told to a strategy and the candidates it asked for. Sorts before it answers: the order of arrival leaves no mark."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
@@ -242,7 +244,7 @@ class SearchHistory:
 
 
 def isin(keys: KeyArray, members: KeyArray) -> BoolArray:
-    """Which keys are among the members; also for raw-byte keys, which `np.isin` refuses."""
+    """Say for each key whether it is among the members; also for raw-byte keys, which `np.isin` refuses."""
     if keys.dtype.kind == "i" or not len(keys) or not len(members):
         return np.isin(keys, members) if len(keys) and len(members) else np.zeros(len(keys), dtype=np.bool_)
     known = {m.tobytes() for m in members}

@@ -30,10 +30,10 @@ class _Axis:
 
 
 class Embedding:
-    """Points of a space for a model of distances: its coordinates, then an axis for each pair of tied parameters.
+    """Points of a space for a model of distances: coordinates, then an axis for each pair of tied parameters.
 
     On a log scale a sum is a product and a difference a ratio. Parameters that grow together (one divides the other) get
-    their difference, those that limit one another their sum.
+    their difference. Parameters that limit one another get their sum.
     """
 
     def __init__(self, space: ParameterSpace) -> None:

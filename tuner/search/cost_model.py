@@ -40,7 +40,7 @@ class CostModel(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether anything was learnt."""
+        """Say whether the model has learnt from at least one time."""
         ...
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
@@ -55,9 +55,7 @@ class CostModel(Protocol):
         ...
 
     def rank(self, features: FeatureArray) -> FloatArray:
-        """Scores (N,) of which only the order within a group means something: larger is faster, failures are likely at
-        the bottom.
-        """
+        """Return scores (N,) whose order within a group counts: larger is faster, failures are likely at the bottom."""
         ...
 
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
@@ -96,7 +94,7 @@ class GradientBoostedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether a time was learnt from."""
+        """Say whether the model has learnt from at least one time."""
         return bool(self._heads)
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
@@ -240,7 +238,7 @@ class RidgeModel:
 
     @property
     def ready(self) -> bool:
-        """Whether a time was learnt from."""
+        """Say whether the model has learnt from at least one time."""
         return self._mean is not None
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
@@ -346,8 +344,9 @@ def load_cost_model(text: str) -> CostModel:
 
 
 def relative_relevance(log_time: FloatArray, groups: IntArray) -> FloatArray:
-    """How good each row is within its group, (N,) in 0..1: 1 for the fastest, 0 for failures, the rest by their place
-    in the order.
+    """Return the relevance (N,) of each row within its group, by its place in the order.
+
+    It is 1 for the fastest and 0 for failures.
     """
     out = np.zeros(len(log_time), dtype=np.float64)
     for group in np.unique(groups):

@@ -34,11 +34,11 @@ ALIKE = 6
 
 @dataclass(frozen=True, slots=True)
 class EvolutionSettings:
-    """How the rounds go; no value depends on a space.
+    """Sizes of the rounds; no value depends on a space.
 
     `design` points spread over the space come first. Of each batch, `trees` is the share chosen by the cost model,
     `explore` by the optimistic bound and `epsilon` at random (the rest by the process). A space of up to `exhaustive`
-    legal points is scored whole; otherwise `population` points live through `generations`, after `screened` random
+    legal points is scored whole. Otherwise `population` points live through `generations`, after `screened` random
     ones were scored by the cost model alone.
     """
 
@@ -103,7 +103,7 @@ class EvolutionarySearch:
         return self._found_prior
 
     def _transferred(self, count: int, seen: Observations) -> CodeArray:
-        """What a model taught by the history alone, or almost, finds best, each unlike the others."""
+        """Return the best candidates, each unlike the others, of a model taught (almost) by the history alone."""
         space = self.problem.space
         if count <= 0 or self._prior is None:
             return np.zeros((0, 1 + space.width), dtype=np.int32)

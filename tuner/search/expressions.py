@@ -51,7 +51,7 @@ _GRAMMAR = (
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a subexpression is on each row, and on which rows Python would have raised ZeroDivisionError."""
+    """The value of a subexpression on each row, and the rows on which Python would have raised ZeroDivisionError."""
 
     value: Any
     raised: Any
@@ -75,7 +75,7 @@ class TextConstraint:
         self._check(names)
 
     def __call__(self, columns: Mapping[str, Column]) -> BoolArray:
-        """Which rows (R,) satisfy it; `columns` has a column (R,) for every parameter."""
+        """Return a mask (R,) of the rows that satisfy it; `columns` has a column (R,) for every parameter."""
         count = len(next(iter(columns.values()))) if columns else 1
         with np.errstate(all="ignore"):
             found = _evaluate(self._root, columns)

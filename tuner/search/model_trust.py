@@ -1,4 +1,4 @@
-"""Which of two models to believe: by how well each ordered candidates before they were measured."""
+"""The choice between two models, by their ordering of candidates before these were measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENOUGH = 16
 
 
 class Forecasts:
-    """What two models said of candidates when they were asked, to be compared with what measuring says later."""
+    """Predictions of two models when candidates were asked for, to be compared with later measurements."""
 
     def __init__(self) -> None:
         self._said: list[tuple[Candidate, FloatArray, FloatArray]] = []
@@ -27,9 +27,7 @@ class Forecasts:
         self._said = self._said[-WINDOW:]
 
     def lead(self, space: ParameterSpace, seen: Observations, weights: FloatArray) -> float | None:
-        """How much better the second model ordered than the first: difference of Kendall's tau, in -2..2; None without
-        evidence.
-        """
+        """Return the difference of Kendall's tau, second model less first, in -2..2; None without evidence."""
         row = {candidate: r for r, candidate in enumerate(space.candidates(seen.codes))}
         found = []
         for candidate, first, second in self._said:

@@ -130,7 +130,7 @@ class Search:
         return [self.space.configuration(c) for c in self._strategy.ask(count)]
 
     def tell(self, results: Iterable[tuple[Mapping[str, Value], float | None]]) -> None:
-        """What configurations cost: seconds or any other positive number of which less is better; None for a failure.
+        """Tell the costs of configurations: seconds, or any positive number where less is better; None for a failure.
 
         Raises:
             UserError: a configuration outside the space, or a cost that is not a positive number.
@@ -165,7 +165,7 @@ class _ExprConstraint:
 
 
 def _plain(values: Sequence[Value]) -> bool:
-    """Whether values are integers, which the space holds as they are; others are held as positions."""
+    """Say whether all values are integers, which the space holds as they are; others are held as positions."""
     return all(type(v) is int for v in values)
 
 

@@ -26,13 +26,13 @@ generation's parents.
 
 
 class OptunaSearch:
-    """Samplers over domain positions. Illegal or repeated suggestions are rejected and told as failed.
+    """Optuna's samplers over domain positions. Illegal or repeated suggestions are rejected and told as failed.
 
     TPE searches all sketches in one study, the sketch among the parameters. The Gaussian process and CMA-ES want a fixed set
-    of parameters, so each sketch has a study of its own, and the better a sketch's best is, the more of its suggestions are
+    of parameters, so each sketch has a study of its own. The better a sketch's best is, the more of its suggestions are
     taken. CMA-ES moves ordered parameters only; others are drawn at random.
 
-    Each ask rebuilds the studies from what was told, in canonical order: answers that arrive in another order change
+    Each ask rebuilds the studies from the told results, in canonical order: answers that arrive in another order change
     nothing. The objective is the weighted mean log time over the shapes a candidate was tried at.
     """
 
@@ -99,7 +99,7 @@ class OptunaSearch:
         return [int(s) for s in self._rng.choice(number, size=count, p=share / share.sum())]
 
     def _trials(self) -> list[tuple[int, Any]]:
-        """What was told, as Optuna's trials, each with its sketch."""
+        """Convert the told results to Optuna's trials, each with its sketch."""
         create = self._optuna.trial.create_trial
         failed = self._optuna.trial.TrialState.FAIL
         seen = self._history.observations()
@@ -163,7 +163,7 @@ class OptunaSearch:
         return {"sketch": self._optuna.distributions.CategoricalDistribution(choices), **kinds}
 
     def _code(self, trial: Any, sketch: int | None) -> CodeArray:
-        """What a trial suggests, as a code of one row."""
+        """Convert a trial's suggestion to a code of one row."""
         space = self._problem.space
         if sketch is None:
             sketch = int(trial.suggest_categorical("sketch", tuple(range(len(space.sketches)))))

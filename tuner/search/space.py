@@ -88,7 +88,7 @@ class SketchSpace:
 
     @property
     def box(self) -> int:
-        """How many points the product of the domains has (1 without parameters)."""
+        """The number of points in the product of the domains (1 without parameters)."""
         return math.prod(len(p.domain) for p in self.parameters)
 
     def values(self, positions: npt.NDArray[np.integer[Any]]) -> IntArray:
@@ -192,7 +192,7 @@ class ParameterSpace:
             return None
 
     def contains(self, candidate: Candidate) -> bool:
-        """Whether the candidate is a legal point of this space."""
+        """Say whether the candidate is a legal point of this space."""
         return self._position(candidate) is not None and bool(self.valid(self.encode([candidate]))[0])
 
     def candidates(self, codes: CodeArray) -> list[Candidate]:
@@ -219,7 +219,7 @@ class ParameterSpace:
     # -- what a strategy asks about many points at once ----------------------------------------------------------------
 
     def valid(self, codes: CodeArray) -> BoolArray:
-        """Which rows satisfy their sketch's constraint. (R,) bool."""
+        """Return a mask (R,) bool of the rows that satisfy their sketch's constraint."""
         out = np.ones(len(codes), dtype=np.bool_)
         for sketch, where in self._by_sketch(codes):
             constraint = self.sketches[sketch].valid
@@ -230,8 +230,8 @@ class ParameterSpace:
     def features(self, codes: CodeArray, shapes: IntArray) -> FeatureArray:
         """Features (R, S, F) float32 of each row at each shape, `shapes: (S, D) int64`.
 
-        Sketches that declare features share their columns; those that do not get columns of their own; what a sketch
-        does not fill is NaN. With more than one sketch the last column is the sketch.
+        Sketches that declare features share their columns; the others get columns of their own. A column that a sketch does not
+        fill is NaN. With more than one sketch the last column is the sketch.
         """
         if len(self.sketches) == 1:
             sketch = self.sketches[0]

@@ -26,8 +26,10 @@ FEASIBILITY_FLOOR = 0.02
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """What the process believes about R points: `mean`, `std` of log seconds (R, S), and `works` (R,) the chance of a
-    time at all.
+    """The belief of the process about R points.
+
+    mean, std: log seconds (R, S)
+    works: (R,) probability of a time at all
     """
 
     mean: FloatArray
@@ -55,7 +57,11 @@ class Surrogate:
     """
 
     def __init__(self, points: FloatArray, log_time: FloatArray, failed: BoolArray) -> None:
-        """`points: (N, A)` in the unit cube, `log_time: (N, S)` with NaN where there is none, `failed: (N, S)`."""
+        """Fit to `points: (N, A)` in the unit cube.
+
+        log_time: (N, S) log seconds, NaN without a time
+        failed: (N, S)
+        """
         keep = _thin(log_time)
         self._points, self._shape_count = points, log_time.shape[1]
         self._groups = _grouped(points[keep], log_time[keep])
@@ -168,7 +174,7 @@ class Surrogate:
 
 
 def _thin(log_time: FloatArray) -> npt.NDArray[np.intp]:
-    """Which rows the fit keeps, in order: all up to MAX_ROWS."""
+    """Select the rows that the fit keeps, in order: all up to MAX_ROWS."""
     works = np.flatnonzero(np.isfinite(log_time).any(axis=1))
     if len(works) <= MAX_ROWS:
         return works

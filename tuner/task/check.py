@@ -1,4 +1,4 @@
-"""What a candidate's outputs are compared with before anything is timed: shapes, inputs, expected outputs (DESIGN 8)."""
+"""The correctness check of a candidate before it is timed: shapes, inputs, expected outputs."""
 
 from __future__ import annotations
 

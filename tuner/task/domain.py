@@ -1,4 +1,4 @@
-"""The range a task is tuned over: which shapes are timed, and how much each counts (DESIGN 7.1 to 7.3)."""
+"""The range a task is tuned over: the timed shapes and their weights."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def anchors(
     per_symbol: int = 7,
     served: Served = (),
 ) -> Domain:
-    """About `count` points, spread evenly on a log scale over everything the call sites can ask for, both ends included.
+    """Choose about `count` points, spread evenly on a log scale over the range of the call sites, both ends included.
 
-    Where recorded values are given, only the ends of the range come first; then the smallest and the largest recorded point and
-    those that leave the recorded ones nearest to some point, which are its modes.
+    Where recorded values are given, only the ends of the range come first. The smallest and the largest recorded point follow,
+    then the points that leave the recorded ones nearest to some point: their modes.
 
     `sites`: for every call site, the task's symbols as expressions over the model's symbols. Weights are log-uniform: every
     point counts for the part of the log-scaled range nearest to it.
@@ -123,7 +123,7 @@ def _shares(chosen: Sequence[Point], mass: Mapping[Point, float]) -> tuple[float
 
 
 def _recorded(served: Served, ranges: Mapping[Var, Range]) -> dict[Point, float]:
-    """How many calls asked for each point. Symbols are taken to vary independently; what lies outside the ranges is left out."""
+    """Count the recorded calls at each point. Symbols are taken to vary independently; values outside the ranges are left out."""
     found: dict[Point, float] = {}
     for site, symbols in served:
         inside = {
@@ -154,7 +154,7 @@ def _condensed(counts: Mapping[int, int], limit: int) -> dict[int, int]:
 
 
 def _representative(points: Sequence[Point], mass: Mapping[Point, float], count: int) -> list[Point]:
-    """Both ends of the points, both ends of the mass, and then greedily what brings the mass nearest to some chosen point."""
+    """Choose both ends of points and mass, then greedily points that bring the mass nearest to a chosen one."""
     known = sorted(mass)
     ends = (*_ends(points), *_ends(known))
     chosen = list(dict.fromkeys(ends))[: max(2, count)]
@@ -173,7 +173,7 @@ def _representative(points: Sequence[Point], mass: Mapping[Point, float], count:
 def _between(
     sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range], chosen: Sequence[Point]
 ) -> tuple[Point, ...]:
-    """What the sites ask for next to the ends of each symbol, at primes, and at the ends, the other symbols in the middle."""
+    """List points next to the ends of each symbol, at primes, and at ends with other symbols in the middle."""
     middle = {s: round(math.sqrt(max(r.lower, 1) * max(r.upper, 1))) for s, r in ranges.items()}
     found: dict[Point, None] = {}
     for step in range(7):

@@ -1,4 +1,4 @@
-"""From a lowered module to tasks: unique fused tensor functions with their call sites, domain and text (DESIGN 4)."""
+"""Tasks of a lowered module: unique fused tensor functions with their call sites, domain and text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tensor_infos(values: Sequence[Value]) -> list[TensorInfo]:
 
 
 def site_symbols(func: PrimFunc, call: CallTIR) -> dict[Var, Expr]:
-    """What the symbols of `func` stand for at this call."""
+    """Return the model's expression for each symbol of `func` at this call."""
     return bind_symbols(func, tensor_infos(call.args), call.out, call.scalars)
 
 
@@ -98,7 +98,7 @@ def extract_tasks(
 
 
 def _counted(lowered: LoweredModule, profile: ShapeProfile) -> dict[str, dict[Var, dict[int, int]]]:
-    """How often each symbol of each straight function had which value. Raises UserError when the profile knows none of them."""
+    """Count the values of each symbol of each straight-line function. Raises UserError when the profile knows none of them."""
     found: dict[str, dict[Var, dict[int, int]]] = {}
     for name, function in lowered.functions.items():
         own = {v for x in (*function.params, *(b.var for b in function.bindings)) for v in info_symbols(x.info)}

@@ -1,7 +1,7 @@
-"""Which values an input may hold: those that, used as indices, stay inside what they index.
+"""The permitted values of an input that is used as an index: inside the indexed dims.
 
-Compiled loops read the nearest element for an index that is outside (`ir/op/indices`), which is safe but not what anybody
-meant. So a built model says which range each of its inputs must keep, and the runtime refuses a call with other values.
+Compiled loops read the nearest element for an index outside (`ir/op/indices`), which is safe but wrong for the user. So a
+built model states the range of each such input, and the runtime refuses a call with other values.
 """
 
 from __future__ import annotations

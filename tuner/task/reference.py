@@ -1,4 +1,4 @@
-"""What a task's outputs should be, and how far from that a right kernel may be (DESIGN 8).
+"""The expected outputs of a task, and the tolerance of a right kernel.
 
 The reference is the unscheduled tensor function in vectorised NumPy (`ir/interp/reference`): independent of schedules and code
 generation, so it can tell a wrong kernel.

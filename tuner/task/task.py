@@ -192,7 +192,7 @@ class Choices:
         return self.library_variants() or tuple(v for v in self.variants_in_parts() if v.kind == "library")
 
     def variants_in_parts(self) -> tuple[VariantRecord, ...]:
-        """The task cut into its products and what is between them, each part by a library's routine or as the rules guess."""
+        """Unfused variants: the task cut around its matmuls, each part by a library's routine or as the rules guess."""
         return self._in_parts
 
     @cached_property
@@ -204,7 +204,7 @@ class Choices:
         return tuple(UnfusedVariant(begins, chosen).record() for chosen in choices_of_parts(options))
 
     def _of_part(self, step: FunctionStep) -> Choices:
-        """What can be tried for a part; nothing is measured of a part alone, so its domain has no points."""
+        """Return the choices for a part. Nothing is measured of a part alone, so its domain has no points."""
         key, text = workload_key(step.func), print_text(step.func, normalise=True)
         return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={})
 
@@ -311,7 +311,7 @@ def _stage(step: FunctionStep, scheduled: PrimFunc) -> KernelStage:
 
 
 def _outside(step: FunctionStep, stages: Sequence[Stage]) -> list[Stage]:
-    """The stages of a part's variant, with buffers, those that only they share too, and symbols in terms of the whole task's."""
+    """Return the stages of a part's variant in terms of the whole task's buffers and symbols."""
     meaning = _meaning(step)
     known = dict(zip(step.func.buffers, step.args, strict=True))
 

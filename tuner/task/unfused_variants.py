@@ -1,4 +1,4 @@
-"""Records of variants in parts: a task cut into several functions, each of which is computed by a variant of its own."""
+"""Records of unfused variants: a task cut into several functions, each computed by a variant of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _START = '{"parts":'
 
 @dataclass(frozen=True, slots=True)
 class UnfusedVariant:
-    """Where a task is cut, as the blocks that its second and later parts begin with, and the variant of each part."""
+    """A cut of a task, and the variant of each part.
+
+    begins: names of the blocks that begin the second and later parts
+    variants: one for each part
+    """
 
     begins: tuple[str, ...]
     variants: tuple[VariantRecord, ...]
@@ -34,7 +38,7 @@ class UnfusedVariant:
 
 
 def in_parts(record: VariantRecord) -> bool:
-    """Whether a record is of a task in parts."""
+    """Say whether a record is of an unfused variant."""
     return record.trace.startswith(_START)
 
 

@@ -89,7 +89,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from dataclasses import replace
 from relax_tune.database.store import open_store
-from tests.tuner import tuner_models
+from tests.support import tuner_models
 
 job = tuner_models.paper_job(tuner_models.feed_forward, open_store(sys.argv[2], read_only=True),
                              replace(tuner_models.QUICK, trials=4))

@@ -253,7 +253,7 @@ def export_(
 
 
 def _done(json: bool, text: str, document: dict[str, Any]) -> None:
-    """What was done: a sentence for people, or a document for scripts."""
+    """Report an action: a sentence for people, or a document for scripts."""
     if json:
         print_json(document)
     else:
@@ -350,7 +350,7 @@ def prune(
 ) -> None:
     """Remove measurements of one target.
 
-    Those that meet every condition given: --older-than, --failed or both. Nothing else ever removes one.
+    A measurement goes when it meets every given condition: --older-than, --failed or both. Nothing else ever removes one.
     """
     if older_than is None and not failed:
         raise UserError("wanted --older-than DAYS or --failed, found neither; nothing was removed")

@@ -1,4 +1,4 @@
-"""Where an artifact is written, and what must not be lost by writing it there."""
+"""The destination of an artifact, and the files that writing it must not destroy."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def artifact_path(model: str, target: str, out: Path | None) -> Path:
 
 
 def check_destination(path: Path, model_key: str, overwrite: bool) -> None:
-    """Whether an artifact of this model can be written there; asked before anything is measured.
+    """Check, before anything is measured, that an artifact of this model can be written to `path`.
 
-    Raises: UserError for a folder, a place that cannot be written, and, unless `overwrite`, a file that is no artifact or is
-    the artifact of another model (two models under one name).
+    Raises: UserError for a folder and for a path that cannot be written. Without `overwrite` also for a file that is no artifact,
+    and for the artifact of another model.
     """
     try:
         path.lstat()

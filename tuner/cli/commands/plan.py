@@ -149,7 +149,7 @@ def _tuning(model: str, settings: SettingFlags, bounds: Sequence[str]) -> str:
 
 
 def _check(job: Job, command: str, console: Console) -> dict[str, Any]:
-    """What the current plans lose, as a table and a sentence that says what to do: `command`."""
+    """Report the loss of the current plans: a table, and a sentence that names the next `command`."""
     current = job.current_plans()
     domains = {t.name: t.domain for t in extract_tasks(job.lowered, SHAPES, job.overrides, job.profile)}
     found: dict[str, Drift] = {}

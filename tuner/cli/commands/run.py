@@ -147,7 +147,10 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def read_profile(path: Path) -> ShapeProfile:
-    """What a file of shapes counts by now; nothing while there is no such file. Raises UserError for another kind of file."""
+    """Read the counts in a file of shapes; none when the file does not exist.
+
+    Raises UserError for another kind of file.
+    """
     return ShapeProfile.read(path) if path.exists() else ShapeProfile()
 
 

@@ -87,9 +87,9 @@ def show(
 ) -> None:
     """Show a model's program and tasks, or all about one task.
 
-    `show MODEL` prints the program, as imported or after a pass, and the tasks it is made of. `show MODEL --task NAME` and,
-    for a task that was tuned before, `show TASK` print the task's program, its sketches, what is on record for the target,
-    the trace and the source of a candidate, and what the cost model thinks. Nothing is measured.
+    `show MODEL` prints the program, as imported or after a pass, and its tasks. `show MODEL --task NAME` and, for a task
+    that was tuned before, `show TASK` print one task: its program, sketches and records for the target. The trace and the
+    source of a candidate and the cost model's opinion follow. Nothing is measured.
     """
     if not is_model(subject):
         _refuse(
@@ -117,7 +117,7 @@ def show(
 
 
 def is_model(subject: str) -> bool:
-    """Whether the argument names a model: something there is, or something written as a path or a package."""
+    """Say whether the argument names a model: an existing file, a path or a package."""
     return (
         subject.startswith(PACKAGE)
         or os.sep in subject

@@ -119,14 +119,17 @@ def _nothing_usable(job: Job) -> str:
 
 
 def _timed(built: BuildResult) -> list[tuple[str, Program]]:
-    """The functions whose calls can be timed by their symbols alone: not those that branch, nor their parts."""
+    """List the functions whose calls can be timed by their symbols alone: straight-line ones that no driver calls."""
     parts = parts_of(built.drivers)
     return [(n, p) for n, p in built.programs.items() if n not in parts]
 
 
 def compare_shapes(program: Program) -> list[dict[str, int]]:
-    """Where builds are compared: the symbol of the widest range takes 8, 64, 256, 512 as far as its bounds allow, or its
-    bounds; the others take their lower bound."""
+    """Choose the shapes at which builds are compared.
+
+    The symbol of the widest range takes 8, 64, 256, 512 as far as its bounds allow, else its bounds. The others take their
+    lower bound.
+    """
     base = {s.name: max(1, s.lower) for s in program.symbols}
     if not base:
         return [{}]

@@ -1,4 +1,4 @@
-"""Where reports are printed, and how times are written."""
+"""Consoles of reports, and the format of times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def on_terminal(console: Console) -> bool:
-    """Whether somebody watches: what is written there may be redrawn. FORCE_COLOR does not make a pipe a terminal."""
+    """Say whether output can be redrawn. FORCE_COLOR does not make a pipe a terminal."""
     try:
         watched = console.file.isatty()
     except (AttributeError, ValueError):  # no such method, or closed
@@ -60,7 +60,7 @@ def seconds_text(secs: float | None) -> str:
 
 
 def ratio_text(base: float | None, best: float | None) -> str:
-    """How many times faster than `base`: `1.52x`; `-` where either is unknown."""
+    """Format the speedup over `base`: `1.52x`; `-` where either is unknown."""
     if base is None or best is None or not (math.isfinite(base) and math.isfinite(best)) or best <= 0:
         return "-"
     return f"{base / best:.2f}x"

@@ -1,4 +1,4 @@
-"""What the cost model thinks of a task's candidates, beside what was measured."""
+"""A comparison of the cost model's ranking with measured times of a task's candidates."""
 
 from __future__ import annotations
 

@@ -18,14 +18,15 @@ IMPORTED, LOWERED = "imported", "lowered"
 
 
 def stage_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
-    """What `program_after` takes: `imported`, every pass, and `lowered` for all of them."""
+    """List the stages of `program_after`: `imported`, every pass, and `lowered` for all of them."""
     return (IMPORTED, *pass_names(passes), LOWERED)
 
 
 def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD, verify: bool = False) -> IRModule:
-    """The module after the passes up to and including `stage` (any case), calls inlined or outlined as `lower` does it.
+    """Return the module after the passes up to and including `stage` (any case).
 
-    Raises UserError naming the stages."""
+    Its calls are inlined or outlined as `lower` does it. Raises UserError that names the stages.
+    """
     names = stage_names(passes)
     known = [name.lower() for name in names]
     if stage.lower() not in known:

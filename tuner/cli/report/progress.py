@@ -1,4 +1,4 @@
-"""What a tuning job shows while it runs: a live table on a terminal, plain lines elsewhere."""
+"""The display of a running tuning job: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

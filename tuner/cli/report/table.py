@@ -25,7 +25,7 @@ def task_table(rows: Sequence[TaskRow]) -> Table:
 
 
 def dispatch_table(rows: Sequence[TaskRow]) -> Table:
-    """What each task dispatches where; the first range that fits counts. Below, what validation found."""
+    """Make a table of the dispatched variants by range; the first range that fits counts. Validation follows below."""
     table = make_table("task", "where", "variant", title="Dispatched")
     shapes, worst = sum(r.validation.shapes for r in rows), max((r.validation.worst or 1.0 for r in rows), default=1.0)
     if shapes:

@@ -82,7 +82,7 @@ class TaskView:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each symbol is called."""
+        """Names of the task's symbols."""
         return self._labels
 
     @cached_property
@@ -91,7 +91,7 @@ class TaskView:
 
     @cached_property
     def plan(self) -> TaskPlan:
-        """What a build would dispatch."""
+        """The plan that a build would dispatch."""
         return plan_task(self.choices, self.records)
 
     # -- the variant that is looked at -----------------------------------------------------------------------------------
@@ -157,8 +157,10 @@ class TaskView:
         return self.choices.task.text
 
     def sketches(self) -> list[dict[str, Any]]:
-        """Every sketch: parameters with their domains, constraints, how many points its box has and how many of them are legal
-        (an estimate unless `exact`), how many candidates were tried and failed, and seconds of the fastest over all shapes."""
+        """Describe every sketch: parameters with domains, constraints, sizes, trials and the best time.
+
+        The number of legal points is an estimate unless `exact`. The time is that of the fastest candidate over all shapes.
+        """
         tried: dict[str, set[str]] = {}
         for r in self.records:
             if r.variant.kind == "tuned":
@@ -207,7 +209,7 @@ class TaskView:
         return rows
 
     def dispatch(self) -> list[dict[str, str]]:
-        """What a build dispatches where; the first range that fits counts."""
+        """List ranges and their dispatched variants; the first range that fits counts."""
         names = {key: variant_text(v) for key, v in self.plan.variants.items()}
         return [
             {"where": where, "variant": what}
@@ -229,7 +231,10 @@ class TaskView:
         }
 
     def trace(self) -> dict[str, Any]:
-        """The steps from the program to the variant's loops, as Python over a schedule `s` of the program and as JSON."""
+        """Return the steps from the program to the variant's loops.
+
+        They are given as Python over a schedule `s` of the program and as JSON.
+        """
         variant, _ = self.variant
         if variant.trace == "[]":
             return {"python": "", "json": []}
@@ -254,7 +259,7 @@ class TaskView:
         return [{"name": k.name, "language": k.language, "source": k.source} for k in kernels]
 
     def model(self) -> dict[str, Any]:
-        """What the cost model thinks; see `opinion`."""
+        """The cost model's opinion; see `opinion`."""
         return opinion(self.choices, self.records)
 
 
@@ -275,8 +280,10 @@ OF_VARIANT = frozenset({"trace", "loops", "source"})
 
 
 def _legal(space: SketchSpace) -> tuple[int, bool]:
-    """How many points of a sketch's box satisfy its constraints: counted, or estimated from a sample when there are too
-    many (False)."""
+    """Return the number of legal points in a sketch's box, and whether it is exact.
+
+    A large box is estimated from a sample (False).
+    """
     listed = ParameterSpace([space]).listed()
     if listed is not None:
         return len(listed), True
