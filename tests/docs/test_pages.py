@@ -1,0 +1,122 @@
+"""The pages: every snippet runs, every path and module they name exists, and the two front pages stay short."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import tiny_decoders
+from tests.tuner.cli.cli_model import make_bert
+
+import relax_tune as rt
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOPS = ("ir", "schedules", "tuner", "runtime", "database")
+# What makes this environment in the first place, or would call this test.
+ELSEWHERE = ("pip install", "make ")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def snippets(page: Path) -> Iterator[tuple[str, str]]:
+    """(language, text) of every fenced block."""
+    return ((m.group(1), m.group(2)) for m in FENCE.finditer(page.read_text()))
+
+
+RUN = [p for p in PAGES if any(language in ("python", "console") for language, _ in snippets(p))]
+
+
+def commands(text: str) -> Iterator[str]:
+    """The commands of a console block, with continued lines joined."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("$ ") and not line[2:].startswith(ELSEWHERE):
+            yield line[2:]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the models that pages speak of, where each task gets one trial."""
+    make_bert(tmp_path / "encoder")
+    (tmp_path / "decoder").mkdir()
+    tiny_decoders.write(tmp_path / "decoder", tiny_decoders.MODELS[0])
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    tool = tools / "relax-tune"
+    tool.write_text(f"#!{sys.executable}\nfrom relax_tune.tuner.cli.start import main\nmain()\n")
+    tool.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("RELAX_TUNE_TRIALS", "1")
+    return tmp_path
+
+
+def run_commands(folder: Path, lines: list[str]) -> None:
+    """Run commands in one shell, as a reader would; what they leave running ends with it."""
+    script = "\n".join(["set -e", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT", *lines])
+    script = script.replace("postgresql://tuner@records.lan/tuning", f"sqlite:///{folder / 'shared.db'}")
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=600, start_new_session=True
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.ccompiler
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN, ids=named)
+def test_page_snippets_run(page: Path, folder: Path) -> None:
+    namespace: dict[str, Any] = {}
+    for language, text in snippets(page):
+        if language == "python":
+            exec(compile(text, named(page), "exec"), namespace)
+        elif language == "console" and (lines := list(commands(text))):
+            run_commands(folder, lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_page_paths_exist(page: Path) -> None:
+    wrong = []
+    for path in re.findall(
+        r"`((?:ir|schedules|tuner|runtime|database|tests|experiments|examples|docs)/[\w/.{},]*)`", page.read_text()
+    ):
+        if not exists(path.rstrip("/")):
+            wrong.append(path)
+    assert not wrong, f"{named(page)} names what is not there: {wrong}"
+
+
+def exists(path: str) -> bool:
+    """A file or folder, `folder/{a,b}`, or `folder/module.attribute`."""
+    if found := re.fullmatch(r"(.*)\{([\w,]+)\}", path):
+        return all(exists(found[1] + part) for part in found[2].split(","))
+    if (ROOT / path).exists() or (ROOT / f"{path}.py").exists():
+        return True
+    stem, _, attribute = path.rpartition(".")
+    if path.split("/")[0] in TOPS and (ROOT / f"{stem}.py").exists():
+        return hasattr(importlib.import_module(f"relax_tune.{stem.replace('/', '.')}"), attribute)
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_page_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", FENCE.sub("", page.read_text()))
+    assert [x for x in links if not (page.parent / x).exists()] == []
+
+
+def test_front_pages_stay_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 120
+
+
+def test_api_page_has_every_public_name() -> None:
+    listed = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.M))
+    assert listed == {f"{module}.{name}" for module, name, _ in rt._PUBLIC.values()}
