@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,10 +45,21 @@ def commands(text: str) -> Iterator[str]:
             yield line[2:]
 
 
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database in which the encoder of the pages is tuned, one trial a task, so that no page measures it again."""
+    folder = tmp_path_factory.mktemp("tuned")
+    model = rt.load_model(make_bert(folder / "encoder"), bounds={"b": (1, 8), "n": (1, 32)})
+    rt.tune(model, target="c", db=folder / "records.db", effort="quick", trials=1)
+    return folder / "records.db"
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the models that pages speak of, where each task gets one trial."""
+def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the models that pages speak of and records of the encoder, where each task gets one trial."""
     make_bert(tmp_path / "encoder")
+    for name in ("records.db", "shared.db"):
+        shutil.copy(records, tmp_path / name)
     (tmp_path / "decoder").mkdir()
     tiny_decoders.write(tmp_path / "decoder", tiny_decoders.MODELS[0])
     tools = tmp_path / "tools"
