@@ -21,7 +21,9 @@ EXCEPTIONS = Path(__file__).with_name("language_exceptions.txt")
 
 LONGEST_FIRST, LONGEST, LONGEST_FUNCTION = 20, 30, 60
 RIDDLE = re.compile(r"(What|Which|Whether|Where|How|When|Who|Those|That|There|It|They)\b")
-BANNED = re.compile(r"\b(so many|those that|of which|where there (is|are) none|DESIGN \d|STYLE \d|thereof|each of what)\b", re.I)
+BANNED = re.compile(
+    r"\b(so many|those that|of which|where there (is|are) none|DESIGN \d|STYLE \d|thereof|each of what)\b", re.I
+)
 # A name such as `test_what_they_hold_there` says neither the unit nor the result.
 PRONOUN = re.compile(r"_(they|them|their|its|it|there|what|which|whose|those|these|that|this)(_|$)")
 
@@ -84,9 +86,7 @@ def offences() -> Iterator[tuple[str, str]]:
                 yield "test-name", f"{path}::{name}"
 
 
-@pytest.mark.parametrize(
-    "rule", ["first-word", "sentence-length", "banned-words", "function-length", "test-name"]
-)
+@pytest.mark.parametrize("rule", ["first-word", "sentence-length", "banned-words", "function-length", "test-name"])
 def test_language_known_offenders_only_shrink(rule: str) -> None:
     listed = {tuple(line.split(" ", 1)) for line in EXCEPTIONS.read_text().splitlines() if line}
     known = {place for r, place in listed if r == rule}
