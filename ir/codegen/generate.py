@@ -54,8 +54,12 @@ PRINTERS: Mapping[str, type[CFamilyPrinter]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CodeTarget:
-    """What the text is for. lanes: f32 elements a vector holds (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4); local_bytes: memory
-    that a work-group may share (drivers do not always refuse more)."""
+    """The target of generated source.
+
+    language: `c`, `opencl` or `cuda`.
+    lanes: f32 elements of a vector (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4).
+    local_bytes: shared memory of a work-group; None if unknown (drivers do not always refuse more).
+    """
 
     language: Language
     lanes: int
@@ -74,11 +78,13 @@ class CodeTarget:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedKernel:
-    """One kernel's text and how to launch it.
+    """One kernel's source and its launch.
 
-    buffers: pointer arguments in order (parameters, then global intermediates of the function); scalars: int64 arguments
-    after them, the last of them what the text's integers are at most where it depends on the others whether 32 bits hold them
-    (`runtime/device/source.wide_form`); grid: work-groups per axis (empty for C); local: work-items per group and axis (empty for C).
+    buffers: pointer arguments in order: parameters, then the function's global intermediates.
+    scalars: int64 arguments after them. If 32 bits may not hold the kernel's integers, the last one is their upper bound
+        (`runtime/device/source.wide_form`).
+    grid: work-groups per axis; empty for C.
+    local: work-items per group and axis; empty for C.
     """
 
     name: str
@@ -130,18 +136,18 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 
 
 def _for_gpus(target: CodeTarget, body: Stmt) -> bool:
-    """Processors compute with numbers of 64 bits as fast as with those of 32, and only GPUs get groups of several items."""
+    """Tell whether 32-bit indices pay off: on GPUs, and for kernels with work-items. CPUs compute with 64 bits as fast."""
     return target.language == "cuda" or any(isinstance(m, For) and m.kind == "item" for m in walk(body))
 
 
 def _lanes(func: PrimFunc, target: CodeTarget) -> int:
-    """Elements of a vector: of CUDA's, which are arrays, as many of the narrowest that is stored as one access has."""
+    """Return the lanes of a vector. CUDA vectors are arrays, so the narrowest stored type decides how many elements one access has."""
     stored = [b.dtype.bytes for b in func.buffers if b.dtype is not bool_] if target.language == "cuda" else []
     return target.lanes * 4 // min(4, *stored) if stored else target.lanes
 
 
 def _varying(s: Stmt) -> frozenset[Var]:
-    """The loops over threads whose iterations do more work or less, by the length of loops inside them."""
+    """Return the variables of thread loops whose iterations differ in work, by the extents of loops inside."""
     spread = [p for p in loops(s) if p.kind in ("parallel", "group")]
     return frozenset(p.var for p in spread if any(p.var in free_vars(q.extent) for q in loops(p.body)))
 
@@ -182,7 +188,7 @@ def _check_shared(func: PrimFunc, target: CodeTarget, body: Stmt) -> None:
 
 
 def _one_index_per_axis(n: Stmt) -> Stmt:
-    """Group and item loops over the same axis share one variable: they are the same index of the launch."""
+    """Give all group (or item) loops over one axis the same variable: they are the same index of the launch."""
     first: dict[tuple[str, int], Var] = {}
     same: dict[Var, Expr] = {}
     for m in walk(n):
@@ -238,8 +244,10 @@ def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
 
 
 def _together(func: PrimFunc) -> tuple[Stmt, ...]:
-    """The top-level statements, neighbours that no thread loop is in and that share a local buffer as one: they are the body of
-    a loop that ran once."""
+    """Return the top-level statements, neighbours of one thread that share a local buffer as one.
+
+    Neighbours without thread loops are the body of a loop that ran once.
+    """
     done: list[Stmt] = []
     held: list[set[Buffer] | None] = []
     for part in func.body.stmts if isinstance(func.body, Seq) else (func.body,):

@@ -15,12 +15,12 @@ Scope = Literal["global", "shared", "warp", "local"]
 class Buffer:
     """A row-major array; identity, the name is a hint unique within a function.
 
-    scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack). `warp`: as `shared`, of
-    items of a warp that the last index numbers, so that it can be in their registers (`ir/codegen/lower/warp_shuffles`).
-    row_alignment: (factor, offset) of a local or shared one: once lowering has shrunk it, a row (the last dimension) takes up the next
-    multiple of `factor` elements and `offset` more. Meaning does not change.
-    swizzle: elements of a vector of a shared one whose rows are whole vectors, if these go round in their row by the row's number
-    (`ir/hardware/swizzle`). Meaning does not change.
+    scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack). A `warp` buffer is shared by a
+        warp; its last index is the work-item, so that it can live in registers (`ir/codegen/lower/warp_shuffles`).
+    row_alignment: (factor, offset) of a local or shared buffer. Lowering pads its rows (the last dimension) to a multiple of `factor`
+        elements plus `offset`. Does not change results.
+    swizzle: elements of a vector if the vectors of a shared buffer's rows rotate by the row's number (`ir/hardware/swizzle`), else 0.
+        Does not change results.
     """
 
     name: str

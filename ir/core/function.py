@@ -70,7 +70,7 @@ class ExternFunc:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """What is declared of a symbol: `lower <= var` and, when `upper` is not None, `var <= upper`."""
+    """Declared bounds of a symbol: `lower <= var` and, when `upper` is not None, `var <= upper`."""
 
     var: Var
     lower: int = 0

@@ -1,8 +1,8 @@
-"""Operations of machines that a loop nest can be replaced by: what each means, and its text.
+"""Operations of machines that replace loop nests: their semantics and their text.
 
-An intrinsic is a tensor function over tiles of constant size (its meaning), and the body of a function that does the same to
-tiles somewhere in larger buffers. A nest that matches the meaning may be marked with the intrinsic (`For.intrinsic`, by the
-primitive `tensorize`); it still means what its loops say, and code generation puts a call in its place.
+An intrinsic is a tensor function over tiles of constant size (its semantics), and the body of a C function that computes the same on
+tiles inside larger buffers. The primitive `tensorize` marks a matching nest with the intrinsic (`LoopMarks.intrinsic`). The nest keeps
+its meaning; code generation puts a call in its place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Intrinsic:
 
     Loops over work-items in the semantics make it an operation of a warp, or of several warps. Such an operation reads operands in
     shared memory, where rows of eight elements are aligned; the written operand belongs to the work-item. For each operand A in
-    shared memory its body also sees `a_row`, the row length if rows are swizzled, else 0, and `a_at`, the offset to add before the
+    shared memory its body also sees `a_row`, the row length if rows are swizzled, else 0. `a_at` is the offset to add before the
     swizzle (`relax_tune.ir.hardware.mma.PLACES`).
     """
 
@@ -79,13 +79,13 @@ class Intrinsic:
 
     @property
     def loops(self) -> tuple[For, ...]:
-        """Those of the meaning, outermost first."""
+        """Loops of the semantics, outermost first."""
         meant = nest_of(self.semantics.body)
         assert meant is not None
         return meant[0]
 
     def strides(self) -> Iterator[tuple[str, str]]:
-        """(operand, loop variable) of every stride the body wants, in order."""
+        """Yield (operand, loop variable) of every stride that the body takes, in order."""
         meant = nest_of(self.semantics.body)
         assert meant is not None
         found = {b.name: where for b, where in accesses_of(meant[1])}
@@ -100,7 +100,7 @@ def _read(text: str) -> PrimFunc:
 
 
 def nest_of(s: Stmt) -> tuple[tuple[For, ...], Store] | None:
-    """The loops of a perfect nest and the store in it over their variables; None when there is more to it."""
+    """Return the loops of a perfect nest and its store over their variables; None for other statements."""
     found: list[For] = []
     while isinstance(s, For):
         found.append(s)
@@ -112,7 +112,7 @@ def nest_of(s: Stmt) -> tuple[tuple[For, ...], Store] | None:
 
 
 def accesses_of(store: Store) -> list[Access]:
-    """What a store reads, in order of appearance, and what it writes."""
+    """Return the reads of a store in order of appearance, then its write."""
     found: list[Access] = []
 
     def visit(e: Expr) -> None:
@@ -128,8 +128,12 @@ def accesses_of(store: Store) -> list[Access]:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What a nest is of an intrinsic: its accesses by operand, its loops by those of the meaning (those of one iteration may be missing),
-    and the extents that the meaning leaves open."""
+    """A loop nest as an intrinsic's.
+
+    accesses: operand -> access.
+    loops: loop variable of the semantics -> of the nest. Loops of one iteration may be missing.
+    sizes: symbol of the semantics -> extent.
+    """
 
     accesses: Mapping[str, Access]
     loops: Mapping[Var, Var]
@@ -137,10 +141,11 @@ class Matched:
 
 
 def match(intrinsic: Intrinsic, loops: Sequence[For], store: Store) -> Matched | None:
-    """How a nest is the intrinsic's; None when it is not. Of `loops` only variables, extents, kinds and axes count.
+    """Match a loop nest to an intrinsic; None if it computes something else.
 
-    The loops are those of the meaning in its order; the values are the same up to the order of sums and products; each operand
-    moves with the loops that its indices in the meaning name, a dense one with those of the last index along adjacent elements.
+    Of `loops` only variables, extents, kinds and axes count. They are the loops of the semantics in order.
+    The values agree up to the order of sums and products. Each operand moves with the loops that its indices in the semantics name.
+    A dense operand moves along adjacent elements with the loops of its last index.
     """
     own = intrinsic.loops
     open_ = [f for f in own if as_int(f.extent) is None]
@@ -212,8 +217,10 @@ def _moves(
     items: set[Var],
     dense: bool,
 ) -> bool:
-    """The access moves linearly with the loops of its indices in the meaning and no others, by as much along its last dimension where it
-    is dense; what an item has for itself needs not move with the items."""
+    """Tell whether an access moves linearly with the loops of its indices in the semantics, and with no others.
+
+    A dense operand has the same strides along its last dimension. A work-item's own operand need not move with the items.
+    """
     env = Env()
     for f in loops:
         env = env.with_loop(f.var, f.extent)

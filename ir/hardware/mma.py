@@ -39,8 +39,10 @@ def {name}(A: Buffer({a[0]}, {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m,
 
 
 def warp_operand_semantics(name: str, dtype: str) -> str:
-    """C += A B of an A that the items hold as they hold sums: by tiles of eight steps, of which item `u` of a row's four has two. B lies
-    in steps of columns."""
+    """Return the semantics of C += A B with A in the work-items' registers, laid out like sums.
+
+    Work-item `u` of a row's four holds two of each tile of eight steps. B lies in steps of columns.
+    """
     sums, rows, columns = (
         "C[vm, vr, vy, vn, vx, vc]",
         "A[vm, vr, vy, vh, ve, vu]",

@@ -1,11 +1,9 @@
-"""Rows of shared memory whose vectors go round by the number of the row, so that what several rows have in the same place lies in
-different banks although nothing lies between the rows.
+"""Swizzled rows of shared memory: the vectors of a row rotate by the row's number, against bank conflicts without padding.
 
-Memory has a line of 128 bytes in its banks at once. Rows of a line or more begin one vector further each, up to as many as a line has; of
-shorter ones those that share a line begin alike, and the next line's one vector further. So vectors of 16 bytes in the same place of
-eight rows that follow one another never meet, if rows are a power of two of vectors: that is how a warp fetches matrices. Within a
-row vectors that lie side by side never meet either. It is a rotation, rather than the exclusive or that is usual, because
-integers of kernels have no bits: the same places are free, and all of this is sums, quotients and remainders.
+All banks together hold a line of 128 bytes. Rows of a line or more rotate by one vector more each, up to the vectors of a line.
+Shorter rows in one line rotate alike, and the next line by one vector more. So 16-byte vectors in the same column of eight successive
+rows never conflict, if a row has a power of two of vectors. That is how `ldmatrix` fetches (PTX ISA, "ldmatrix"). Contiguous vectors of a
+row never conflict either. Rotation replaces the usual exclusive or: it frees the same places and needs only sums, quotients and remainders.
 """
 
 from __future__ import annotations
@@ -19,21 +17,21 @@ ACCESS_BYTES = (4, 8, 16)
 
 
 def may_swizzle(buffer: Buffer, vector: int) -> bool:
-    """Whether so many elements are what one access may have."""
+    """Tell whether one access may have `vector` elements of a buffer."""
     return vector * buffer.dtype.bytes in ACCESS_BYTES
 
 
 def period(vectors: ExprLike, line: int) -> Expr:
-    """After how many rows of so many vectors, of which a line has `line`, all is as before."""
+    """Return the number of rows after which the rotation repeats. vectors: vectors of a row; line: vectors of a line."""
     return mul(_beside(expr(vectors), line), minimum(expr(vectors), line))
 
 
 def swizzled(row: Expr, vector: Expr, vectors: ExprLike, line: int) -> Expr:
-    """Which of its row's vectors a vector is stored as."""
+    """Return the position in its row at which a vector is stored."""
     turn = floordiv(floormod(row, period(vectors, line)), _beside(expr(vectors), line))
     return floormod(vector + turn, expr(vectors))
 
 
 def _beside(vectors: Expr, line: int) -> Expr:
-    """Rows that share a line."""
+    """Return the number of rows that share a line."""
     return maximum(floordiv(expr(line), vectors), 1)

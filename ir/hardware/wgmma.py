@@ -1,12 +1,10 @@
-"""Products of tiles that four warps make together (`wgmma.mma_async` of sm_90a): meanings, and their text for CUDA.
+"""Tile products of a warpgroup, `wgmma.mma_async` of sm_90a (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
 
-A warpgroup is four items along the first axis by eight along the second by the four warps along the third; others may lie along the
-fourth (`relax_tune.ir.core.stmt.AXES`). It multiplies tiles of 64
-rows; what each warp and item has of the result is as in `relax_tune.ir.hardware.mma`, warp z being that of rows 16 z and on. The
-machine reads both operands from shared memory by itself, asynchronously, in matrices of eight rows of eight elements that lie side by
-side, and is told by a descriptor where the first of these is, how far the next one along the steps, and how far the next one along rows
-(or columns): PTX ISA, "Matrix Descriptor Format" and "Strides", without swizzling. Every item whose ordinary writes, copies among them, it
-is to see puts a fence between these and the barrier (`PROXY_FENCE_CALL`).
+A warpgroup is 4 items along the first axis by 8 along the second by 4 warps along the third. Other warpgroups may lie along the fourth
+(`relax_tune.ir.core.stmt.AXES`). It multiplies tiles of 64 rows; warp z has rows 16 z and on, laid out as in `relax_tune.ir.hardware.mma`.
+The async proxy reads both operands from shared memory, in core matrices of 8 rows of 8 contiguous elements, without swizzling.
+A descriptor gives the first core matrix, the stride along the steps and the stride along rows or columns (PTX ISA, "Matrix Descriptor
+Format" and "Strides"). Work-items fence their writes for the async proxy before the barrier (`PROXY_FENCE_CALL`).
 """
 
 from __future__ import annotations
@@ -25,8 +23,10 @@ PROXY_FENCE_CALL = "rt_shown();"
 
 
 def semantics(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
-    """C += A B for m by n tiles and s times as many steps. A lies in rows of steps, turned in steps of rows; B in steps of columns, turned
-    in columns of steps."""
+    """Return the semantics of C += A B for m by n tiles and 16 s steps.
+
+    A lies in rows of steps, turned in steps of rows. B lies in steps of columns, turned in columns of steps.
+    """
     a = "vm, vz, vr, vt, vh, " + ("vk, vy" if a_turned else "vy, vk")
     b = (
         ("(n, s, 2, 4, 2, 8)", "vn, vt, vh, vx, vc, vk")
@@ -54,14 +54,16 @@ def {name}(A: Buffer((m, 4, 2, s, 2, 8, 8), {dtype}), B: Buffer({b[0]}, {dtype})
 
 
 def fixed_strides(a_turned: bool, b_turned: bool) -> tuple[tuple[str, str, int, str], ...]:
-    """How operands must lie, as (operand, loop variable, factor, other variable): a step of the variable moves by as much as so many of the
-    other, or by so many elements."""
+    """Return the required strides as (operand, loop variable, factor, other variable).
+
+    The variable's stride is `factor` times the other's, or `factor` elements if the other is empty.
+    """
     b = (("B", "x", 2 * CORE, ""), ("B", "c", CORE, "")) if b_turned else (("B", "k", CORE, ""),)
     return ("A", "k" if a_turned else "y", CORE, ""), ("A", "z", 2, "r"), *b
 
 
 def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
-    """The body for CUDA. Nothing may touch the sums from the first product to the wait, so they are held before and after."""
+    """Return the CUDA body. The sums are pinned before and after, as nothing may touch them from the first product to the wait."""
     return f"""  const unsigned long long left = rt_described(a, a_h, a_r), right = rt_described(b, b_h, b_j);
   typedef rt_multiply_{dtype}<n, {int(a_turned)}, {int(not b_turned)}> product;
 #pragma unroll
@@ -77,7 +79,7 @@ def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
 
 
 def scalar_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
-    """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
+    """Return the CUDA body for other architectures: every work-item by itself, as the semantics say."""
     a = "k * a_k + y" if a_turned else "y * a_y + k"
     b = "x * b_x + q * b_c + k" if b_turned else "k * b_k + x * 2 + q"
     return f"""  const int z = threadIdx.z % {WARPS}, y = threadIdx.y, x = threadIdx.x;
@@ -124,7 +126,7 @@ static __device__ __forceinline__ void rt_shown() {}
 
 
 def helpers(dtype: str, sizes: Mapping[str, int]) -> Mapping[str, str]:
-    """The pieces of a prelude that the text calls; one product of a tile of rows has as many operands as it has sums."""
+    """Return the helpers of the body. One instruction has as many operands as its tile has sums."""
     n = sizes["n"]
     sums = ", ".join(f"%{k}" for k in range(4 * n))
     held = ",\n      ".join(

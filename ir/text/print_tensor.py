@@ -68,7 +68,7 @@ class TensorPrinter:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Names declared inside are free again afterwards, except those that went into the header."""
+        """Free the names declared inside on leaving, except names in the header."""
         names, taken, headers = dict(self.names), set(self.taken), len(self.header)
         yield
         new = {x: n for x, n in self.names.items() if x not in names and n in self._header_names(headers)}

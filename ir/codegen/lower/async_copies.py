@@ -52,7 +52,7 @@ def circular_buffers(f: For, algebra: Algebra) -> Mapping[Buffer, CircularBuffer
 
 
 def _undeclared(n: Stmt) -> Stmt:
-    """What a body does with the storage that it declares."""
+    """Return the statement inside declarations."""
     while isinstance(n, Declare):
         n = n.body
     return n
@@ -80,7 +80,7 @@ def _circular_buffer(
 
 
 def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
-    """What an index is the remainder of, in a division by the number of slots; the index, where it is always below that."""
+    """Return the slot expression of an index: p of `p % size`, or the index itself if it is always below `size`. None for other indices."""
     p = algebra.static(e)
     ((m, c),) = p.items() if len(p) == 1 else (((), 0),)
     if c == 1 and len(m) == 1 and isinstance(m[0], Op) and m[0].op == "floormod" and as_int(m[0].args[1]) == size:
@@ -90,7 +90,7 @@ def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
 
 
 def async_filled(n: Stmt) -> frozenset[Buffer]:
-    """The buffers that are filled by asynchronous copies at or below a node."""
+    """Return the buffers that asynchronous copies fill at or below a statement."""
     late = (m for m in walk(n) if isinstance(m, For) and m.marks.async_copy)
     return frozenset(s.buffer for m in late for s in walk(m) if isinstance(s, Store))
 
@@ -98,8 +98,10 @@ def async_filled(n: Stmt) -> frozenset[Buffer]:
 def pipelined_loop(
     f: For, circular: Mapping[Buffer, CircularBuffer], scopes: frozenset[Scope], algebra: Algebra
 ) -> Stmt:
-    """A loop that goes round, with a lot of copies in each iteration, a wait at its start for those it reads, and there the barrier for
-    these scopes."""
+    """Return a loop over circular buffers with one commit group, one wait and one barrier an iteration.
+
+    The wait and the barrier for `scopes` stand at the start of the body. The commit stands after the last copy.
+    """
     steps = _undeclared(f.body)
     assert isinstance(steps, Seq)
     late = async_filled(steps) & circular.keys()
@@ -121,8 +123,10 @@ def pipelined_loop(
 def insert_waits(
     n: Stmt, circular: Mapping[Buffer, CircularBuffer], algebra: Algebra, around: tuple[For, ...] = ()
 ) -> Stmt:
-    """All asynchronous copies but those of loops that go round: one that fills slots before such a loop is a lot in each iteration around
-    it, all others are waited for."""
+    """Fence all asynchronous copies outside of pipelined loops.
+
+    A copy that fills slots before a pipelined loop becomes a commit group in each iteration around it. Other copies are waited for at once.
+    """
     if not async_filled(n) or (isinstance(n, Seq) and isinstance(n.stmts[0], AsyncFence)):
         return n
     if isinstance(n, Seq):
@@ -149,7 +153,7 @@ def insert_waits(
 
 
 def _is_copy_stage(n: Stmt) -> bool:
-    """Whether a node is copies that all items make, or none, without waiting."""
+    """Tell whether a statement is a copy that all work-items make, or none, without waiting."""
     if isinstance(n, Seq) or not async_filled(n) or any(isinstance(m, (Barrier, AsyncFence)) for m in walk(n)):
         return False
     return isinstance(n, If) or (isinstance(n, For) and (n.kind == "item" or n.marks.async_copy))
@@ -173,8 +177,10 @@ def _fills_slots(
     algebra: Algebra,
     around: Sequence[For],
 ) -> bool:
-    """Whether a statement fills one slot of a ring, and the loop around it the next ones, so many that enough lots have followed the first
-    by the time that it is read."""
+    """Tell whether a store and the loop around it fill enough successive slots of a circular buffer.
+
+    Enough means that by the read of the first slot `distance` commit groups have followed.
+    """
     at = _slot(indices[slots.dim], as_int(b.shape[slots.dim]) or 0, algebra)
     if at is None:
         return False

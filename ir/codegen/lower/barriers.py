@@ -1,9 +1,9 @@
-"""Barriers between the work-items of a group: wherever one may depend on another, and only where all of them come by.
+"""Insert barriers between the work-items of a group where one may depend on another.
 
-Items depend on each other through shared memory, unless its places tell them apart, and through global memory that one loop over
-items writes and another one touches (inside of one loop over items each has elements of its own: that is what binding a loop
-checks). A barrier stands before the outermost statement that needs it. A condition that holds for some of the items moves inwards,
-to what lies between the barriers.
+Work-items depend on each other through shared memory, unless its indices tell them apart. They depend on each other through global
+memory if one loop over items writes it and another one touches it. Inside one loop over items each has elements of its own:
+binding the loop checked that. A barrier stands before the outermost statement that needs it. A condition that only some items meet
+sinks into the statements between the barriers, so that all items reach every barrier.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from relax_tune.ir.hardware.intrinsics import INTRINSICS
 
 
 def insert_barriers(n: Stmt, algebra: Algebra) -> Stmt:
-    """Put barriers into a kernel whose group and item loops are the indices of its launch.
+    """Insert barriers into a kernel whose group and item loops are the indices of its launch.
 
     Raises:
-        BuildError: a barrier is needed inside a loop that runs more often for some items than for others, or below a condition
+        BuildError: a barrier is needed inside a loop with different trip counts among the work-items, or below a condition
             that holds for some of them and reads memory.
     """
     sizes: dict[int, int] = {}
@@ -67,7 +67,10 @@ def _size(m: For, algebra: Algebra) -> int:
 
 
 def _guard_single_thread(n: Stmt, item: For) -> Stmt:
-    """What no loop over the item's axis is around is done by its first item, but for what each keeps to itself."""
+    """Let only the first work-item run statements outside of every loop over the item's axis.
+
+    Stores to local memory stay with all items.
+    """
     if _needs_guard(n, item):
         return For(item.var, const(1), n, "item", item.axis)
     if isinstance(n, For) and (n.kind, n.axis) == ("item", item.axis):
@@ -86,7 +89,7 @@ def _needs_guard(n: Stmt, item: For) -> bool:
 
 
 def _pad_thread_loops(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
-    """Item loops over one axis of one extent, which items beyond their own skip the body of."""
+    """Give all item loops over one axis the same extent. Work-items beyond a loop's own extent skip its body."""
 
     def visit(m: Stmt) -> Stmt:
         if not isinstance(m, For) or m.kind != "item" or _size(m, algebra) == sizes[m.axis]:
@@ -98,7 +101,7 @@ def _pad_thread_loops(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
 
 @dataclass(frozen=True, slots=True)
 class SharedAccesses:
-    """Buffers that items share, read and written since the last barrier."""
+    """Buffers visible to several work-items that were read and written since the last barrier."""
 
     read: frozenset[Buffer]
     written: frozenset[Buffer]
@@ -117,7 +120,7 @@ NO_ACCESSES = SharedAccesses(frozenset(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class ThreadContext:
-    """What is known about the threads that reach a statement.
+    """Facts about the threads that reach a statement.
 
     spread: axes with an enclosing thread loop of several iterations.
     first_only: axes on which only thread 0 reaches the statement.
@@ -134,7 +137,7 @@ class ThreadContext:
 
 
 class _BarrierPlacement:
-    """axes: those that more than one item is on."""
+    """Placement of barriers in one kernel. axes: axes with more than one work-item."""
 
     def __init__(self, axes: frozenset[int], algebra: Algebra) -> None:
         self.axes = axes
@@ -143,7 +146,7 @@ class _BarrierPlacement:
         self._uses: dict[int, tuple[Stmt, SharedAccesses]] = {}
 
     def uses(self, n: Stmt) -> SharedAccesses:
-        """Everything that is touched below a node."""
+        """Return all accesses below a statement."""
         found = self._uses.get(id(n))
         if found is None:
             read, written = set[Buffer](), set[Buffer]()
@@ -154,7 +157,7 @@ class _BarrierPlacement:
         return found[1]
 
     def place(self, n: Stmt, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
-        """The node after what was touched before it, and what has been touched since the last barrier after it."""
+        """Return the statement with barriers, and the accesses since the last barrier after it."""
         now = self.uses(n)
         apart = (before.written & (now.read | now.written)) | (before.read & now.written)
         scopes = self._scopes(apart, bound)
@@ -172,7 +175,7 @@ class _BarrierPlacement:
         return frozenset(b.scope for b in apart if b not in bound.circular and not self._is_kept(b, bound))
 
     def _is_kept(self, b: Buffer, bound: ThreadContext) -> bool:
-        """Whether only the item that touches an element before touches it after."""
+        """Tell whether the same work-item touches an element before and after."""
         met = self.axes - bound.spread - bound.first_only
         return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
 
@@ -205,7 +208,7 @@ class _BarrierPlacement:
         return n.with_children((new,)), after
 
     def _single(self, n: For, own: frozenset[Buffer]) -> frozenset[tuple[Buffer, int]]:
-        """The buffers that below a loop one item along an axis touches, with these axes."""
+        """Return (buffer, axis) for each buffer that a single work-item of the axis touches below a loop."""
         found = {b: set(self.axes) for b in own}
 
         def visit(m: Stmt, first_only: frozenset[int]) -> None:
@@ -248,11 +251,13 @@ class _BarrierPlacement:
 
 
 def _thread_private(n: For, algebra: Algebra) -> frozenset[Buffer]:
-    """The shared buffers whose places below a loop over items tell which item it is: along some dimension all accesses step alike with
-    it, by more than loops inside move them."""
+    """Return the shared buffers whose indices below a loop over items identify the item.
+
+    Along some dimension all accesses have the same stride in the item's variable, larger than the span of the inner loops.
+    """
     inner = {m.var for m in walk(n.body) if isinstance(m, (For, Let))}
     steps: dict[Buffer, list[set[tuple[int, tuple[tuple[object, int], ...]] | None]]] = {}
-    # what a warp does together, each of its items does with the elements of all
+    # in a warp operation each work-item touches the elements of all
     together = {b for m in walk(n) if isinstance(m, For) and m.marks.intrinsic for b, _i, _w in accesses(m)}
     for b, indices, _written in accesses(n):
         if b.scope == "shared" and b not in together:
@@ -263,7 +268,7 @@ def _thread_private(n: For, algebra: Algebra) -> frozenset[Buffer]:
 
 
 def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, tuple[tuple[object, int], ...]] | None:
-    """What an item moves an index by, and what is fixed of it; None where the index does not tell the item."""
+    """Return the stride of an item in an index, and the fixed part of the index; None if the index does not identify the item."""
     step = p.get((item,), 0)
     rest = {m: c for m, c in p.items() if m != (item,)}
     if not step or algebra.depends(rest, (item,)):
@@ -277,8 +282,7 @@ def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, t
 
 
 def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
-    """Without the marks of operations that a whole warp does at once where some of its items may not come by: each then does its part
-    of the loops."""
+    """Drop the marks of warp intrinsics in code that some work-items of a warp may skip. Each item then runs its part of the loops."""
     if not any(isinstance(m, For) and m.marks.intrinsic for m in walk(n)):
         return n
     differing = {m.var for m in walk(n) if isinstance(m, For) and m.kind == "item"}
@@ -301,12 +305,12 @@ def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
 
 
 def _synchronises(n: Stmt) -> bool:
-    """Whether items wait for each other here: at a barrier, or to exchange registers."""
+    """Tell whether work-items wait for each other at this node: at a barrier or a warp reduction."""
     return isinstance(n, Barrier) or (isinstance(n, For) and n.marks.warp_reduce != "")
 
 
 class _SinkConditions:
-    """Moves conditions that differ between items below the places inside of them where items meet."""
+    """Moves conditions that differ among work-items below the barriers inside them."""
 
     def __init__(self, n: Stmt, algebra: Algebra) -> None:
         self.algebra = algebra
@@ -319,18 +323,18 @@ class _SinkConditions:
                 self.differing.add(m.var)
 
     def differs(self, e: Expr) -> bool:
-        """Whether items of one group may find different values."""
+        """Tell whether work-items of one group may find different values."""
         return not self.differing.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
 
     def waits(self, n: Stmt) -> bool:
-        """Whether items meet at or below a node of the tree."""
+        """Tell whether work-items synchronise at or below a statement."""
         found = self.waiting.get(id(n))
         if found is None:
             found = self.waiting[id(n)] = _synchronises(n) or any([self.waits(c) for c in n.children])
         return found
 
     def move(self, n: Stmt, held: tuple[Expr, ...]) -> Stmt:
-        """The node where all conditions of `held` hold, and its barriers everywhere."""
+        """Return the statement under all conditions of `held`, with its barriers outside of them."""
         if _synchronises(n):
             return n
         if not self.waits(n):
@@ -369,7 +373,7 @@ class _SinkConditions:
         return n.with_children((self.move(body, held),))
 
     def _require_no_loads(self, e: Expr, held: tuple[Expr, ...]) -> None:
-        """Refuse what items evaluate before they know whether they may."""
+        """Refuse an expression that work-items evaluate outside of its condition and that reads memory."""
         if held and any(True for _ in loads(e)):
             raise BuildError(
                 f"wanted barriers that every work-item of a group comes by, found one below a condition that some of them meet, with "

@@ -1,4 +1,4 @@
-"""Groups of a launch never wait for each other: kernels in which one may depend on another are refused."""
+"""Refuse kernels in which one work-group may depend on another: groups of a launch never wait for each other."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from relax_tune.ir.core.stmt import For, Stmt, own_accesses, walk
 
 @dataclass(frozen=True, slots=True)
 class _GlobalAccess:
-    """Where a kernel touches a buffer in global memory: below which loop (its id) over groups of each axis, and how."""
+    """An access to a buffer in global memory.
+
+    groups: id of the enclosing loop over groups of each axis, None without one.
+    written: whether it is a store.
+    """
 
     groups: tuple[int | None, ...]
     written: bool
 
 
 def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
-    """Each element that a kernel both writes and reads, or writes in two places, belongs to one group.
+    """Check that each element that a kernel writes and touches elsewhere belongs to one group.
 
-    Binding a loop to groups checks that its iterations are independent of each other, so all of a buffer's uses below one such loop
-    are a group's own, unless a serial loop around it runs groups side by side that should follow each other.
+    Binding a loop to groups proved its iterations independent. So all accesses below one such loop are a group's own, unless a serial
+    loop around it runs the groups again.
 
     Raises:
-        BuildError: a buffer's uses are not below one loop over groups, or that loop is in a serial one.
+        BuildError: a buffer's accesses are not below one loop over groups, or that loop is in a serial one.
     """
     axes = sorted({m.axis for m in walk(n) if isinstance(m, For) and _spans_groups(m, algebra)})
     uses: dict[Buffer, list[_GlobalAccess]] = {}
@@ -54,12 +58,12 @@ def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
 
 
 def _spans_groups(m: For, algebra: Algebra) -> bool:
-    """Whether it is a loop over several groups."""
+    """Tell whether a statement is a loop over several groups."""
     return m.kind == "group" and as_int(algebra.expr(algebra.static(m.extent))) != 1
 
 
 def _with_loops(n: Stmt, around: tuple[For, ...]) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
-    """Every node with the loops around it, the outermost first."""
+    """Yield every statement with its enclosing loops, outermost first."""
     yield n, around
     inside = (*around, n) if isinstance(n, For) else around
     for c in n.children:

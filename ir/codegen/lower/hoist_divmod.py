@@ -1,4 +1,4 @@
-"""Quotients and remainders of loop variables, as fused loops make them, computed once where their variables are bound."""
+"""Hoist quotients and remainders of parallel loop variables, as fused loops make them, to where the variables are bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DIVIDING = frozenset({"floordiv", "floormod"})
 
 
 def hoist_divmod(n: Stmt) -> Stmt:
-    """Let every quotient and remainder that moves with a parallel loop, and with no loop below, be a variable."""
+    """Bind quotients and remainders of parallel loop variables to variables at the loop's start, if no inner loop moves them."""
     if not isinstance(n, For) or n.kind != "parallel":
         return n.with_children(tuple(hoist_divmod(c) for c in n.children))
     inner = {m.var for m in walk(n.body) if isinstance(m, (For, Let))}

@@ -1,9 +1,8 @@
 """Shrink the last vectorised tiles to the remaining width: the `narrow` tail of loops.
 
-Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`; left = bound - x is what this iteration
-has to do. An iteration with left >= T runs without those conditions; another one runs a copy of the body whose tile loops, and
-the loops of that extent which make what those read, have the least whole number of vectors that hold `left`. The meaning is that
-of keeping every condition.
+Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`. left = bound - x is the remaining width of an
+iteration. An iteration with left >= T runs without the conditions. Another one runs a copy of the body with narrower tile loops,
+and narrower loops that produce their operands: the least whole number of vectors that holds `left`. Results are as with every condition.
 """
 
 from __future__ import annotations
@@ -19,7 +18,12 @@ from relax_tune.ir.core.stmt import For, If, Let, Stmt, Store, accesses, rewrite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GuardedTiles:
-    """The tile loops below a loop: the conditions on them with the loop each is about, and how much they leave to do."""
+    """The tile loops below a loop.
+
+    conditions: condition -> variable of the tile loop that it bounds.
+    extent: extent of the tile loops.
+    left: remaining width.
+    """
 
     conditions: dict[Expr, Var]
     extent: int
@@ -27,7 +31,7 @@ class GuardedTiles:
 
 
 def find_tiles(f: For, algebra: Algebra) -> GuardedTiles | None:
-    """None when there are no conditions on vectorised loops, or they do not agree."""
+    """Return the guarded tile loops; None if no conditions are on vectorised loops, or if they disagree."""
     conditions: dict[Expr, Var] = {}
     found: set[int] = set()
     left: list[Poly] = []
@@ -61,8 +65,10 @@ def _conditions(n: Stmt, inside: dict[Var, For]) -> Iterator[tuple[Op, dict[Var,
 
 
 def producer_loops(f: For, tiles: GuardedTiles, private: frozenset[Buffer], algebra: Algebra) -> frozenset[Var] | None:
-    """The tile loops, and the loops of their extent that only fill private buffers where these read; None when other elements of
-    those buffers are touched too, or at other places."""
+    """Return the tile loops and the loops of their extent that only fill private buffers for them.
+
+    None if the body touches other elements of those buffers too, or at other places.
+    """
     own = set(tiles.conditions.values())
     places = {
         (b, d)
@@ -113,8 +119,7 @@ def _stores(n: Stmt) -> Iterator[Store]:
 
 
 def widths(tiles: GuardedTiles, f: For, lanes: int, algebra: Algebra) -> Sequence[int]:
-    """Vectors that tiles may have to be wide, in elements, narrowest first; those of the last iteration alone where all is
-    constant."""
+    """Return the widths in elements that tiles may need, narrowest first; for constant shapes the last iteration's width only."""
     every = [w for w in range(lanes, tiles.extent, lanes) if _is_power(w // lanes)] + [tiles.extent]
     last = as_int(f.extent)
     if last is None or last < 1:
@@ -141,8 +146,10 @@ def narrow(
     private: frozenset[Buffer],
     algebra: Algebra,
 ) -> For:
-    """The loop over bodies of each width. Where conditions keep nothing from being computed, only from being stored, the widest body
-    keeps them and is the one for whole tiles too."""
+    """Return the loop with one body for each width.
+
+    If the conditions guard only stores to memory, not computation, the widest body keeps them and serves whole tiles too.
+    """
     left = Var(f"{f.var.name}_left")
     algebra.ranges[left] = algebra.bounds(tiles.left)
     everywhere = not _guards_any(f.body, tiles, private)
@@ -160,14 +167,14 @@ def narrow(
 
 
 def _guards_any(n: Stmt, tiles: GuardedTiles, private: frozenset[Buffer]) -> bool:
-    """Whether a store to a private buffer is under one of the conditions."""
+    """Tell whether one of the conditions guards a store to a private buffer."""
     if isinstance(n, If) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
         return any(s.buffer in private for s in _stores(n.then))
     return any(_guards_any(c, tiles, private) for c in n.children)
 
 
 def _with_conditions(n: Stmt, tiles: GuardedTiles, left: Var | None) -> Stmt:
-    """The conditions in terms of what is left; without them when that is all."""
+    """Express the conditions in terms of the remaining width; drop them if it is None."""
 
     def visit(m: Stmt) -> Stmt:
         if not isinstance(m, If):

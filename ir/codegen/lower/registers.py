@@ -1,7 +1,7 @@
-"""Local buffers that become named scalars and vectors.
+"""Assign local buffers to named scalar and vector registers.
 
-A local buffer is kept in registers when every access is at a constant place once unrolled loops are written out: constant in
-all dimensions but the last, and there a constant or an aligned vector of consecutive elements. It is never an array then.
+A local buffer is kept in registers if every access has a constant place after unrolling: constant in all dimensions but the last,
+and there a constant or an aligned vector of consecutive elements. It is never an array then.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PLACES_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True)
 class RegisterLayout:
-    """How the last dimension is cut into registers: `unit[offset]` is the (start, width) of the one that holds it."""
+    """Registers along a buffer's last dimension. unit: for each offset the (start, width) of its register."""
 
     unit: tuple[tuple[int, int], ...]
 
 
 def register_layouts(n: Stmt, algebra: Algebra, lanes: int) -> dict[Buffer, RegisterLayout]:
-    """The local buffers below `n` that are kept in registers."""
+    """Return the layouts of the local buffers below `n` that are kept in registers."""
     spans: dict[Buffer, set[tuple[int, int]] | None] = {}
     _visit(n, {}, spans, algebra, lanes)
     found: dict[Buffer, RegisterLayout] = {}
@@ -58,7 +58,7 @@ def _visit(
 def _places(
     indices: tuple[Expr, ...], loops: dict[Var, For], algebra: Algebra, lanes: int
 ) -> set[tuple[int, int]] | None:
-    """The (start, width) ranges of the last dimension, or None when the place is not constant."""
+    """Return the (start, width) ranges of the last dimension; None if the place is not constant."""
     for d, i in enumerate(indices):
         last = d == len(indices) - 1
         for m, c in algebra.static(i).items():

@@ -1,9 +1,9 @@
-"""Local and shared buffers shrunk to what one thread (or work-group) touches at a time, declared where that is.
+"""Shrink local and shared buffers to the region that one thread (or work-group) touches, and declare them there.
 
-A buffer is declared around the innermost statement that holds all of its accesses, and outside of every loop whose
-variable does not move the stores (such a loop may carry values from one iteration to the next), and for a shared one outside of
-loops over work-items. Loop variables outside the declaration are fixed, the ones inside are relaxed over their ranges, but for a
-local one those of loops over work-items: each item has its own.
+The declaration surrounds the innermost statement that holds all accesses. It stands outside of every loop whose variable does not move the
+stores, since such a loop may carry values between iterations. A shared buffer is declared outside of loops over work-items.
+Loop variables outside the declaration are fixed; inner ones are relaxed over their ranges. For a local buffer the variables of
+item loops stay fixed: each item has its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Access = tuple[tuple[Expr, ...], bool, tuple[Stmt, ...]]
 
 @dataclass(slots=True)
 class _BufferAccesses:
-    """The accesses of one buffer with the nodes above each, outermost first."""
+    """The accesses of one buffer, each with its enclosing statements, outermost first."""
 
     found: list[Access] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ def _collect(n: Stmt, path: tuple[Stmt, ...], uses: dict[Buffer, _BufferAccesses
 
 
 def _home(buffer: Buffer, use: _BufferAccesses, algebra: Algebra, threads: frozenset[str]) -> int:
-    """The depth of the node the declaration goes around."""
+    """Return the depth of the statement that the declaration surrounds."""
     paths = [p for _i, _w, p in use.found]
     shortest = min(len(p) for p in paths)
     depth = 0
@@ -84,7 +84,7 @@ def _home(buffer: Buffer, use: _BufferAccesses, algebra: Algebra, threads: froze
 
 
 def _moved_with(var: Var, below: Sequence[Stmt], algebra: Algebra) -> set[Var]:
-    """The variable and what is bound to values that it moves."""
+    """Return the variable and the variables bound to values that depend on it."""
     found = {var}
     for m in below:
         if isinstance(m, Let) and not found.isdisjoint(algebra.free(m.value)):
@@ -131,7 +131,7 @@ def _region(
 
 @contextmanager
 def _items_of(path: Sequence[Stmt], algebra: Algebra) -> Iterator[None]:
-    """Indices of the launch have the ranges of the loops around a place, not of the longest along their axes."""
+    """Narrow the ranges of launch indices to the extents of the enclosing item loops."""
     before = dict(algebra.ranges)
     for m in path:
         size = as_int(m.extent) if isinstance(m, For) and m.kind == "item" else None
@@ -143,13 +143,12 @@ def _items_of(path: Sequence[Stmt], algebra: Algebra) -> Iterator[None]:
 
 
 def _is_own(buffer: Buffer, m: For | Let) -> bool:
-    """Whether an iteration has a buffer of its own, declared outside of the loop: a work-item keeps its registers from one loop
-    over the items of a group to the next."""
+    """Tell whether each iteration has the buffer to itself, declared outside: work-items keep registers from one item loop to the next."""
     return buffer.scope == "local" and isinstance(m, For) and m.kind == "item"
 
 
 def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
-    """The extents with rows as long as `storage_align` wants them."""
+    """Return the extents with rows padded as `storage_align` asks."""
     if buffer.row_alignment is None or len(extents) < 2:
         return extents
     factor, offset = as_int(buffer.row_alignment[0]), buffer.row_alignment[1]
@@ -159,7 +158,7 @@ def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _relax(p: Poly, inner: set[Var], algebra: Algebra) -> tuple[Poly, int, int] | None:
-    """(terms that stay fixed, smallest and largest value of the others), or None when those have no constant range."""
+    """Return (fixed terms, smallest and largest value of the others); None if the others have no constant range."""
     moving = {m: c for m, c in p.items() if m == ONE or any(not algebra.free(a).isdisjoint(inner) for a in m)}
     low, high = algebra.bounds(moving)
     if low is None or high is None:

@@ -1,10 +1,9 @@
-"""Full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops (`narrow` ones are in `narrow.py`).
+"""Run full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops (`narrow_tails` has `narrow`).
 
-A loop `o` with conditions `base + o*T + r < bound` below it (r from inner loops, at most R - 1) runs F full iterations,
-F = clamp((bound - base - R + T) // T, 0, extent), in which those conditions hold. The rest keeps them (`peel`) or, when one
-tile loop of extent T remains, is done in pieces of descending powers of two chosen by the bits of the remainder (`pow2`), or as
-the one tile of its own height among those of all heights (`exact`).
-The meaning is that of keeping every condition.
+A loop `o` has conditions `base + o*T + r < bound` below it, r from inner loops and at most R - 1. The conditions hold in its first
+F = clamp((bound - base - R + T) // T, 0, extent) iterations, which drop them. The rest keeps them (`peel`). If one tile loop of extent T
+remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits of the remainder. `exact` runs one tile of the
+remaining height, among bodies for all heights. Results are as with every condition.
 """
 
 from __future__ import annotations
@@ -50,7 +49,14 @@ from relax_tune.ir.core.stmt import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileGuard:
-    """A condition `tile*o + r < rest`: the conjunct, r's largest value + 1, the loops r comes from with coefficients."""
+    """A condition `tile*o + r < rest`.
+
+    cond: the conjunct.
+    tile: coefficient of the split loop's variable.
+    reach: largest value of r, plus 1.
+    rest: bound without the loops' variables.
+    inner: (variable, coefficient, extent) of the loops in r.
+    """
 
     cond: Expr
     tile: int
@@ -109,7 +115,7 @@ def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> T
 
 
 class _Splitter:
-    """One function's tails. homes: for every buffer the loops around all of its accesses."""
+    """Splits the tails of one function. homes: buffer -> variables of the loops around all of its accesses."""
 
     def __init__(self, algebra: Algebra, homes: dict[Buffer, frozenset[Var]], lanes: int) -> None:
         self.algebra = algebra
@@ -128,7 +134,7 @@ class _Splitter:
         return n.with_children(tuple(self.run(c) for c in n.children))
 
     def narrow(self, f: For) -> For | None:
-        """The loop with a body for each width of its tiles, or None when that does not apply."""
+        """Return the loop with one body for each width of its tiles; None if the `narrow` tail does not apply."""
         if isinstance(f.body, Let):  # what is left may be said in terms of it
             inside = self.narrow(replace(f, body=f.body.body))
             return None if inside is None else replace(inside, body=replace(f.body, body=inside.body))
@@ -142,7 +148,7 @@ class _Splitter:
         return replace(bodies, body=self._with_own_registers(bodies.body, private)) if wide else bodies
 
     def _with_own_registers(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
-        """Each body with registers of its own."""
+        """Give each body registers of its own."""
         if isinstance(n, If) and n.orelse is not None:
             return replace(n, then=self._clone(n.then, private), orelse=self._with_own_registers(n.orelse, private))
         return (
@@ -152,7 +158,7 @@ class _Splitter:
         )
 
     def split(self, f: For) -> Stmt | None:
-        """The loop as full iterations and a rest, or None when no condition below it speaks of it."""
+        """Return the loop as full iterations and a rest; None if no condition below mentions its variable."""
         algebra = self.algebra
         guards = tuple(_guards(f.body, f.var, algebra, {}))
         if not guards:
@@ -184,7 +190,7 @@ class _Splitter:
         return both if known is not None else Let(limit, full, both)
 
     def _full(self, f: For, guards: tuple[TileGuard, ...]) -> tuple[Expr, bool]:
-        """The number of full iterations, and whether at most the one after them has anything to do."""
+        """Return the number of full iterations, and whether at most the iteration after them has work."""
         algebra = self.algebra
         full: Expr | None = None
         bounded = False
@@ -207,7 +213,7 @@ class _Splitter:
         return full, alone and (bounded or not any(_unguarded(f.body, {g.cond for g in guards})))
 
     def _private(self, f: For) -> frozenset[Buffer]:
-        """Local buffers whose values live inside one iteration: all accesses are below, the first one writes."""
+        """Return local buffers whose values live inside one iteration: all accesses are below, and the first one writes."""
         written: set[Buffer] = set()
         carried: set[Buffer] = set()
         for b, _indices, is_store in accesses(f.body):
@@ -218,7 +224,7 @@ class _Splitter:
         return frozenset(b for b in written - carried if b.scope == "local" and f.var in self.homes.get(b, frozenset()))
 
     def _clone(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
-        """Fresh buffers for the private ones, so that each copy of a body has registers of its own."""
+        """Return the statement with fresh private buffers, so that each copy of a body has its own registers."""
         ordered = dict.fromkeys(b for b, _i, _w in accesses(n) if b in private)
         fresh = {b: replace(b) for b in ordered}
         for b, copy in fresh.items():
@@ -226,11 +232,10 @@ class _Splitter:
         return redirect(n, lambda b, i: (fresh[b], i) if b in fresh else None) if fresh else n
 
     def _pieces(self, f: For, guards: tuple[TileGuard, ...], conds: set[Expr]) -> Stmt | None:
-        """The last tile as pieces of h = T/2 .. 1 rows, chosen by the bits of the remainder, or for `exact` as one of h = T-1 .. 1
-        rows; None where that does not apply.
+        """Return the last tile as pieces of T/2 .. 1 rows, or for `exact` as one of T-1 .. 1 rows; None if not applicable.
 
-        It applies when all conditions agree on one bound, each has one tile loop of extent T, and every statement is under
-        the condition or stores to memory private to the iteration.
+        Requires: all conditions agree on one bound; each has one tile loop of extent T; every statement is under the condition or stores to
+        memory private to the iteration.
         """
         g, private = guards[0], self._private(f)
         if any((x.tile, x.rest) != (g.tile, g.rest) or x.reach != g.tile for x in guards):
@@ -268,7 +273,7 @@ class _Splitter:
 
 
 def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
-    """Whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper clamp."""
+    """Tell whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper clamp."""
     target = plus(g.rest, constant(g.tile - 1))
     lo, _hi = algebra.bounds(target)
     if isinstance(extent, Op) and extent.op == "floordiv" and as_int(extent.args[1]) == g.tile:
@@ -303,7 +308,7 @@ def _unguarded(n: Stmt, conds: set[Expr]) -> Iterator[Store]:
 
 
 def home_loops(n: Stmt) -> dict[Buffer, frozenset[Var]]:
-    """Loop every buffer the loop variables around all of its accesses."""
+    """Return for every buffer the variables of the loops around all of its accesses."""
     homes: dict[Buffer, frozenset[Var]] = {}
 
     def visit(m: Stmt, path: frozenset[Var]) -> None:
@@ -318,7 +323,7 @@ def home_loops(n: Stmt) -> dict[Buffer, frozenset[Var]]:
 
 
 def _matching_tiles(f: For, tiles: set[Var], extent: int, private: frozenset[Buffer]) -> set[Var]:
-    """Loops of the same extent that index a private buffer where a tile loop does (initialisations without a bound)."""
+    """Return loops of the same extent that index a private buffer like a tile loop (initialisations without a bound)."""
     places = {
         (b, d)
         for b, indices, _w in accesses(f.body)

@@ -1,7 +1,7 @@
-"""Which vectorised loops become vectors, and in which widths.
+"""Choose the vectorised loops that become vectors, and their widths.
 
-A loop is printed as vectors when its extent is constant, it holds no other vectorised loop, and every condition on its
-variable has the form `x + variable < bound` (a prefix of the lanes). Every other one becomes a plain loop: same meaning.
+A loop becomes vectors if its extent is constant, it holds no other vectorised loop, and every condition on its variable has the form
+`x + variable < bound` (a prefix of the lanes). Any other vectorised loop becomes a plain one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ CHUNK_LIMIT = 16
 
 
 def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
-    """Turn vectorised loops that cannot be vectors into serial or unrolled ones; of two around a copy that exchanges rows and
-    columns both stay."""
+    """Make vectorised loops that cannot be vectors serial or unrolled. Two loops around a transposing copy both stay."""
 
     def visit(m: Stmt) -> Stmt:
         if not isinstance(m, For) or m.kind != "vectorized":
@@ -59,7 +58,7 @@ def _is_ready(f: For, algebra: Algebra) -> bool:
 
 
 def is_prefix(c: Expr, v: Var, algebra: Algebra) -> bool:
-    """Whether `c` is `x + v < bound` (or <=) with neither x nor bound moving with v."""
+    """Tell whether `c` is `x + v < bound` (or <=) with neither x nor bound depending on v."""
     if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
         return False
     room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
@@ -69,13 +68,13 @@ def is_prefix(c: Expr, v: Var, algebra: Algebra) -> bool:
 
 
 def loop_lanes(f: For, lanes: int) -> int:
-    """Lanes for this loop: fewer where wider elements than f32 are computed with."""
+    """Return the lanes of a loop: fewer if it computes with elements wider than f32."""
     wide = max((b.dtype.bytes for b, _i, _w in accesses(f.body) if b.dtype.is_float), default=4)
     return max(lanes * 4 // max(wide, 4), 1)
 
 
 def chunks(extent: int, lanes: int) -> tuple[tuple[int, int], ...]:
-    """(start, width) of the pieces of a vectorised loop: full vectors, then descending powers of two."""
+    """Return (start, width) of the chunks of a vectorised loop: full vectors, then descending powers of two."""
     found: list[tuple[int, int]] = []
     at, width = 0, lanes
     while at < extent:
@@ -87,7 +86,7 @@ def chunks(extent: int, lanes: int) -> tuple[tuple[int, int], ...]:
 
 
 def is_expanded(f: For, lanes: int) -> bool:
-    """Whether the printer writes every iteration (or vector) of this loop out."""
+    """Tell whether the printer writes out every iteration (or vector) of a loop."""
     extent = as_int(f.extent)
     if extent is None:
         return False

@@ -28,7 +28,7 @@ from relax_tune.ir.core.stmt import (
 )
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, match
 
-# Items of a warp, and what they can exchange.
+# Work-items of a warp; types and operations of its shuffles.
 WARP = 32
 SHUFFLED_TYPES = (f32, f64, i32, i64)
 COMBINING_OPS = ("add", "mul", "max", "min")
@@ -65,7 +65,7 @@ def lower_warp_buffers(n: Stmt, algebra: Algebra, has_shuffles: bool) -> Stmt:
 
 
 def _walk(n: Stmt, above: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
-    """The path to every node."""
+    """Yield the path to every statement."""
     here = (*above, n)
     yield here
     for c in n.children:
@@ -73,7 +73,7 @@ def _walk(n: Stmt, above: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
 
 
 def _thread_loop(n: Stmt, algebra: Algebra) -> For | None:
-    """A loop over all items of the first axis, where these are whole parts of warps; None where they are not."""
+    """Return a loop over all work-items of the first axis if they divide a warp; None otherwise."""
     sizes: dict[int, int] = {}
     longest: For | None = None
     for path in _walk(n, ()):
@@ -89,8 +89,10 @@ def _thread_loop(n: Stmt, algebra: Algebra) -> For | None:
 
 
 def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
-    """Whether every access is an item's to its own element, part of a fold over all of them, or of an operation that takes what they
-    hold."""
+    """Tell whether a `warp` buffer can live in registers.
+
+    Every access must be an item's to its own element, part of an all-reduce, or an intrinsic's that takes the warp's registers.
+    """
     for path in _walk(n, ()):
         for buffer, indices, _written in own_accesses(path[-1]):
             if buffer is not b or _is_warp_operand(b, path, algebra):
@@ -107,13 +109,13 @@ def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
 
 
 def _is_last(indices: tuple[Expr, ...], var: Var, algebra: Algebra) -> bool:
-    """Whether a variable is the last index, and in none of the others."""
+    """Tell whether a variable is the last index and occurs in no other."""
     apart = not any(algebra.depends(algebra.static(e), (var,)) for e in indices[:-1])
     return apart and algebra.static(indices[-1]) == {(var,): 1}
 
 
 def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> bool:
-    """Whether an access belongs to an operation that takes the buffer from the registers of a warp."""
+    """Tell whether an access belongs to an intrinsic that takes the buffer from the registers of a warp."""
     nest = [m for m in path if isinstance(m, For) and m.marks.intrinsic]
     store, intrinsic = path[-1], INTRINSICS.get(nest[0].marks.intrinsic) if nest else None
     if intrinsic is None or not isinstance(store, Store) or nest[-1].body is not store:
@@ -129,7 +131,7 @@ def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> boo
 
 
 def _conditional(f: For) -> tuple[tuple[Expr, ...], Stmt]:
-    """The conditions around what a loop does, and that."""
+    """Return the conditions around a loop's body, and the body."""
     body, conditions = f.body, []
     while isinstance(body, If) and body.orelse is None:
         conditions.append(body.cond)
@@ -138,7 +140,7 @@ def _conditional(f: For) -> tuple[tuple[Expr, ...], Stmt]:
 
 
 def _all_reduced(f: For, extent: Expr) -> Buffer | None:
-    """The buffer whose elements along the last dimension a loop combines into one place that does not move with it."""
+    """Return the buffer whose last dimension a loop reduces into one fixed place; None for other loops."""
     conditions, s = _conditional(f)
     if f.kind not in ("serial", "unrolled") or f.extent != extent or not isinstance(s, Store):
         return None
@@ -155,7 +157,7 @@ def _all_reduced(f: For, extent: Expr) -> Buffer | None:
 
 
 def _shuffled(m: Stmt, extent: Expr, registers: dict[Buffer, Buffer]) -> Stmt:
-    """A fold as an exchange, which all items take part in, and what an item then does with the whole."""
+    """Return a reduction as an all-reduce by shuffles, in which all work-items take part, and the update with its result."""
     b = _all_reduced(m, extent) if isinstance(m, For) else None
     if b not in registers:
         return m

@@ -1,4 +1,4 @@
-"""Names, integer expressions and places in memory as text: what expressions and statements stand on."""
+"""Print names, integer expressions and addresses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ C_INFIX = {k: {"and": "&&", "or": "||", "floordiv": "/", "floormod": "%"}.get(k,
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The vector being printed: lanes start .. start + width - 1 of `var`; with a count only the first `count` are active.
-    stream: whole vectors are stored past the caches."""
+    """The vector being printed: lanes start .. start + width - 1 of `var`.
+
+    count: text of the number of active lanes; None for all.
+    mask: text of the mask of the active lanes.
+    nontemporal: whole vectors are stored past the caches.
+    """
 
     var: Var
     start: Poly
@@ -36,7 +40,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Prefetch:
-    """The loop whose reads are asked of memory some iterations before, and the addresses that were."""
+    """The loop whose reads are prefetched `distance` iterations before, and the addresses issued so far."""
 
     var: Var
     distance: int
@@ -45,14 +49,14 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a vector lies in memory. multiple: what the number of elements before it is certainly a multiple of (0: there are none)."""
+    """The address of a vector in memory. multiple: a divisor of the element offset (0: the offset is 0)."""
 
     text: str
     multiple: int
 
 
 def bracketed(text: str) -> str:
-    """The text as an operand: names, numbers and what stands in brackets already are left as they are."""
+    """Return the text as an operand: names, numbers and bracketed text are left as they are."""
     if text.isidentifier() or text.isdigit():
         return text
     depth = 0
@@ -64,7 +68,7 @@ def bracketed(text: str) -> str:
 
 
 class AddressPrinter:
-    """The state of a kernel being printed, and the integer half of its text."""
+    """The state of a kernel being printed, and the text of its integers and addresses."""
 
     def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, RegisterLayout]) -> None:
         self.prelude = prelude
@@ -114,7 +118,7 @@ class AddressPrinter:
 
     @contextmanager
     def known(self, var: Var, value: Poly) -> Iterator[None]:
-        """`var` has this value in the block."""
+        """Fix the value of a variable inside the block."""
         env = self.algebra.env
         old = env.get(var)
         env[var] = value
@@ -127,13 +131,13 @@ class AddressPrinter:
     # integers
 
     def index_type(self, *numbers: Poly) -> DType:
-        """The type that these are computed in."""
+        """Return the type that these are computed in."""
         if self.spans is None or any(self.spans.note(p) is None for p in numbers):
             return i64
         return INDEX
 
     def counted(self, v: Var, extent: Poly) -> tuple[str, str]:
-        """The type and the name of a loop's variable."""
+        """Return the type and the name of a loop's variable."""
         if self.spans is not None:
             self.spans.variable(v, extent)
         return self.prelude.storage(self.index_type(extent)), self.name(v)
@@ -197,7 +201,7 @@ class AddressPrinter:
         )
 
     def moves(self, e: Expr) -> bool:
-        """Whether `e` depends on the lane."""
+        """Tell whether `e` depends on the lane."""
         return self.lane is not None and self.lane.var in self.algebra.free(e)
 
     def condition(self, e: Expr) -> str:
@@ -205,7 +209,7 @@ class AddressPrinter:
         raise NotImplementedError
 
     def one(self, e: Expr) -> str:
-        """A value that does not move, without temporaries."""
+        """Return the text of a value that does not depend on the lane, without temporaries."""
         raise NotImplementedError
 
     # memory
@@ -225,7 +229,7 @@ class AddressPrinter:
         return self.algebra.resolve(static)
 
     def _stored(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The indices of an element where it lies in swizzled rows."""
+        """Return the indices of an element after swizzling."""
         size = buffer.swizzle
         vectors = (as_int(buffer.shape[-1]) or 0) // size if size and len(indices) > 1 else 0
         if not vectors:
@@ -245,7 +249,7 @@ class AddressPrinter:
         return Address(f"{base} + {offset}" if offset != "0" else base, gcd(*first.values()))
 
     def stride(self, p: Poly) -> int | None:
-        """How far one lane moves an offset; None when that is not a constant."""
+        """Return the stride of one lane in an offset; None if it is not constant."""
         if self.lane is None:
             return 0
         symbol = self.lane.symbol

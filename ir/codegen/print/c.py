@@ -1,4 +1,4 @@
-"""What the C target says differently: GCC vector extensions, OpenMP loops, plain pointers.
+"""The C target: GCC vector extensions, OpenMP loops, plain pointers.
 
 Meant for `gcc -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp`; no header is included.
 """
@@ -306,7 +306,7 @@ class CPrinter(CFamilyPrinter):
         self.buffers.update(outer)
 
     def fence(self) -> None:
-        """What went past the caches is there before anything that follows."""
+        """Order nontemporal stores before everything that follows (`sfence`)."""
         if self.streamed:
             text = "void rt_fence(void) {\n#ifdef __SSE__\n  __builtin_ia32_sfence();\n#endif\n}"
             self.prelude.add("rt_fence", f"{self.prelude.inline} {text}")

@@ -1,4 +1,4 @@
-"""The one printer of the C family: statements of the lowered tree to text. Expressions are in `values.py`."""
+"""Print the statements of lowered functions in the languages of the C family. `values.py` prints expressions."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ class Grid:
 
 
 def meaningless(name: str) -> str:
-    """The name; words get an underscore at their end, which no keyword, type, function or macro of the languages has."""
+    """Return the name. Words get an underscore at the end, which no keyword, type, function or macro of the languages has."""
     return name if FREE.fullmatch(name) else f"{name}_"
 
 
 def numbered(base: str, number: int) -> str:
-    """A name for one of several things."""
+    """Return a name for one of several things."""
     return meaningless(f"{base.rstrip('_')}_{number}")
 
 
 class CFamilyPrinter(CopyPrinter):
-    """Prints one kernel. A language says how loops that spread over threads, declarations and barriers look.
+    """Prints one kernel. A language says how loops over threads, declarations and barriers look.
 
-    unset: what registers hold before their first store; most: where integers have 32 bits, what they are at most; varying: loops over
-    threads some of whose iterations do more than others."""
+    unset: initial text of registers before their first store.
+    most: upper bound of the kernel's integers where these have 32 bits.
+    varying: variables of thread loops whose iterations differ in work.
+    """
 
     unset = ""
     most: Expr = const(0)
@@ -63,7 +65,7 @@ class CFamilyPrinter(CopyPrinter):
     # names
 
     def fresh(self, hint: str) -> str:
-        """An identifier that nobody else has and that means nothing in any language."""
+        """Return an unused identifier without a meaning in any language."""
         base = re.sub(r"[^A-Za-z0-9_]", "_", hint)
         if not base or not base[0].isalpha() or base.startswith("rt_"):
             base = f"v{base}"
@@ -104,11 +106,11 @@ class CFamilyPrinter(CopyPrinter):
             raise unknown(n, "the C printer")
 
     def barrier(self, n: Barrier) -> None:
-        """The line that makes the work-items of a group wait."""
+        """Print the line that makes the work-items of a group wait."""
         raise NotImplementedError
 
     def async_fence(self, n: AsyncFence) -> None:
-        """The line about asynchronous copies, in languages that have these."""
+        """Print the line about asynchronous copies, in languages that have these."""
 
     def bind(self, n: Let) -> None:
         value = self.algebra.poly(n.value)
@@ -125,7 +127,7 @@ class CFamilyPrinter(CopyPrinter):
             self.statement(n.body)
 
     def branch(self, n: If) -> None:
-        """Conditions the ranges settle vanish; those on the lane make a masked region; the rest are plain ifs."""
+        """Print a condition. Decided conjuncts vanish, conjuncts on the lane make a masked region, and the rest are plain ifs."""
         uniform: list[Expr] = []
         lanes: list[Expr] = []
         for c in conjuncts(n.cond):
@@ -147,7 +149,7 @@ class CFamilyPrinter(CopyPrinter):
         self.masked(lanes, n.then)
 
     def masked(self, conds: list[Expr], body: Stmt) -> None:
-        """`body` for the lanes below every bound."""
+        """Print `body` for the lanes below every bound."""
         if not conds:
             self.statement(body)
             return
@@ -232,7 +234,7 @@ class CFamilyPrinter(CopyPrinter):
             self.serial_loop(f, extent)
 
     def intrinsic(self, f: For) -> bool:
-        """The call of the intrinsic that the loop is marked with; False when its nest is no longer that of the intrinsic."""
+        """Print the call of the intrinsic that the loop is marked with. False if its nest no longer matches the intrinsic."""
         found = None if self.lane is not None else match_call(f, self.algebra)
         if found is None or not self.offers(found.intrinsic):
             require_shared(f)
@@ -267,11 +269,11 @@ class CFamilyPrinter(CopyPrinter):
         return True
 
     def offers(self, intrinsic: Intrinsic) -> bool:
-        """Whether this kernel can call an intrinsic."""
+        """Tell whether this kernel can call an intrinsic."""
         return intrinsic.language in ("", self.prelude.language)
 
     def tree_reduce(self, f: For, size: int) -> bool:
-        """A reduction over the lanes of vector registers as a tree; False when the elements are not in such registers."""
+        """Print a reduction over the lanes of vector registers as a tree. False if the elements are not in such registers."""
         s = f.body
         assert isinstance(s, Store) and isinstance(s.value, Op)
         mine, source = s.value.args
@@ -295,8 +297,10 @@ class CFamilyPrinter(CopyPrinter):
         return True
 
     def reduced_registers(self, op: str, dtype: DType, widths: dict[int, list[str]]) -> str:
-        """All lanes of registers of these widths in one: wide ones are halved until they meet the next, or (where there is
-        little to share) folded on their own."""
+        """Return the reduction of all lanes of registers of these widths.
+
+        Wide registers are halved until they meet the next width, or reduced on their own if little can be shared.
+        """
         singles: list[str] = []
         wide: list[str] = []
         width = max(widths)
@@ -323,11 +327,11 @@ class CFamilyPrinter(CopyPrinter):
         return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
 
     def warp_reduce(self, f: For) -> None:
-        """What the items of a warp offer each other, combined."""
+        """Print the all-reduce of the values that the work-items of a warp offer."""
         raise NotImplementedError
 
     def thread_loop(self, f: For, extent: Poly) -> None:
-        """A loop over threads, work-groups or work-items."""
+        """Print a loop over threads, work-groups or work-items."""
         raise NotImplementedError
 
     def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:

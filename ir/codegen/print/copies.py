@@ -25,8 +25,10 @@ class CopyPrinter(ValuePrinter):
         return super()._text(e)
 
     def _within(self, e: Op, lane: Lane) -> str | None:
-        """`select(x < bound, f(b[min(x, bound - 1)]), other)`: lanes within bounds read neighbours, the others nothing. None for
-        any other selection."""
+        """Print `select(x < bound, f(b[min(x, bound - 1)]), other)` as a masked load: lanes out of bounds read nothing.
+
+        None for any other selection.
+        """
         condition, value = e.args[0], e.args[1]
         if not isinstance(condition, Op) or condition.op != "lt" or condition.args[0].dtype is not i64:
             return None
@@ -65,7 +67,7 @@ class CopyPrinter(ValuePrinter):
         return text, moving
 
     def transposed(self, f: For) -> None:
-        """A square of rows that become columns: vectors along the outer loop, transposed in registers, stored along the inner one."""
+        """Print a transposing copy: vectors along the outer loop, transposed in registers, stored along the inner loop."""
         found = transposed_copy(f)
         assert found is not None
         inner, condition, store = found
@@ -106,7 +108,7 @@ class CopyPrinter(ValuePrinter):
         del env[f.var], env[inner.var]
 
     def _count(self, f: For, condition: Op | None, size: int) -> str | None:
-        """How many rows of the square there are, where a condition says that."""
+        """Print the number of rows of the square under a condition, and return its name; None without a condition."""
         if condition is None:
             return None
         with self.known(f.var, {}):
@@ -114,7 +116,7 @@ class CopyPrinter(ValuePrinter):
         return self.clamped(room, size)
 
     def clamped(self, room: Poly, most: int) -> str:
-        """The name of a number between 0 and `most`."""
+        """Print a number clamped to 0 .. `most`, and return its name."""
         kind = self.index_type(room)
         low, high = (self.prelude.helper(h, kind, 1) for h in ("min", "max"))
         name = self.fresh("n")

@@ -11,10 +11,10 @@ from relax_tune.ir.codegen.print.grid import GridPrinter
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, conjuncts, transform
 from relax_tune.ir.core.stmt import AsyncFence, For, If, Stmt, Store
 
-# Bytes that one asynchronous copy has.
+# Sizes in bytes of one asynchronous copy (PTX ISA, "cp.async").
 COPIED_BYTES = (4, 8, 16)
 
-# So many elements to shared memory, zeros behind the first `count`; they arrive some time. Emulations have these themselves.
+# Copy N elements to shared memory asynchronously, zeros after the first `count`. The emulation has its own versions.
 ASYNC_COPIES = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
 template <int N, class T> static __device__ __forceinline__ void rt_copy(T *to, const T *from, int count) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(to);
@@ -42,8 +42,7 @@ class AsyncCopyPrinter(GridPrinter):
             super().vector_loop(f, size)
 
     def _copied(self, f: For, size: int) -> bool:
-        """One instruction that copies what a loop does into shared memory, zeros where there is nothing, and does not wait for it; False
-        where that cannot be said so."""
+        """Print a copy into shared memory as one `cp.async`, with zeros out of bounds. False if the loop has no such form."""
         conditions: list[Expr] = []
         s: Stmt = f.body
         while isinstance(s, If) and s.orelse is None:
@@ -83,7 +82,7 @@ class AsyncCopyPrinter(GridPrinter):
         return True
 
     def _for_all(self, c: Expr, f: For, size: int) -> str | None:
-        """A condition that holds for all lanes or none as text, empty where it always does; None for others."""
+        """Return a condition that holds for all lanes or none as text, empty if it always holds; None for other conditions."""
         if self.algebra.decide(c) is True:
             return ""
         if not self.moves(c):
@@ -94,14 +93,14 @@ class AsyncCopyPrinter(GridPrinter):
         return f"{self.poly_text(rest)} > 0" if all(k % size == 0 for k in rest.values()) else None
 
     def _room(self, c: Expr) -> Poly:
-        """How many lanes a condition lets, if no fewer than none and no more than there are."""
+        """Return the number of lanes that meet a condition, before clamping."""
         assert isinstance(c, Op)
         room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
         room = plus(room, constant(1)) if c.op == "le" else room
         return {m: k for m, k in room.items() if m != (self.lane_symbol,)}
 
     def _within_bounds(self, indices: Sequence[Expr], lanes: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Indices that are kept below bounds, without that: what is not below them is not read."""
+        """Return indices without their clamps to bounds: elements out of bounds are not read."""
         ends: dict[Expr, Poly] = {}
         for c in lanes:
             assert isinstance(c, Op)
@@ -116,7 +115,7 @@ class AsyncCopyPrinter(GridPrinter):
         return tuple(transform(e, free) for e in indices)
 
     def _copy(self, places: Sequence[Address], size: int, held: Sequence[Expr]) -> None:
-        """The call, for as many elements as the conditions let."""
+        """Print the call for as many elements as the conditions allow."""
         count, flags = str(size), list[str]()
         for c in held:
             decided = self.algebra.decide(c)

@@ -1,7 +1,7 @@
-"""What the CUDA target says differently: C++ with vectors as structs, the indices of blocks and threads, shared arrays, barriers.
+"""The CUDA target: C++ with vectors as structs, indices of blocks and threads, shared arrays, barriers.
 
-No header is included, so that NVRTC needs no folder. Meant for sm_70 and later; what only later ones have is behind
-`__CUDA_ARCH__`, with the same in plain C++ beside it.
+No header is included, so that NVRTC needs no folder. Meant for sm_70 and later. Features of later architectures are behind
+`__CUDA_ARCH__`, with a plain C++ fallback.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCALARS = {
 
 # An access is at most this wide.
 ACCESS_BYTES = 16
-# Arrays of a kernel's own text are at most this large together; more is asked for by its launch.
+# Largest static shared memory of a kernel; larger arrays are dynamic, requested at launch.
 STATIC_BYTES = 48 << 10
 # Blocks along the second and third axis of a launch.
 AXIS_LIMIT = 65535
@@ -151,7 +151,7 @@ class CUDAPrelude(Prelude):
         return needs, text
 
     def _across(self, name: str, dtype: DType) -> str:
-        """What so many neighbouring items of a warp offer, combined in pairs: all of them have the same in the end."""
+        """Return the function that all-reduces the values of neighbouring work-items by butterfly shuffles (PTX ISA, "shfl.sync")."""
         _, op, width = name.split("_")
         steps = ""
         for k in reversed(range(int(width).bit_length() - 1)):
@@ -282,7 +282,7 @@ class CUDAPrinter(AsyncCopyPrinter):
         return f"(unsigned)({self.poly_text(self.algebra.poly(e))})"
 
     def _along_one(self) -> bool:
-        """Whether blocks have one number, of which quotients and remainders are the indices."""
+        """Tell whether blocks have one linear index, from which quotients and remainders give the indices per axis."""
         tops = [self.algebra.bounds(self.algebra.static(e))[1] for e in self.groups[1:]]
         return any(top is None or top > AXIS_LIMIT for top in tops)
 

@@ -66,7 +66,7 @@ class GridPrinter(CFamilyPrinter):
                 self.statement(f.body)
 
     def _place(self, kind: str, axis: int) -> str:
-        """The number along an axis, of which items may have more than a launch."""
+        """Return the index along an axis. Work-items may have one axis more than a launch."""
         if kind == "group" or axis < LAST or len(self.items) == LAST + 1:
             return self.index(kind, axis)
         return f"{self.index(kind, LAST)} {'%' if axis == LAST else '/'} {self.items[LAST]}"

@@ -1,4 +1,4 @@
-"""Nests that are calls of intrinsics: the operands as places in memory, and their strides."""
+"""Match loop nests to intrinsic calls: operands as addresses with strides."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from relax_tune.ir.hardware.swizzle import LINE_BYTES, period
 
 @dataclass(frozen=True, slots=True)
 class IntrinsicCall:
-    """operands: the buffers with the offsets of their first elements, in the order of the meaning's parameters. sizes: the extents that
-    the meaning leaves open. rooms: what must be positive for the nest to run everywhere, which is when the intrinsic does the same.
-    Offsets and strides are those of rows that are not swizzled."""
+    """A loop nest as the call of an intrinsic.
+
+    operands: (buffer, offset of the first element), in the order of the semantics' parameters.
+    strides: strides in the order of `Intrinsic.strides`.
+    sizes: extents that the semantics leave open.
+    rooms: values that must be positive for the nest to run everywhere.
+    Offsets and strides are of rows without swizzle.
+    """
 
     intrinsic: Intrinsic
     operands: tuple[tuple[Buffer, Poly], ...]
@@ -29,7 +34,7 @@ class IntrinsicCall:
 
 
 def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
-    """The call a marked nest is, or None when it does not match."""
+    """Return the call that a marked nest is; None if it does not match."""
     intrinsic = INTRINSICS.get(f.marks.intrinsic)
     loops: list[For] = []
     body: Stmt = f
@@ -70,8 +75,7 @@ def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
 
 
 def _fits_warp(call: IntrinsicCall) -> bool:
-    """Whether a warp can fetch the operands: from shared memory, in rows that begin at multiples of eight elements, and go round by as many
-    if at all."""
+    """Tell whether a warp can fetch the operands: from shared memory, in aligned rows, with the swizzle of eight elements or none."""
     for (buffer, start), b in zip(call.operands, call.intrinsic.semantics.buffers, strict=True):
         if b in call.intrinsic.semantics.output_buffers:
             if buffer.scope != "local":
@@ -92,7 +96,7 @@ def _fits_warp(call: IntrinsicCall) -> bool:
 
 
 def _has_fixed_strides(call: IntrinsicCall) -> bool:
-    """Whether operands lie as the intrinsic takes for granted; a loop of one iteration moves nothing."""
+    """Tell whether operands have the strides that the intrinsic requires. A loop of one iteration moves nothing."""
     if call.intrinsic.fixed_strides and any(buffer.swizzle for buffer, _ in call.operands):
         return False
     steps = dict(zip(call.intrinsic.strides(), call.strides, strict=True))
@@ -104,10 +108,10 @@ def _has_fixed_strides(call: IntrinsicCall) -> bool:
 
 
 def require_shared(f: For) -> None:
-    """The loops of a nest mean what an intrinsic does where every item finds what the others hold.
+    """Check that the loops of a nest can stand for its intrinsic: every work-item must find the elements of the others.
 
     Raises:
-        BuildError: the operand is in the registers of others.
+        BuildError: an operand is in the registers of other work-items.
     """
     held = INTRINSICS[f.marks.intrinsic].warp_operands if f.marks.intrinsic in INTRINSICS else {}
     written = {b for b, _i, is_store in accesses(f) if is_store}
@@ -120,7 +124,7 @@ def require_shared(f: For) -> None:
 
 
 def split_swizzle(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
-    """The length of a buffer's swizzled rows, 0 for others, and the part of an offset that they go round by: the rest is whole periods."""
+    """Return the length of a buffer's swizzled rows (0 for others) and the offset modulo whole swizzle periods."""
     row = (as_int(buffer.shape[-1]) or 0) if buffer.swizzle and len(buffer.shape) > 1 else 0
     if not row:
         return 0, {}
@@ -129,7 +133,7 @@ def split_swizzle(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
 
 
 def _least_room(c: Expr, loops: Sequence[For], algebra: Algebra) -> Poly | None:
-    """The least that `b - a` of a condition `a < b` (`b - a + 1` of `a <= b`) is while the loops run; None when it is not linear."""
+    """Return the least value of `b - a` of `a < b` (`b - a + 1` of `a <= b`) over the loops; None if it is not linear."""
     if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
         return None
     room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
@@ -144,7 +148,7 @@ def _least_room(c: Expr, loops: Sequence[For], algebra: Algebra) -> Poly | None:
 
 
 def _stride(p: Poly, var: Var, own: Collection[Var], algebra: Algebra) -> Poly | None:
-    """What one step of `var` adds to an offset; None when that is not the same everywhere."""
+    """Return the stride of `var` in an offset; None if it is not the same everywhere."""
     step: Poly = {}
     for m, c in p.items():
         if var not in m:

@@ -1,4 +1,4 @@
-"""What the OpenCL target says differently: address spaces, group and item indices, barriers, clang's extended vectors.
+"""The OpenCL target: address spaces, group and item indices, barriers, clang's extended vectors.
 
 No builtin is called in hot code: with PoCL they are real calls. Meant for `-cl-mad-enable`.
 """

@@ -34,12 +34,12 @@ def suffix(dtype: DType, width: int) -> str:
 
 
 def computed(dtype: DType) -> DType:
-    """The type that values of `dtype` are computed in: float for 16-bit floats."""
+    """Return the type that values of `dtype` are computed in: float for 16-bit floats."""
     return f32 if dtype.is_half else dtype
 
 
 def stored(dtype: DType) -> DType:
-    """The type that memory holds values of `dtype` as."""
+    """Return the type of values of `dtype` in memory."""
     return HALF if dtype.is_half else dtype
 
 
@@ -66,7 +66,7 @@ class Prelude:
     def intrinsic(
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
-        """The function of an intrinsic for operands in these address spaces, the written one last, and these extents."""
+        """Return the name of an intrinsic's function for operands in these address spaces, the written one last, and these extents."""
         for helper in found.prelude_helpers:
             self.helper(helper, f32, 1)
         ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{size}" for _, size in sizes]
@@ -159,7 +159,7 @@ class Prelude:
         return self._vector_helper(name, dtype, width)
 
     def sixteen(self, values: Sequence[int], width: int) -> str:
-        """The name of a function from int32 vectors to the one of sixteen floats that each one's lowest four bits number."""
+        """Return the name of a lookup function: the lowest four bits of each int32 lane choose one of sixteen floats."""
         v, i = self.vector(f32, width), self.vector(i32, width)
         signed, first = [k - 16 * (k > 7) for k in range(16)], values[0]
         if list(values) == signed:

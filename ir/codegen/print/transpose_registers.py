@@ -9,8 +9,10 @@ from relax_tune.ir.core.stmt import For, If, Store
 
 
 def transposed_copy(f: For) -> tuple[For, Op | None, Store] | None:
-    """(inner loop, condition on the outer one, store) of two vectorised loops around a store that is made everywhere, or where
-    `x < bound`."""
+    """Return (inner loop, condition on the outer one, store) of two vectorised loops around a copy; None for other loops.
+
+    The store is made everywhere, or where `x < bound`.
+    """
     inner = f.body
     if not isinstance(inner, For) or inner.kind != "vectorized":
         return None
@@ -25,8 +27,10 @@ def transposed_copy(f: For) -> tuple[For, Op | None, Store] | None:
 
 
 def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
-    """A vectorised loop around another one that copies a matrix and exchanges its rows and columns, marked as such: the elements
-    read lie side by side along the outer loop, those written along the inner one. Other loops are left as they are."""
+    """Mark a vectorised loop around another one as a transposing copy; return other loops as they are.
+
+    The elements read are contiguous along the outer loop, those written along the inner one.
+    """
     found = transposed_copy(f)
     if found is None:
         return f
@@ -52,7 +56,7 @@ def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
 
 
 def _step(access: Load | Store, var: Var, algebra: Algebra) -> int | None:
-    """How far one step of `var` moves in memory; None when that is not a constant."""
+    """Return the stride of `var` in memory; None if it is not constant."""
     flat: Poly = {}
     for d, i in enumerate(access.indices):
         wide = algebra.times(flat, algebra.static(access.buffer.shape[d])) if d else flat
@@ -62,8 +66,10 @@ def _step(access: Load | Store, var: Var, algebra: Algebra) -> int | None:
 
 
 def transpose_text(width: int) -> str:
-    """A function that exchanges rows and columns of `width` vectors, given by pointers: in each step two rows swap the lanes in
-    which their numbers differ."""
+    """Return a function that transposes `width` vectors, given by pointers.
+
+    In each of log2(width) steps pairs of rows swap the lanes whose numbers differ in one bit.
+    """
     rows = [f"x{k}" for k in range(width)]
     lines = [f"  $V {', '.join(f'{r} = *a{k}' for k, r in enumerate(rows))}, t;"]
     step = 1

@@ -194,7 +194,7 @@ class ValuePrinter(AddressPrinter):
         return self.unpacked(self.packed(text, target, width), target, width)
 
     def packed(self, text: str, dtype: DType, width: int) -> str:
-        """What memory holds of a value."""
+        """Return the text of a value in its memory type."""
         return f"{self.prelude.helper(f'to_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def unpacked(self, text: str, dtype: DType, width: int) -> str:
@@ -420,7 +420,7 @@ class ValuePrinter(AddressPrinter):
             self.line(text)
 
     def ask(self, at: str) -> str | None:
-        """A statement that asks memory for what is at an address; None where there is none."""
+        """Return a statement that prefetches an address; None if the language has none."""
         return None
 
     def load_one(self, b: Buffer, offset: str) -> str:
