@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.core import names
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Expr, Load, Op, Var, conjuncts, free_vars, loads, op, substitute
 from relax_tune.ir.core.function import PrimFunc
@@ -87,18 +88,13 @@ def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
 
 def used_names(func: PrimFunc) -> set[str]:
     """Return the names of the function's loops, blocks and buffers."""
-    names = {loop.var.name for loop in loops(func.body)} | {b.name for b in blocks(func.body)}
-    return names | {b.name for b in (*func.buffers, *func.allocs)}
+    found = {loop.var.name for loop in loops(func.body)} | {b.name for b in blocks(func.body)}
+    return found | {b.name for b in (*func.buffers, *func.allocs)}
 
 
 def fresh(func: PrimFunc, wanted: str, taken: Iterable[str] = ()) -> str:
-    """`wanted`, or the first `wanted_N` that is free."""
-    names = used_names(func) | set(taken)
-    candidate, i = wanted, 0
-    while candidate in names:
-        i += 1
-        candidate = f"{wanted}_{i}"
-    return candidate
+    """Return `wanted`, or the first `wanted_N` that neither the function nor `taken` has."""
+    return names.fresh(wanted, used_names(func) | set(taken))
 
 
 def loop_env(path: Iterable[For], env: Env | None = None) -> Env:

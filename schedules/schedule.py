@@ -25,22 +25,24 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, LoopKind, Tail, blocks, loops, walk
 from relax_tune.schedules.excerpt import loop_nest, names_in
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
-from relax_tune.schedules.primitives import arithmetic as on_arithmetic
-from relax_tune.schedules.primitives import block_iters as on_iterators
-from relax_tune.schedules.primitives import buffers as on_buffers
-from relax_tune.schedules.primitives import compute_location as on_blocks
-from relax_tune.schedules.primitives import inline as on_inline
-from relax_tune.schedules.primitives import layouts as on_layouts
-from relax_tune.schedules.primitives import loop_invariant as on_products
-from relax_tune.schedules.primitives import loops as on_loops
-from relax_tune.schedules.primitives import online_softmax as on_online
-from relax_tune.schedules.primitives import pad_softmax as on_keys
-from relax_tune.schedules.primitives import padding as on_padding
-from relax_tune.schedules.primitives import partition as on_parts
-from relax_tune.schedules.primitives import pipeline as on_pipeline
-from relax_tune.schedules.primitives import reductions as on_reductions
-from relax_tune.schedules.primitives import stream_k as on_shares
-from relax_tune.schedules.primitives import tensorize as on_tensorize
+from relax_tune.schedules.primitives import (
+    arithmetic,
+    block_iters,
+    buffers,
+    compute_location,
+    inline,
+    layouts,
+    loop_invariant,
+    online_softmax,
+    pad_softmax,
+    padding,
+    partition,
+    pipeline,
+    reductions,
+    stream_k,
+    tensorize,
+)
+from relax_tune.schedules.primitives import loops as loop_primitives
 from relax_tune.schedules.symbols import require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 
@@ -48,48 +50,48 @@ from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
     f.__name__: f
     for f in (
-        on_loops.split,
-        on_loops.fuse,
-        on_loops.reorder,
-        on_loops.set_kind,
-        on_loops.set_tail,
-        on_loops.nontemporal_stores,
-        on_loops.prefetch,
-        on_loops.copy_async,
-        on_loops.fuse_sibling_loops,
-        on_iterators.fuse_block_iters,
-        on_iterators.flatten_rows,
-        on_parts.partition,
-        on_parts.fission,
-        on_blocks.compute_at,
-        on_blocks.reverse_compute_at,
-        on_inline.compute_inline,
-        on_inline.reverse_compute_inline,
-        on_arithmetic.multiply_by_reciprocal,
-        on_reductions.decompose_reduction,
-        on_reductions.rfactor,
-        on_reductions.tree_reduce,
-        on_shares.stream_k,
-        on_products.hoist_factors,
-        on_online.split_k_update,
-        on_online.rolling_update,
-        on_buffers.cache_read,
-        on_iterators.reindex,
-        on_buffers.cache_write,
-        on_buffers.set_scope,
-        on_buffers.store_as,
-        on_layouts.tile_layout,
-        on_layouts.permute_layout,
-        on_layouts.transform_layout,
-        on_layouts.storage_align,
-        on_layouts.swizzle,
-        on_padding.pad,
-        on_padding.pad_spatial,
-        on_keys.pad_softmax_axis,
-        on_pipeline.software_pipeline,
-        on_tensorize.tensorize,
-        on_buffers.reuse_output,
-        on_buffers.mark_prepack,
+        loop_primitives.split,
+        loop_primitives.fuse,
+        loop_primitives.reorder,
+        loop_primitives.set_kind,
+        loop_primitives.set_tail,
+        loop_primitives.nontemporal_stores,
+        loop_primitives.prefetch,
+        loop_primitives.copy_async,
+        loop_primitives.fuse_sibling_loops,
+        block_iters.fuse_block_iters,
+        block_iters.flatten_rows,
+        partition.partition,
+        partition.fission,
+        compute_location.compute_at,
+        compute_location.reverse_compute_at,
+        inline.compute_inline,
+        inline.reverse_compute_inline,
+        arithmetic.multiply_by_reciprocal,
+        reductions.decompose_reduction,
+        reductions.rfactor,
+        reductions.tree_reduce,
+        stream_k.stream_k,
+        loop_invariant.hoist_factors,
+        online_softmax.split_k_update,
+        online_softmax.rolling_update,
+        buffers.cache_read,
+        block_iters.reindex,
+        buffers.cache_write,
+        buffers.set_scope,
+        buffers.store_as,
+        layouts.tile_layout,
+        layouts.permute_layout,
+        layouts.transform_layout,
+        layouts.storage_align,
+        layouts.swizzle,
+        padding.pad,
+        padding.pad_spatial,
+        pad_softmax.pad_softmax_axis,
+        pipeline.software_pipeline,
+        tensorize.tensorize,
+        buffers.reuse_output,
+        buffers.mark_prepack,
     )
 }
 

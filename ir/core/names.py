@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 
-def unused(hint: str, taken: Container[str]) -> str:
-    """`hint`, or where that is taken `hint_1`, `hint_2` ...: the first that is not."""
-    name, number = hint, 0
+def fresh(wanted: str, taken: Container[str]) -> str:
+    """Return `wanted`, or the first of `wanted_1`, `wanted_2`, ... that is not taken."""
+    name, number = wanted, 0
     while name in taken:
         number += 1
-        name = f"{hint}_{number}"
+        name = f"{wanted}_{number}"
     return name
 
 
 def same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
-    """The very same objects, in order."""
+    """Return whether both hold the same objects, in order."""
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -8,7 +8,7 @@ from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.expr import Expr, ExprLike, Load, Var, expr, load
 from relax_tune.ir.core.function import Param, PrimFunc
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, seq
 
 
@@ -45,7 +45,7 @@ class TensorBuilder:
         self._names: set[str] = set()
 
     def _unique(self, name: str) -> str:
-        self._names.add(own := unused(name, self._names))
+        self._names.add(own := fresh(name, self._names))
         return own
 
     def _buffer(self, name: str, shape: Sequence[ExprLike], dtype: DType, scope: Scope = "global") -> Buffer:

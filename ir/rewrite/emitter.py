@@ -9,7 +9,7 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
-from relax_tune.ir.core.names import same_objects, unused
+from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of, side_env
 from relax_tune.ir.op.movement import VIEWS, Reshape
@@ -113,7 +113,7 @@ class FunctionTable:
         known = self.keys.get(key)
         if known is not None:
             return known
-        name = unused(func.name, self.functions)
+        name = fresh(func.name, self.functions)
         self.functions[name] = func if name == func.name else replace(func, name=name)
         self.keys[key] = name
         return name

@@ -15,7 +15,7 @@ from relax_tune.ir.core.dtype import ALL, DType, bool_, f32, i64
 from relax_tune.ir.core.expr import INFIX, PRECEDENCE, TRUE, Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, unknown
 
 _Identity = Union[Var, Buffer, GVar]
@@ -58,7 +58,7 @@ class TensorPrinter:
             self.counts[prefix] = self.counts.get(prefix, -1) + 1
             return f"{prefix}{self.counts[prefix]}"
         base = re.sub(r"\W", "_", hint, flags=re.ASCII) or prefix
-        return unused(f"_{base}" if base[0].isdigit() else base, self.taken)
+        return fresh(f"_{base}" if base[0].isdigit() else base, self.taken)
 
     def declare(self, x: _Identity, prefix: str) -> str:
         name = self.unique(x.name, prefix)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Expr, Op, Var, const, floordiv, free_vars, maximum, replaced, substitute
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.stmt import Block, For, Seq, Stmt, blocks
 from relax_tune.schedules.loop_tree import enclosing
 
@@ -28,7 +29,7 @@ def with_mean_extents(func: PrimFunc) -> PrimFunc:
 def _with_mean_extents(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...], uneven: bool) -> Stmt:
     if isinstance(s, Seq):
         parts = tuple(_with_mean_extents(c, last, path, uneven) for c in s.stmts)
-        return s if all(a is b for a, b in zip(parts, s.stmts)) else Seq(parts)
+        return s if same_objects(parts, s.stmts) else Seq(parts)
     if isinstance(s, Block) and uneven:
         return replace(s, bindings=tuple(_without_digits(e, path) for e in s.bindings))
     if not isinstance(s, For):

@@ -10,7 +10,7 @@ from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph_builder import GraphBuilder
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select, window
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
@@ -111,7 +111,7 @@ class _Importer:
                 dims.append(const(int(d.dim_value)))
             else:
                 dims.append(self._symbol(d.dim_param or self._own_name(f"{identifier(i.name)}_{axis}")))
-        self.inputs.add(name := unused(identifier(i.name), self.inputs))
+        self.inputs.add(name := fresh(identifier(i.name), self.inputs))
         return self.w.of(self.w.g.input(name, dims, element))
 
     def _own_name(self, name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.expr import Expr, as_int, const, le
 from relax_tune.ir.core.graph import Call, Value
+from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.attention import Attention
@@ -52,7 +53,7 @@ def _before_broadcast(site: Site) -> Value | None:
     if not isinstance(operator, Unary):
         longest = max(len(shape_of(s)) for s in sources)
         sources = [_without_leading_ones(s, scope, longest) for s in sources]
-    if all(a is b for a, b in zip(args, sources, strict=True)):
+    if same_objects(args, sources):
         return None
     wanted, found = (operator.infer([info_of(a) for a in values], ctx) for values in (args, sources))
     if not isinstance(wanted, TensorInfo) or not isinstance(found, TensorInfo):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.core.expr import Var, free_vars, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, GVar, MatchCast, callees
-from relax_tune.ir.core.names import same_objects, unused
+from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo, info_symbols
 from relax_tune.ir.deduce.relations import solve
 from relax_tune.ir.op.base import RuntimeCheck
@@ -70,7 +70,7 @@ def _sharpened(f: Function) -> tuple[GVar, ...]:
             if shape is not None:
                 for v in free_vars(*shape):
                     if v not in own:
-                        name = unused(v.name, taken)
+                        name = fresh(v.name, taken)
                         own[v] = v if name == v.name else Var(name, v.dtype)
                         taken.add(name)
                 shape = tuple(substitute(d, own) for d in shape)

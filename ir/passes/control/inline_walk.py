@@ -11,7 +11,7 @@ from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.names import same_objects, unused
+from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -163,7 +163,7 @@ class Walk:
 
     def fresh(self, hint: str) -> str:
         """A name that no other variable has: a built program's arrays are known by theirs."""
-        self.taken.add(name := unused(hint, self.taken))
+        self.taken.add(name := fresh(hint, self.taken))
         return name
 
     def own(self, v: Var, again: bool) -> Var:

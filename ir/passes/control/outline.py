@@ -13,7 +13,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of, signature
 from relax_tune.ir.deduce.relations import is_known, tensor_dims
@@ -254,7 +254,7 @@ class _Outliner:
         return [g.Binding(together, call), *(g.Binding(v, g.TupleItem(together, i)) for i, v in enumerate(results))]
 
     def fresh(self, hint: str) -> str:
-        self.names.add(name := unused(hint, self.names))
+        self.names.add(name := fresh(hint, self.names))
         return name
 
     def subgraph_name(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from relax_tune.ir.core.expr import Expr, Var, free_vars
 from relax_tune.ir.core.function import Bound, IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Constant, Function, GVar, MatchCast, Value
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of, require_bounds, signature
 from relax_tune.ir.deduce.relations import check_annotation, solve
@@ -52,13 +52,13 @@ class RuntimeShapeInliner(Walk):
 
     def own(self, v: Var, again: bool) -> Var:
         """A symbol under a name that no other symbol of the function has, with the bounds of `v`."""
-        self.symbols.add(name := unused(v.name, self.symbols))
+        self.symbols.add(name := fresh(v.name, self.symbols))
         if name == v.name and not again:
             return v
-        fresh = Var(name, v.dtype)
+        symbol = Var(name, v.dtype)
         if v in self.declared:
-            self.bounds.append(replace(self.declared[v], var=fresh))
-        return fresh
+            self.bounds.append(replace(self.declared[v], var=symbol))
+        return symbol
 
     def emit(self, b: Binding, value: Value, info: StructInfo, frame: Frame) -> None:
         super().emit(b, value, info, frame)

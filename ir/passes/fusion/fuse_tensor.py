@@ -11,7 +11,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Load, Var, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, redirect, replace_buffers
 from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks, with_blocks
 from relax_tune.ir.passes.fusion.symbol_interface import Closed, bind_symbols, close_over, outer_symbols
@@ -50,7 +50,7 @@ def fuse_stages(name: str, stages: Sequence[Stage], env: Env) -> Fused:
     names: set[str] = set()
 
     def unique(hint: str) -> str:
-        names.add(name := unused(hint, names))
+        names.add(name := fresh(hint, names))
         return name
 
     for stage in stages:

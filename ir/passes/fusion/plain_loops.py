@@ -8,6 +8,7 @@ from dataclasses import replace
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, substitute
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, seq
 
 
@@ -40,12 +41,8 @@ def with_blocks(func: PrimFunc, blocks: Sequence[Block]) -> PrimFunc:
 
 
 def _unique(name: str, names: set[str]) -> str:
-    candidate, i = name, 0
-    while candidate in names:
-        i += 1
-        candidate = f"{name}_{i}"
-    names.add(candidate)
-    return candidate
+    names.add(made := fresh(name, names))
+    return made
 
 
 def _nest(block: Block, names: set[str]) -> Stmt:

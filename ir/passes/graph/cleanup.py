@@ -20,7 +20,7 @@ from relax_tune.ir.core.graph import (
     Value,
     nested_values,
 )
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.op.movement import Reshape
@@ -135,7 +135,7 @@ class TidyNames:
         taken = {n for n, f in module.functions.items() if not isinstance(f, PrimFunc)}
         for old, f in module.functions.items():
             if isinstance(f, PrimFunc):
-                names[old] = name = unused(re.sub(r"(_\d+)+(?=_|$)", "", old), taken)
+                names[old] = name = fresh(re.sub(r"(_\d+)+(?=_|$)", "", old), taken)
                 taken.add(name)
         if all(a == b for a, b in names.items()):
             return module

@@ -15,7 +15,7 @@ from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.expr import Expr, as_int, expr, free_vars
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, TupleItem, Value
-from relax_tune.ir.core.names import unused
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.interp.reference import evaluate_prim
@@ -121,7 +121,7 @@ def _nbytes(info: TensorInfo) -> int:
 
 def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
     """A new weight under a name of its own."""
-    name = unused(hint, constants)
+    name = fresh(hint, constants)
     constants[name] = array
     return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
 

@@ -29,6 +29,7 @@ from relax_tune.ir.core.expr import (
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, IterVar, Store
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo
 from relax_tune.ir.deduce.relations import differences, solve
@@ -102,10 +103,7 @@ def _finished(func: PrimFunc, alternative: Alternative, form: LibraryForm, sizes
 
 
 def _free_name(name: str, func: PrimFunc, temps: Sequence[Buffer]) -> str:
-    taken = {x.name for x in (*func.buffers, *func.allocs, *temps)}
-    while name in taken:
-        name += "_"
-    return name
+    return fresh(name, {x.name for x in (*func.buffers, *func.allocs, *temps)})
 
 
 def _whole_form(func: PrimFunc, alternative: Alternative, takes: Whole) -> LibraryForm | None:
