@@ -168,22 +168,14 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
     compute = [b for b in blocks(func.body) if b.role == "compute"]
     spread = [p for p in path if p.kind in ("parallel", "group", "item")]
     within = [p for p in path if p not in spread]
-    vector = next((p for p in path if p.kind == "vectorized"), None)
-    unrolled = [p for p in path if p.kind == "unrolled"]
     serial = [p for p in within if p.kind == "serial"]
     points = _product([p.extent for p in path])
     useful = points_of(main)
-    width = vector.extent if vector else ONE
-    vectors = ceildiv(width, machine.lanes)
-    tile_rows = _product([p.extent for p in unrolled])
     parallel = _product([p.extent for p in spread])
     workers = const(machine.workers)
     reach = _accesses(func, main)
     reads = [a for a in reach if a.buffer is not main.body.buffer][:OPERANDS]
-    innermost = serial[-1:] and path[path.index(serial[-1]) :]
-    per_tile = [_footprint(a, innermost or path) for a in reach]
-    per_worker = [_footprint(a, within) for a in reach]
-    everything = [_footprint(a, path) for a in reach]
+    tile = (serial and path[path.index(serial[-1]) :]) or path
     flops = _sum([mul(const(_operations(b)), points_of(b)) for b in compute])
     bytes_moved = _sum([_param_bytes(b) for b in func.buffers])
     others = [b for b in compute if b is not main]
@@ -202,25 +194,11 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
         Feature("wave_use", parallel, mul(ceildiv(parallel, workers), workers), log=False),
         Feature("work_each", points, parallel),
         Feature("flops_each", flops, parallel),
-        Feature("vector", width),
-        Feature("vectors", vectors),
-        Feature("lane_use", width, mul(vectors, machine.lanes), log=False),
-        Feature("tile_rows", tile_rows),
-        Feature("registers", mul(vectors, tile_rows)),
-        Feature("register_use", mul(vectors, tile_rows) + vectors + 1, const(machine.registers)),
-        Feature("loads_per_point", tile_rows + vectors, mul(tile_rows, vectors)),
+        *_register_tile_features(path, machine),
         Feature("inner_trip", serial[-1].extent if serial else ONE),
         Feature("outer_trip", _product([p.extent for p in serial[:-1]])),
         Feature("trip_each", _product([p.extent for p in serial])),
-        Feature("tile_bytes", _sum(per_tile)),
-        Feature("tile_l1", _sum(per_tile), const(machine.l1_bytes)),
-        Feature("worker_bytes", _sum(per_worker)),
-        Feature("worker_l2", _sum(per_worker), const(machine.l2_bytes)),
-        Feature("all_bytes", _sum(everything)),
-        Feature("all_l3", _sum(everything), const(machine.l3_bytes)),
-        Feature("reuse", points, _sum(everything)),
-        Feature("worker_reuse", _product([p.extent for p in within]), _sum(per_worker)),
-        Feature("traffic", mul(parallel, _sum(per_worker))),
+        *_footprint_features(reach, (tile, within, path), machine, parallel),
         Feature("other_work", other_points),
         Feature("scalar_work", scalar_others),
         Feature("tail_pow2", const(sum(p.tail == "pow2" for p in path)), log=False),
@@ -230,16 +208,64 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
         Feature("blocks", const(len(compute)), log=False),
         Feature("scratch", _sum([_param_bytes(a) for a in func.allocs if a.scope == "global"])),
     ]
+    out += _operand_features(reads, (tile, within, path))
+    if machine.is_gpu:
+        out += [Feature(*f) for f in gpu_features(func, main, machine)]
+    return tuple(out)
+
+
+# The loops of a tile (the innermost serial one and below), of a worker, and all around the main block.
+_Levels = tuple[Sequence[For], Sequence[For], Sequence[For]]
+
+
+def _register_tile_features(path: Sequence[For], machine: HardwareInfo) -> list[Feature]:
+    """Return the features of the register tile: the vectorized loop by the unrolled ones."""
+    vector = _vector_of(path)
+    width = vector.extent if vector else ONE
+    vectors = ceildiv(width, machine.lanes)
+    tile_rows = _product([p.extent for p in path if p.kind == "unrolled"])
+    return [
+        Feature("vector", width),
+        Feature("vectors", vectors),
+        Feature("lane_use", width, mul(vectors, machine.lanes), log=False),
+        Feature("tile_rows", tile_rows),
+        Feature("registers", mul(vectors, tile_rows)),
+        Feature("register_use", mul(vectors, tile_rows) + vectors + 1, const(machine.registers)),
+        Feature("loads_per_point", tile_rows + vectors, mul(tile_rows, vectors)),
+    ]
+
+
+def _footprint_features(
+    reach: Sequence[_Access], levels: _Levels, machine: HardwareInfo, parallel: Expr
+) -> list[Feature]:
+    """Return the features that relate footprints of tile, worker and nest to the caches."""
+    _, within, path = levels
+    per_tile, per_worker, everything = (_sum([_footprint(a, level) for a in reach]) for level in levels)
+    return [
+        Feature("tile_bytes", per_tile),
+        Feature("tile_l1", per_tile, const(machine.l1_bytes)),
+        Feature("worker_bytes", per_worker),
+        Feature("worker_l2", per_worker, const(machine.l2_bytes)),
+        Feature("all_bytes", everything),
+        Feature("all_l3", everything, const(machine.l3_bytes)),
+        Feature("reuse", _product([p.extent for p in path]), everything),
+        Feature("worker_reuse", _product([p.extent for p in within]), per_worker),
+        Feature("traffic", mul(parallel, per_worker)),
+    ]
+
+
+def _operand_features(reads: Sequence[_Access], levels: _Levels) -> list[Feature]:
+    """Return stride and footprints of each of the first operands; zeros for missing ones."""
+    tile, within, path = levels
+    vector, out = _vector_of(path), list[Feature]()
     for number in range(OPERANDS):
         access = reads[number] if number < len(reads) else None
         stride = _stride(access, vector.var if vector else None) if access else const(0)
         out.append(Feature(f"stride{number}", minimum(maximum(stride, 0), 64)))
-        out.append(Feature(f"tile{number}", _footprint(access, innermost or path) if access else const(0)))
+        out.append(Feature(f"tile{number}", _footprint(access, tile) if access else const(0)))
         out.append(Feature(f"worker{number}", _footprint(access, within) if access else const(0)))
         out.append(Feature(f"whole{number}", _footprint(access, path) if access else const(0)))
-    if machine.is_gpu:
-        out += [Feature(*f) for f in gpu_features(func, main, machine)]
-    return tuple(out)
+    return out
 
 
 def _sum(parts: Sequence[Expr]) -> Expr:

@@ -116,6 +116,8 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
     Checks: the block has its own trivial nest and no predicate. It alone writes an intermediate of floats, with the iterators of
     the two loops as its last two indices. It reads `buffer` so in its last two dimensions, and nothing else there. Elements
     between the rows, which no block reads, are computed from written elements inside the buffer.
+
+    Long, since most of it is this text and the checks it lists.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
@@ -213,6 +215,8 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
     Checks: the block has its own trivial nest and no predicate. It reads the buffer at one place, in the given dimensions at
     expressions of its iterators and symbols. Every element of the buffer was written, by nothing in the block's own nest. The
     copy reads inside the buffer for all values of the other iterators.
+
+    Long, since most of it is this text and the checks it lists.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)

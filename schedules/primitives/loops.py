@@ -251,32 +251,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             f"{func.name}: {kind} wants an extent without shape symbols, found {node.extent!r} of {loop!r}; split it first"
         )
     if kind != "unrolled":
-        for block in blocks(node.body):
-            fed = [i for i, b in zip(block.iters, block.bindings) if i.kind == "reduce" and _mentions(b, node.var)]
-            target = block.body.buffer
-            where = [regroup_sums(block_value(block, i), block.predicate) for i in block.body.indices]
-            path = enclosing(func, block)
-            inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
-            own = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
-            shared = not own or kind == "vectorized"
-            # points excluded by a guard write nothing
-            meets = (fed or shared) and not separates(where, node.var, inner, loop_env(path), block.predicate)
-            if fed and (block.init is not None or meets):
-                raise ScheduleError(
-                    f"{func.name}: {kind} wants independent iterations, but {loop!r} feeds the reduction iterator "
-                    f"{fed[0].var.name!r} of block {block.name!r}; use rfactor first"
-                )
-            if meets:
-                raise ScheduleError(
-                    f"{func.name}: {kind} wants iterations that write different elements, but iterations of {loop!r} may "
-                    f"write the same element of {target.name!r} in block {block.name!r}"
-                )
-            outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _accesses_buffer(b, target)]
-            if own and kind != "vectorized" and outside:
-                raise ScheduleError(
-                    f"{func.name}: {kind} gives every iteration of {loop!r} a {target.name!r} of its own, but block "
-                    f"{outside[0].name!r}, which is not below it, reads or writes that buffer; make its scope global first"
-                )
+        _require_independent(func, node, kind)
     if kind in ("group", "item"):
         if axis not in range(AXES[kind]):
             raise ScheduleError(f"{func.name}: {kind} wants an axis below {AXES[kind]}, found {axis!r}")
@@ -288,6 +263,36 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
             if other.kind == "parallel":
                 raise ScheduleError(f"{func.name}: {loop!r} and {other.var.name!r} would be nested parallel loops")
     return with_body(func, replace_node(func.body, node, replace(node, kind=kind, axis=axis if kind in AXES else 0)))
+
+
+def _require_independent(func: PrimFunc, node: For, kind: LoopKind) -> None:
+    """Check that iterations of the loop write different elements, or buffers of their own. Raises ScheduleError."""
+    for block in blocks(node.body):
+        fed = [i for i, b in zip(block.iters, block.bindings) if i.kind == "reduce" and _mentions(b, node.var)]
+        target = block.body.buffer
+        where = [regroup_sums(block_value(block, i), block.predicate) for i in block.body.indices]
+        path = enclosing(func, block)
+        inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
+        own = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
+        shared = not own or kind == "vectorized"
+        # points excluded by a guard write nothing
+        meets = (fed or shared) and not separates(where, node.var, inner, loop_env(path), block.predicate)
+        if fed and (block.init is not None or meets):
+            raise ScheduleError(
+                f"{func.name}: {kind} wants independent iterations, but {node.var.name!r} feeds the reduction iterator "
+                f"{fed[0].var.name!r} of block {block.name!r}; use rfactor first"
+            )
+        if meets:
+            raise ScheduleError(
+                f"{func.name}: {kind} wants iterations that write different elements, but iterations of {node.var.name!r} may "
+                f"write the same element of {target.name!r} in block {block.name!r}"
+            )
+        outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _accesses_buffer(b, target)]
+        if own and kind != "vectorized" and outside:
+            raise ScheduleError(
+                f"{func.name}: {kind} gives every iteration of {node.var.name!r} a {target.name!r} of its own, but block "
+                f"{outside[0].name!r}, which is not below it, reads or writes that buffer; make its scope global first"
+            )
 
 
 def _accesses_buffer(block: Block, buffer: Buffer) -> bool:

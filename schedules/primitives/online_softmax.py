@@ -121,6 +121,8 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     weights (or 0 for a score of minus infinity). The weights are read by sums over the same iterator, from 0, once each as a
     factor. All have their own trivial nests; the factor is positive. Results differ by rounding. A row whose scores are all
     minus infinity sums up to 0.
+
+    Long, since each member's two nests share buffers and fresh names.
     """
     f = positive(func, f"split_k_update({block!r})", factor)
     found = softmax_of(func, block)
@@ -372,6 +374,8 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
         depend on outer loops. A skipped iteration has weights of 0 and leaves the maximum, so that it would add nothing. Its
         other factors may then be infinite or NaN without effect.
     Checks also: the condition has comparisons that are linear in the step and monotonic in the rows, and mask a step.
+
+    Long, since most of it is this text and the checks it lists.
     """
     if skip not in ("none", "after_last", "masked"):
         raise ScheduleError(f"{func.name}: rolling_update wants skip to be none, after_last or masked, found {skip!r}")

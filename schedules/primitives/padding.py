@@ -75,6 +75,8 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     Checks: the factors are positive. The block has its own trivial nest and no predicate, alone writes all of its buffer, and
     does not update in place. Padded iterators are plain indices, and index no divisor. Along a padded reduction the neutral
     elements leave the result alone: the block combines reads at all padded reduction iterators, or adds products of such reads.
+
+    Long, since copies, block and result share extents and fresh names.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)

@@ -143,17 +143,22 @@ def combiner(block: Block) -> tuple[str, Expr]:
 def rfactor(
     func: PrimFunc, block: str, loop: str, scope: Literal["local", "global"] = "local", whole: bool = False
 ) -> PrimFunc:
-    """Give every iteration of a reduction loop its own accumulator, and combine those afterwards.
+    """Give every iteration of a reduction loop its own accumulator, and combine the accumulators afterwards.
+
+    rfactor: Suriana, Adams & Kamil, CGO 2017.
 
     Before: `for i: for k0: for k1: B[i] += A[i, k0 * F + k1]`
     After: `for i: (for k0: for k1: R[i, k1] += A[i, k0 * F + k1]); (for r: B[i] += R[i, r])`
-    Checks: `loop` feeds exactly one reduction iterator, linearly; the block combines with an associative operation, from an
-    initial value that may be combined more than once (where that is stored separately already, accumulators start from the
-    neutral element); nothing else in its outermost reduction loop touches what it writes.
-    The final combination is placed after the outermost reduction loop of the block; loops over elements inside that one get
-    copies around it. Initial values are stored separately, as by `decompose_reduction`: a condition may keep an accumulator
-    from its first point. They are stored inside `loop` where that is the outermost one. With `whole` they stay with the sums,
-    where there is no condition, so that these are a reduction like the one there was.
+    Checks: `loop` feeds exactly one reduction iterator, linearly. The block combines with an associative operation, from an
+    initial value that may be combined more than once. If that is stored separately already, accumulators start from the neutral
+    element. Nothing else in its outermost reduction loop touches the block's output.
+
+    The final combination follows the outermost reduction loop of the block; loops over elements inside that one get copies
+    around it. Initial values are stored separately, as by `decompose_reduction`: a condition may keep an accumulator from its
+    first point. They are stored inside `loop` if that is the outermost one. With `whole` they stay with the sums, which remain a
+    reduction with its initial value; the block must have no condition.
+
+    Long, since the nests of the accumulators and of the combination share the checks and variables of one block.
     """
     if scope not in ("local", "global"):
         raise ScheduleError(f"{func.name}: rfactor wants accumulators in local or global memory, found {scope!r}")
@@ -264,8 +269,8 @@ def tree_reduce(func: PrimFunc, block: str) -> PrimFunc:
 
     Before: `for r in range(4): B[i] = B[i] + R[i, r]` (from an initial value that is neutral)
     After: `B[i] = (R[i, 0] + R[i, 1]) + (R[i, 2] + R[i, 3])`
-    Checks: one reduction iterator, of constant extent at most 64, with its own loop; the initial value is neutral for the
-    operation; no predicate depends on the loop.
+    Checks: one reduction iterator, of constant extent at most 64, with its own loop. The initial value is neutral for the
+    operation. No predicate depends on the loop.
     """
     node = find_block(func, block)
     operation, term = combiner(node)
