@@ -99,7 +99,7 @@ def test_flattened_nests_take_threads_and_lanes(
 
 
 def writes_twice(func: PrimFunc, block: str, loop: str, known: dict[str, int]) -> bool:
-    """Whether two iterations of the loop write one element, by enumeration; the loops around it stand still."""
+    """Return whether two iterations of the loop write one element, by enumeration; the loops around it stand still."""
     node, target = find_block(func, block), find_loop(func, loop)
     path = enclosing(func, node)
     at = path.index(target)

@@ -1,4 +1,4 @@
-"""What schedules take from a device's limits."""
+"""Hardware properties read from a device's limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from relax_tune.schedules.target import HardwareInfo
 
 
-def test_lanes_are_capped_by_what_the_compiler_bears() -> None:
+def test_lanes_are_capped_by_max_vector_lanes() -> None:
     limits = {"vector_bits": 512, "max_vector_lanes": 8, "workers": 4, "registers": 32, "l1_bytes": 1, "l2_bytes": 2}
     machine = HardwareInfo.from_limits("opencl", limits)
     assert (machine.lanes, machine.workers, machine.registers, machine.has_grid) == (8, 4, 32, True)
@@ -15,7 +15,7 @@ def test_lanes_are_capped_by_what_the_compiler_bears() -> None:
     assert HardwareInfo.from_limits("c", {**limits, "max_vector_lanes": 16}).lanes == 16
 
 
-def test_a_device_that_says_nothing_gets_a_modest_machine() -> None:
+def test_hardware_info_without_limits_is_modest() -> None:
     machine = HardwareInfo.from_limits("c", {})
     assert (machine.language, machine.lanes, machine.workers, machine.has_grid) == ("c", 8, 1, False)
 
@@ -49,6 +49,6 @@ def test_a_device_with_warps_is_a_gpu(limits: dict[str, int], local: int) -> Non
     assert same.is_gpu and same.language == "opencl"
 
 
-def test_a_processor_is_none() -> None:
+def test_hardware_info_of_processor_is_no_gpu() -> None:
     assert not HardwareInfo.from_limits("opencl", {"max_group_size": 4096}).is_gpu
     assert not HardwareInfo.from_limits("c", SM_80).is_gpu

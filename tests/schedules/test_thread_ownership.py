@@ -46,7 +46,7 @@ def on_items(func: PrimFunc, first: list[int | None], second: list[int | None], 
 
 @pytest.mark.opencl
 @pytest.mark.parametrize("factors", [[None, 16], [16, None], [None, 16, 2]])
-def test_an_item_keeps_its_elements_from_stage_to_stage(factors: list[int | None]) -> None:
+def test_local_buffer_with_same_item_in_all_stages_is_accepted(factors: list[int | None]) -> None:
     s = on_items(doubled(), factors, factors)
     assert_same_meaning(doubled(), s.func, {"n": 3})
     run = Compiled(opened("opencl"), "opencl", s.func)
@@ -65,13 +65,15 @@ def test_an_item_keeps_its_elements_from_stage_to_stage(factors: list[int | None
         (doubled(lambda j: j // 2), [None, 16], [None, 16]),
     ],
 )
-def test_elements_of_other_items_are_refused(func: PrimFunc, first: list[int | None], second: list[int | None]) -> None:
+def test_local_buffer_with_elements_of_other_items_is_refused(
+    func: PrimFunc, first: list[int | None], second: list[int | None]
+) -> None:
     with pytest.raises(ScheduleError, match="another item makes; make its scope shared"):
         on_items(func, first, second)
 
 
 @pytest.mark.opencl
-def test_shared_elements_are_waited_for() -> None:
+def test_shared_buffer_gets_barriers() -> None:
     func = doubled(lambda j: 63 - j)
     s = on_items(func, [None, 16], [16, None], "shared")
     run = Compiled(opened("opencl"), "opencl", s.func)
@@ -92,8 +94,8 @@ def test_groups_have_shared_memory_of_their_own() -> None:
     s.bind(row, "group")
 
 
-def test_a_single_item_of_an_axis_has_what_it_makes() -> None:
-    """A number of items that is 1 need not be told from no loop at all, as a trace replayed with numbers in it."""
+def test_local_buffer_of_single_item_is_accepted() -> None:
+    """One work-item on an axis needs no distinction, as in a trace replayed with numbers."""
     s = Schedule(doubled())
     row, column = s.loops_of("inc")
     s.compute_at("double", row)

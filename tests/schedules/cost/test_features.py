@@ -93,7 +93,7 @@ def found() -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("name", "machine"), [(n, m) for m in MACHINES for n in (GPU_CASES if m == "gpu" else CASES)])
-def test_sketches_speak_of_the_same_features_rows_and_arrays_agree_and_are_finite(name: str, machine: str) -> None:
+def test_features_of_all_sketches_agree_in_names_and_are_finite(name: str, machine: str) -> None:
     names = FeatureFunction(sketches_of("pointwise 1", machine)[1][-1], MACHINES[machine]).names
     assert len(set(names)) == len(names)
     shapes, (func, sketches) = CASES[name][1], sketches_of(name, machine)
@@ -118,7 +118,7 @@ def test_sketches_speak_of_the_same_features_rows_and_arrays_agree_and_are_finit
                 np.testing.assert_array_equal(alone[0, 0], together[a, b])
 
 
-def test_a_tile_that_fits_wastes_nothing() -> None:
+def test_features_of_fitting_tile_show_no_padding() -> None:
     sketch = next(s for s in generate_sketches(make.matmul(96, 24), C) if s.name == "matmul.panels.packed")
     features = FeatureFunction(sketch, C)
     heights = np.array([1, 2, 5, 6, 10, 14])

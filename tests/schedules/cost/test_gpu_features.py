@@ -1,4 +1,4 @@
-"""What the items of a warp touch together, in closed form, against counting it."""
+"""Memory sectors and bank conflicts of a warp in closed form, against enumeration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def number(e: Expr, env: Mapping[Var, Expr]) -> int:
 
 
 def addresses(x: WarpAccess, shape: tuple[Expr, ...], env: Mapping[Var, Expr]) -> list[list[int]]:
-    """Bytes at which each element begins that the first items of the first axis touch, all else being at its start."""
+    """Return the byte addresses that the first work-items of the first axis touch, all else being at its start."""
     item = next(p for p in x.path if p.kind == "item" and p.axis == 0)
     lane = next((p.var for p in x.path if p.kind == "vectorized"), None)
     start: dict[Var, Expr] = {p.var: const(0) for p in x.path}
@@ -69,7 +69,7 @@ def points(name: str) -> list[tuple[Sketch, dict[Var, Expr]]]:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_sectors_and_banks_are_those_that_are_touched(name: str) -> None:
+def test_warp_accesses_match_enumerated_sectors_and_banks(name: str) -> None:
     counted = 0
     for sketch, env in points(name):
         for kernel in kernels(sketch.func):
@@ -128,7 +128,7 @@ LAUNCHED = ("matmul symbolic", "softmax with mask", "sum of all", "convolution b
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
-def test_groups_occupancy_and_waves_are_those_of_the_launch(name: str) -> None:
+def test_gpu_features_match_launch(name: str) -> None:
     """At shapes that the closed forms know by name only, against kernels generated for one candidate, placed group by group."""
     gpu, rng = MACHINES["gpu"], random.Random(name)
     # shared memory is what there is least of, and 1024 bytes of each group's are nobody's
@@ -176,7 +176,7 @@ def placed(machine: HardwareInfo, items: int, shared: int, held: int) -> int:
     return count
 
 
-def test_only_gpus_have_features_of_gpus() -> None:
+def test_gpu_features_exist_on_gpus_only() -> None:
     of = {m: FeatureFunction(sketches_of("pointwise 1", m)[1][0], MACHINES[m]).names for m in MACHINES}
     own = [n for n in of["gpu"] if n.startswith("gpu_")]
     assert of["gpu"] == (*of["c"], *own) and of["c"] == of["opencl"] and len(own) > 10

@@ -1,4 +1,4 @@
-"""What a group takes of a GPU, in closed form, against the kernels that are generated."""
+"""GPU resources of a work-group in closed form, against the generated kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def value(e: Expr, sketch: Sketch, values: dict[str, int]) -> int:
 
 
 def shared_bytes(func: PrimFunc) -> int:
-    """What a kernel declares, as its generation counts it."""
+    """Count the bytes that a generated kernel declares."""
     try:
         generate(func, CodeTarget("opencl", 4, -1))
     except BuildError as error:
@@ -33,7 +33,7 @@ def shared_bytes(func: PrimFunc) -> int:
 
 
 @pytest.mark.parametrize("name", GPU_CASES)
-def test_items_and_shared_memory_are_those_of_the_kernels(name: str) -> None:
+def test_occupancy_matches_generated_kernels(name: str) -> None:
     rng = random.Random(name)
     for sketch in sketches_of(name, "gpu")[1]:
         values = drawn(sketch, rng)

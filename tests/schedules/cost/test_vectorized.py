@@ -92,7 +92,7 @@ EXPRESSIONS = st.recursive(_LEAVES, _grow, max_leaves=12)
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=4), st.data())
-def test_agrees_with_numbers(exprs: list[Expr], data: st.DataObject) -> None:
+def test_compile_numpy_agrees_with_scalars(exprs: list[Expr], data: st.DataObject) -> None:
     run, variables = compile_numpy(exprs)
     rows = data.draw(st.lists(st.tuples(st.sampled_from(T.domain), st.sampled_from(U.domain)), min_size=1, max_size=3))
     shapes = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=3))
@@ -113,13 +113,13 @@ def test_agrees_with_numbers(exprs: list[Expr], data: st.DataObject) -> None:
                     assert wide[a, b] == wanted or math.isclose(wide[a, b], wanted, rel_tol=1e-12), e
 
 
-def test_rounds_towards_minus_infinity() -> None:
+def test_floordiv_rounds_towards_minus_infinity() -> None:
     run, _ = compile_numpy([floordiv(N - 7, 2), floormod(N - 7, 2), ceildiv(N, 4)])
     found = run({"n": np.array([0.0, 4.0, 7.0, 8.0])})
     assert [x.tolist() for x in found] == [[-4, -2, 0, 0], [1, 1, 0, 1], [0, 1, 2, 2]]
 
 
-def test_wants_only_what_is_mentioned_in_order() -> None:
+def test_compile_numpy_lists_mentioned_variables_in_order() -> None:
     _, variables = compile_numpy([T * N, N + U])
     assert variables == (T, N, U)
 
@@ -131,7 +131,7 @@ def test_constants_need_no_columns() -> None:
     assert first == 3 and second.tolist() == [0, 1]
 
 
-def test_shared_parts_are_computed_once() -> None:
+def test_shared_subexpressions_are_computed_once() -> None:
     e: Expr = N + 1
     for _ in range(60):
         e = e * e if e is N + 1 else minimum(e + e, const(1 << 40))
@@ -146,7 +146,7 @@ def test_casts_keep_the_number() -> None:
 
 
 @pytest.mark.parametrize("what", ["load", "call"])
-def test_refuses_what_no_shape_decides(what: str) -> None:
+def test_compile_numpy_refuses_loads(what: str) -> None:
     e = load(Buffer("A", (N,), f32), (const(0),)) if what == "load" else call("exp", cast(N, f32))
     with pytest.raises(ValueError, match="over shapes and tunables"):
         compile_numpy([e])

@@ -1,4 +1,4 @@
-"""How the tests of refusals are written: steps that pass, then one that must be refused, and by what words."""
+"""Cases of refusals: steps that pass, then one that must be refused, and the words of its error."""
 
 from __future__ import annotations
 

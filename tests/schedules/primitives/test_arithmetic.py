@@ -1,4 +1,4 @@
-"""What multiply_by_reciprocal takes and refuses: only divisors whose reciprocals are as good as they are."""
+"""Divisors that multiply_by_reciprocal accepts and refuses: their reciprocals must not overflow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ n, m = Var("n"), Var("m")
 
 
 def scaled(divisor: Callable[[Expr], Expr], after: Callable[[Expr], Expr] = lambda q: q) -> PrimFunc:
-    """Rows divided by something of their sums of squares, and what is made of the quotients in a block of its own."""
+    """Divide rows by a function of their sums of squares, and apply `after` to the quotients in another block."""
     b = TensorBuilder("scaled")
     x, y = b.input("x", (n, m)), b.output("y", (n, m))
     total, q = b.alloc("total", (n,)), b.alloc("q", (n, m))

@@ -1,4 +1,4 @@
-"""What the primitives on iterators, and on inputs laid out by them, refuse."""
+"""Refusals of the primitives on iterators, and on inputs laid out by them."""
 
 from __future__ import annotations
 

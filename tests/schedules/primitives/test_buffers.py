@@ -1,4 +1,4 @@
-"""What the primitives on buffers refuse."""
+"""Refusals of the primitives on buffers."""
 
 from __future__ import annotations
 

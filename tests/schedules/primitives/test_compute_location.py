@@ -1,4 +1,4 @@
-"""What compute_at, reverse_compute_at and compute_inline refuse, and regions that are easy to get wrong."""
+"""Refusals of compute_at, reverse_compute_at and compute_inline, and regions that are easy to get wrong."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_regions_of_falling_indices(factors: list[int | None]) -> None:
         assert_same_meaning(make.reverse(), s.func, {"n": n})
 
 
-def test_compute_at_computes_a_tile_only() -> None:
+def test_compute_at_under_split_loop_computes_one_tile() -> None:
     tile = Tunable("T", (2, 3))
     s = Schedule(make.chain())
     i_0, _ = s.split("inc_i", [None, tile])
@@ -207,7 +207,7 @@ def test_compute_at_computes_a_tile_only() -> None:
             assert_same_meaning(make.chain(), s.func, {"n": n, "m": 3}, tunables={tile: t})
 
 
-def test_readers_under_different_conditions_get_what_either_needs() -> None:
+def test_compute_at_of_readers_with_different_guards_covers_both() -> None:
     s = Schedule(shared_rows())
     s.fuse_sibling_loops("sum_i", "add_i")
     s.split("add_j", [None, 4])
@@ -217,7 +217,7 @@ def test_readers_under_different_conditions_get_what_either_needs() -> None:
         assert_same_meaning(shared_rows(), s.func, {"n": n, "m": m})
 
 
-def test_a_consumer_of_part_stays_in_its_own_range() -> None:
+def test_reverse_compute_at_of_partial_consumer_keeps_range() -> None:
     s = Schedule(first_rows())
     s.reverse_compute_at("double", "inc_i")
     assert str(find_block(s.func, "double").predicate) == "inc_i < m"
@@ -225,13 +225,13 @@ def test_a_consumer_of_part_stays_in_its_own_range() -> None:
         assert_same_meaning(first_rows(), s.func, {"n": n, "m": m})
 
 
-def test_a_moved_block_leaves_no_empty_loops() -> None:
+def test_compute_at_leaves_no_empty_loops() -> None:
     s = Schedule(make.chain())
     s.compute_at("double", "inc_j")
     assert [x.var.name for x in loops(s.func.body)] == ["inc_i", "inc_j"]
 
 
-def test_an_inlined_block_takes_its_buffer_along() -> None:
+def test_compute_inline_removes_buffer() -> None:
     s = Schedule(make.softmax_mask())
     s.compute_inline("add_mask")
     assert "T" not in [b.name for b in s.func.allocs]

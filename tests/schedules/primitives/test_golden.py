@@ -215,7 +215,7 @@ def test_every_primitive_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_every_primitive_says_what_it_does(name: str) -> None:
+def test_every_primitive_documents_before_after_checks(name: str) -> None:
     text = PRIMITIVES[name].__doc__ or ""
     where = [text.find(word) for word in ("\n    Before: `", "\n    After", "\n    Checks: ")]
     assert 0 < where[0] < where[1] < where[2], text
@@ -244,7 +244,7 @@ def test_meaning(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_original_is_untouched(name: str) -> None:
+def test_primitives_leave_original_untouched(name: str) -> None:
     start = CASES[name].func()
     text = print_text(start)
     s = Schedule(start)

@@ -1,4 +1,4 @@
-"""What reverse_compute_inline refuses, and what it makes of split, permuted and cut producers (compute_inline: with blocks)."""
+"""Refusals of reverse_compute_inline, and what it makes of split, permuted and cut producers (compute_inline: with blocks)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spread() -> PrimFunc:
 
 
 def between() -> PrimFunc:
-    """What the last block reads beside B is made after B."""
+    """The last block reads a second buffer, made after B."""
     n = Var("n")
     b = TensorBuilder("between")
     x, y, s, z = b.input("A", (n,)), b.alloc("B", (n,)), b.alloc("S", (1,)), b.output("C", (n,))
@@ -104,7 +104,7 @@ def test_a_tiled_permuted_producer() -> None:
         assert_same_meaning(make.flipped(), s.func, {"n": n, "m": m})
 
 
-def test_what_the_reader_does_not_take_is_not_written() -> None:
+def test_reverse_compute_inline_writes_read_elements_only() -> None:
     s = Schedule(wider())
     s.apply("reverse_compute_inline", block="inc")
     assert s.func.allocs == ()

@@ -1,4 +1,4 @@
-"""What transform_layout, storage_align and swizzle refuse, and how aligned and swizzled rows print, lower and stay apart."""
+"""Refusals of transform_layout, storage_align and swizzle, and how aligned and swizzled rows print, lower and stay apart."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def rows(scope: str, factor: int | Tunable) -> Schedule:
     return s
 
 
-def test_aligned_rows_read_back_and_take_a_value() -> None:
+def test_aligned_rows_parse_back_and_take_tunable() -> None:
     tile = Tunable("T", (4, 16))
     s = rows("local", tile)
     assert structural_equal(parse_prim_func(print_text(s.func)), s.func)
@@ -135,7 +135,7 @@ def test_aligned_rows_read_back_and_take_a_value() -> None:
 
 
 @pytest.mark.parametrize(("language", "scope"), [("c", "local"), ("opencl", "shared")])
-def test_rows_grow_once_they_are_shrunk(language: str, scope: str) -> None:
+def test_aligned_rows_grow_after_shrinking(language: str, scope: str) -> None:
     func = rows(scope, 16).func
     device = opened(language)
     run = Compiled(device, language, func)
@@ -149,7 +149,7 @@ def test_rows_grow_once_they_are_shrunk(language: str, scope: str) -> None:
 
 
 def swizzled_tiles(columns: int, vector: int) -> Schedule:
-    """Tiles of eight rows by so many columns in shared memory, filled vector by vector."""
+    """Fill tiles of 8 rows and `columns` columns in shared memory, vector by vector."""
     s = Schedule(make.chain())
     i_0, i_1 = s.split("inc_i", [None, 8])
     j_0, j_1 = s.split("inc_j", [None, columns])
@@ -181,7 +181,7 @@ def test_swizzled_rows_read_back_and_are_checked() -> None:
             verify(parse_prim_func(text.replace("row_alignment=(4, 0), swizzle=4", wrong)))
 
 
-def test_swizzled_rows_mean_what_they_did() -> None:
+def test_swizzled_rows_keep_meaning() -> None:
     """Rows of four vectors, of three, and of no whole number of them."""
     device = opened("opencl")
     shapes = [swizzled_tiles(columns, 4).func for columns in (16, 12, 10)]
@@ -196,8 +196,8 @@ def test_swizzled_rows_mean_what_they_did() -> None:
 
 
 @pytest.mark.parametrize(("vector", "size"), [(8, 2), (4, 4), (2, 4), (1, 4)])
-def test_swizzled_rows_lose_nothing_and_meet_in_no_bank(vector: int, size: int) -> None:
-    """Every row keeps its vectors, and as many rows as a line has vectors of one place lie in different banks."""
+def test_swizzled_rows_have_no_bank_conflicts(vector: int, size: int) -> None:
+    """Rows keep their vectors; one vector's places in as many rows as a line has vectors are in different banks."""
     line = LINE_BYTES // (vector * size)
     for vectors in (1, 2, 3, 4, 5, 8, 12, 16, 64):
         again = value(period(vectors, line))

@@ -1,4 +1,4 @@
-"""What hoist_factors refuses, and sums whose factors are those of groups of steps."""
+"""Refusals of hoist_factors, and sums whose factors are those of groups of steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_tune.schedules.schedule import Schedule
 
 
 def scaled_sum(k: int | None = 5, start: float = 0.0, local: bool = False) -> PrimFunc:
-    """y = 1 + sum of x * s over rows, s being of the row, and where `local` of what the function makes itself."""
+    """Make y = 1 + sum of x * s over rows; s is an input of the row, or with `local` an intermediate."""
     n, depth = Var("n"), Var("k") if k is None else const(k)
     b = TensorBuilder("scaled_sum")
     x, s, t, y = b.input("x", (n, depth)), b.input("s", (n,)), b.alloc("t", (n,)), b.output("y", (n,))
@@ -45,7 +45,7 @@ def test_refuses(case: Refusal) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_factors_of_groups_leave_the_sums_of_groups(transposed: bool) -> None:
+def test_hoist_factors_moves_factors_of_groups(transposed: bool) -> None:
     func = make.quantised(3, 11, 8, 4, transposed)
     s = Schedule(func)
     s.split("matmul_k", [None, 4])

@@ -186,7 +186,7 @@ def test_a_split_that_divides_has_no_guard() -> None:
     assert [str(c) for c in s.constraints] == ["8 % T == 0"]
 
 
-def test_fusing_nothing_changes_nothing() -> None:
+def test_fuse_of_one_loop_changes_nothing() -> None:
     s = Schedule(make.chain())
     before = s.func
     s.apply("fuse", names=["inc_i"])
@@ -210,7 +210,7 @@ def test_threads_may_take_fused_and_split_rows(order: str) -> None:
         assert_same_meaning(make.pointwise(4), s.func, dims, tunables={tile: 2})
 
 
-def test_merge_moves_what_is_between_to_the_front() -> None:
+def test_fuse_sibling_loops_moves_statements_between_to_front() -> None:
     s = Schedule(make.softmax_mask(2))
     s.apply("decompose_reduction", block="row_max", loop="row_max_i")
     s.fuse_sibling_loops("add_mask_i", "row_max_i")

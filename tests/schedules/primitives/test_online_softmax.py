@@ -132,8 +132,10 @@ def test_refuses(case: Refusal) -> None:
 
 
 def rolled(blocks_of: Any | None, tile: Any | None, whole: Any | None, guarded: bool, near: str = "") -> Schedule:
-    """The sums of `weighted` under a running maximum: of blocks of keys, in tiles of rows which each go through what `near` shows, over
-    a multiple of so many keys."""
+    """Apply a rolling update to `weighted`, over blocks of keys and tiles of rows.
+
+    near: the mask of `NEAR`; whole: pad the keys to a multiple of it
+    """
     s = Schedule(make.weighted(guarded, NEAR.get(near)))
     names = ["top", "weight", "total", "context"]
     if tile is not None:
@@ -165,7 +167,7 @@ FORMS = ((None, None, None), (None, 3, 2), (1, 2, None), (3, 2, 3), (TUNABLES[1]
     st.sampled_from(["", *NEAR]),
     st.integers(0, 8),
 )
-def test_any_steps_keep_the_meaning(
+def test_softmax_updates_after_random_steps_keep_meaning(
     rng: random.Random, form: tuple[Any | None, int | None, Any | None], guarded: bool, near: str, steps: int
 ) -> None:
     s = rolled(*form, guarded, near)
@@ -186,7 +188,7 @@ def test_any_steps_keep_the_meaning(
 
 @pytest.mark.parametrize("keys", [None, 2, 3])
 @pytest.mark.parametrize("guarded", [True, False])
-def test_hidden_keys_and_rows_weigh_nothing(keys: int | None, guarded: bool) -> None:
+def test_masked_keys_and_rows_have_zero_weight(keys: int | None, guarded: bool) -> None:
     """Blocks of hidden keys, before others and after; whole rows of them sum up to 0, never to NaN."""
     seen = np.array([[0, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
     rng = np.random.default_rng(0)
@@ -198,7 +200,7 @@ def test_hidden_keys_and_rows_weigh_nothing(keys: int | None, guarded: bool) -> 
 
 @pytest.mark.parametrize("near", NEAR)
 @pytest.mark.parametrize("form", [(1, 2), (3, 2), (2, 5)])
-def test_the_loop_goes_from_the_first_block_that_some_row_sees_to_the_last(form: tuple[int, int], near: str) -> None:
+def test_rolling_update_skips_blocks_masked_for_all_rows(form: tuple[int, int], near: str) -> None:
     s = rolled(*form, None, True, near)
     (keys,) = (p for p in loops(s.func.body) if p.var.name.startswith("top_b"))
     tiles = s.nest_of("top")[0].var

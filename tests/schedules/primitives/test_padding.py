@@ -1,4 +1,4 @@
-"""What pad refuses, and that a padded block vectorises without conditions."""
+"""Refusals of pad, and that a padded block vectorises without conditions."""
 
 from __future__ import annotations
 

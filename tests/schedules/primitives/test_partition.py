@@ -1,4 +1,4 @@
-"""What partition and fission refuse, what partition makes of split, reduced and local things; its main loop has no predicate."""
+"""Refusals of partition and fission, what partition makes of split, reduced and local things; its main loop has no predicate."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_split_reduction_goes_on_in_the_tail() -> None:
         assert_same_meaning(make.two_outputs(), s.func, {"n": n, "m": m})
 
 
-def test_the_tail_has_local_buffers_of_its_own() -> None:
+def test_partition_gives_tail_its_own_local_buffers() -> None:
     s = Schedule(make.stencil())
     outer, _ = s.split("pair_i", [None, 4])
     s.compute_at("square", outer)
@@ -94,7 +94,7 @@ def test_the_tail_has_local_buffers_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("decomposed", [False, True])
-def test_a_tail_of_one_element_that_may_be_none(decomposed: bool) -> None:
+def test_partition_with_tail_of_at_most_one_element_keeps_meaning(decomposed: bool) -> None:
     """Simplified, the iterators of such a tail no longer name its loop, which still says whether there is a tail."""
     s = Schedule(make.mean_over_middle(5))
     s.reorder(["total_j", "total_k", "total_i"] if not decomposed else ["total_i", "total_k", "total_j"])

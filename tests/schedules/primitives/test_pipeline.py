@@ -1,4 +1,4 @@
-"""What software_pipeline refuses, and pipelines of several depths on every target."""
+"""Refusals of software_pipeline, and pipelines of several depths on every target."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def sums(block: str, loop: str, stages: int) -> Schedule:
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_a_reduction_ahead_of_its_use(stages: int) -> None:
+def test_software_pipeline_of_reduction_keeps_meaning(stages: int) -> None:
     s = sums("sum", "add_i", stages)
     assert [repr(d) for d in s.func.allocs[0].shape] == [str(stages)]
     for n, m in ((0, 2), (1, 3), (2, 0), (stages, 1), (7, 4)):

@@ -1,4 +1,4 @@
-"""What decompose_reduction, rfactor and tree_reduce refuse, and reductions that are easy to get wrong."""
+"""Refusals of decompose_reduction, rfactor and tree_reduce, and reductions that are easy to get wrong."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ ROWS = ({"n": 3, "m": 1}, {"n": 1, "m": 2}, {"n": 0, "m": 3}, {"n": 2, "m": 4}, 
 @pytest.mark.parametrize("factors", [[None, 4], [4, None], [None, 2, 4]])
 @pytest.mark.parametrize("which", [0, -1])
 @pytest.mark.parametrize("func", [row_sum, row_max, clipped])
-def test_accumulators_that_get_no_element(func: object, which: int, factors: list[int | None]) -> None:
+def test_rfactor_with_empty_accumulators_keeps_meaning(func: object, which: int, factors: list[int | None]) -> None:
     # rows shorter than the number of accumulators: each of them must still hold a neutral value
     assert callable(func)
     start = func()

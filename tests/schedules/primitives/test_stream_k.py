@@ -1,4 +1,4 @@
-"""What stream_k refuses, and stretches of steps that begin and end anywhere in tiles."""
+"""Refusals of stream_k, and stretches of steps that begin and end anywhere in tiles."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def shared(workers: int) -> Schedule:
 
 
 @pytest.mark.parametrize("workers", [1, 3, 23])
-def test_stretches_begin_and_end_anywhere(workers: int) -> None:
+def test_stream_k_ranges_ending_within_tiles_keep_meaning(workers: int) -> None:
     made = shared(workers).func
     for dims in ((5, 5, 10), (1, 1, 1), (3, 2, 0), (0, 5, 2), (3, 0, 4)):
         assert_same_meaning(product(), made, dict(zip("mnk", dims)))
 
 
-def test_the_steps_of_groups_are_known_before_there_are_any() -> None:
+def test_stream_k_of_grouped_steps_keeps_meaning() -> None:
     """As many for each as there are for all, shared out; no more tiles than workers, so that two pieces make up a stretch."""
     for workers in (6, 12):
         made = with_mean_extents(shared(workers).func)

@@ -1,4 +1,4 @@
-"""What tensorize refuses; that intrinsics do what their meaning says, on every target; and nests that match no longer."""
+"""Refusals of tensorize; that intrinsics do what their meaning says, on every target; and nests that match no longer."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_calls(language: str) -> None:
     device.close()
 
 
-def test_a_nest_that_matches_no_longer_is_loops() -> None:
+def test_tensorize_of_changed_nest_falls_back_to_loops() -> None:
     s = tiles(False)
     # the copy of A is computed where it is read: the product is of something else now
     s.apply("compute_inline", block="A_pad_fill")

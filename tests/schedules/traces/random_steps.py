@@ -29,7 +29,7 @@ def random_step(func: PrimFunc, rng: random.Random) -> Step:
 
 
 class _View:
-    """What a function offers, with a source of chance."""
+    """The names of a function, with a source of randomness."""
 
     def __init__(self, func: PrimFunc, rng: random.Random) -> None:
         self.func, self.rng = func, rng

@@ -68,7 +68,7 @@ def broken(trace: Trace) -> Iterator[tuple[int, Trace]]:
 
 
 @pytest.mark.parametrize("name", traces())
-def test_a_step_with_a_wrong_argument_is_shown_where_it_was_to_act(name: str) -> None:
+def test_replay_with_wrong_argument_marks_nest(name: str) -> None:
     func, trace = traces()[name]
     tried = 0
     for number, wrong in broken(trace):
@@ -86,7 +86,7 @@ def test_a_step_with_a_wrong_argument_is_shown_where_it_was_to_act(name: str) ->
     assert tried >= 5 * len(trace.steps)
 
 
-def test_steps_that_double_the_loops_again_and_again_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_of_doubling_steps_stops_at_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MAX_STATEMENTS", 100)
     steps, names = list[Step](), ["inc_i"]
     for _ in range(8):
@@ -108,7 +108,7 @@ _VALUES = st.one_of(_ATOMS, st.lists(_ATOMS, max_size=3))
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(traces())), st.randoms(use_true_random=False), st.data())
-def test_damaged_traces_are_refused_or_mean_something(name: str, rng: random.Random, data: st.DataObject) -> None:
+def test_damaged_traces_are_refused_or_keep_meaning(name: str, rng: random.Random, data: st.DataObject) -> None:
     func, trace = traces()[name]
     damaged = json.loads(trace.to_json())
     damaged["tunables"].setdefault("T", [2, 4])

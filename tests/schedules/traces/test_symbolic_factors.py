@@ -64,7 +64,7 @@ def test_a_main_loop_up_to_a_multiple_splits_without_a_predicate() -> None:
 
 
 @pytest.mark.parametrize("schedule", [sliced, padded])
-def test_traces_hold_them_whatever_symbols_are_called(schedule: Callable[[], Schedule]) -> None:
+def test_traces_record_slots_independent_of_symbol_names(schedule: Callable[[], Schedule]) -> None:
     s = schedule()
     text = s.trace.to_json()
     read = Trace.from_json(text)
@@ -78,7 +78,7 @@ def test_traces_hold_them_whatever_symbols_are_called(schedule: Callable[[], Sch
 
 
 @pytest.mark.parametrize("schedule", [sliced, padded])
-def test_traces_print_them_as_python_that_runs(
+def test_traces_with_slots_print_as_running_python(
     schedule: Callable[[], Schedule], golden: Callable[[str, str], None]
 ) -> None:
     s = schedule()
@@ -192,7 +192,7 @@ def test_refuses(case: Refusal) -> None:
 
 
 @pytest.mark.parametrize("name", ["s", "s0", "s12", "max", "Tunable", "not a name", "def", "x);import os#"])
-def test_tunables_have_names_that_python_takes_and_no_symbol_has(name: str) -> None:
+def test_tunable_names_exclude_keywords_and_slots(name: str) -> None:
     with pytest.raises(ScheduleError, match="wanted a tunable's name"):
         Schedule(make.chain()).tunable(name, (1, 2))
     with pytest.raises(ScheduleError, match="wanted a tunable's name"):

@@ -124,7 +124,7 @@ def test_the_python_form_of_every_sketch_runs(case: str, language: str) -> None:
         assert print_text(s.func) == print_text(sketch.func), sketch.name
 
 
-def test_a_step_that_does_not_apply_shows_what_is_missing() -> None:
+def test_replay_of_failing_step_marks_missing_names() -> None:
     with pytest.raises(ScheduleError) as error:
         replay(scheduled().trace, make.stencil())
     assert str(error.value) == (
@@ -138,7 +138,7 @@ def test_a_step_that_does_not_apply_shows_what_is_missing() -> None:
     )
 
 
-def test_a_step_that_does_not_apply_shows_where(golden: Callable[[str, str], None]) -> None:
+def test_replay_of_failing_step_marks_named_nodes(golden: Callable[[str, str], None]) -> None:
     trace = scheduled().trace
     steps = (*trace.steps[:2], Step("compute_at", (("block", "double"), ("loop", "inc_j"))))
     with pytest.raises(ScheduleError, match="step 3 of the trace does not apply: chain: block 'double'") as error:
@@ -146,7 +146,7 @@ def test_a_step_that_does_not_apply_shows_where(golden: Callable[[str, str], Non
     golden("schedules/step_that_does_not_apply.txt", str(error.value))
 
 
-def test_words_are_not_taken_for_names() -> None:
+def test_keyword_arguments_are_not_marked_as_names() -> None:
     steps = (Step("set_kind", (("loop", "inc_i"), ("kind", "vectorized"))),)
     with pytest.raises(ScheduleError) as error:
         replay(Trace(steps), make.chain())
@@ -166,7 +166,7 @@ def test_words_are_not_taken_for_names() -> None:
         ("set_scope", {"buffer": "C", "scope": "local"}),
     ],
 )
-def test_carets_are_not_under_words(primitive: str, args: dict[str, Any]) -> None:
+def test_carets_do_not_mark_keywords(primitive: str, args: dict[str, Any]) -> None:
     with pytest.raises(ScheduleError) as error:
         replay(Trace((Step(primitive, tuple(args.items())),)), make.chain())
     shown = str(error.value).splitlines()
@@ -175,7 +175,7 @@ def test_carets_are_not_under_words(primitive: str, args: dict[str, Any]) -> Non
     assert "|" in shown[line + 1]
 
 
-def test_the_names_of_the_field_record_one_primitive() -> None:
+def test_loop_kind_shorthands_record_set_kind() -> None:
     s = Schedule(make.pointwise(4))
     loops = s.loops_of("squash")
     s.bind(loops[0], "group", 1)
@@ -248,7 +248,7 @@ def test_steps_from_elsewhere_are_refused(name: str, args: tuple[tuple[str, Any]
         "[" * 100_000,
     ],
 )
-def test_text_that_is_no_trace(text: str) -> None:
+def test_from_json_refuses_other_text(text: str) -> None:
     with pytest.raises(ScheduleError, match="wanted a schedule trace"):
         Trace.from_json(text)
 
