@@ -34,3 +34,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text + "\n" == path.read_text(), f"{name} changed; if that is meant, run pytest with --update-golden"
 
     return check
+
+
+@pytest.fixture(autouse=True)
+def verified_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify the module before and after every pass that a test runs."""
+    pipeline = sys.modules.get("relax_tune.ir.passes.pipeline")
+    if pipeline is not None:
+        monkeypatch.setattr(pipeline.PassManager, "always_verify", True)

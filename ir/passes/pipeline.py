@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.check.verify import verify as verify_module
@@ -139,6 +139,9 @@ class PassManager:
     stages: every pass that changed something, as text, with the module it made.
     seconds: the time of every pass, in the order in which they ran."""
 
+    always_verify: ClassVar[bool] = False
+    """Set by tests: every manager verifies."""
+
     verify: bool = False
     after: str | None = None
     stages: list[tuple[str, IRModule]] = field(default_factory=list)
@@ -146,7 +149,7 @@ class PassManager:
 
     def run(self, module: IRModule, passes: Sequence[Pass]) -> IRModule:
         """The module after the passes. Raises VerifyError naming the pass that breaks it."""
-        if self.verify:
+        if self.verify or self.always_verify:
             self._verified(module, "before the passes")
         for step, name in zip(passes, pass_names(passes), strict=True):
             start = time.perf_counter()
@@ -162,7 +165,7 @@ class PassManager:
         """Note what `step` made of a module."""
         if after is before:
             return
-        if self.verify:
+        if self.verify or self.always_verify:
             self._verified(after, f"after {step}")
         self.stages.append((step, after))
 

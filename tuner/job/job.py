@@ -17,7 +17,7 @@ from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
+from relax_tune.ir.passes.pipeline import LoweredModule, PassManager, lower, passes_for
 from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.artifact import Artifact, new_artifact
@@ -88,7 +88,7 @@ class Job:
     """A lowered model for one device, with everything that can be tried for each of its tasks.
 
     overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules: a user's
-    own rewriting, each at its level of the lowering.
+    own rewriting, each at its level of the lowering. verify: check the module around every pass.
     """
 
     module: IRModule
@@ -98,6 +98,7 @@ class Job:
     report: Callable[[TuningProgress], None] = field(default=lambda _: None)
     overrides: Mapping[str, Range] = field(default_factory=dict)
     rules: Sequence[Rule] = ()
+    verify: bool = False
 
     @cached_property
     def target(self) -> Target:
@@ -118,7 +119,7 @@ class Job:
     @cached_property
     def lowered(self) -> LoweredModule:
         passes = passes_for(self.settings.qkv, dtype(self.settings.precision), self.settings.attention)
-        return lower(self.module, passes, self.rules)
+        return lower(self.module, passes, self.rules, PassManager(self.verify))
 
     @cached_property
     def key(self) -> str:

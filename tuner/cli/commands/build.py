@@ -9,7 +9,16 @@ import typer
 from relax_tune.database.store import open_store
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
-from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, among, print_json, with_settings
+from relax_tune.tuner.cli.commands.options import (
+    Bounds,
+    Json,
+    Model,
+    SettingFlags,
+    Verify,
+    among,
+    print_json,
+    with_settings,
+)
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import check_policy
@@ -42,6 +51,7 @@ def build(
     ] = False,
     out: Out = None,
     overwrite: Overwrite = False,
+    verify: Verify = False,
     json: Json = False,
 ) -> None:
     """Build a model's artifact from what has been measured. Measures nothing.
@@ -56,7 +66,7 @@ def build(
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
     with open_store(chosen.db, read_only=True) as store:
-        job = Job(module, device_info(chosen.target), store, chosen)
+        job = Job(module, device_info(chosen.target), store, chosen, verify=verify)
         built = job.build(wanted)
         saved = job.artifact(built, pack).save(path)
         records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}

@@ -71,6 +71,7 @@ Database = Annotated[str | None, setting_option("db")]
 Ca = Annotated[str | None, setting_option("ca")]
 Certificate = Annotated[str | None, setting_option("certificate")]
 Key = Annotated[str | None, setting_option("key")]
+Verify = Annotated[bool, typer.Option("--verify", help="Verify the program before and after every pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]
 
 

@@ -18,10 +18,10 @@ from relax_tune.errors import DatabaseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import PACKAGE, load_model
-from relax_tune.ir.passes.pipeline import lower, passes_for
+from relax_tune.ir.passes.pipeline import PassManager, lower, passes_for
 from relax_tune.ir.text.printer import print_text
 from relax_tune.tuner.cli.commands.db import one_workload
-from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, among, print_json, with_settings
+from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, Verify, among, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.model_view import IMPORTED, program_after, stage_names, task_document, tasks_table
 from relax_tune.tuner.cli.report.show import show_task
@@ -83,6 +83,7 @@ def show(
     ] = None,
     settings: SettingFlags,
     bound: Bounds = None,
+    verify: Verify = False,
     json: Json = False,
 ) -> None:
     """Show a model's program and tasks, or all about one task.
@@ -97,6 +98,7 @@ def show(
                 "--task": task,
                 "--after": after,
                 "--bound": bound,
+                "--verify": verify,
                 **settings.flags(*(n for n in settings.given if n not in ("target", "db"))),
             },
             f"{subject!r} is a task on record",
@@ -109,11 +111,11 @@ def show(
             f"{subject!r} is a whole model; choose a task with --task",
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        _show_model(subject, sections, after, parse_bounds(bound or []), settings.load(), json)
+        _show_model(subject, sections, after, parse_bounds(bound or []), settings.load(), verify, json)
     else:
         _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings.load(), json)
+        _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings.load(), verify, json)
 
 
 def is_model(subject: str) -> bool:
@@ -155,6 +157,7 @@ def _show_model(
     after: str | None,
     bounds: Mapping[str, tuple[int, int]],
     settings: Settings,
+    verify: bool,
     json: bool,
 ) -> None:
     module = load_model(model, bounds, settings.cache_dtype)
@@ -163,11 +166,15 @@ def _show_model(
     if "program" in sections:
         document |= {
             "after": after or IMPORTED,
-            "program": print_text(program_after(module, after or IMPORTED, passes)),
+            "program": print_text(program_after(module, after or IMPORTED, passes, verify)),
         }
     elif after is not None:
         raise UserError("--after does not apply: it is about the program; add --what program")
-    tasks = extract_tasks(lower(module, passes), settings.anchors) if "tasks" in sections else ()
+    tasks = (
+        extract_tasks(lower(module, passes, manager=PassManager(verify)), settings.anchors)
+        if "tasks" in sections
+        else ()
+    )
     if json:
         print_json({**document, "tasks": [task_document(t) for t in tasks]} if "tasks" in sections else document)
         return
@@ -188,12 +195,13 @@ def _show_model_task(
     of: str | None,
     bounds: Mapping[str, tuple[int, int]],
     settings: Settings,
+    verify: bool,
     json: bool,
 ) -> None:
     module = load_model(model, bounds, settings.cache_dtype)
     store, notes = _records_of(settings.db)
     with contextlib.closing(store):
-        job = Job(module, device_info(settings.target), store, settings)
+        job = Job(module, device_info(settings.target), store, settings, verify=verify)
         matching = [t for t in job.tasks if t.name == name] or [t for t in job.tasks if t.key.startswith(name)]
         if len(matching) != 1:
             known = ", ".join(f"{t.name} ({t.key[:12]})" for t in matching or job.tasks)

@@ -22,7 +22,7 @@ from relax_tune.tuner.api import TuneResult, tune_result
 from relax_tune.tuner.cli.app import NOTHING_MEASURED
 from relax_tune.tuner.cli.commands.bench import time_artifacts
 from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
-from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, print_json, with_settings
+from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, Verify, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.cli.report.progress import ProgressView
@@ -49,6 +49,7 @@ def tune(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also time the build against its all-library and all-generic forms.")
     ] = False,
+    verify: Verify = False,
     json: Json = False,
 ) -> None:
     """Measure kernels for a model on a device, then build its artifact.
@@ -68,7 +69,7 @@ def tune(
     with contextlib.closing(open_runner(chosen)) as runner:
         device = runner.device_info()  # no database is made for a device that is not there
         with open_store(chosen.db) as store:
-            job = Job(module, device, store, chosen)
+            job = Job(module, device, store, chosen, verify=verify)
             say(console, f"device: {job.device.kind}, {job.device.name}")
             say(console, f"database: {store.where}")
             with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
