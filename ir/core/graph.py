@@ -1,4 +1,8 @@
-"""Graph functions: bindings of values in A-normal form, across levels (paper sections 3.1 to 3.3)."""
+"""Graph functions: bindings of values in A-normal form, across levels (paper sections 3.1 to 3.3).
+
+Every value class says how it is traversed: `operands`, `with_operands`, `attributes`, `symbols` and `with_symbols`. A class
+without one of them fails by its name.
+"""
 
 from __future__ import annotations
 
@@ -176,11 +180,12 @@ class Call(_Computation):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallTIR(_Computation):
-    """`call_tir`: a tensor function called in destination-passing style. `out` annotates each output and carries the
-    symbols; `scalars` are the explicit scalar arguments.
+    """A tensor function called in destination-passing style (`call_tir`).
 
-    inplace: `call_tir_inplace`, for each output the position of the argument whose memory it takes, or None. It says where
-    results lie and never what they are: the function must read of such an argument only the element it is about to write."""
+    out: annotation of each output, which carries the symbols.
+    scalars: explicit scalar arguments.
+    inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`). It never changes
+        results: the function must read of such an argument only the element it is about to write."""
 
     callee: str
     args: tuple[Value, ...]
@@ -430,7 +435,7 @@ class MatchCast:
 AnyBinding = Union[Binding, MatchCast]
 
 
-class _Block:
+class _BlockBase:
     __slots__ = ()
     bindings: tuple[AnyBinding, ...]
 
@@ -444,14 +449,14 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DataflowBlock(_Block):
+class DataflowBlock(_BlockBase):
     """Bindings without side effects and without branches: any of them may be removed, reordered or fused."""
 
     bindings: tuple[AnyBinding, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BindingBlock(_Block):
+class BindingBlock(_BlockBase):
     """Bindings that may branch or have side effects: they run in order."""
 
     bindings: tuple[AnyBinding, ...]
@@ -486,7 +491,7 @@ def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
 
 
 def captured(value: If) -> tuple[Value, ...]:
-    """The distinct variables, weights and functions that the sides of an `if` take from outside, in order."""
+    """Return the distinct variables, weights and functions that the sides of an `if` read from outside, in order."""
     found: dict[Value, None] = {}
     for body in (value.then, value.orelse):
         own = {b.var for b in body.bindings}
@@ -501,7 +506,7 @@ def captured(value: If) -> tuple[Value, ...]:
 
 
 def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
-    """Every block in `f`, those of sides of an `if` before the block that branches."""
+    """Iterate over every block in `f`; the sides of an `if` come before the block that branches."""
     for block in f.blocks:
         for b in block.bindings:
             if isinstance(b.value, If):
@@ -511,8 +516,7 @@ def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
 
 
 def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
-    """Every binding in `f`, after everything it reads, whichever sides of branches are taken: one side of an `if` after the other,
-    then the `if` itself, which reads all of both."""
+    """Iterate over every binding in `f`, each after all that it reads: the sides of an `if` come before the `if`."""
     for b in f.bindings:
         if isinstance(b.value, If):
             yield from all_bindings(b.value.then)
@@ -521,27 +525,28 @@ def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
 
 
 def all_uses(f: Function) -> Iterator[Value]:
-    """What reads variables, each once: the value of every binding, for an `if` its condition and the results of its sides, and the
-    result of `f`."""
+    """Iterate over everything that reads variables: the values of bindings and the result of `f`.
+
+    An `if` gives its condition and the results of its sides."""
     for b in all_bindings(f):
         yield from (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
     yield f.ret
 
 
 def callees(f: Function | Body) -> tuple[str, ...]:
-    """The names of the graph functions that `f` speaks of, in order, each once."""
+    """Return the names of the graph functions that `f` mentions, in order, each once."""
     return tuple(dict.fromkeys(v.name for v in nested_values(f) if isinstance(v, FunctionRef)))
 
 
 def entries(functions: Mapping[str, object]) -> dict[str, Function]:
-    """Those of a module's graph functions that no other one calls, and `main`: what a built model offers by name."""
+    """Return the graph functions that a built model offers by name: `main`, and those without a caller."""
     graphs = {n: f for n, f in functions.items() if isinstance(f, Function)}
     called = {callee for n, f in graphs.items() for callee in callees(f) if callee != n}
     return {n: f for n, f in graphs.items() if n not in called or n == "main"}
 
 
 def nested_values(f: Function | Body) -> Iterator[Value]:
-    """Every value in `f`, those inside branches and operands included."""
+    """Iterate over every value in `f`, operands and branches included."""
     stack: list[Value] = [f.ret, *(b.value for b in reversed(f.bindings))]
     while stack:
         v = stack.pop()
@@ -555,7 +560,7 @@ def nested_values(f: Function | Body) -> Iterator[Value]:
 
 
 def is_impure(value: Value) -> bool:
-    """Whether computing `value` may do more than that, as far as its own annotation tells."""
+    """Return whether computing `value` may have side effects, as far as its own annotation tells."""
     if isinstance(value, CallHost):
         return not value.pure
     if isinstance(value, CallFunction):
@@ -565,7 +570,7 @@ def is_impure(value: Value) -> bool:
 
 
 def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, ...]], ...]:
-    """(dataflow, bindings) of each region: neighbouring binding blocks are one, and empty ones are none."""
+    """Return (dataflow, bindings) of each region. Neighbouring binding blocks are one region, empty ones are none."""
     found: list[tuple[bool, tuple[AnyBinding, ...]]] = []
     for block in blocks:
         dataflow = isinstance(block, DataflowBlock)
@@ -577,7 +582,7 @@ def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, .
 
 
 def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
-    """Branches and side effects stand by themselves, everything between them is dataflow."""
+    """Split bindings into blocks: each branch or side effect by itself, everything between in dataflow blocks."""
     blocks: list[AnyBlock] = []
     plain: list[AnyBinding] = []
     for b in bindings:

@@ -1,4 +1,4 @@
-"""Writes graph functions binding by binding; every value is annotated when it is emitted."""
+"""A builder of graph functions that annotates each value when it is emitted."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class GraphBuilder:
 
     @property
     def checks(self) -> tuple[RuntimeCheck, ...]:
-        """What deduction left to run time so far."""
+        """The checks that deduction has left to run time so far."""
         return tuple(self.deduction.checks)
 
     def finish(self, result: g.Value | Sequence[g.Value], declared: StructInfo | None = None) -> IRModule:

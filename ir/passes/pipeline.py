@@ -50,11 +50,12 @@ def passes_for(
     precision: DType = f32,
     attention: Literal["fused", "unfused"] = "fused",
 ) -> tuple[Pass, ...]:
-    """The standard passes.
+    """Return the standard passes.
 
-    qkv: matmuls of one value with several weights; merged, there are fewer calls and wider tasks: whether that is faster
-    depends on the device. precision: what float32 models store weights and the arguments of matmuls in. attention: one
-    tensor function, or its two products and the softmax between them, each of which is then tuned or left to a library by itself."""
+    qkv: matmuls of one value with several weights. Merged, there are fewer calls and wider tasks; the device decides whether
+        that is faster.
+    precision: type in which float32 models store weights and the arguments of matmuls.
+    attention: one tensor function, or two matmuls and a softmax, each tuned or left to a library by itself."""
     merged, fused = qkv == "merged", attention == "fused"
     decompose = Decompose(("attention",) if fused else ())
     lowering = (decompose, Legalize(strict=True), SeparateOutputs(), DeadCode())
@@ -121,7 +122,7 @@ class LoweredModule:
 
     @property
     def prims(self) -> Mapping[str, PrimFunc]:
-        """The unique tensor functions by name."""
+        """The distinct tensor functions by name."""
         return {n: f for n, f in self.module.functions.items() if isinstance(f, PrimFunc)}
 
     def calls(self, caller: str | None = None) -> tuple[CallTIR, ...]:
@@ -270,8 +271,7 @@ def _outlined(
 
 
 def _bounded(module: IRModule) -> IRModule:
-    """A bound of at least 0 for every symbol of a parameter that has none declared; none for a symbol nothing speaks of, such as
-    one of a function that was put in place of its calls."""
+    """Declare a bound of at least 0 for every unbounded symbol of a parameter, and drop bounds of unused symbols."""
     functions = [f for f in module.functions.values() if isinstance(f, Function)]
     params = dict.fromkeys(v for f in functions for p in f.params for v in info_symbols(p.info))
     used = {

@@ -16,11 +16,11 @@ class Liveness:
     read: set[GVar] = field(default_factory=set)
 
     def is_read(self, b: AnyBinding) -> bool:
-        """Whether something behind reads the variable of `b`."""
+        """Return whether something behind reads the variable of `b`."""
         return b.var in self.read
 
     def needs(self, b: AnyBinding) -> bool:
-        """Whether `b` must stay: it is read, it asserts, or it has side effects."""
+        """Return whether `b` must stay: it is read, it asserts, or it has side effects."""
         return self.is_read(b) or isinstance(b, MatchCast) or is_impure(b.value)
 
     def reads(self, *values: Value) -> None:

@@ -30,9 +30,9 @@ def used_vars(value: g.Value) -> tuple[g.GVar, ...]:
 
 
 def returned(func: g.Function) -> set[g.GVar]:
-    """The variables whose memory the function hands out: its results, and what those view, rename or take out of tuples.
+    """Return the variables whose memory the function hands out: its results, and all that these view, rename or unpack.
 
-    A built program wants each result computed, and by itself: these may be replaced by nothing that it holds already."""
+    A built program computes each result into memory of its own, so no existing value may replace one of these."""
     made = {b.var: b.value for b in func.bindings}
     found: set[g.GVar] = set()
     stack = list(used_vars(func.ret))
@@ -47,16 +47,19 @@ def returned(func: g.Function) -> set[g.GVar]:
 
 
 def is_view(value: g.Value) -> bool:
-    """Whether a value is another one's memory under other dims."""
+    """Return whether a value is a view: another value's memory under other dims."""
     return isinstance(value, g.Call) and isinstance(value.op, VIEWS)
 
 
 @dataclass(slots=True)
 class Emitter:
-    """The bindings of one new function, in the making. `mapping` takes old variables and weights to new values.
+    """The bindings of one function that is being rewritten.
 
-    known: what a pass remembers of values that exist here, forgotten at the end of the side of an `if` it was found on; env: what
-    holds of the symbols here; depth: how many branches this is inside."""
+    mapping: old variables and weights to new values.
+    names: variable names that are taken, with the number of their next copy.
+    known: facts about values of this scope; a side of an `if` loses its own at its end.
+    env: facts about the symbols here.
+    depth: number of enclosing branches."""
 
     mapping: dict[g.Value, g.Value] = field(default_factory=dict)
     bindings: list[g.AnyBinding] = field(default_factory=list)
@@ -125,11 +128,11 @@ def rewrite_function(
     env: Env | None = None,
     mapping: Mapping[g.Value, g.Value] | None = None,
 ) -> g.Function:
-    """A function rebuilt by `visit`, which emits something for every binding. Same object when nothing changed.
+    """Rebuild a function with `visit`, which emits something for every binding. Same object when nothing changed.
 
-    The bindings inside the sides of an `if` are visited before the `if` itself, which `visit` gets over its new sides.
-    env: what is known of the symbols; `Emitter.env` adds what an `if` says of them on the side being visited. mapping: what is
-    replaced from the start."""
+    The sides of an `if` are visited before the `if` itself. On each side `Emitter.env` adds what the condition says.
+    env: facts about the symbols.
+    mapping: replacements from the start."""
     names = dict.fromkeys((v.name for v in (*func.params, *_variables(func))), 1)
     out = Emitter(dict(mapping or {}), names=names, env=env or Env())
     blocks = _rewrite_blocks(func.blocks, out, visit)
@@ -158,7 +161,7 @@ def _rewrite_blocks(
 
 
 def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBinding], None]) -> g.If:
-    """Each side in a scope of its own: what it defines, and what is found out there, ends with it."""
+    """Rewrite each side in a scope of its own."""
     cond = out.value(value.cond)
     outer = (out.mapping, out.bindings, out.known, out.env)
     sides: list[g.Body] = []
@@ -175,7 +178,7 @@ def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBin
 
 
 def map_graphs(module: IRModule, fn: Callable[[g.Function, FunctionTable], g.Function]) -> IRModule:
-    """`fn` on every graph function; tensor functions it makes go into the table. Same object when nothing changed."""
+    """Apply `fn` to every graph function; tensor functions it makes go into the table. Same object when nothing changed."""
     table = FunctionTable.of(module.functions)
     changed = False
     for name, f in module.functions.items():

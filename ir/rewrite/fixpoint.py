@@ -18,7 +18,7 @@ from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 from relax_tune.ir.rewrite.match import Scope, find_matches
-from relax_tune.ir.rewrite.pattern import Annotated, Either, Named, Once, Operation, Pattern, Where
+from relax_tune.ir.rewrite.pattern import Annotated, Conditional, Either, Named, Once, Operation, Pattern
 from relax_tune.ir.rewrite.rules import Parts, Rule, Site, Unfit
 
 
@@ -50,9 +50,9 @@ class RuleTable:
         env: Env,
         var: g.GVar | None = None,
     ) -> g.Value | None:
-        """What the first rule that matches puts in place of `value`; its parts may be nested. None when no rule matches.
+        """Return the value that the first matching rule puts in place of `value`, None when no rule matches. It may be nested.
 
-        definitions: what computes each variable so far; var: the variable that `value` is bound to, where there is one."""
+        definitions: the value of each variable so far. var: the variable that `value` is bound to, if any."""
         rules = self.at(value)
         if not rules:
             return None
@@ -86,9 +86,9 @@ class RuleTable:
         out: Emitter,
         keep: Callable[[g.Value], bool] = lambda _: False,
     ) -> g.Value:
-        """`value` rewritten until no rule matches; its new parts are bound in `out`.
+        """Rewrite `value` until no rule matches; bind new parts in `out`.
 
-        keep: whether a value that is there already may not stand for `var`; then `var` stays computed."""
+        keep: says of an existing value that it must not replace `var`, which then stays computed."""
         while (found := self.put(value, definitions, module, out.env, var)) is not None:
             new = self._over_atoms(found, definitions, module, out)
             if isinstance(new, g.ATOMS):
@@ -121,7 +121,7 @@ def _hint(value: g.Value) -> str:
 
 def root_operators(p: Pattern) -> tuple[type[g.Operator], ...] | None:
     """The operators that a value matched by `p` can have at its root; None for a pattern that says nothing about it."""
-    if isinstance(p, (Named, Once, Annotated, Where)):
+    if isinstance(p, (Named, Once, Annotated, Conditional)):
         return root_operators(p.inner)
     if isinstance(p, Either):
         kinds = [root_operators(c) for c in p.choices]
@@ -131,7 +131,7 @@ def root_operators(p: Pattern) -> tuple[type[g.Operator], ...] | None:
 
 @dataclass(frozen=True)
 class RewriteToFixpoint:
-    """Every value for which a rule puts another one, until none does. Results stay computed."""
+    """A pass that applies rules until none matches. Results stay computed."""
 
     rules: tuple[Rule, ...]
 

@@ -1,4 +1,4 @@
-"""Finding patterns in the dataflow of graph functions: every way in which one matches, with what it captures."""
+"""Matching of patterns against the dataflow of graph functions: every match, with its captures."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from relax_tune.ir.rewrite.emitter import used_vars
 from relax_tune.ir.rewrite.pattern import (
     Annotated,
     Anything,
+    Conditional,
     Either,
-    Item,
-    LibraryCall,
+    LibraryOperation,
     Named,
     Once,
     Operand,
     Operation,
     Pattern,
     TensorCall,
+    TupleField,
     Weight,
-    Where,
     pattern,
 )
 from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
@@ -57,7 +57,10 @@ Op = TypeVar("Op", bound=Operator)
 
 @dataclass(frozen=True)
 class Scope:
-    """Where patterns are looked for: the bindings of one region, how many of them read each value, and the module."""
+    """The region in which patterns are matched.
+
+    definitions: the value of each variable of the region.
+    readers: number of values that read each variable."""
 
     module: IRModule
     env: Env
@@ -83,11 +86,11 @@ class Scope:
         return v
 
     def made(self, v: Value) -> Value | None:
-        """What computes a variable of this region."""
+        """Return the value of a variable of this region, None for one from outside."""
         return self.definitions.get(v) if isinstance(v, GVar) else None
 
     def call(self, v: Value) -> Call | None:
-        """The operator's call that computes a variable of this region."""
+        """Return the operator's call that computes a variable of this region, if one does."""
         found = self.made(v)
         return found if isinstance(found, Call) else None
 
@@ -100,10 +103,12 @@ class Scope:
 
 @dataclass(frozen=True)
 class Match:
-    """How a pattern matches the value `root`.
+    """A match of a pattern at the value `root`.
 
-    values: captures; dims: the dims that `of` names; inside: the variables the pattern looked into, `root` first; unknown: what
-    must hold besides and nothing proves."""
+    values: captures.
+    dims: dims that `of` names.
+    inside: variables whose computation the pattern describes, `root` first.
+    unknown: conditions that the match needs and that are not proved."""
 
     scope: Scope = field(repr=False)
     root: Value
@@ -123,7 +128,7 @@ class Match:
         return name in self.values
 
     def made(self, name: str) -> Value:
-        """What computes the capture: an operator's call, a `call_tir`; the value itself when it comes from outside."""
+        """Return the computation of a capture, such as an operator's call; the capture itself when it comes from outside."""
         found = self[name]
         return self.scope.made(found) or found
 
@@ -189,7 +194,7 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
     elif isinstance(p, Annotated):
         for found in _match(p.inner, v, m):
             yield from _annotated(p, info_of(v), found)
-    elif isinstance(p, Where):
+    elif isinstance(p, Conditional):
         for found in _match(p.inner, v, m):
             yield from _condition(p.condition(found), found)
     elif isinstance(p, Weight):
@@ -205,7 +210,7 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
     if made is None or not isinstance(v, GVar):
         return
     inner = m if v in m.inside else replace(m, inside=(*m.inside, v))
-    if isinstance(p, Item) and isinstance(made, TupleItem) and made.index == p.index:
+    if isinstance(p, TupleField) and isinstance(made, TupleItem) and made.index == p.index:
         yield from _match(p.inner, made.value, inner)
     elif isinstance(p, Operation) and isinstance(made, Call) and isinstance(made.op, p.operator):
         if all(_has(getattr(made.op, name), wanted) for name, wanted in p.attributes):
@@ -216,7 +221,7 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
         named = p.callee in (None, made.callee)
         if named and (p.kind is None or m.scope.kind(made.callee) is p.kind):
             yield from _all(p.args, made.args, inner)
-    elif isinstance(p, LibraryCall) and isinstance(made, CallDPSLibrary) and made.routine == p.routine:
+    elif isinstance(p, LibraryOperation) and isinstance(made, CallDPSLibrary) and made.routine == p.routine:
         yield from _all(p.args, made.args, inner)
 
 
@@ -280,14 +285,14 @@ def _has(found: object, wanted: Any) -> bool:
 
 
 def _holds(array: np.ndarray[Any, Any] | None, number: float) -> bool:
-    """Whether every element is `number`, as exactly as the array's dtype can say it."""
+    """Return whether every element is `number`, rounded to the array's dtype."""
     if array is None or array.size == 0 or array.dtype.kind not in "iuf":
         return False
     return bool(np.all(array == np.asarray(number).astype(array.dtype)))
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Whether two atoms are one value."""
+    """Return whether two atoms are one value."""
     if isinstance(a, (Constant, FunctionRef)) and type(a) is type(b):
         return a.name == b.name
     if isinstance(a, ShapeValue) and isinstance(b, ShapeValue):

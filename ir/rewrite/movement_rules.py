@@ -13,13 +13,13 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def swaps_last_two(axes: tuple[int, ...]) -> bool:
-    """Whether a permutation exchanges the last two axes and nothing else."""
+    """Return whether a permutation exchanges the last two axes and nothing else."""
     n = len(axes)
     return n >= 2 and axes == (*range(n - 2), n - 1, n - 2)
 
 
 def is_identity(axes: tuple[int, ...]) -> bool:
-    """Whether a permutation leaves every axis in its place."""
+    """Return whether a permutation leaves every axis in its place."""
     return axes == tuple(range(len(axes)))
 
 

@@ -1,4 +1,4 @@
-"""Patterns over the dataflow of graph functions: what to look for, with names for the parts and conditions on them.
+"""Patterns over the dataflow of graph functions, with captures and conditions.
 
 A pattern is a frozen value that describes a value and what it was computed from. Patterns are put together with functions
 and Python's operators:
@@ -46,7 +46,7 @@ Dim = Union[Expr, int, str, None, EllipsisType]
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a value is. Base of all patterns."""
+    """A description of a value and its computation. Base of all patterns."""
 
     def named(self, name: str) -> Pattern:
         """The value is known as `name`; one that has the name already must be the same."""
@@ -62,7 +62,7 @@ class Pattern:
 
     def where(self, condition: Callable[[Match], bool | Expr | Proof]) -> Pattern:
         """`condition`, asked once this pattern matches: a bool, an answer, or an expression over the shape symbols to prove."""
-        return Where(self, condition)
+        return Conditional(self, condition)
 
     def __or__(self, other: Pattern) -> Pattern:
         """This, or where that does not match, `other`."""
@@ -73,7 +73,7 @@ class Pattern:
         """One field of a tuple."""
         if type(index) is not int or index < 0:
             raise UserError(f"pattern: wanted the number of a tuple's field, found {index!r}; such as split[0]")
-        return Item(self, index)
+        return TupleField(self, index)
 
     def __add__(self, other: Operand) -> Pattern:
         return _with_number(AddScalar, self, other) | op(Add, self, other)
@@ -131,14 +131,14 @@ class TensorCall(Pattern):
 
 
 @dataclass(frozen=True)
-class LibraryCall(Pattern):
+class LibraryOperation(Pattern):
     routine: str
     args: tuple[Pattern, ...] | None
 
 
 @dataclass(frozen=True)
 class Weight(Pattern):
-    """A constant, every element of which is `number` unless that is None."""
+    """A constant whose elements are all `number`; None allows any elements."""
 
     number: float | None
 
@@ -149,7 +149,7 @@ class Either(Pattern):
 
 
 @dataclass(frozen=True)
-class Item(Pattern):
+class TupleField(Pattern):
     inner: Pattern
     index: int
 
@@ -175,13 +175,13 @@ class Annotated(Pattern):
 
 
 @dataclass(frozen=True)
-class Where(Pattern):
+class Conditional(Pattern):
     inner: Pattern
     condition: Callable[[Match], bool | Expr | Proof]
 
 
 def pattern(x: Operand) -> Pattern:
-    """What `x` says as a pattern. Raises UserError for anything else."""
+    """Return `x` as a pattern. Raises UserError for anything that is none."""
     if isinstance(x, Pattern):
         return x
     if isinstance(x, str):
@@ -216,7 +216,7 @@ def tir(*args: Operand, callee: str | None = None, kind: PatternKind | None = No
 
 def library(routine: str, *args: Operand) -> Pattern:
     """A `call_dps_library` of `routine`."""
-    return LibraryCall(routine, _args(args))
+    return LibraryOperation(routine, _args(args))
 
 
 def weight(name: str | None = None, number: float | None = None) -> Pattern:

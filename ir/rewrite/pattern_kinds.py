@@ -1,4 +1,4 @@
-"""Compute patterns, read off the loops themselves (paper section 4.2): what decides which functions may fuse."""
+"""Compute patterns of tensor functions, derived from their loops (paper section 4.2). They decide which functions may fuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_tune.ir.passes.fusion.plain_loops import all_loads, block_loads, plai
 
 
 class PatternKind(IntEnum):
-    """How output elements depend on input elements; a larger kind is harder to fuse."""
+    """The dependence of output elements on input elements; a larger kind is harder to fuse."""
 
     ELEMENTWISE = 0
     """`y[i] = f(x[i])`"""
@@ -31,7 +31,7 @@ class PatternKind(IntEnum):
 
 
 class Access(IntEnum):
-    """How a block reads a buffer, relative to where it writes."""
+    """The indices of a read relative to those of the write."""
 
     IDENTITY = 0
     PERMUTATION = 1
@@ -53,7 +53,7 @@ def store_axes(block: Block) -> tuple[Var, ...] | None:
 
 
 def access_of(block: Block, read: Load) -> Access:
-    """How `read` relates to the element `block` writes."""
+    """Return the relation of `read` to the element that `block` writes."""
     axes = store_axes(block)
     if axes is None:
         return Access.OTHER
@@ -141,7 +141,7 @@ def _keeps_tile(block: Block, kind: PatternKind, product: Block) -> bool:
 
 
 def output_access(func: PrimFunc, position: int) -> Access:
-    """How the output depends on input `position`, when the function is one spatial block; OTHER otherwise."""
+    """Return the access to input `position` in a function of one spatial block; OTHER for any other function."""
     blocks = plain_blocks(func)
     if blocks is None or len(blocks) != 1 or blocks[0].is_reduction:
         return Access.OTHER
@@ -150,12 +150,12 @@ def output_access(func: PrimFunc, position: int) -> Access:
 
 
 def is_movement(block: Block) -> bool:
-    """Whether a spatial block only moves values: its value is one read."""
+    """Return whether a spatial block only moves values: its value is one read."""
     return not block.is_reduction and isinstance(block.body.value, Load)
 
 
 def is_trivial(block: Block) -> bool:
-    """Whether repeating a spatial block costs nothing: it reads one element and at most casts it."""
+    """Return whether repeating a spatial block is free: it reads one element and at most casts it."""
     value = block.body.value
     if isinstance(value, Op) and value.op == "cast":
         value = value.args[0]
@@ -163,7 +163,7 @@ def is_trivial(block: Block) -> bool:
 
 
 def uses_math(func: PrimFunc) -> bool:
-    """Whether any element costs a transcendental function or a division."""
+    """Return whether any element costs a transcendental function or a division."""
     blocks = plain_blocks(func) or ()
     nodes = postorder(b.body.value for b in blocks)
     return any(isinstance(n, Op) and (n.op in MATH or n.op == "div") for n in nodes)

@@ -1,4 +1,4 @@
-"""Rewriting by patterns: a user says what to look for and what to put there, at any level and any point of the pipeline."""
+"""Rules that rewrite graph functions by patterns, and the pass that applies them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_ROUNDS = 100
 
 
 class Unfit(Exception):
-    """What a rule wants to put cannot stand here."""
+    """A rule's new value cannot stand here."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Rule:
 
 @dataclass
 class Site:
-    """A match that a rule fills: the captures, and what a value can be put together from.
+    """A match with methods that build the new value from its captures.
 
-    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write what the matched value
-    is annotated as, unless `out` says something else."""
+    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write results annotated like
+    the matched value, unless `out` says otherwise."""
 
     match: Match
     info: StructInfo
@@ -116,7 +116,7 @@ class Site:
 
     @property
     def deduction(self) -> Deduction:
-        """What is known of the symbols here."""
+        """The facts about the symbols here."""
         return Deduction(self.match.scope.env)
 
     def _args(self, args: Sequence[Given]) -> tuple[g.Value, ...]:
@@ -199,7 +199,7 @@ def _join(mine: dict[str, T], theirs: Mapping[str, T], what: str) -> None:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What replaces one value: bindings and the value they lead to. `unknown`: what that needs to hold."""
+    """The replacement of one value: bindings and the value they lead to. unknown: conditions that it needs."""
 
     rule: Rule
     match: Match
@@ -342,7 +342,7 @@ class _Rewriter:
     # choosing
 
     def choose(self, b: g.Binding, scope: Scope) -> _Chosen | None:
-        """What the first rule that fits puts in place of a value."""
+        """Return the replacement by the first rule that fits."""
         if isinstance(b.value, g.ATOMS):
             return None  # another name for a value
         for rule in self.rules:

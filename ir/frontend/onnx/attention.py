@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, Node
-from relax_tune.ir.frontend.shared.compositions import permuted
-from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.shared.compositions import permute
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.movement import Concat
 
@@ -31,10 +31,10 @@ def _heads(w: Writer, node: Node, position: int, count: str) -> Value:
         )
     b, n, width = item.shape
     value = w.reshape(w.tensor(item), [b, n, const(number), w.simplify(floordiv(width, const(number)))])
-    return permuted(w, value, (0, 2, 1, 3))
+    return permute(w, value, (0, 2, 1, 3))
 
 
-def _attention(w: Writer, node: Node) -> list[Item | None]:
+def _attention(w: Writer, node: Node) -> list[ImportedValue | None]:
     """What is left to the standard's own definition: scores as a result, lengths by row, windows that reach forward."""
     unknown = sorted(set(node.attributes) - KNOWN)
     if unknown:
@@ -70,7 +70,7 @@ def _attention(w: Writer, node: Node) -> list[Item | None]:
     y = w.emit(op, q, k, v, *given)
     if node.item(0).ndim == 3:
         b, _, n, _ = tensor_dims(y)
-        y = permuted(w, y, (0, 2, 1, 3))
+        y = permute(w, y, (0, 2, 1, 3))
         width = w.simplify(tensor_dims(y)[2] * tensor_dims(y)[3])
         y = w.reshape(y, [b, n, width])
     return [w.of(y), w.of(k), w.of(v)]

@@ -8,7 +8,7 @@ from typing import Any
 from relax_tune.ir.core.expr import as_int
 from relax_tune.ir.frontend.onnx.node import Node
 from relax_tune.ir.frontend.onnx.tensors import NUMBERS
-from relax_tune.ir.frontend.shared.writer import Item
+from relax_tune.ir.frontend.shared.writer import ImportedValue
 
 
 def function_of(onnx: Any, proto: Any, node: Node, domain: str) -> Any:
@@ -35,7 +35,7 @@ def function_of(onnx: Any, proto: Any, node: Node, domain: str) -> Any:
     return body if body.node else None
 
 
-def _type(onnx: Any, item: Item) -> Any:
+def _type(onnx: Any, item: ImportedValue) -> Any:
     shape = [n if (n := as_int(d)) is not None else repr(d) for d in item.shape]
     return onnx.helper.make_tensor_type_proto(NUMBERS[item.dtype], shape)
 

@@ -19,8 +19,8 @@ from relax_tune.ir.frontend.onnx.node import Handler, Neighbours, Node, WrongVal
 from relax_tune.ir.frontend.onnx.shape_values import evaluate_known
 from relax_tune.ir.frontend.onnx.tensors import element_type, read_tensor, require_onnx, shortest
 from relax_tune.ir.frontend.onnx.versions import OLDEST, check_opset, problem_of, version_of
-from relax_tune.ir.frontend.shared.compositions import finished
-from relax_tune.ir.frontend.shared.writer import Item, Writer, identifier
+from relax_tune.ir.frontend.shared.compositions import finish_import
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
 
 Bounds = Mapping[str, tuple[int, int]]
 DEEPEST = 16
@@ -65,7 +65,7 @@ class _Importer:
 
     def run(self) -> IRModule:
         graph = self.proto.graph
-        env: dict[str, Item | None] = {"": None}
+        env: dict[str, ImportedValue | None] = {"": None}
         for t in graph.initializer:
             env[t.name] = self.w.constant(read_tensor(t, self.folder), t.name)
         if graph.sparse_initializer:
@@ -85,7 +85,7 @@ class _Importer:
         if missing:
             raise ParseError(f"output {missing[0]!r}: wanted a node that makes it, found none; is the file complete?")
         items = [env[o.name] for o in graph.output]
-        return finished(self.w, [i for i in items if i is not None], names)
+        return finish_import(self.w, [i for i in items if i is not None], names)
 
     def _opsets(self, imports: Any) -> Mapping[str, int]:
         found = {("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in imports}
@@ -95,7 +95,7 @@ class _Importer:
 
     # inputs and outputs
 
-    def _input(self, i: Any) -> Item:
+    def _input(self, i: Any) -> ImportedValue:
         if i.type.WhichOneof("value") != "tensor_type":
             raise ParseError(f"input {i.name!r}: wanted a tensor, found {i.type.WhichOneof('value') or 'no type'}")
         tensor = i.type.tensor_type
@@ -136,7 +136,7 @@ class _Importer:
 
     # nodes
 
-    def nodes(self, nodes: Any, env: dict[str, Item | None], opsets: Mapping[str, int], depth: int) -> None:
+    def nodes(self, nodes: Any, env: dict[str, ImportedValue | None], opsets: Mapping[str, int], depth: int) -> None:
         """Run nodes in order; results go into `env`."""
         every = list(nodes)
         order_of(every, env)
@@ -171,7 +171,7 @@ class _Importer:
 
     def _results(
         self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int
-    ) -> Sequence[Item | None]:
+    ) -> Sequence[ImportedValue | None]:
         if any(a.type in (self.onnx.AttributeProto.GRAPH, self.onnx.AttributeProto.GRAPHS) for a in proto.attribute):
             raise node.refuse(
                 "wanted a graph without branches and loops, found an operator with graphs of its own; export the model "
@@ -188,7 +188,7 @@ class _Importer:
         if handler is not None:
             try:
                 found = handler(self.w, node)
-                return [found] if isinstance(found, Item) else list(found)
+                return [found] if isinstance(found, ImportedValue) else list(found)
             except WrongValueError:
                 raise
             except ParseError as error:
@@ -206,7 +206,7 @@ class _Importer:
 
     def _inlined(
         self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int, failure: ParseError | None
-    ) -> Sequence[Item | None] | None:
+    ) -> Sequence[ImportedValue | None] | None:
         """The node through the function that defines it: the model's own, or the standard's; None without one."""
         body = self.local.get((proto.domain, proto.op_type))
         own = body is not None
@@ -218,7 +218,7 @@ class _Importer:
             raise node.refuse(
                 f"wanted functions nested at most {DEEPEST} deep, found more; does a function call itself?"
             )
-        env: dict[str, Item | None] = {"": None}
+        env: dict[str, ImportedValue | None] = {"": None}
         for position, name in enumerate(body.input):
             env[name] = node.inputs[position] if position < len(node.inputs) else None
         inner = {**opsets, **{("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in body.opset_import}}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_tune.errors import ParseError
-from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
 
 class WrongValueError(ParseError):
@@ -23,7 +23,7 @@ class Node:
     op: str
     name: str
     opset: int
-    inputs: tuple[Item | None, ...]
+    inputs: tuple[ImportedValue | None, ...]
     attributes: Mapping[str, Any]
     outputs: tuple[str, ...]
     near: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Node:
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None
 
-    def item(self, position: int) -> Item:
+    def item(self, position: int) -> ImportedValue:
         """An input that must be there. Raises ParseError."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if found is None:
@@ -99,4 +99,4 @@ def near_names(op: str, supported: Sequence[str]) -> tuple[str, ...]:
     return tuple(difflib.get_close_matches(op, supported, 4, 0.5))
 
 
-Handler = Callable[[Writer, Node], "Item | Sequence[Item | None]"]
+Handler = Callable[[Writer, Node], "ImportedValue | Sequence[ImportedValue | None]"]

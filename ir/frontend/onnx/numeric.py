@@ -12,7 +12,7 @@ from relax_tune.ir.frontend.onnx.node import Handler, Node
 from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.onnx.tensors import element_type
 from relax_tune.ir.frontend.shared.compositions import cast_to
-from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.elementwise import Add, Cast, Div, Mul, Sqrt, Sub
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.logic import Less, LogicalAnd, NotEqual, Where
@@ -38,7 +38,7 @@ from relax_tune.ir.op.quantize import Dequantize, Quantize
 from relax_tune.ir.op.reduce import Sum
 
 
-def _mod(w: Writer, node: Node) -> Item:
+def _mod(w: Writer, node: Node) -> ImportedValue:
     """The remainder: `fmod` has the sign of the dividend, otherwise it has that of the divisor."""
     a, b = node.item(0), node.item(1)
     x, y = w.tensor(a), w.tensor(b)
@@ -56,7 +56,7 @@ def _mod(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Modulo(), x, y), b.natural)
 
 
-def _lp_normalize(w: Writer, node: Node) -> Item:
+def _lp_normalize(w: Writer, node: Node) -> ImportedValue:
     """x divided by its norm along an axis; 0 where the norm is."""
     x = node.item(0)
     p, axis = int(node.attributes.get("p", 2)), axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
@@ -89,7 +89,7 @@ def _rounded(w: Writer, value: Value, zero: Value | None, source: DType, target:
     return w.emit(Quantize(dtype=target), value, w.literal(1.0, source), *([] if zero is None else [zero]))
 
 
-def _quantize(w: Writer, node: Node) -> Item:
+def _quantize(w: Writer, node: Node) -> ImportedValue:
     x, scale = node.item(0), node.item(1)
     if node.has(2):
         target = node.item(2).dtype
@@ -106,7 +106,7 @@ def _quantize(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Quantize(axis, group, target), value, by, *zero))
 
 
-def _dequantize(w: Writer, node: Node) -> Item:
+def _dequantize(w: Writer, node: Node) -> ImportedValue:
     x, scale = node.item(0), node.item(1)
     number = int(node.attributes.get("output_dtype", 0))
     target = element_type(number, f"node {node.name!r}") if number else scale.dtype
@@ -116,7 +116,7 @@ def _dequantize(w: Writer, node: Node) -> Item:
     return w.of(cast_to(w, found, wide, target))
 
 
-def _centred(w: Writer, x: Item, zero: Item | None, rows: bool) -> Value:
+def _centred(w: Writer, x: ImportedValue, zero: ImportedValue | None, rows: bool) -> Value:
     """Integers as int32 with their zero point taken off. rows: a zero point for each row, otherwise for each column."""
     value = w.emit(Cast(i32), w.tensor(x))
     if zero is None:
@@ -127,7 +127,7 @@ def _centred(w: Writer, x: Item, zero: Item | None, rows: bool) -> Value:
     return w.emit(Sub(), value, point)
 
 
-def _matmul_integer(w: Writer, node: Node) -> Item:
+def _matmul_integer(w: Writer, node: Node) -> ImportedValue:
     zeros = [node.item(p) if node.has(p) else None for p in (2, 3)]
     a, b = _centred(w, node.item(0), zeros[0], True), _centred(w, node.item(1), zeros[1], False)
     if min(len(tensor_dims(a)), len(tensor_dims(b))) < 2:
@@ -143,7 +143,7 @@ def _one(node: Node, positions: Sequence[int]) -> None:
             )
 
 
-def _qlinear_matmul(w: Writer, node: Node) -> Item:
+def _qlinear_matmul(w: Writer, node: Node) -> ImportedValue:
     """round((a - za)(b - zb) * sa * sb / sy) + zy, the product exact in int32."""
     _one(node, (1, 2, 4, 5, 6, 7))
     a, b = _centred(w, node.item(0), node.item(2), True), _centred(w, node.item(3), node.item(5), False)

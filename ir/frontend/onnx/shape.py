@@ -11,9 +11,9 @@ from relax_tune.ir.core.dtype import DType, f32, i64
 from relax_tune.ir.core.expr import Expr, add, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.frontend.onnx.node import Handler, Node
 from relax_tune.ir.frontend.onnx.shape_values import numbers, objects
-from relax_tune.ir.frontend.shared.compositions import around, cut, missing_dim, permuted
-from relax_tune.ir.frontend.shared.indexing import counted, edge
-from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.shared.compositions import missing_dim, pad, permute, slice_axis
+from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
@@ -56,19 +56,19 @@ def axes_of(w: Writer, node: Node, position: int, ndim: int) -> tuple[int, ...] 
     return None if given is None else tuple(axis_of(node, int(a), ndim) for a in given)
 
 
-def _shape(w: Writer, node: Node) -> Item:
+def _shape(w: Writer, node: Node) -> ImportedValue:
     x = node.item(0)
     dims = list(x.shape[slice(int(node.attributes.get("start", 0)), node.attributes.get("end"))])
     return w.known(objects(dims) if dims else np.empty(0, object), i64, node.outputs[0])
 
 
-def _size(w: Writer, node: Node) -> Item:
+def _size(w: Writer, node: Node) -> ImportedValue:
     scalar = np.empty((), object)
     scalar[()] = product(node.item(0).shape)
     return w.known(scalar, i64, node.outputs[0])
 
 
-def _reshape(w: Writer, node: Node) -> Item:
+def _reshape(w: Writer, node: Node) -> ImportedValue:
     x, target = node.item(0), expressions(w, node, 1)
     dims: list[Expr] = []
     for p, d in enumerate(target):
@@ -85,7 +85,7 @@ def _reshape(w: Writer, node: Node) -> Item:
     return w.of(w.reshape(w.tensor(x), [w.simplify(d) for d in dims]), x.natural)
 
 
-def _flatten(w: Writer, node: Node) -> Item:
+def _flatten(w: Writer, node: Node) -> ImportedValue:
     x = node.item(0)
     axis = int(node.attributes.get("axis", 1))
     if not -x.ndim <= axis <= x.ndim:
@@ -95,7 +95,7 @@ def _flatten(w: Writer, node: Node) -> Item:
     return w.of(w.reshape(w.tensor(x), dims), x.natural)
 
 
-def _squeeze(w: Writer, node: Node) -> Item:
+def _squeeze(w: Writer, node: Node) -> ImportedValue:
     x = node.item(0)
     axes = axes_of(w, node, 1, x.ndim)
     if axes is None:
@@ -104,20 +104,20 @@ def _squeeze(w: Writer, node: Node) -> Item:
     return w.of(w.reshape(w.tensor(x), dims), x.natural)
 
 
-def _unsqueeze(w: Writer, node: Node) -> Item:
+def _unsqueeze(w: Writer, node: Node) -> ImportedValue:
     x = node.item(0)
     given = node.attributes.get("axes")
     axes = integers(w, node, 1) if given is None else [int(a) for a in given]
     return w.of(w.emit(ExpandDims(tuple(axis_of(node, a, x.ndim + len(axes)) for a in axes)), w.tensor(x)), x.natural)
 
 
-def _transpose(w: Writer, node: Node) -> Item:
+def _transpose(w: Writer, node: Node) -> ImportedValue:
     x = node.item(0)
     axes = node.attributes.get("perm") or range(x.ndim - 1, -1, -1)
-    return w.of(permuted(w, w.tensor(x), [int(a) for a in axes]), x.natural)
+    return w.of(permute(w, w.tensor(x), [int(a) for a in axes]), x.natural)
 
 
-def _expand(w: Writer, node: Node) -> Item:
+def _expand(w: Writer, node: Node) -> ImportedValue:
     x, target = node.item(0), expressions(w, node, 1)
     known = [w.simplify(d) for d in target]
     value = w.tensor(x)
@@ -139,7 +139,7 @@ def _expand(w: Writer, node: Node) -> Item:
     return w.of(w.emit(BroadcastTo(dims), value), x.natural)
 
 
-def _concat(w: Writer, node: Node) -> Item:
+def _concat(w: Writer, node: Node) -> ImportedValue:
     items = [node.item(p) for p in range(len(node.inputs))]
     axis = axis_of(node, int(node.attributes["axis"]), items[0].ndim)
     if len(items) == 1:
@@ -147,7 +147,7 @@ def _concat(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Concat(axis), *map(w.tensor, items)), all(i.natural for i in items))
 
 
-def _split(w: Writer, node: Node) -> list[Item]:
+def _split(w: Writer, node: Node) -> list[ImportedValue]:
     x = node.item(0)
     axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
     n, parts = x.shape[axis], int(node.attributes.get("num_outputs", len(node.outputs)))
@@ -165,22 +165,22 @@ def _split(w: Writer, node: Node) -> list[Item]:
         value = w.reshape(value, [*x.shape[:axis], total, *x.shape[axis + 1 :]])
     for size in sizes:
         end = w.simplify(add(begin, size))
-        found.append(w.of(cut(w, value, axis, begin, end), x.natural))
+        found.append(w.of(slice_axis(w, value, axis, begin, end), x.natural))
         begin = end  # type: ignore[assignment]
     return found
 
 
-def _slice(w: Writer, node: Node) -> Item:
+def _slice(w: Writer, node: Node) -> ImportedValue:
     x = node.item(0)
     starts, ends = expressions(w, node, 1), expressions(w, node, 2)
     axes = integers(w, node, 3) if node.has(3) else list(range(len(starts)))
     steps = integers(w, node, 4) if node.has(4) else [1] * len(starts)
-    value = counted(w, x)
+    value = counter_or_tensor(w, x)
     for start, end, a, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(node, a, x.ndim)
         n = tensor_dims(value)[axis]
         if step == 1:
-            value = cut(w, value, axis, edge(w, start, n), edge(w, end, n))
+            value = slice_axis(w, value, axis, edge(w, start, n), edge(w, end, n))
             continue
         if step > 0:
             value = w.emit(Slice(axis, edge(w, start, n), edge(w, end, n), step), value)
@@ -201,7 +201,7 @@ def _slice(w: Writer, node: Node) -> Item:
     return w.of(value, x.natural)
 
 
-def _range(w: Writer, node: Node) -> Item:
+def _range(w: Writer, node: Node) -> ImportedValue:
     known = [w.scalars(node.item(p)) for p in range(3)]
     element = node.item(0).dtype
     if all(k is not None for k in known) and element.is_int:
@@ -234,7 +234,7 @@ def _range(w: Writer, node: Node) -> Item:
     return w.constant((begin + by * np.arange(count)).astype(element.numpy), node.outputs[0])
 
 
-def _constant_of_shape(w: Writer, node: Node) -> Item:
+def _constant_of_shape(w: Writer, node: Node) -> ImportedValue:
     value = node.attributes.get("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value)
     if array.size != 1:
@@ -249,7 +249,7 @@ def _constant_of_shape(w: Writer, node: Node) -> Item:
     return w.uniform(dims, array.reshape(-1)[0].item(), element)
 
 
-def _tile(w: Writer, node: Node) -> Item:
+def _tile(w: Writer, node: Node) -> ImportedValue:
     x, times = node.item(0), expressions(w, node, 1)
     pairs: list[Expr] = [d for r, n in zip(times, x.shape, strict=True) for d in (r, n)]
     value = w.emit(ExpandDims(tuple(range(0, 2 * x.ndim, 2))), w.tensor(x))
@@ -257,7 +257,7 @@ def _tile(w: Writer, node: Node) -> Item:
     return w.of(w.reshape(value, [w.simplify(mul(r, n)) for r, n in zip(times, x.shape, strict=True)]), x.natural)
 
 
-def _pad(w: Writer, node: Node) -> Item:
+def _pad(w: Writer, node: Node) -> ImportedValue:
     mode = node.choice("mode", "constant", "edge", "reflect", "wrap")
     x, pads = node.item(0), integers(w, node, 1)
     axes = integers(w, node, 3) if node.has(3) else list(range(x.ndim))
@@ -270,10 +270,10 @@ def _pad(w: Writer, node: Node) -> Item:
     sizes = [(0, 0)] * x.ndim
     for a, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         sizes[axis_of(node, a, x.ndim)] = before, after
-    return w.of(around(w, w.tensor(x), sizes, fill, mode))
+    return w.of(pad(w, w.tensor(x), sizes, fill, mode))
 
 
-def _blocks(w: Writer, node: Node) -> Item:
+def _blocks(w: Writer, node: Node) -> ImportedValue:
     """DepthToSpace and SpaceToDepth: (b, c, h, w) with blocks of `blocksize` between channels and positions."""
     x, size = node.item(0), const(int(node.attributes["blocksize"]))
     b, c, h, wide = x.shape

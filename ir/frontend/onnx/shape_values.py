@@ -33,13 +33,13 @@ from relax_tune.ir.core.expr import (  # fmt: skip
 )
 from relax_tune.ir.frontend.onnx.node import Node
 from relax_tune.ir.frontend.onnx.tensors import DTYPES
-from relax_tune.ir.frontend.shared.writer import SCALAR_LIMIT, Item, Writer
+from relax_tune.ir.frontend.shared.writer import SCALAR_LIMIT, ImportedValue, Writer
 
 Scalars = NDArray[np.object_]
 Known = Callable[[Writer, Node, Sequence[Scalars]], "tuple[Scalars, DType] | None"]
 
 
-def evaluate_known(w: Writer, node: Node) -> Item | None:
+def evaluate_known(w: Writer, node: Node) -> ImportedValue | None:
     """The node's one result, when all it reads is known; None when it is not, or the operator is not one of these."""
     handler = KNOWN.get(node.op)
     if handler is None or not node.inputs or len([o for o in node.outputs if o]) != 1:

@@ -10,8 +10,8 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, Node
-from relax_tune.ir.frontend.shared.compositions import around, cast_to
-from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.frontend.shared.compositions import cast_to, pad
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.elementwise import Add, Div, Mul, MulScalar, Sqrt
 from relax_tune.ir.op.numeric import Abs, Power
 from relax_tune.ir.op.window import Conv, Pool
@@ -21,7 +21,7 @@ Pads = Sequence[tuple[int, int]]
 
 def padded(w: Writer, value: Value, pads: Pads, fill: float) -> Value:
     """`value` with (before, after) elements of `fill` along each axis behind the channels."""
-    return around(w, value, [(0, 0), (0, 0), *pads], fill)
+    return pad(w, value, [(0, 0), (0, 0), *pads], fill)
 
 
 class Windows:
@@ -94,13 +94,13 @@ class Windows:
         return [(a, b + e) for (a, b), e in zip(self.pads, self.extra, strict=True)]
 
 
-def _spatial(node: Node, x: Item) -> tuple[Expr, ...]:
+def _spatial(node: Node, x: ImportedValue) -> tuple[Expr, ...]:
     if x.ndim < 3:
         raise node.refuse(f"wanted a batch, channels and at least one more dim, found {x.info!r}")
     return x.shape[2:]
 
 
-def _conv(w: Writer, node: Node) -> Item:
+def _conv(w: Writer, node: Node) -> ImportedValue:
     x, kernel = node.item(0), node.item(1)
     sizes = [as_int(d) for d in kernel.shape[2:]]
     if any(n is None for n in sizes) or kernel.ndim != x.ndim:
@@ -117,7 +117,7 @@ def _conv(w: Writer, node: Node) -> Item:
     return w.of(y)
 
 
-def _max_pool(w: Writer, node: Node) -> Item:
+def _max_pool(w: Writer, node: Node) -> ImportedValue:
     if node.wants(1):
         raise node.refuse("wanted only the largest elements, found a reader of their positions")
     x = node.item(0)
@@ -127,7 +127,7 @@ def _max_pool(w: Writer, node: Node) -> Item:
     return w.of(w.emit(Pool(own.kernel, own.strides, own.dilations), value), x.natural)
 
 
-def _average_pool(w: Writer, node: Node) -> Item:
+def _average_pool(w: Writer, node: Node) -> ImportedValue:
     x = node.item(0)
     own = Windows(node, _spatial(node, x), node.attributes["kernel_shape"])
     summed = Pool(own.kernel, own.strides, own.dilations, largest=False)
@@ -143,7 +143,7 @@ def _average_pool(w: Writer, node: Node) -> Item:
     return w.of(cast_to(w, w.emit(Div(), total, w.emit(summed, counted)), wide, x.dtype))
 
 
-def _lp_pool(w: Writer, node: Node) -> Item:
+def _lp_pool(w: Writer, node: Node) -> ImportedValue:
     """The p-norm of each window."""
     x = node.item(0)
     own = Windows(node, _spatial(node, x), node.attributes["kernel_shape"])

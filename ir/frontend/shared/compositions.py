@@ -1,4 +1,4 @@
-"""Small compositions of operators, and the end of every import: what importers of every format share."""
+"""Small compositions of operators, and the end of every import, for importers of every format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_tune.ir.core.expr import Const, Expr, Op, as_int, const, floordiv, le
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Function, GVar, Value
 from relax_tune.ir.frontend.shared.recognised_norms import RULES
-from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
@@ -52,11 +52,11 @@ def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr
     return above if as_int(below) in (0, 1) else w.simplify(floordiv(above, below))
 
 
-def permuted(w: Writer, value: Value, axes: Sequence[int]) -> Value:
+def permute(w: Writer, value: Value, axes: Sequence[int]) -> Value:
     return value if tuple(axes) == tuple(range(len(axes))) else w.emit(Permute(tuple(axes)), value)
 
 
-def cut(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
+def slice_axis(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
     """`value[..., begin:end, ...]`; the value itself when that is all of it."""
     same = w.g.deduction.same
     if as_int(begin) == 0 and (
@@ -66,25 +66,23 @@ def cut(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
     return w.emit(Slice(axis, begin, end), value)
 
 
-def around(
-    w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 0.0, mode: str = "constant"
-) -> Value:
+def pad(w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 0.0, mode: str = "constant") -> Value:
     """`value` with (before, after) more elements along each axis; sizes below 0 cut."""
     for axis, (before, after) in enumerate(pads):
         size = tensor_dims(value)[axis]
-        value = cut(w, value, axis, const(max(-before, 0)), w.simplify(maximum(sub(size, max(-after, 0)), 0)))
+        value = slice_axis(w, value, axis, const(max(-before, 0)), w.simplify(maximum(sub(size, max(-after, 0)), 0)))
     if all(size <= 0 for pair in pads for size in pair):
         return value
     front, behind = (tuple(const(max(pair[side], 0)) for pair in pads) for side in (0, 1))
     return w.emit(Pad(front, behind, mode, fill), value)
 
 
-def taken(w: Writer, table: Value, axis: int, indices: Value) -> Value:
+def take(w: Writer, table: Value, axis: int, indices: Value) -> Value:
     """Rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
     n, k = len(tensor_dims(table)), len(tensor_dims(indices))
-    front = permuted(w, table, [axis, *(p for p in range(n) if p != axis)])
+    front = permute(w, table, [axis, *(p for p in range(n) if p != axis)])
     found = w.emit(Take(), front, indices)
-    return permuted(w, found, [*range(k, k + axis), *range(k), *range(k + axis, n + k - 1)])
+    return permute(w, found, [*range(k, k + axis), *range(k), *range(k + axis, n + k - 1)])
 
 
 def cast_to(w: Writer, value: Value, source: DType, target: DType) -> Value:
@@ -96,7 +94,7 @@ def cast_to(w: Writer, value: Value, source: DType, target: DType) -> Value:
     return w.emit(Cast(target), value)
 
 
-def clipped(w: Writer, x: Value, element: DType, low: float | None, high: float | None) -> Value:
+def clip(w: Writer, x: Value, element: DType, low: float | None, high: float | None) -> Value:
     if low is not None:
         x = w.emit(MaximumScalar(low), x)
     return x if high is None else w.emit(Minimum(), x, w.literal(high, element))
@@ -109,14 +107,14 @@ def tanh_gelu(w: Writer, x: Value) -> Value:
     return w.emit(Mul(), w.emit(MulScalar(0.5), x), w.emit(AddScalar(1.0), w.emit(Tanh(), inner)))
 
 
-def on_last(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
+def along_last_axis(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
     """A row operator along any axis."""
     n = len(tensor_dims(value))
     order = [*(p for p in range(n) if p != axis), axis]
-    return permuted(w, fn(permuted(w, value, order)), [order.index(p) for p in range(n)])
+    return permute(w, fn(permute(w, value, order)), [order.index(p) for p in range(n)])
 
 
-def triangle(w: Writer, x: Item, k: int, upper: bool) -> Item:
+def triangle(w: Writer, x: ImportedValue, k: int, upper: bool) -> ImportedValue:
     """Zero below (upper) or above the diagonal `k` places right of the main one."""
     rows = w.emit(ExpandDims((1,)), w.emit(Iota(x.shape[-2])))
     columns = w.emit(Iota(x.shape[-1]))
@@ -125,9 +123,10 @@ def triangle(w: Writer, x: Item, k: int, upper: bool) -> Item:
     return w.of(w.emit(Where(), kept, w.tensor(x), w.literal(0, x.dtype)), x.natural)
 
 
-def finished(w: Writer, items: Sequence[Item], names: Sequence[str]) -> IRModule:
-    """The program, its idioms found, with every result in memory of its own: parameters, constants and what is returned twice are
-    copied."""
+def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str]) -> IRModule:
+    """Return the program with recognised norms and every result in memory of its own.
+
+    Parameters, constants and values returned twice are copied."""
     used, results = set[Value](), []
     for item in items:
         value = w.tensor(item)

@@ -1,4 +1,4 @@
-"""Elements of tensors at positions: cuts, rows, gathers. What importers of every format share."""
+"""Elements of tensors at positions: slices, rows, gathers, for importers of every format."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, add, as_int, const, maximum, sub
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import cast_to, cut, permuted, taken
+from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
 from relax_tune.ir.frontend.shared.simplify_broadcasts import grid_axes
-from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, AddScalar
 from relax_tune.ir.op.gather import GatherElements, GatherND
@@ -34,7 +34,7 @@ def edge(w: Writer, e: Expr, n: Expr) -> Expr:
     return e
 
 
-def counted(w: Writer, x: Item) -> Value:
+def counter_or_tensor(w: Writer, x: ImportedValue) -> Value:
     """The tensor; a table of 0, 1, 2 ... as a counter, whose first elements are a shorter counter."""
     a = x.array
     if a is None or x.dtype is not i64 or a.size < 2 or max(a.shape) != a.size or a.size > 1 << 20:
@@ -44,7 +44,7 @@ def counted(w: Writer, x: Item) -> Value:
     return w.reshape(w.emit(Iota(const(a.size))), x.shape)
 
 
-def natural_indices(w: Writer, item: Item, size: Expr) -> Value:
+def natural_indices(w: Writer, item: ImportedValue, size: Expr) -> Value:
     """Indices into a dim of `size`, those below zero counted from its end."""
     if item.natural:
         return cast_to(w, w.tensor(item), item.dtype, item.dtype)
@@ -64,27 +64,27 @@ def natural_indices(w: Writer, item: Item, size: Expr) -> Value:
     return w.emit(Where(), w.emit(Less(), value, zero), wrapped, value)
 
 
-def gathered(w: Writer, x: Item, axis: int, indices: Item) -> Item:
+def gather(w: Writer, x: ImportedValue, axis: int, indices: ImportedValue) -> ImportedValue:
     """The elements of `x` along `axis` at `indices`, whose dims take the axis' place."""
     known = w.scalars(indices)
     if known is not None and known.ndim == 0:
         at = known.reshape(-1)[0]
         if w.natural(at):
-            row = cut(w, w.tensor(x), axis, at, w.simplify(at + 1))
+            row = slice_axis(w, w.tensor(x), axis, at, w.simplify(at + 1))
             return w.of(w.reshape(row, [d for p, d in enumerate(x.shape) if p != axis]), x.natural)
     if indices.uniform is not None and indices.natural:
         at = const(int(indices.uniform))
         row = w.reshape(
-            cut(w, w.tensor(x), axis, at, w.simplify(at + 1)), [d for p, d in enumerate(x.shape) if p != axis]
+            slice_axis(w, w.tensor(x), axis, at, w.simplify(at + 1)), [d for p, d in enumerate(x.shape) if p != axis]
         )
         own = [*x.shape[:axis], *[const(1)] * indices.ndim, *x.shape[axis + 1 :]]
         wide = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
         return w.of(w.emit(BroadcastTo(wide), w.reshape(row, own) if axis else row), x.natural)
     where = natural_indices(w, indices, x.shape[axis])
-    return w.of(taken(w, w.tensor(x), axis, where), x.natural)
+    return w.of(take(w, w.tensor(x), axis, where), x.natural)
 
 
-def gathered_elements(w: Writer, x: Item, axis: int, indices: Item) -> Item:
+def gather_elements(w: Writer, x: ImportedValue, axis: int, indices: ImportedValue) -> ImportedValue:
     """The elements of `x` at `indices` along `axis`, position by position."""
     if x.uniform is not None:
         return w.uniform(indices.shape, x.uniform, x.dtype)
@@ -92,7 +92,7 @@ def gathered_elements(w: Writer, x: Item, axis: int, indices: Item) -> Item:
     return w.of(w.emit(GatherElements(axis), w.tensor(x), where), x.natural)
 
 
-def gathered_nd(w: Writer, x: Item, indices: Item) -> Item:
+def gather_nd(w: Writer, x: ImportedValue, indices: ImportedValue) -> ImportedValue:
     """The elements of `x` at `indices` (..., k) into its first k dims."""
     depth = as_int(indices.shape[-1])
     grid = None
@@ -116,11 +116,11 @@ def gathered_nd(w: Writer, x: Item, indices: Item) -> Item:
     return w.of(w.emit(GatherND(), w.tensor(x), where), x.natural)
 
 
-def _spread_out(w: Writer, x: Item, axes: Sequence[int], lead: Sequence[Expr]) -> Value:
+def _spread_out(w: Writer, x: ImportedValue, axes: Sequence[int], lead: Sequence[Expr]) -> Value:
     """The dims of `x` at `axes` of the result's leading dims, which are `lead`; the rest behind them."""
     order = sorted(range(len(axes)), key=lambda p: axes[p])
     rest = x.shape[len(axes) :]
-    value = permuted(w, w.tensor(x), [*order, *range(len(axes), x.ndim)])
+    value = permute(w, w.tensor(x), [*order, *range(len(axes), x.ndim)])
     own = [d if p in axes else const(1) for p, d in enumerate(lead)]
     value = w.reshape(value, [*own, *rest])
     return value if own == list(lead) else w.emit(BroadcastTo((*lead, *rest)), value)

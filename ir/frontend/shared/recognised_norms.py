@@ -1,4 +1,6 @@
-"""Operators that models spell out of smaller ones, found again: a norm or a rotation is one loop nest only as one operator."""
+"""Rules that recognise RMS norms and rotary positions: only one operator becomes one loop nest.
+
+They run on the finished program, since the tables of a rotation are weights whose values are compared."""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ ROTATION = value("x") * value("cos") + TURNED.named("turned") * value("sin")
 
 
 def _put_rotation(site: Site) -> Value | None:
-    """Over tables of half a row, where both halves of the model's rows are proved to be the same."""
+    """Put a rotation over tables of half rows, where both halves of the model's rows are proved equal."""
     dims, turned = site.shape("x"), site.operator("turned", Concat)
     width, last = as_int(dims[-1]) if dims else None, len(dims) - 1
     if last < 1 or width is None or width % 2 or turned.axis % len(dims) != last:
@@ -69,8 +71,9 @@ def _put_rotation(site: Site) -> Value | None:
 
 
 def _half_rows(site: Site, name: str, positions: Expr, half: int) -> tuple[Value, Expr] | None:
-    """A table of half rows and its row of the first position; None unless the capture has one row for each position and nothing
-    else, both halves of which are the same."""
+    """Return a table of half rows and its row of the first position.
+
+    None unless the capture has exactly one row for each position and both halves of every row are equal."""
     scope, rows, dims = site.match.scope, site[name], site.shape(name)
     if len(dims) < 2 or any(as_int(d) != 1 for d in dims[:-2]) or as_int(dims[-1]) != 2 * half:
         return None
@@ -86,7 +89,7 @@ def _half_rows(site: Site, name: str, positions: Expr, half: int) -> tuple[Value
 
 
 def _paired(scope: Scope, rows: Value, half: int) -> bool:
-    """Whether both halves of every row are proved to be the same."""
+    """Return whether both halves of every row are proved equal."""
     while True:
         rows = scope.source(rows)
         if isinstance(rows, Constant):

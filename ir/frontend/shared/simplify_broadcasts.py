@@ -36,7 +36,7 @@ ELEMENTWISE = op(Unary) | op(Binary) | op(Where)
 
 
 def _before_view(site: Site) -> Value | None:
-    """Where the other arguments have no dims."""
+    """Applies where the other arguments have no dims."""
     operator, args = _parts(site.root)
     wide = [p for p, a in enumerate(args) if shape_of(a)]
     view = site.match.scope.call(args[wide[0]]) if len(wide) == 1 else None
@@ -77,7 +77,7 @@ def _parts(call: Call) -> tuple[OperatorSpec, tuple[Value, ...]]:
 
 
 def _adds_ones(view: Call) -> bool:
-    """Whether a view only puts dims of 1 between the dims."""
+    """Return whether a view only puts dims of 1 between the dims."""
     if isinstance(view.op, ExpandDims):
         return True
     assert isinstance(view.op, Reshape)
@@ -153,7 +153,7 @@ def _shorter_counter(site: Site) -> Value | None:
 
 
 def _first_rows(site: Site) -> Value | None:
-    """Where the table is certain to have that many rows."""
+    """Applies where the table is proved to have that many rows."""
     found, ctx = counting(site["indices"], site.match.scope), site.deduction
     if found is None:
         return None

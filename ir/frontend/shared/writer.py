@@ -1,4 +1,4 @@
-"""Values known while a model is imported, and the graph that grows from them: what importers of every format share."""
+"""Values of a model that is being imported, and the writer of its graph, for importers of every format."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCALAR_LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Item:
+class ImportedValue:
     """A value of the model: a tensor of the graph (`value`), the same at every run (`array`), or integers and truth
     values known as expressions over the shape symbols (`scalars`, an array of `Expr`).
 
@@ -85,20 +85,22 @@ class Writer:
     made: dict[Value, Call] = field(default_factory=dict)
     _definitions: dict[GVar, Value] = field(default_factory=dict)
     _rules: RuleTable = field(default_factory=lambda: RuleTable(IMPORT_RULES))
-    _tensors: dict[Item, Value] = field(default_factory=dict)
-    _turned: dict[Item, Value] = field(default_factory=dict)
+    _tensors: dict[ImportedValue, Value] = field(default_factory=dict)
+    _turned: dict[ImportedValue, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
     _required: set[Expr] = field(default_factory=set)
 
     # items
 
-    def of(self, value: Value, natural: bool = False) -> Item:
+    def of(self, value: Value, natural: bool = False) -> ImportedValue:
         """A tensor of the graph."""
         info = info_of(value)
         assert isinstance(info, TensorInfo)
-        return Item(value.name if isinstance(value, (GVar, Constant)) else "value", info, value, natural=natural)
+        return ImportedValue(
+            value.name if isinstance(value, (GVar, Constant)) else "value", info, value, natural=natural
+        )
 
-    def constant(self, array: Array, name: str = "constant") -> Item:
+    def constant(self, array: Array, name: str = "constant") -> ImportedValue:
         """The same values at every run; it becomes a weight only when a tensor of it is asked for."""
         info = TensorInfo(tuple(const(int(d)) for d in array.shape), dtype(array.dtype))
         natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
@@ -107,9 +109,9 @@ class Writer:
         if one and is_floating(array.dtype) and first == 0:
             one = not np.signbit(array).any()
         uniform = first.item() if one and first is not None else None
-        return Item(name, info, array=array, natural=natural, uniform=uniform)
+        return ImportedValue(name, info, array=array, natural=natural, uniform=uniform)
 
-    def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> Item:
+    def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> ImportedValue:
         """Integers or truth values known as expressions; all literal: a constant."""
         flat = [self.simplify(e) for e in scalars.reshape(-1)]
         if all(hasattr(e, "value") for e in flat):
@@ -119,9 +121,9 @@ class Writer:
         kept[:] = flat
         info = TensorInfo(tuple(const(int(d)) for d in scalars.shape), element)
         natural = all(self.natural(e) for e in flat)
-        return Item(name, info, scalars=kept.reshape(scalars.shape), natural=natural)
+        return ImportedValue(name, info, scalars=kept.reshape(scalars.shape), natural=natural)
 
-    def scalars(self, item: Item) -> NDArray[np.object_] | None:
+    def scalars(self, item: ImportedValue) -> NDArray[np.object_] | None:
         """The values of an integer or boolean item as expressions, when they are known and few."""
         if item.scalars is not None:
             return item.scalars
@@ -131,7 +133,7 @@ class Writer:
         found[:] = [const(bool(v)) if item.dtype is bool_ else const(int(v)) for v in item.array.reshape(-1)]
         return found.reshape(item.array.shape)
 
-    def tensor(self, item: Item) -> Value:
+    def tensor(self, item: ImportedValue) -> Value:
         """The item as an operand."""
         found = item.value or self._tensors.get(item)
         if found is None:
@@ -147,7 +149,7 @@ class Writer:
             self._tensors[item] = found
         return found
 
-    def transposed(self, item: Item) -> Value:
+    def transposed(self, item: ImportedValue) -> Value:
         """A constant of two dims turned around, as an operand; made once and called as the constant."""
         found = self._turned.get(item)
         if found is None:
@@ -180,7 +182,7 @@ class Writer:
         return value
 
     def _write(self, value: Value) -> Value:
-        """What a rule puts, part by part."""
+        """Write the value that a rule puts, part by part."""
         if not isinstance(value, Call):
             return value
         assert isinstance(value.op, OperatorSpec)
@@ -188,7 +190,7 @@ class Writer:
 
     @property
     def scope(self) -> Scope:
-        """What computes each value so far."""
+        """The region written so far, for matching."""
         return Scope(self.g.so_far, self.g.deduction.env, self._definitions, {})
 
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
@@ -212,11 +214,11 @@ class Writer:
         """A tensor of one value."""
         return self.emit(BroadcastTo(tuple(shape)), self.literal(value, element))
 
-    def uniform(self, shape: Sequence[Expr], value: float, element: DType) -> Item:
+    def uniform(self, shape: Sequence[Expr], value: float, element: DType) -> ImportedValue:
         """The same, remembered to be of one value."""
         found = self.full(shape, value, element)
         info = TensorInfo(tuple(shape), element)
-        return Item("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
+        return ImportedValue("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
 
     def require(self, cond: Expr) -> bool:
         """`cond` must hold of the symbols: what only a run can tell is checked there. Gives whether it ever can."""
@@ -232,7 +234,7 @@ class Writer:
         return self.g.deduction.simplify(e) if e.dtype.is_int else e
 
     def natural(self, e: Expr) -> bool:
-        """Whether an expression is proved to be 0 or more."""
+        """Return whether an expression is proved to be 0 or more."""
         n = as_int(e)
         return n >= 0 if n is not None else e.dtype.is_int and self.g.deduction.proves(ge(e, 0)) is Proof.YES
 

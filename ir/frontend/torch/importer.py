@@ -13,8 +13,8 @@ from relax_tune.ir.core.expr import Expr, Var, ge, le
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.frontend.shared.compositions import finished
-from relax_tune.ir.frontend.shared.writer import Item, Writer, identifier
+from relax_tune.ir.frontend.shared.compositions import finish_import
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
 from relax_tune.ir.frontend.torch import math, neural, window
 from relax_tune.ir.frontend.torch import shape as torch_shape
 from relax_tune.ir.frontend.torch.export import plain_program
@@ -80,12 +80,12 @@ class _Importer:
             if value is None:
                 continue
             found = self._value(value)
-            if not isinstance(found, (Item, Expr, int)):
+            if not isinstance(found, (ImportedValue, Expr, int)):
                 raise ParseError(f"output {name!r}: wanted a tensor or a dim, found {found!r}")
-            results.append(found if isinstance(found, Item) else as_item(self.w, dim(found), i64))
+            results.append(found if isinstance(found, ImportedValue) else as_item(self.w, dim(found), i64))
         if not results:
             raise ParseError("wanted a program with at least one result, found none")
-        return finished(self.w, results, names)
+        return finish_import(self.w, results, names)
 
     def _declare(self) -> None:
         """The dynamic dims with their ranges, narrowed by the caller's."""
@@ -140,7 +140,7 @@ class _Importer:
         try:
             node = self._with_results(node, call)
             found = handler(self.w, node)
-            if isinstance(found, Item):
+            if isinstance(found, ImportedValue):
                 return self._settled(node, found, node.results[0] if node.results else None)
             if isinstance(found, Sequence):
                 return [
@@ -163,7 +163,7 @@ class _Importer:
             node.name, node.op, node.args, node.kwargs, infos, node.source, node.beside, node.near, node.plain_weights
         )
 
-    def _settled(self, node: Node, found: Item, said: TensorInfo | None) -> Item:
+    def _settled(self, node: Node, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
         """The result under the dims torch gives it; what only a run can tell is checked there."""
         if said is None or said.shape is None:
             return found

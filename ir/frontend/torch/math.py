@@ -30,8 +30,8 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     sub,
 )
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import clipped, tanh_gelu
-from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.frontend.shared.compositions import clip, tanh_gelu
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import (
     Handler,
     Node,
@@ -92,7 +92,7 @@ EXACT = 2**53
 
 def number(value: Any) -> Number | None:
     """The number that an argument is, or that a constant without dims holds, where an attribute can hold it."""
-    if isinstance(value, Item):
+    if isinstance(value, ImportedValue):
         if value.array is None or value.ndim or value.dtype is bool_:
             return None
         value = value.array.item()
@@ -109,7 +109,7 @@ def unary(op: OperatorSpec) -> Handler:
 
 def natural(value: Any) -> bool:
     """Whether an operand is known to be an integer that is not negative."""
-    if isinstance(value, Item):
+    if isinstance(value, ImportedValue):
         return value.natural
     found = number_of(value)
     return isinstance(found, int) and found >= 0
@@ -127,12 +127,12 @@ def _with_alpha(w: Writer, n: Node, sign: int) -> tuple[Any, Any, float | int]:
     return n.args[0], n.args[1], sign * alpha
 
 
-def _add(w: Writer, n: Node, sign: int = 1) -> Item:
+def _add(w: Writer, n: Node, sign: int = 1) -> ImportedValue:
     a, b, alpha = _with_alpha(w, n, sign)
-    if sign == 1 and not isinstance(a, Item):
+    if sign == 1 and not isinstance(a, ImportedValue):
         a, b = b, a
     c = number(b)
-    if c is not None and isinstance(a, Item):
+    if c is not None and isinstance(a, ImportedValue):
         shift = c * alpha
         x = as_item(w, a, n.dtype)
         if shift == 0:
@@ -147,18 +147,18 @@ def _add(w: Writer, n: Node, sign: int = 1) -> Item:
     return w.of(found, alpha > 0 and n.dtype.is_int and _natural(w, a) and _natural(w, b))
 
 
-def _rsub(w: Writer, n: Node) -> Item:
+def _rsub(w: Writer, n: Node) -> ImportedValue:
     x, y = as_value(w, n.args[1], n.dtype), as_value(w, n.args[0], n.dtype)
     return w.of(w.emit(Sub(), x, y))
 
 
-def _mul(w: Writer, n: Node) -> Item:
+def _mul(w: Writer, n: Node) -> ImportedValue:
     a, b = n.args[0], n.args[1]
     if n.dtype is bool_:
         return w.of(w.emit(LogicalAnd(), as_value(w, a, bool_), as_value(w, b, bool_)))
     for x, y in ((a, b), (b, a)):
         c = number(y)
-        if c is not None and isinstance(x, Item):
+        if c is not None and isinstance(x, ImportedValue):
             item = as_item(w, x, n.dtype)
             if c == 1:
                 return item
@@ -176,7 +176,7 @@ def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: Node) -> Va
     return w.emit(Sub(), quotient, w.emit(Cast(n.dtype), below))
 
 
-def _div(w: Writer, n: Node) -> Item:
+def _div(w: Writer, n: Node) -> ImportedValue:
     a, b, mode = n.args[0], n.args[1], n.given(2, "rounding_mode")
     if n.dtype.is_int:
         x, y = as_value(w, a, n.dtype), as_value(w, b, n.dtype)
@@ -195,9 +195,9 @@ def _div(w: Writer, n: Node) -> Item:
     return w.of(found)
 
 
-def _pow(w: Writer, n: Node) -> Item:
+def _pow(w: Writer, n: Node) -> ImportedValue:
     a, b = n.args[0], n.args[1]
-    if not isinstance(a, Item):
+    if not isinstance(a, ImportedValue):
         return w.of(w.emit(Power(), as_value(w, a, n.dtype), as_value(w, b, n.dtype)))
     item = as_item(w, a, n.dtype)
     x, c = w.tensor(item), number(b)
@@ -219,7 +219,7 @@ def _pow(w: Writer, n: Node) -> Item:
 def compare(op: OperatorSpec, swap: bool = False) -> Handler:
     """Truth of two operands in the element type they meet in."""
 
-    def handler(w: Writer, n: Node) -> Item:
+    def handler(w: Writer, n: Node) -> ImportedValue:
         a, b = n.args[0], n.args[1]
         element = common_type(a, b)
         c = number_of(b)
@@ -232,7 +232,7 @@ def compare(op: OperatorSpec, swap: bool = False) -> Handler:
     return handler
 
 
-def _truth(w: Writer, n: Node, position: int) -> Item:
+def _truth(w: Writer, n: Node, position: int) -> ImportedValue:
     """An operand as truth values. Raises ParseError for bits of integers."""
     found = n.item(position)
     if found.dtype is bool_:
@@ -242,7 +242,7 @@ def _truth(w: Writer, n: Node, position: int) -> Item:
     return as_item(w, found, bool_)
 
 
-def _and(w: Writer, n: Node) -> Item:
+def _and(w: Writer, n: Node) -> ImportedValue:
     """`x and true` is `x`."""
     a, b = _truth(w, n, 0), _truth(w, n, 1)
     for x, other in ((a, b), (b, a)):
@@ -258,41 +258,41 @@ def logical(op: OperatorSpec) -> Handler:
     return lambda w, n: w.of(w.emit(op, w.tensor(_truth(w, n, 0)), w.tensor(_truth(w, n, 1))))
 
 
-def _not(w: Writer, n: Node) -> Item:
+def _not(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(LogicalNot(), w.tensor(_truth(w, n, 0))))
 
 
-def _where(w: Writer, n: Node) -> Item:
+def _where(w: Writer, n: Node) -> ImportedValue:
     cond = as_value(w, n.item(0), bool_)
     a, b = as_item(w, n.args[1], n.dtype), as_item(w, n.args[2], n.dtype)
     return w.of(w.emit(Where(), cond, w.tensor(a), w.tensor(b)), a.natural and b.natural)
 
 
-def _neg(w: Writer, n: Node) -> Item:
+def _neg(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(MulScalar(-1), w.tensor(n.item(0))))
 
 
-def _reciprocal(w: Writer, n: Node) -> Item:
+def _reciprocal(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(Div(), w.literal(1.0, n.dtype), as_value(w, n.item(0), n.dtype)))
 
 
-def _silu(w: Writer, n: Node) -> Item:
+def _silu(w: Writer, n: Node) -> ImportedValue:
     x = as_value(w, n.item(0), n.dtype)
     return w.of(w.emit(Mul(), x, w.emit(Sigmoid(), x)))
 
 
-def _gelu(w: Writer, n: Node) -> Item:
+def _gelu(w: Writer, n: Node) -> ImportedValue:
     x, how = w.tensor(n.item(0)), n.given(1, "approximate", "none")
     if how not in ("none", "tanh"):
         raise n.refuse(f"wanted approximate 'none' or 'tanh', found {how!r}")
     return w.of(w.emit(Gelu(), x) if how == "none" else tanh_gelu(w, x))
 
 
-def _ceil(w: Writer, n: Node) -> Item:
+def _ceil(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(MulScalar(-1), w.emit(Floor(), w.emit(MulScalar(-1), w.tensor(n.item(0))))))
 
 
-def _clamp(w: Writer, n: Node) -> Item:
+def _clamp(w: Writer, n: Node) -> ImportedValue:
     x = as_item(w, n.item(0), n.dtype)
     low, high = n.given(1, "min"), n.given(2, "max")
     value, kept = w.tensor(x), x.natural and (high is None or natural(high))
@@ -307,29 +307,29 @@ def _clamp(w: Writer, n: Node) -> Item:
     return w.of(value, kept or (n.dtype.is_int and low is not None and natural(low) and high is None))
 
 
-def _hardtanh(w: Writer, n: Node) -> Item:
+def _hardtanh(w: Writer, n: Node) -> ImportedValue:
     low, high = number(n.given(1, "min_val", -1.0)), number(n.given(2, "max_val", 1.0))
-    return w.of(clipped(w, w.tensor(n.item(0)), n.dtype, low, high))
+    return w.of(clip(w, w.tensor(n.item(0)), n.dtype, low, high))
 
 
 def pair(op: OperatorSpec) -> Handler:
-    def handler(w: Writer, n: Node) -> Item:
+    def handler(w: Writer, n: Node) -> ImportedValue:
         found = w.emit(op, as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype))
         return w.of(found, natural(n.args[0]) and natural(n.args[1]))
 
     return handler
 
 
-def _to_copy(w: Writer, n: Node) -> Item:
+def _to_copy(w: Writer, n: Node) -> ImportedValue:
     return as_item(w, n.item(0), n.dtype)
 
 
-def same(w: Writer, n: Node) -> Item:
+def same(w: Writer, n: Node) -> ImportedValue:
     """The argument: a copy of it, or a name for it."""
     return n.item(0)
 
 
-def _leaky(w: Writer, n: Node) -> Item:
+def _leaky(w: Writer, n: Node) -> ImportedValue:
     x, slope = w.tensor(n.item(0)), number(n.given(1, "negative_slope", 0.01))
     if slope is None:
         raise n.refuse("wanted negative_slope as a number")
@@ -337,7 +337,7 @@ def _leaky(w: Writer, n: Node) -> Item:
     return w.of(w.emit(Where(), w.emit(Less(), x, w.literal(0, n.dtype)), low, x))
 
 
-def _log1p(w: Writer, n: Node) -> Item:
+def _log1p(w: Writer, n: Node) -> ImportedValue:
     """`log(1 + x)`, as `log(u) * x / (u - 1)` with `u = 1 + x` rounded, which loses nothing near 0."""
     x = as_value(w, n.item(0), n.dtype)
     one = w.literal(1.0, n.dtype)
@@ -347,14 +347,14 @@ def _log1p(w: Writer, n: Node) -> Item:
     return w.of(w.emit(Where(), exact, x, w.emit(Mul(), w.emit(Log(), u), ratio)))
 
 
-def _expm1(w: Writer, n: Node) -> Item:
+def _expm1(w: Writer, n: Node) -> ImportedValue:
     """`exp(x) - 1`, as `tanh(x / 2) * (exp(x) + 1)`, which loses nothing near 0."""
     x = as_value(w, n.item(0), n.dtype)
     half = w.emit(Tanh(), w.emit(MulScalar(0.5), x))
     return w.of(w.emit(Mul(), half, w.emit(AddScalar(1.0), w.emit(Exp(), x))))
 
 
-def _elu(w: Writer, n: Node) -> Item:
+def _elu(w: Writer, n: Node) -> ImportedValue:
     """`scale * x` where positive, else `scale * alpha * (exp(input_scale * x) - 1)`."""
     x = w.tensor(n.item(0))
     alpha, scale, inner = (number(n.given(p, k, 1.0)) for p, k in ((1, "alpha"), (2, "scale"), (3, "input_scale")))
@@ -372,7 +372,7 @@ def known(fn: Callable[..., Expr]) -> Handler:
     """Of dims and whole numbers."""
 
     def handler(w: Writer, n: Node) -> Result:
-        if any(isinstance(a, (Item, float)) for a in n.args):
+        if any(isinstance(a, (ImportedValue, float)) for a in n.args):
             raise n.refuse("wanted dims and whole numbers: sizes that depend on data are not supported")
         return w.simplify(fn(*map(dim, n.args)))
 

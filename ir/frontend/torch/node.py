@@ -14,7 +14,7 @@ from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.shared.compositions import cast_to
-from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
 Number = Union[int, float, bool]
 
@@ -48,10 +48,10 @@ class Node:
         """An argument by position or name."""
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
-    def item(self, position: int) -> Item:
+    def item(self, position: int) -> ImportedValue:
         """An argument that must be a tensor. Raises ParseError."""
         found = self.args[position] if position < len(self.args) else None
-        if not isinstance(found, Item):
+        if not isinstance(found, ImportedValue):
             raise self.refuse(f"wanted a tensor as argument {position}, found {_shown(found)}")
         return found
 
@@ -101,12 +101,12 @@ class Node:
         return found
 
 
-Result = Union[Item, Expr, Number, Sequence["Item | None"], None]
+Result = Union[ImportedValue, Expr, Number, Sequence["ImportedValue | None"], None]
 Handler = Callable[[Writer, Node], Result]
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Item):
+    if isinstance(value, ImportedValue):
         return f"{value.name}: {value.info!r}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_shown, value))}]"
@@ -125,9 +125,9 @@ def number_of(value: Any) -> Number | None:
     return as_int(value) if isinstance(value, Expr) else None
 
 
-def as_item(w: Writer, value: Any, element: DType) -> Item:
+def as_item(w: Writer, value: Any, element: DType) -> ImportedValue:
     """A tensor, or a number or expression as a tensor without dims, in another element type."""
-    if isinstance(value, Item):
+    if isinstance(value, ImportedValue):
         if value.dtype is element:
             return value
         if value.array is not None and value.array.size == 1:
@@ -151,7 +151,7 @@ def common_type(a: Any, b: Any) -> DType:
     without, and that more than a number."""
     ranked = []
     for x in (a, b):
-        if isinstance(x, Item):
+        if isinstance(x, ImportedValue):
             kind = 2 if x.dtype.is_float else 1 if x.dtype.is_int else 0
             ranked.append((kind, 1 if x.ndim else 0, x.dtype.bytes, x.dtype))
         else:

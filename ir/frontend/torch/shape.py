@@ -11,16 +11,16 @@ from relax_tune.ir.core.dtype import bool_, i64
 from relax_tune.ir.core.expr import Expr, as_int, const, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import around, cut, permuted, triangle
-from relax_tune.ir.frontend.shared.indexing import counted, edge, gathered, gathered_elements, gathered_nd
-from relax_tune.ir.frontend.shared.writer import Item, Writer, tensor_dims
+from relax_tune.ir.frontend.shared.compositions import pad, permute, slice_axis, triangle
+from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge, gather, gather_elements, gather_nd
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, Node, as_item, as_value, dim, number_of
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, AddScalar, MulScalar
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Slice
 
 
-def _view(w: Writer, n: Node) -> Item:
+def _view(w: Writer, n: Node) -> ImportedValue:
     """The same elements under the dims torch says."""
     x = n.item(0)
     if x.uniform is not None:
@@ -28,7 +28,7 @@ def _view(w: Writer, n: Node) -> Item:
     return w.of(w.reshape(w.tensor(x), n.dims), x.natural)
 
 
-def _expand(w: Writer, n: Node) -> Item:
+def _expand(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
     if x.uniform is not None:
         return w.uniform(n.dims, x.uniform, x.dtype)
@@ -37,39 +37,39 @@ def _expand(w: Writer, n: Node) -> Item:
     return w.of(w.emit(BroadcastTo(n.dims), w.tensor(x)), x.natural)
 
 
-def _permute(w: Writer, n: Node) -> Item:
+def _permute(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
-    return w.of(permuted(w, w.tensor(x), n.axes(1, "dims", x.ndim) if x.ndim else ()), x.natural)
+    return w.of(permute(w, w.tensor(x), n.axes(1, "dims", x.ndim) if x.ndim else ()), x.natural)
 
 
-def _transpose(w: Writer, n: Node) -> Item:
+def _transpose(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
     order = list(range(x.ndim))
     a, b = n.axis(1, "dim0", x.ndim), n.axis(2, "dim1", x.ndim)
     if order:
         order[a], order[b] = order[b], order[a]
-    return w.of(permuted(w, w.tensor(x), order), x.natural)
+    return w.of(permute(w, w.tensor(x), order), x.natural)
 
 
-def _turned(w: Writer, n: Node) -> Item:
+def _turned(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
-    return w.of(permuted(w, w.tensor(x), range(x.ndim - 1, -1, -1)), x.natural)
+    return w.of(permute(w, w.tensor(x), range(x.ndim - 1, -1, -1)), x.natural)
 
 
-def _slice(w: Writer, n: Node) -> Item:
+def _slice(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
     axis = n.axis(1, "dim", x.ndim, 0)
     size, step = x.shape[axis], n.number(4, "step", 1)
     start, end = n.given(2, "start"), n.given(3, "end")
     begin = const(0) if start is None else edge(w, dim(start), size)
     stop = size if end is None else edge(w, dim(end), size)
-    value = counted(w, x)
+    value = counter_or_tensor(w, x)
     if step == 1:
-        return w.of(cut(w, value, axis, begin, stop), x.natural)
+        return w.of(slice_axis(w, value, axis, begin, stop), x.natural)
     return w.of(w.emit(Slice(axis, begin, stop, step), value), x.natural)
 
 
-def _flip(w: Writer, n: Node) -> Item:
+def _flip(w: Writer, n: Node) -> ImportedValue:
     """Backwards along some axes."""
     x = n.item(0)
     value = w.tensor(x)
@@ -78,17 +78,17 @@ def _flip(w: Writer, n: Node) -> Item:
     return w.of(value, x.natural)
 
 
-def _select(w: Writer, n: Node) -> Item:
+def _select(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
     axis = n.axis(1, "dim", x.ndim)
     at = dim(n.args[2])
     known = as_int(at)
     if known is not None and known < 0:
         at = w.simplify(plus(x.shape[axis], known))
-    return w.of(w.reshape(cut(w, w.tensor(x), axis, at, w.simplify(plus(at, 1))), n.dims), x.natural)
+    return w.of(w.reshape(slice_axis(w, w.tensor(x), axis, at, w.simplify(plus(at, 1))), n.dims), x.natural)
 
 
-def _split(w: Writer, n: Node) -> list[Item]:
+def _split(w: Writer, n: Node) -> list[ImportedValue]:
     x = n.item(0)
     axis = n.axis(2, "dim", x.ndim, 0)
     begin: Expr = const(0)
@@ -96,14 +96,14 @@ def _split(w: Writer, n: Node) -> list[Item]:
     for info in n.results:
         assert info is not None and info.shape is not None
         end = w.simplify(plus(begin, info.shape[axis]))
-        found.append(w.of(cut(w, w.tensor(x), axis, begin, end), x.natural))
+        found.append(w.of(slice_axis(w, w.tensor(x), axis, begin, end), x.natural))
         begin = end
     return found
 
 
-def _cat(w: Writer, n: Node) -> Item:
+def _cat(w: Writer, n: Node) -> ImportedValue:
     """One after the other; an empty tensor of one dim, as a cache begins with, counts for nothing."""
-    given = [i for i in n.args[0] if isinstance(i, Item)]
+    given = [i for i in n.args[0] if isinstance(i, ImportedValue)]
     items = [i for i in given if i.ndim == len(n.dims) and not (len(given) > 1 and [as_int(d) for d in i.shape] == [0])]
     axis = n.axis(1, "dim", len(n.dims), 0)
     if len(items) == 1:
@@ -111,7 +111,7 @@ def _cat(w: Writer, n: Node) -> Item:
     return w.of(w.emit(Concat(axis), *(as_value(w, i, n.dtype) for i in items)), all(i.natural for i in items))
 
 
-def _repeat(w: Writer, n: Node) -> Item:
+def _repeat(w: Writer, n: Node) -> ImportedValue:
     x, times = n.item(0), [dim(t) for t in n.args[1]]
     more = len(times) - x.ndim
     own = [*[const(1)] * more, *x.shape]
@@ -120,30 +120,30 @@ def _repeat(w: Writer, n: Node) -> Item:
     return w.of(w.reshape(w.emit(BroadcastTo(tuple(spread)), value), n.dims), x.natural)
 
 
-def _embedding(w: Writer, n: Node) -> Item:
+def _embedding(w: Writer, n: Node) -> ImportedValue:
     """Rows of a table; torch refuses indices below zero."""
-    return gathered(w, n.item(0), 0, replace(n.item(1), natural=True))
+    return gather(w, n.item(0), 0, replace(n.item(1), natural=True))
 
 
-def _index_select(w: Writer, n: Node) -> Item:
+def _index_select(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
-    return gathered(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
+    return gather(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
 
 
-def _gather(w: Writer, n: Node) -> Item:
+def _gather(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
-    return gathered_elements(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
+    return gather_elements(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
 
 
-def _index(w: Writer, n: Node) -> Item:
+def _index(w: Writer, n: Node) -> ImportedValue:
     """`x[i]`, `x[:, i]`, or `x[i, j ...]` from the first dim on."""
     x, given = n.item(0), list(n.args[1])
     at = [p for p, i in enumerate(given) if i is not None]
-    items = [i for i in given if isinstance(i, Item)]
+    items = [i for i in given if isinstance(i, ImportedValue)]
     if any(i.dtype is bool_ for i in items):
         raise n.refuse("wanted indices that are integers, found truth values: dims that depend on data")
     if len(items) == 1:
-        return gathered(w, x, at[0], items[0])
+        return gather(w, x, at[0], items[0])
     if at != list(range(len(items))):
         raise n.refuse(f"wanted indices of the first dims, found them at {at}")
     lead = n.dims[: len(n.dims) - (x.ndim - len(items))]
@@ -154,10 +154,10 @@ def _index(w: Writer, n: Node) -> Item:
             value = w.emit(BroadcastTo(lead), value)
         parts.append(w.emit(ExpandDims((len(lead),)), value))
     where = w.of(w.emit(Concat(len(lead)), *parts), all(i.natural for i in items))
-    return gathered_nd(w, x, where)
+    return gather_nd(w, x, where)
 
 
-def _arange(w: Writer, n: Node) -> Item:
+def _arange(w: Writer, n: Node) -> ImportedValue:
     """`start + step * (0, 1 ...)`; from a start that is a size, too."""
     start, step = n.args[0], n.given(2, "step", 1)
     if len(n.args) == 1:
@@ -176,7 +176,7 @@ def _arange(w: Writer, n: Node) -> Item:
     return as_item(w, w.of(value, positive), n.dtype)
 
 
-def _full(w: Writer, n: Node, value: object = None) -> Item:
+def _full(w: Writer, n: Node, value: object = None) -> ImportedValue:
     """One value everywhere."""
     given = n.args[1] if value is None else value
     known = number_of(given)
@@ -188,7 +188,7 @@ def _full(w: Writer, n: Node, value: object = None) -> Item:
     return w.uniform(n.dims, known, n.dtype)
 
 
-def _scalar_tensor(w: Writer, n: Node) -> Item:
+def _scalar_tensor(w: Writer, n: Node) -> ImportedValue:
     return as_item(w, n.args[0], n.dtype)
 
 
@@ -196,7 +196,7 @@ def triangular(upper: bool) -> Handler:
     return lambda w, n: triangle(w, n.item(0), n.number(1, "diagonal", 0), upper)
 
 
-def _pad(w: Writer, n: Node) -> Item:
+def _pad(w: Writer, n: Node) -> ImportedValue:
     """A value around the last dims, given as (before, after) from the last dim on; below zero cuts."""
     x, pads = n.item(0), [as_int(dim(p)) for p in n.args[1]]
     fill = number_of(n.given(2, "value", 0))
@@ -204,14 +204,14 @@ def _pad(w: Writer, n: Node) -> Item:
     if fill is None or len(known) != len(pads):
         raise n.refuse("wanted sizes and value of the padding as numbers")
     last = list(zip(known[::2], known[1::2]))[::-1]
-    return w.of(around(w, w.tensor(x), [(0, 0)] * (x.ndim - len(last)) + last, fill), x.natural and fill >= 0)
+    return w.of(pad(w, w.tensor(x), [(0, 0)] * (x.ndim - len(last)) + last, fill), x.natural and fill >= 0)
 
 
-def getitem(w: Writer, n: Node) -> Item:
+def getitem(w: Writer, n: Node) -> ImportedValue:
     """One of the results of a node."""
     found, position = n.args[0], n.number(1, "index")
     item = found[position] if isinstance(found, Sequence) and position < len(found) else None
-    if not isinstance(item, Item):
+    if not isinstance(item, ImportedValue):
         raise n.refuse(f"wanted result {position} of a node, which is not supported; {n.beside}")
     return item
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import around
-from relax_tune.ir.frontend.shared.writer import Item, Writer
+from relax_tune.ir.frontend.shared.compositions import pad
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import Handler, Node, as_value, dim, number_of
 from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sub
 from relax_tune.ir.op.window import Conv, Pool
@@ -24,17 +24,17 @@ def _sizes(n: Node, position: int, name: str, default: int, axes: int) -> tuple[
     return tuple(known * axes if len(known) == 1 else known)
 
 
-def _padded(w: Writer, x: Item, pads: tuple[int, ...], fill: float) -> Value:
-    return around(w, w.tensor(x), [(0, 0)] * (x.ndim - len(pads)) + [(p, p) for p in pads], fill)
+def _padded(w: Writer, x: ImportedValue, pads: tuple[int, ...], fill: float) -> Value:
+    return pad(w, w.tensor(x), [(0, 0)] * (x.ndim - len(pads)) + [(p, p) for p in pads], fill)
 
 
-def _per_channel(w: Writer, value: Value, x: Item) -> Value:
+def _per_channel(w: Writer, value: Value, x: ImportedValue) -> Value:
     """(channels,) against (batch, channels, dims...)."""
     ones: list[Expr] = [const(1)] * (x.ndim - 2)
     return w.reshape(value, [x.shape[1], *ones])
 
 
-def _convolution(w: Writer, n: Node) -> Item:
+def _convolution(w: Writer, n: Node) -> ImportedValue:
     x, weight, bias = n.item(0), n.item(1), n.given(2, "bias")
     axes = x.ndim - 2
     if n.given(6, "transposed", False):
@@ -48,7 +48,7 @@ def _convolution(w: Writer, n: Node) -> Item:
     return y if bias is None else w.of(w.emit(Add(), w.tensor(y), _per_channel(w, as_value(w, bias, n.dtype), y)))
 
 
-def _pool(w: Writer, n: Node, x: Item, ceil: int, dilations: tuple[int, ...], largest: bool) -> Value:
+def _pool(w: Writer, n: Node, x: ImportedValue, ceil: int, dilations: tuple[int, ...], largest: bool) -> Value:
     axes = len(dilations)
     kernel = _sizes(n, 1, "kernel_size", 1, axes)
     strides = _sizes(n, 2, "stride", 1, axes) if n.given(2, "stride", None) else kernel
@@ -60,12 +60,12 @@ def _pool(w: Writer, n: Node, x: Item, ceil: int, dilations: tuple[int, ...], la
     return w.emit(Pool(kernel, strides, dilations, largest), _padded(w, x, _sizes(n, 3, "padding", 0, axes), fill))
 
 
-def _max_pool(w: Writer, n: Node) -> list[Item | None]:
+def _max_pool(w: Writer, n: Node) -> list[ImportedValue | None]:
     x = n.item(0)
     return [w.of(_pool(w, n, x, 5, _sizes(n, 4, "dilation", 1, 2), True)), None]
 
 
-def _average_pool(w: Writer, n: Node) -> Item:
+def _average_pool(w: Writer, n: Node) -> ImportedValue:
     x = n.item(0)
     if n.given(6, "divisor_override") is not None or not (
         n.given(5, "count_include_pad", True) or not any(_sizes(n, 3, "padding", 0, 2))
@@ -75,7 +75,7 @@ def _average_pool(w: Writer, n: Node) -> Item:
     return w.of(w.emit(MulScalar(1 / math.prod(kernel)), _pool(w, n, x, 4, (1, 1), False)))
 
 
-def _batch_norm(w: Writer, n: Node) -> list[Item | None]:
+def _batch_norm(w: Writer, n: Node) -> list[ImportedValue | None]:
     """By the statistics that were learned: `(x - mean) / sqrt(var + eps) * weight + bias`, channel by channel."""
     x, eps = n.item(0), number_of(n.given(6, "eps", 1e-5))
     if eps is None:

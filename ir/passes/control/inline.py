@@ -1,6 +1,6 @@
-"""One straight line: calls of graph functions put in place, decided branches taken, shapes and tuples seen through.
+"""Inlining: calls become bodies, decided branches their sides, known shapes and tuples their parts.
 
-The same walk notes what deduction leaves to run time, in the symbols of the function it starts from.
+The same walk notes the checks that deduction leaves to run time, in the symbols of the function it starts from.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from relax_tune.ir.passes.control.inline_walk import DivergentBranch, Walk
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """Calls of graph functions become their bodies (recursive ones stay), an `if` whose condition is decided becomes its side,
-    a match_cast of a parameter sharpens it, and shapes, tuples and casts that say nothing new disappear. Functions only
-    called before are dropped. Raises DeduceError."""
+    """Inline calls of graph functions and take decided branches.
+
+    Recursive calls stay. A match_cast of a parameter sharpens the parameter. Shapes, tuples and casts that say nothing new
+    disappear, and so do functions that were only called. Raises DeduceError."""
 
     def __call__(self, module: IRModule) -> IRModule:
         return self.run(module)[0]

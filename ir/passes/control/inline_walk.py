@@ -1,4 +1,4 @@
-"""The walk behind `Inline`: a function's bindings with calls, decided branches, casts, shapes and tuples seen through."""
+"""The walk behind `Inline`, binding by binding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ MAX_LINE = 240
 
 @dataclass(slots=True)
 class Frame:
-    """A function (or side of a branch) being walked: what its variables and symbols have become."""
+    """A function or a side of a branch that is being walked.
+
+    values: new values of its variables.
+    meaning: new expressions of its symbols."""
 
     f: g.Function
     where: str
@@ -61,11 +64,11 @@ class Frame:
 
 
 class DivergentBranch(DeduceError):
-    """What can never fit is on a side of a branch: the program is right as long as that side is not taken."""
+    """A side of a branch can never fit: the program is right as long as that side is not taken."""
 
 
 class Walk:
-    """One function rebuilt without what can be put in place; `checks` is what that leaves to run time."""
+    """Rebuilds one function with calls inlined. `checks` are left to run time."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -244,7 +247,7 @@ class Walk:
         self.emit(b, value, self.sharper(declared, found), frame)
 
     def fits(self, call: g.CallTIR, b: g.Binding, frame: Frame) -> None:
-        """What a tensor function reads and writes has the dims its parameters say."""
+        """Check that arguments and outputs of a tensor function have the dims of its parameters."""
         ctx = Deduction(self.env, choices=True)
         infos = [*map(info_of, call.args), *call.out]
 
@@ -330,7 +333,7 @@ class Walk:
             self.emit(b, g.CallFunction(callee, tuple(args)), found, frame)
 
     def stays(self, f: g.Function, infos: Sequence[StructInfo], b: g.Binding, frame: Frame) -> bool:
-        """Whether a call of `f` is left where it is."""
+        """Return whether a call of `f` is not inlined."""
         return f.name in self.stack
 
     def body(self, b: g.Binding, f: g.Function, args: Sequence[g.Value], frame: Frame) -> g.Value:

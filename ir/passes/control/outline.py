@@ -1,7 +1,7 @@
-"""Functions that branch, call or depend on data, cut into straight subgraphs and what drives them (paper section 3.1).
+"""Outlining: functions with control flow become host functions that call straight-line subgraphs (paper section 3.1).
 
-A part is a graph function of its own: tensor operations only, every dim over symbols that its parameters determine. What remains of
-a function calls its subgraphs and does the rest itself: branches, calls, side effects, shapes, tuples, casts, sizes that depend on data.
+A subgraph is a graph function of tensor operations only; its parameters determine every symbol in its dims. The host function
+keeps branches, calls, side effects, shapes, tuples, casts and sizes that depend on data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from relax_tune.ir.text.printer import excerpt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutlinedModule:
-    """`module` holds the straight `subgraphs` and the `drivers` that call them; both are names of graph functions."""
+    """A module after outlining.
+
+    host_functions: names of the functions with control flow.
+    subgraphs: names of the straight-line functions that they call."""
 
     module: IRModule
     host_functions: tuple[str, ...]
@@ -37,10 +40,10 @@ class OutlinedModule:
 
 @dataclass(frozen=True, slots=True)
 class OutlineSubgraphs:
-    """`roots`, and what they come to call without its being put in place, become drivers; their tensor operations become subgraphs.
+    """Turn `roots`, and the functions they call without inlining, into host functions with outlined subgraphs.
 
-    The module means what it did. Raises BuildError, showing the place, for an operator on a tensor whose rank or element type only
-    a run knows, DeduceError for what can never fit."""
+    Raises BuildError, showing the place, for an operator on a tensor whose rank or element type only a run knows; DeduceError
+    for shapes that can never fit."""
 
     roots: tuple[str, ...] = ("main",)
 
@@ -90,7 +93,7 @@ def _recursive(module: IRModule) -> frozenset[str]:
 
 
 def is_straight_line(f: g.Function) -> bool:
-    """Whether a function is a line of operators on tensors of known dims, that is, one part by itself."""
+    """Return whether a function is a sequence of operators on tensors of known dims."""
     if not all(is_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
         return False
     stays = (g.If, g.CallFunction, g.CallHost, g.ShapeValue, g.PrimValue, g.FunctionRef)
@@ -102,7 +105,7 @@ def is_straight_line(f: g.Function) -> bool:
 
 
 def _asserts(b: g.AnyBinding) -> bool:
-    """Whether a binding only says what holds of symbols: that is a check, once its function is put in place."""
+    """Return whether a binding only asserts facts about symbols, which inlining turns into a check."""
     return isinstance(b, g.MatchCast) and isinstance(b.value, (g.ShapeValue, g.PrimValue))
 
 
@@ -113,8 +116,11 @@ def _tensors(info: StructInfo) -> bool:
 
 @dataclass(slots=True)
 class _Line:
-    """One line of bindings being cut: what is done (`out`), tensor steps that become the next part (`region`), and what waits for
-    them (`after`)."""
+    """A sequence of bindings that is being outlined.
+
+    out: finished bindings.
+    region: tensor operations of the next subgraph.
+    after: bindings that wait for the next subgraph."""
 
     readers: dict[g.GVar, list[g.AnyBinding | None]]
     out: list[g.AnyBinding] = field(default_factory=list)
@@ -125,7 +131,7 @@ class _Line:
 
 
 class _Outliner:
-    """Cuts one function; the subgraphs it makes go into `functions`."""
+    """Outlines one function; its subgraphs go into `functions`."""
 
     def __init__(self, f: g.Function, functions: dict[str, AnyFunction]) -> None:
         self.f, self.functions = f, functions
@@ -180,7 +186,7 @@ class _Outliner:
             line.out.append(b)
 
     def is_step(self, b: g.AnyBinding, inside: bool, binds: bool) -> bool:
-        """Whether a binding belongs into a part. Raises BuildError for a tensor operation that cannot be lowered."""
+        """Return whether a binding belongs into a subgraph. Raises BuildError for a tensor operation that cannot be lowered."""
         value = b.value
         if isinstance(b, g.MatchCast):
             return inside and not binds and is_known(info_of(value)) and is_known(b.info)
@@ -202,14 +208,14 @@ class _Outliner:
         )
 
     def flush(self, line: _Line) -> None:
-        """What is waiting to be a part becomes one, and what waited for it follows."""
+        """Outline the pending tensor operations, then emit the bindings that waited for them."""
         if line.region:
             self.outline(line)
         line.out += line.after
         line.region, line.after, line.made, line.waiting = [], [], {}, set()
 
     def outline(self, line: _Line) -> None:
-        """A function of the tensor steps, its call, and the tuples of its results that somebody reads."""
+        """Make a subgraph of the pending operations; emit its call and the tuples of its results that are read."""
         inside = set(map(id, line.region))
         results: list[g.GVar] = []
         tuples: list[g.AnyBinding] = []
@@ -228,7 +234,7 @@ class _Outliner:
         line.out += tuples
 
     def call(self, steps: Sequence[g.AnyBinding], results: tuple[g.GVar, ...]) -> list[g.AnyBinding]:
-        """The part made of `steps` goes into the module; the bindings that call it."""
+        """Add the subgraph of `steps` to the module and return the bindings that call it."""
         own = {b.var for b in steps}
         outer = tuple(dict.fromkeys(v for b in steps for v in used_vars(b.value) if v not in own))
         symbols = dict.fromkeys(v for b in steps for v in b.symbols())

@@ -1,7 +1,7 @@
-"""Functions as `Inline` leaves them, except that everything a run decides stays where it is decided.
+"""Inlining for programs with control flow: every decision of a run stays at its place.
 
-A program that branches cannot check everything when it is called: what a side of a branch or a callee asks for is asked when it is
-reached, and the dims of a value that depend on data have names from there on.
+A program that branches cannot check everything when it is called. A side of a branch or a callee is checked when it is reached,
+and dims that depend on data become symbols there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from relax_tune.ir.passes.control.inline_walk import Frame, Walk
 
 
 class RuntimeShapeInliner(Walk):
-    """One function rebuilt with calls put in place, its checks left in it as match_casts and calls, and every dim of a tensor of
-    known rank a symbol: `bounds` are those of new symbols."""
+    """Rebuilds one function with calls inlined, checks kept as match_casts, and a symbol for every unknown dim.
+
+    bounds: bounds of the new symbols."""
 
     def __init__(self, module: IRModule, recursive: Collection[str]) -> None:
         super().__init__(module)
@@ -97,7 +98,7 @@ class RuntimeShapeInliner(Walk):
         return any(v in self.declared and self.unsure(v, size, frame, b) for v, size in solved.items())
 
     def unsure(self, v: Var, size: Expr | None, frame: Frame, b: AnyBinding) -> bool:
-        """Whether only a run can tell what `v` is, or that it lies within its bounds."""
+        """Return whether only a run can tell the value of `v`, or that it lies within its bounds."""
         if size is None:
             return True
         asked = Deduction(self.env, choices=True)

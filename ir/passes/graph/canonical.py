@@ -1,4 +1,4 @@
-"""The normal form: one name for each value, tuples seen through, and no operator that changes nothing."""
+"""The normal form: one name for each value, no tuple of known fields, no identity operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ RULES = (PERMUTE_OF_PERMUTE, IDENTITY_PERMUTE, SAME_DTYPE, CONCAT_OF_ONE, UNCHAN
 
 @dataclass(frozen=True, slots=True)
 class Canonicalise:
-    """Each value by one name, and nothing computed that is there already:
+    """Give each value one name and drop computations that give an existing value.
+
+    Old and new side:
 
     * `y = x` and a match_cast that says nothing new: `x`;
     * item `i` of `(a_0, a_1, ...)`: `a_i`; the tuple of all items of `t`, in order: `t`;
@@ -49,8 +51,8 @@ class Canonicalise:
     * an `if` that gives the same on both sides and does nothing else: that;
     * permute of permute: one permute.
 
-    Results keep their names, and what the function returns stays computed by itself; so does a copy of what a `call_tir_inplace`
-    writes over."""
+    Results keep their names and stay computed into memory of their own. So does a copy of a value that a `call_tir_inplace`
+    overwrites. The equations over operators are `RULES`; names, tuples and branches are no operators."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(RULES)
@@ -84,7 +86,7 @@ class Canonicalise:
 
 
 def _same_value(binding: AnyBinding, value: Value, made: Mapping[GVar, Value], ctx: Deduction) -> Value | None:
-    """The value that is there already and is all that `binding` gives."""
+    """Return the existing value that `binding` gives, None where it gives a new one."""
     if isinstance(binding, MatchCast):
         return value if isinstance(value, ATOMS) and is_certain(binding.info, info_of(value), ctx.env) else None
     if isinstance(value, ATOMS):

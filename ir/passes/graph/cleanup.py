@@ -1,4 +1,4 @@
-"""Small passes: annotations again, constant folding, views that cancel, and what nobody uses."""
+"""Small passes: annotations deduced again, views that cancel, dead code, tidy names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from relax_tune.ir.text.printer import excerpt
 
 @dataclass(frozen=True, slots=True)
 class Deduce:
-    """Annotations deduced again from the parameters on, sharper ones kept. Raises DeduceError."""
+    """Deduce all annotations again, from the parameters on. Raises DeduceError."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -62,7 +62,9 @@ VIEW_RULES = (VIEW_OF_VIEW, UNCHANGED_DIMS)
 
 @dataclass(frozen=True, slots=True)
 class CancelViews:
-    """A view of a view is one view, equal views are taken once; a view under the same dims is the value itself."""
+    """Merge views of views, take equal views once, and drop views that keep the dims.
+
+    The equations are `VIEW_RULES`. Equal views are found by a table, as common subexpressions are."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(VIEW_RULES)
@@ -97,9 +99,9 @@ class CancelViews:
 
 @dataclass(frozen=True, slots=True)
 class DeadCode:
-    """Bindings whose value nobody reads, tensor functions nobody calls and weights nobody names are dropped.
+    """Drop bindings without a reader, tensor functions without a caller and weights without a mention.
 
-    A match_cast stays: it asserts. So does what has side effects."""
+    A match_cast stays, since it asserts. So does a call with side effects."""
 
     def __call__(self, module: IRModule) -> IRModule:
         new = map_graphs(module, lambda f, _: self._function(f))
@@ -128,7 +130,7 @@ class DeadCode:
 
 @dataclass(frozen=True, slots=True)
 class TidyNames:
-    """Tensor functions are called after their operators, with a number only where two would share a name."""
+    """Name tensor functions after their operators, with a number only where two would share a name."""
 
     def __call__(self, module: IRModule) -> IRModule:
         names: dict[str, str] = {}

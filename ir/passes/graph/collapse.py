@@ -1,4 +1,4 @@
-"""Contiguous dims that are always walked together become one dim (DESIGN 5)."""
+"""Contiguous dims that are always walked together become one dim."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class CombineParallelMatmuls:
         return found
 
     def _may_join(self, part: Linear, readers: Sequence[Value], ctx: Deduction) -> bool:
-        """Whether what reads the part can read columns as well."""
+        """Return whether every reader of the part can read columns instead."""
         for value in readers:
             op = value.op if isinstance(value, Call) else None
             if is_view(value):

@@ -1,4 +1,4 @@
-"""What depends on weights alone is computed when building, where that makes the model no larger."""
+"""Constant folding of weights, where it makes the model no larger."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class FoldConstants:
-    """What is computed from weights alone, by operators and tensor functions, is computed now and becomes a weight.
+    """Compute values that depend on weights alone, and make them weights.
 
-    Unless it is larger than the weights it comes from: unpacking 4-bit weights costs less memory and time inside the product
-    that reads them. Then only what makes it smaller again is folded, such as its sums. Where operators alone compute it, it may
-    grow to `small` bytes all the same: tables, masks and shape arithmetic; a tensor function over weights is there to unpack
-    them, and so are operators that say so. Nothing with more than `limit` elements is computed on the way. What the function
-    returns is left to run time.
+    A value larger than the weights it comes from stays: unpacking 4-bit weights costs less memory and time inside the matmul
+    that reads them. Values that make it smaller again, such as its sums, are folded. Results of the function stay, too.
+
+    limit: elements of the largest value computed on the way.
+    small: bytes up to which a value may grow all the same, where operators alone compute it: tables, masks, shape arithmetic.
+        Tensor functions over weights are there to unpack them, and so are operators that say so.
 
     Raises DeduceError, showing the binding, for what can never be computed, such as an index outside a table; on a side of a
     branch that is left to run time."""
@@ -77,7 +78,7 @@ class FoldConstants:
         return module if new is module else replace(new, constants=constants)
 
     def _static(self, value: Value, binding: AnyBinding, held: _Held, ctx: Deduction) -> StructInfo | None:
-        """The annotation of a value that depends on weights alone and whose dims are numbers, few enough to compute."""
+        """Return the annotation of a value that depends on weights alone and is small enough to compute, else None."""
         computes = isinstance(value, (CallTIR, TupleItem)) or (
             isinstance(value, Call) and isinstance(value.op, OperatorSpec)
         )
@@ -96,7 +97,7 @@ class FoldConstants:
 
 
 def _has_symbols(value: Value) -> bool:
-    """Whether an operator's attributes or a tensor function's scalars speak of symbols."""
+    """Return whether an operator's attributes or a tensor function's scalars mention symbols."""
     if isinstance(value, CallTIR):
         return bool(free_vars(*value.scalars))
     stack = [getattr(value.op, a.name) for a in fields(value.op)] if isinstance(value, Call) else []
@@ -135,12 +136,14 @@ class _Held:
     values: dict[Value, Value] = field(default_factory=dict)
 
     def origin(self, var: GVar) -> tuple[list[Value], set[str]]:
-        """What computes `var`, and the weights it comes from."""
+        """Return the computations that lead to `var`, and the weights it comes from."""
         steps = [self.values[v] for v in self._order(var)]
         return steps, {a.name for v in steps for a in v.operands if isinstance(a, Constant)}
 
     def evaluate(self, var: GVar) -> Array | None:
-        """The array of `var`; None where a scheduled function has a part. Raises DeduceError or UserError for what can never be."""
+        """Return the array of `var`; None where a scheduled function is involved.
+
+        Raises DeduceError or UserError for a value that can never be computed."""
         done: dict[Value, Any] = {}
         try:
             for v in self._order(var):
@@ -156,7 +159,7 @@ class _Held:
         return args
 
     def _order(self, var: GVar) -> list[Value]:
-        """What `var` depends on, and itself, each after what it reads."""
+        """Return `var` and all values it depends on, each after its operands."""
         found: dict[Value, None] = {}
         stack: list[tuple[Value, bool]] = [(var, False)]
         while stack:

@@ -1,4 +1,4 @@
-"""Equal computations are done once, and equal weights are held once."""
+"""Common subexpression elimination, and sharing of equal weights."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ SAMPLE = 64
 
 @dataclass(frozen=True, slots=True)
 class CommonSubexpressions:
-    """A pure call that repeats an earlier one gives the earlier value: the same operator or function, on the same values or
-    equal weights, over dims proved equal. What is found on one side of an `if` serves that side alone; the results of a function
-    stay computed each by itself, as does what a `call_tir_inplace` writes over; a host routine that is not declared pure runs every time.
+    """Replace a pure call that repeats an earlier one by the earlier value.
 
-    repeat_spatial: leave tensor functions alone that only compute element by element or move values, and operators but views, as
-    before fusion, when each of them may still join the kernel that reads it: that costs less than a kernel and memory for what
-    they share.
+    Calls are equal when they apply the same operator or function to the same values or equal weights, over dims proved equal.
+    A value found on one side of an `if` serves that side alone. Results of a function stay computed each by itself, and so
+    do values that a `call_tir_inplace` overwrites. A host routine that is not declared pure runs every time.
 
-    Weights of equal bytes under several names are held once from `least_bytes` on. Smaller ones keep their names: sharing them
-    saves nothing, and what a kernel takes must not depend on whether two biases happen to be zero."""
+    repeat_spatial: do not share spatial tensor functions, nor operators other than views. Before fusion each of them may still
+        join the kernel that reads it, which costs less than a kernel and memory for the shared value.
+    least_bytes: size from which weights of equal bytes are held once. Sharing smaller ones saves nothing, and a kernel's
+        arguments must not depend on whether two biases happen to be zero."""
 
     repeat_spatial: bool = False
     least_bytes: int = 1 << 16
@@ -93,7 +93,7 @@ class CommonSubexpressions:
 
 
 def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:
-    """The first name of every weight that repeats an earlier one byte by byte."""
+    """Return the first name of every weight that repeats an earlier one byte by byte."""
     found: dict[str, str] = {}
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, array in constants.items():
@@ -109,7 +109,7 @@ def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:
 
 
 def _same_bytes(a: Array, b: Array) -> bool:
-    """Bytes, since -0.0 == 0.0 and nan != nan."""
+    """Compare bytes, since -0.0 == 0.0 and nan != nan."""
     if a is b:
         return True
     left, right = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
@@ -117,7 +117,7 @@ def _same_bytes(a: Array, b: Array) -> bool:
 
 
 def _key(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: Deduction) -> object:
-    """Equal for values that compute the same; None for what is never shared."""
+    """Return a key that is equal for equal computations; None for a value that is never shared."""
     if g.is_impure(value):
         return None
     if isinstance(value, g.CallFunction):
@@ -141,7 +141,7 @@ def _atom(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: De
 
 
 def _plain(x: object, ctx: Deduction) -> object:
-    """Attributes and annotations as something to compare: dims in normal form, numbers with their type and sign."""
+    """Return attributes and annotations in comparable form: dims in normal form, numbers with their type and sign."""
     if isinstance(x, Expr):
         return ctx.simplify(x) if x.dtype.is_int else x
     if isinstance(x, float):

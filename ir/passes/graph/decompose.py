@@ -1,4 +1,4 @@
-"""Operators made of others become those, where nothing took them whole."""
+"""Decomposition of composite operators."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
 
 @dataclass(frozen=True, slots=True)
 class Decompose:
-    """Every call of an operator that says what it is made of (`OperatorSpec.decompose`) becomes those calls: attention two
-    products around a softmax, an einsum one product. Calls whose dims are not known stay, and those of the operators named in
-    `whole`."""
+    """Replace operators by the simpler ones they are made of (`OperatorSpec.decompose`).
+
+    Attention becomes two matmuls around a softmax, an einsum becomes one matmul. Calls of unknown dims stay.
+    whole: names of operators that stay."""
 
     whole: tuple[str, ...] = ()
 
@@ -57,7 +58,7 @@ class Decompose:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """What operators write their parts with."""
+    """The writer that operators decompose themselves with."""
 
     out: Emitter
     deduction: Deduction

@@ -1,4 +1,4 @@
-"""16-bit floats are what memory holds: sums and functions of them run in float32, and what products read can be stored so."""
+"""Mixed precision: 16-bit floats in memory, float32 in computations."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ ONE_BY_ONE = (Unary, Binary, ShapeOperator)
 
 @dataclass(frozen=True, slots=True)
 class ComputeWide:
-    """Operators that sum many elements, or for another reason need more digits than 16 bits hold (`OperatorSpec.halves`), compute
-    in float32 what comes in 16-bit floats, and round the result once. Elementwise ones do so in any case: kernels hold 16-bit
-    floats as float32."""
+    """Compute in float32 where operators need more digits than 16-bit floats hold.
+
+    `OperatorSpec.halves` names these operators, such as sums over many elements. Their results are rounded once. Elementwise
+    operators need no change: kernels hold 16-bit floats as float32."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -69,7 +70,7 @@ class ComputeWide:
 
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
-    """Values and weights of float32 are stored as `dtype`, a float of 16 bits, where products read them; as float32: as they are.
+    """Store float32 values and weights as `dtype`, a 16-bit float, where matmuls read them.
 
     A value is rounded to `dtype` once, when it is stored, if some reader wants that and none needs float32; operators say which
     they do (`OperatorSpec.halves`). Each reader casts it up for itself: fused, that is a conversion while loading, so sums run
@@ -83,7 +84,7 @@ class MixedPrecision:
         if not self.dtype.is_half:
             return module
         weights = _Weights(self.dtype, dict(module.constants))
-        new = map_graphs(module, lambda f, _: _Rewrite(f, self.dtype, weights).run())
+        new = map_graphs(module, lambda f, _: _PrecisionRewriter(f, self.dtype, weights).run())
         return module if new is module else replace(new, constants=weights.arrays)
 
 
@@ -114,21 +115,25 @@ class _Weights:
 
 
 @dataclass(slots=True)
-class _Uses:
-    """What the readers of a value say: some `wants` 16 bits, some `needs` float32, some can only take the variable (`named`)."""
+class _ReaderNeeds:
+    """The needs of a value's readers.
+
+    wants: a reader wants 16 bits.
+    needs: a reader needs float32.
+    named: a reader can only take the variable itself."""
 
     wants: bool = False
     needs: bool = False
     named: bool = False
 
 
-class _Rewrite:
+class _PrecisionRewriter:
     """One graph function."""
 
     def __init__(self, func: Function, dtype: DType, weights: _Weights) -> None:
         self.func, self.dtype, self.weights = func, dtype, weights
         self.results = returned(func)
-        self.uses: dict[GVar, _Uses] = {}
+        self.uses: dict[GVar, _ReaderNeeds] = {}
         self.chosen: set[GVar] = set()
         self.static: set[Value] = set()  # made of weights alone, such as unpacked ones, which are not stored at all
         self.halves: dict[Value, Value] = {}  # of values stored as `dtype`: what is stored
@@ -147,8 +152,8 @@ class _Rewrite:
 
     # what readers say, last reader first
 
-    def _use(self, v: GVar) -> _Uses:
-        return self.uses.setdefault(v, _Uses())
+    def _use(self, v: GVar) -> _ReaderNeeds:
+        return self.uses.setdefault(v, _ReaderNeeds())
 
     def _name(self, value: Value) -> None:
         for v in used_vars(value):

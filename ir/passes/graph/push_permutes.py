@@ -1,4 +1,4 @@
-"""Layouts over the graph: permutes that what surrounds them can do without."""
+"""Removal of permutes that the operators around them can do without."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ RULES = (TRANSPOSED_OPERAND,)
 
 @dataclass(frozen=True, slots=True)
 class PushPermutes:
-    """A product reads a permute of the last two dims of its second operand by its own flag; a permute that undoes earlier ones,
-    with nothing but elementwise work between them that nobody else reads, goes with them. (Permutes of weights are folded, other
-    ones join the kernels around them: `FoldConstants`, `FuseOps`.)"""
+    """Remove permutes of a matmul's second operand, and permutes that undo earlier ones.
+
+    A matmul reads a permute of the last two dims by its own flag. Between a permute and those it undoes there may be
+    elementwise operators with no other reader. `FoldConstants` folds permutes of weights; `FuseOps` fuses the remaining ones."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(RULES)
@@ -86,7 +87,7 @@ def _undone(out: Emitter, value: Call, made: Mapping[GVar, Value], readers: Mapp
 
 
 def _elementwise(call: Call) -> bool:
-    """Whether the arguments and the result have the same dims, all of them known."""
+    """Return whether the arguments and the result have the same known dims."""
     if not isinstance(call.op, (Unary, Binary)):
         return False
     infos = [a.info for a in call.args if isinstance(a, GVar)]

@@ -24,9 +24,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class QuantizeWeights:
-    """Weights that only products read, as their second operand of two dims, are kept as whole numbers of `bits` bits with a
-    scale: for each column, or for each column and `group` rows (of 4 bits 32, unless said). The product reads them through
-    `dequantize`, which joins its kernel.
+    """Store weights that only matmuls read, as second operands of two dims, as whole numbers with scales.
+
+    The matmul reads them through `dequantize`, which fuses into its kernel.
+    bits: bits of a number, 4 or 8.
+    group: rows that share a scale in each column; None for all rows, or for 32 with 4 bits.
 
     A scale is the largest magnitude it stands for over 127, or 7; so each weight moves by at most half its scale. 4-bit numbers
     lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that a product shares, stay.

@@ -1,4 +1,4 @@
-"""Functions of several outputs that share nothing become one function for each, so that every output fuses and is scheduled alone."""
+"""Separation of outputs that share no computation, so that each one fuses and is scheduled by itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OutputGroup:
     """A function of some outputs of another one: which of its inputs it reads, and which of its outputs it writes."""
 
     closed: Closed
@@ -45,7 +45,7 @@ class SeparateOutputs:
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
-        done: dict[str, tuple[Part, ...]] = {}
+        done: dict[str, tuple[OutputGroup, ...]] = {}
 
         def function(f: Function, table: FunctionTable) -> Function:
             items = _items(f)
@@ -62,7 +62,7 @@ class SeparateOutputs:
                         out.mapping[binding.var] = whole
                         return
                 call = binding.value
-                parts: tuple[Part, ...] = ()
+                parts: tuple[OutputGroup, ...] = ()
                 if isinstance(call, CallTIR) and len(call.out) > 1 and not call.inplace:
                     if call.callee not in done:
                         callee = table.functions[call.callee]
@@ -93,7 +93,7 @@ class SeparateOutputs:
         var: GVar,
         call: CallTIR,
         args: Sequence[Value],
-        part: Part,
+        part: OutputGroup,
         meaning: Mapping[Var, Expr],
         table: FunctionTable,
         env: Env,
@@ -137,7 +137,7 @@ def _items(f: Function) -> dict[tuple[GVar, int], GVar]:
     return found
 
 
-def separate(func: PrimFunc, env: Env) -> tuple[Part, ...]:
+def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
     """`func` as functions that compute nothing in common, in the order of their first outputs; one part when there is no more."""
     blocks = plain_blocks(func)
     if blocks is None:
@@ -170,7 +170,7 @@ def _needed(func: PrimFunc, blocks: Sequence[Block], output: Buffer) -> set[Bloc
     return found
 
 
-def _part(func: PrimFunc, outputs: Sequence[int], blocks: Sequence[Block], env: Env) -> Part:
+def _part(func: PrimFunc, outputs: Sequence[int], blocks: Sequence[Block], env: Env) -> OutputGroup:
     reads = {r for b in blocks for r in read_buffers(b)}
     inputs = tuple(i for i, b in enumerate(func.input_buffers) if b in reads)
     params: tuple[Param, ...] = (
@@ -181,4 +181,4 @@ def _part(func: PrimFunc, outputs: Sequence[int], blocks: Sequence[Block], env: 
     name = "_".join([func.name, *map(str, outputs)])
     consts = tuple(c for c in func.consts if c in params)
     whole = PrimFunc(name, params, len(outputs), func.body, func.allocs, consts)
-    return Part(close_over(with_blocks(whole, blocks), env), inputs, tuple(outputs))
+    return OutputGroup(close_over(with_blocks(whole, blocks), env), inputs, tuple(outputs))

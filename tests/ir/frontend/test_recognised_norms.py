@@ -71,13 +71,13 @@ def example(n: int) -> Array:
 
 
 @pytest.mark.parametrize("begin", (0, 5))
-def test_a_rotation_by_rows_of_a_table(begin: int) -> None:
+def test_rotation_by_table_rows_is_recognised(begin: int) -> None:
     for n in (1, 3, 4):
         found = same_meaning(rotation(tables(), begin), example(n))
         assert operators(found).count(Rotary) == 1 and Mul not in operators(found)
 
 
-def test_a_rotation_by_angles_that_are_computed() -> None:
+def test_rotation_by_computed_angles_is_recognised() -> None:
     g = GraphBuilder()
     n = g.symbol("n", 1, 4)
     x, angles = g.input("x", (1, 2, n, WIDTH)), g.input("angles", (n, WIDTH // 2))
@@ -88,7 +88,7 @@ def test_a_rotation_by_angles_that_are_computed() -> None:
     assert operators(found).count(Rotary) == 1
 
 
-def test_rows_that_nothing_is_known_of_stay() -> None:
+def test_rotation_by_unknown_rows_stays() -> None:
     g = GraphBuilder()
     x, sin = g.input("x", (1, 2, 1, WIDTH)), g.input("sin", (1, WIDTH))
     cos = g.call(ExpandDims((0,)), g.call(Cast(f32), g.call(Iota(const(WIDTH)))))
@@ -105,7 +105,7 @@ def test_rows_that_nothing_is_known_of_stay() -> None:
     ),
     ids=("halves that differ", "rows that are missing", "halves the other way round"),
 )
-def test_what_only_looks_like_a_rotation_stays(module: IRModule) -> None:
+def test_near_rotation_stays(module: IRModule) -> None:
     assert rewrite(module, RULES) is module
 
 
@@ -125,7 +125,7 @@ def norm(axes: tuple[int, ...], gamma: Array | None, other: bool = False, root: 
     return g.finish(made if gamma is None else g.call(Mul(), g.constant("gamma", gamma), made))
 
 
-def test_a_norm() -> None:
+def test_rms_norm_is_recognised() -> None:
     gamma = np.arange(1, WIDTH + 1, dtype=np.float32)
     x = example(2)[0, 0]
     for root in ("x * rsqrt", "x / sqrt", "1 / sqrt * x"):

@@ -35,7 +35,7 @@ def at(e: Expr, x: int, y: int) -> int:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.sampled_from(SIZES)), max_size=14), st.booleans())
-def test_what_is_in_use_at_once_never_shares_and_fits(lives: list[tuple[int, int, Expr]], bounded: bool) -> None:
+def test_packing_separates_overlapping_lifetimes(lives: list[tuple[int, int, Expr]], bounded: bool) -> None:
     env = Env({n: (1, 512), m: (1, 16)}) if bounded else Env()
     spans = [Span(first, first + length, size) for first, length, size in lives]
     rooms, slots = pack(spans, env)
@@ -49,8 +49,7 @@ def test_what_is_in_use_at_once_never_shares_and_fits(lives: list[tuple[int, int
 
 
 def layers(count: int) -> list[Span]:
-    """What a decoder's layers hold: per layer a norm, three projections of it, scores, probabilities, what they give, its
-    projection onto the residual stream, and a gated part."""
+    """The buffers of a decoder's layers: norm, three projections, scores, probabilities, context, output, gated part."""
     wide, inner, square, row = n * 1024, n * 2752, n * n * 16, n * 4
     spans = [Span(0, 1, wide)]
     for step in range(1, 1 + 10 * count, 10):
@@ -60,7 +59,7 @@ def layers(count: int) -> list[Span]:
     return spans
 
 
-def test_a_decoder_needs_little_more_than_what_lives_at_one_time() -> None:
+def test_packing_decoder_stays_near_peak_of_live_bytes() -> None:
     for count in (1, 6):
         spans = layers(count)
         rooms, _ = pack(spans, Env({n: (1, 1024)}))

@@ -108,7 +108,7 @@ def test_text_before_and_after(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_attention_reads_the_columns_where_they_are(turned: bool) -> None:
+def test_combined_attention_reads_columns_in_place(turned: bool) -> None:
     """No call copies: one product, and the two of attention over it."""
     module = encoder_layer(turned)
     apart, joined = lower(module), lower(module, MERGED)
@@ -125,7 +125,7 @@ def test_attention_reads_the_columns_where_they_are(turned: bool) -> None:
     same_results(module, joined.module, rand(2, 3, 6))
 
 
-def test_products_that_take_their_epilogues_along_stay_apart() -> None:
+def test_matmuls_with_epilogues_are_not_combined() -> None:
     """Joined they would write both parts before anything reads them. It can be asked for."""
     module = gated()
     assert CombineParallelMatmuls()(module) is module
@@ -136,7 +136,7 @@ def test_products_that_take_their_epilogues_along_stay_apart() -> None:
     assert len(apart.calls()) == len(wide.calls()) == 2 and traffic(apart, 64) < traffic(wide, 64)
 
 
-def test_an_activation_that_all_parts_share_is_joined_too() -> None:
+def test_shared_activation_is_combined_too() -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     parts = [
@@ -154,7 +154,7 @@ def test_an_activation_that_all_parts_share_is_joined_too() -> None:
     same_results(module, joined.module, rand(3, 4))
 
 
-def test_what_is_not_joined() -> None:
+def test_unfit_matmuls_are_not_combined() -> None:
     """Products of two values; of two heights; of a weight that others read; whose results are returned; read element by element."""
     g = GraphBuilder()
     n = g.symbol("n")
@@ -177,7 +177,7 @@ def models(folder: Path) -> dict[str, Callable[[], IRModule]]:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "torch's bert", "torch's qwen2"])
-def test_whole_models_make_fewer_calls_and_move_no_more_bytes(tmp_path: Path, name: str) -> None:
+def test_combined_models_make_fewer_calls_and_move_no_more_bytes(tmp_path: Path, name: str) -> None:
     """Two calls fewer in each of two layers, one where a new value is copied behind a cache (a step of decoding); no weight twice."""
     module = models(tmp_path)[name]()
     apart, joined = lower(module), lower(module, MERGED)
@@ -196,7 +196,7 @@ def test_whole_models_make_fewer_calls_and_move_no_more_bytes(tmp_path: Path, na
 
 
 @pytest.mark.ccompiler
-def test_joined_products_from_the_setting_to_results(tmp_path: Path) -> None:
+def test_merged_qkv_setting_gives_equal_results(tmp_path: Path) -> None:
     module = encoder_layer()
     x = rand(2, 7, 6)
     db = MemoryStore()

@@ -77,7 +77,7 @@ KINDS: list[tuple[OperatorSpec, list[TensorInfo], PatternKind]] = [
 
 
 @pytest.mark.parametrize("case", KINDS, ids=lambda c: f"{c[0].name}-{c[2].name}")
-def test_pattern_kinds_are_read_off_the_loops(case: tuple[OperatorSpec, list[TensorInfo], PatternKind]) -> None:
+def test_pattern_kind_follows_the_loops(case: tuple[OperatorSpec, list[TensorInfo], PatternKind]) -> None:
     op, infos, kind = case
     assert pattern_kind(op.legalize("f", infos)) is kind
 
@@ -178,7 +178,7 @@ def unpack() -> PrimFunc:
     return b.finish()
 
 
-def test_unpacking_joins_the_product_that_reads_it() -> None:
+def test_unpacking_fuses_into_its_matmul() -> None:
     g = GraphBuilder()
     rows = g.symbol("n")
     x = g.input("x", (rows, 8))
@@ -194,7 +194,7 @@ def test_unpacking_joins_the_product_that_reads_it() -> None:
     np.testing.assert_allclose(evaluate_function(lowered.module, [a]), np.maximum(a @ full, 0), rtol=1e-4, atol=1e-4)
 
 
-def test_costly_work_is_not_repeated_inside_a_product() -> None:
+def test_costly_work_is_not_fused_into_a_matmul() -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 8))
     module = g.finish(g.call(Matmul(), g.call(Exp(), x), g.constant("w", rand(8, 6))))
@@ -210,7 +210,7 @@ def test_a_value_with_two_readers_ends_a_group() -> None:
     assert kernels(lower(module)) == ["matmul", "relu"]
 
 
-def test_two_products_never_share_a_kernel() -> None:
+def test_two_matmuls_never_fuse() -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     a, b = (g.call(Matmul(), x, g.constant(c, rand(4, 4))) for c in "ab")
@@ -230,7 +230,7 @@ def test_diamonds_fuse_and_stay_right() -> None:
     same_results(module, lowered.module, rand(3, 4))
 
 
-def test_passes_leave_alone_what_they_do_not_change() -> None:
+def test_passes_return_unchanged_modules() -> None:
     done = lower(feed_forward()).module
     passes = (Deduce(), FoldConstants(), DeadCode(), Legalize(), FuseOps(), CollapseDims(), CancelViews())
     for step in passes:
@@ -253,7 +253,7 @@ def test_constants_fold() -> None:
     same_results(module, folded, rand(2, 4))
 
 
-def test_partial_lowering_means_the_same() -> None:
+def test_partial_lowering_keeps_the_meaning() -> None:
     module = feed_forward()
     steps = (Legalize(), CollapseDims(), FuseOps(), CancelViews())
     for step in steps:
@@ -262,7 +262,7 @@ def test_partial_lowering_means_the_same() -> None:
         module = new
 
 
-def test_unknown_dims_are_refused_with_the_value() -> None:
+def test_lower_refuses_unknown_dims() -> None:
     g = GraphBuilder()
     x = g.input("x", None)
     module = g.finish(g.call(Exp(), x, hint="power"))
@@ -272,7 +272,7 @@ def test_unknown_dims_are_refused_with_the_value() -> None:
     assert isinstance(left[0], Binding) and isinstance(left[0].value, Call)
 
 
-def test_groups_can_be_asked_for() -> None:
+def test_fuse_returns_its_groups() -> None:
     groups = FuseOps().groups(Legalize()(feed_forward()))
     assert [[v.name for v in g] for g in groups] == [["matmul", "add", "gelu"], ["matmul_1", "add_1", "add_2"]]
     assert all(isinstance(v, GVar) for g in groups for v in g)

@@ -56,7 +56,7 @@ def tensor(*shape: Any, element: Any = f32) -> TensorInfo:
 
 
 def operators(module: IRModule, name: str = "main") -> Counter[str]:
-    """How often each operator or tensor function is called, inside branches too."""
+    """Count how often each operator or tensor function is called, inside branches too."""
     f = module.functions[name]
     assert isinstance(f, Function)
     values = list(nested_values(f))
@@ -98,7 +98,7 @@ def repeated() -> IRModule:
 
 
 def weights_only() -> IRModule:
-    """A transposed weight, one of three parts of a weight, and one unpacked to four times its bytes, which stays as it is."""
+    """A transposed weight, a third of a weight, and a weight unpacked to four times its bytes, which stays."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     y = g.call(Matmul(), x, g.call(Permute((1, 0)), g.constant("w", rand(3, 4))))
@@ -251,7 +251,7 @@ def test_text_before_and_after(name: str, golden: Golden) -> None:
 # what is shared, and what is not
 
 
-def test_host_routines_run_as_often_as_the_program_says() -> None:
+def test_cse_keeps_impure_host_routines() -> None:
     """Unless they are declared pure."""
     for pure, calls in ((False, 2), (True, 1)):
         g = GraphBuilder()
@@ -279,7 +279,7 @@ def test_each_result_is_computed_by_itself() -> None:
         assert step(module) is module
 
 
-def test_numbers_of_other_signs_and_types_are_other_attributes() -> None:
+def test_cse_distinguishes_signs_and_types_of_attributes() -> None:
     g = GraphBuilder()
     x = g.input("x", (4,))
     a, b = (g.call(MulScalar(factor), x) for factor in (0.0, -0.0))
@@ -288,7 +288,7 @@ def test_numbers_of_other_signs_and_types_are_other_attributes() -> None:
     assert CommonSubexpressions()(module) is module
 
 
-def test_large_equal_weights_are_held_once_and_small_ones_keep_their_names() -> None:
+def test_cse_shares_large_equal_weights_only() -> None:
     for size, names in ((4, {"w", "v"}), (1 << 14, {"w"})):
         g = GraphBuilder()
         x, w = g.input("x", (g.symbol("n"), size)), rand(size)
@@ -299,7 +299,7 @@ def test_large_equal_weights_are_held_once_and_small_ones_keep_their_names() -> 
         same_results(module, after, rand(2, size))
 
 
-def test_cheap_work_is_repeated_in_the_kernels_that_read_it() -> None:
+def test_cse_repeats_cheap_work_in_each_kernel() -> None:
     """Sharing it would cost a kernel and memory. Whole kernels that are equal are one all the same."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
@@ -313,7 +313,7 @@ def test_cheap_work_is_repeated_in_the_kernels_that_read_it() -> None:
     same_results(module, lowered.module, rand(3, 4))
 
 
-def test_a_branch_that_decides_nothing_goes() -> None:
+def test_canonicalise_drops_branch_with_equal_sides() -> None:
     g = GraphBuilder()
     x, flag = g.input("x", (g.symbol("n"), 4)), g.input("flag", (), bool_)
     y = g.branch(flag, lambda: x, lambda: x)
@@ -323,7 +323,7 @@ def test_a_branch_that_decides_nothing_goes() -> None:
     same_results(module, after, rand(2, 4), np.array(True))
 
 
-def test_what_sides_compute_stays_on_them() -> None:
+def test_cse_keeps_values_on_their_side_of_a_branch() -> None:
     """Both sides compute the same; neither may read what the other one has."""
     g = GraphBuilder()
     x, flag = g.input("x", (g.symbol("n"), 4)), g.input("flag", (), bool_)
@@ -332,7 +332,7 @@ def test_what_sides_compute_stays_on_them() -> None:
     assert CommonSubexpressions()(module) is module
 
 
-def test_what_is_written_over_is_not_shared() -> None:
+def test_cse_does_not_share_overwritten_values() -> None:
     """A copy that outlives it stays a copy."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
@@ -374,7 +374,7 @@ def decoded(columns: int) -> tuple[GraphBuilder, GVar]:
     return g, w
 
 
-def test_unpacked_weights_are_not_stored_but_their_sums_are() -> None:
+def test_fold_keeps_unpacking_and_folds_its_sums() -> None:
     g, w = decoded(12)
     x = g.input("x", (g.symbol("n"), 8))
     turned = g.call(Permute((1, 0)), w)
@@ -386,7 +386,7 @@ def test_unpacked_weights_are_not_stored_but_their_sums_are() -> None:
     same_results(module, lowered.module, rand(3, 8))
 
 
-def test_an_index_that_is_outside_is_refused_where_it_is_certain_to_be_read() -> None:
+def test_fold_refuses_certain_index_out_of_range() -> None:
     """On the side of a branch that is not taken it never matters."""
     g = GraphBuilder()
     x, flag = g.input("x", (3,)), g.input("flag", (), bool_)
@@ -404,7 +404,7 @@ def test_an_index_that_is_outside_is_refused_where_it_is_certain_to_be_read() ->
         FoldConstants()(g.finish(g.call(Relu(), y)))
 
 
-def test_attributes_with_symbols_are_not_folded() -> None:
+def test_fold_keeps_attributes_with_symbols() -> None:
     g = GraphBuilder()
     n = g.symbol("n", 0, 2)
     x, w = g.input("x", (n, 2)), g.constant("w", rand(4, 3))
@@ -430,7 +430,7 @@ RANDOM: dict[str, tuple[Pass, Sequence[Pass], Sequence[str]]] = {
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_programs_keep_their_meaning(name: str) -> None:
-    """Each pass fires on a fair share of them, and leaves alone what it made, at the latest the second time."""
+    """Each pass changes a fair share of the programs and comes to an end after two applications."""
     step, before_it, start = RANDOM[name]
     fired = []
 
@@ -477,7 +477,7 @@ def test_facts_of_a_side_serve_its_kernels_only() -> None:
         same_results(module, after, rand(size, 4))
 
 
-def test_what_is_lowered_is_left_alone() -> None:
+def test_passes_leave_lowered_modules_alone() -> None:
     done = lower(mixed()).module
     for step in (Canonicalise(), CommonSubexpressions(), CommonSubexpressions(repeat_spatial=True), FoldConstants()):
         assert step(done) is done

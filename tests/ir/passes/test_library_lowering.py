@@ -214,7 +214,7 @@ def other(g: GraphBuilder, rows: Any) -> Any:
         ("add gelu", True, lambda g, y, n: g.call(Permute((1, 0)), g.call(Gelu(), with_bias(g, y)))),
     ],
 )
-def test_operations_after_a_product_become_part_of_the_call(names: str, rest: bool, make: Any) -> None:
+def test_epilogue_becomes_part_of_the_library_call(names: str, rest: bool, make: Any) -> None:
     g = GraphBuilder()
     n = g.symbol("n")
     x = g.input("x", (n, 6))
@@ -235,7 +235,7 @@ def test_only_weights_are_packed_ahead() -> None:
     assert library_forms(func, ONEDNN) and not library_forms(func, PACKED)
 
 
-def test_operations_after_a_product_of_batches() -> None:
+def test_epilogue_of_batched_matmul() -> None:
     g = GraphBuilder()
     b, rows = g.symbol("b"), g.symbol("n")
     q, k = (g.input(name, (b, rows, 4)) for name in "qk")
@@ -264,7 +264,7 @@ def half_product(dtype: DType, after: Any, turned: bool = False, batched: bool =
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_of_16_bit_floats(dtype: DType, batched: bool, turned: bool) -> None:
-    """They write what the function makes of their sums: rounded, or as they are."""
+    """The sums are written rounded or as they are, as the function says."""
     end = "_batched" if batched else ""
     for table, name in ((CUBLAS, "cublas.gemm"), (CUBLASLT, "cublaslt.matmul")):
         form = check(half_product(dtype, lambda g, y, n: y, turned, batched), 4, table=table, bound=HALF_BOUND)
@@ -310,7 +310,7 @@ def residual(g: GraphBuilder, y: Any, rows: Any, dtype: DType = f32) -> Any:
         ("", True, lambda g, y, n: g.call(Mul(), y, g.input("z", (5,)))),
     ],
 )
-def test_what_cublaslt_takes_along(names: str, rest: bool, make: Any) -> None:
+def test_cublaslt_epilogues(names: str, rest: bool, make: Any) -> None:
     """A bias and a residual once each, then an activation; GELU by tanh alone, which is what the library means by it."""
     g = GraphBuilder()
     rows = g.symbol("n")
@@ -323,7 +323,7 @@ def test_what_cublaslt_takes_along(names: str, rest: bool, make: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
-def test_what_follows_in_16_bit_floats(dtype: DType) -> None:
+def test_epilogues_in_16_bit_floats(dtype: DType) -> None:
     func = half_product(dtype, lambda g, y, n: g.call(Relu(), residual(g, bias(g, y, dtype), n, dtype)))
     form = check(func, 9, table=CUBLASLT, bound=HALF_BOUND)
     code = form.scalars[SCALARS[form.routine].index("follows")]
@@ -345,7 +345,7 @@ def test_layouts_no_stride_reads_are_packed_and_unpacked() -> None:
     assert {n for n, f in lowered.prims.items() if library_forms(f)} == {first.name, second.name}
 
 
-def test_no_form_for_what_is_no_single_product() -> None:
+def test_library_forms_need_a_single_matmul() -> None:
     assert not library_forms(legal(Softmax(), (n, 4)))
     double = Matmul().legalize("f", [TensorInfo((n, const(4)), f64), TensorInfo((const(4), const(4)), f64)])
     assert not library_forms(double)
@@ -354,7 +354,7 @@ def test_no_form_for_what_is_no_single_product() -> None:
 # -- the table ---------------------------------------------------------------------------------------------------------------
 
 
-def test_every_entry_is_what_the_library_offers() -> None:
+def test_library_entries_match_the_library() -> None:
     told = SCALARS | {routine: packing.scalars for routine, packing in PACKINGS.items()}
     assert {routine: scalars for kind in OURS for routine, scalars in kind.routines.items()} == told
     assert {(a.takes.follows, a.takes.operands) for a in ONEDNN if isinstance(a.takes, MatrixProduct)} == {
@@ -370,12 +370,12 @@ def test_every_entry_is_what_the_library_offers() -> None:
     ("routine", "scalars", "message"),
     [("sgemm", ("m",), "found no dot in the name"), ("my.sgemm", ("m", "rows"), "wanted LIBRARY.NAME .*; found rows")],
 )
-def test_a_wrong_entry_is_told(routine: str, scalars: tuple[str, ...], message: str) -> None:
+def test_wrong_library_entry_is_refused(routine: str, scalars: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Alternative(routine, MatrixProduct(), scalars, ("c",))
 
 
-def test_what_a_routine_needs_is_proved() -> None:
+def test_requirements_of_a_routine_are_proved() -> None:
     def forms(needs: Any, *shape: Any) -> int:
         entry = Alternative("my.gemm", MatrixProduct(), ("m", "n", "k"), ("c",), needs)
         return len(library_forms(legal(Matmul(), shape, (shape[-1], 8)), [entry]))
@@ -385,7 +385,7 @@ def test_what_a_routine_needs_is_proved() -> None:
     assert forms(lambda s: eq(s["m"] % 4, 0), n, 12) == 0, "not for every n"
 
 
-def test_operands_are_packed_for_a_routine_that_reads_rows_only() -> None:
+def test_operands_are_packed_for_row_only_routine() -> None:
     rows_only = Alternative("my.gemm", MatrixProduct(transposed=False), ALTERNATIVES[0].scalars, ("c",))
     for op, shapes, packed in (
         (Matmul(), ((n, 5), (5, 4)), 0),
@@ -413,7 +413,7 @@ def softmax(*dims: Any) -> IRModule:
     return g.finish(g.call(Softmax(), g.input("x", dims)))
 
 
-def test_a_routine_for_a_whole_function_takes_it_at_any_sizes() -> None:
+def test_whole_function_routine_takes_any_sizes() -> None:
     rows, columns = Var("rows"), Var("columns")
     entry = Alternative("my.softmax", whole(softmax(rows, columns)), ("rows", "columns"), ("c",))
     for dims, sizes in (((n, 7), "n, 7"), ((n, m), "n, m"), ((4, 1), "4, 1"), ((2, n, 7), "m, 7")):

@@ -40,7 +40,7 @@ def exported() -> IRModule:
     return g.finish(g.call(Add(), y, g.call(Reshape((const(3),)), other)))
 
 
-def test_parameters_that_are_weights_are_prepared_once(golden: Golden) -> None:
+def test_lift_prepares_weight_parameters_once(golden: Golden) -> None:
     module = exported()
     after = LiftParameters(("w", "scale", "bias"))(module)
     golden("passes/lift_parameters.txt", f"# before\n{print_text(module)}\n# after\n{print_text(after)}")

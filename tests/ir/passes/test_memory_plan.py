@@ -63,7 +63,7 @@ def test_a_larger_free_storage_is_reused_by_proof() -> None:
     assert slots == [0, 1, 0, 1, 0, 1]
 
 
-def test_what_is_not_provably_smaller_gets_its_own_storage() -> None:
+def test_storage_is_reused_only_by_proof_of_size() -> None:
     g = GraphBuilder()
     n, m = g.symbol("n"), g.symbol("m")
     a = g.call(Sum(), g.call(Exp(), g.input("x", (n,))))

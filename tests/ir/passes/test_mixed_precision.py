@@ -93,7 +93,7 @@ def test_text_before_and_after(golden: Callable[[str, str], None]) -> None:
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_weights_that_products_and_gathers_read_have_half_their_bytes(half: DType) -> None:
+def test_weights_of_matmuls_and_gathers_are_halved(half: DType) -> None:
     before = block()
     after = DeadCode()(MixedPrecision(half)(before))
     stored = halves(after)
@@ -115,7 +115,7 @@ def test_weights_out_of_range_stay() -> None:
     assert halves(MixedPrecision(bf16)(module))["large.bf16"] is bf16
 
 
-def test_what_needs_digits_and_what_is_given_out_stays() -> None:
+def test_precise_values_and_results_stay_f32() -> None:
     """An argument of exp, a result, a parameter; a value that nothing but elementwise work reads."""
     g = GraphBuilder()
     n = g.symbol("n")
@@ -131,7 +131,7 @@ def test_what_needs_digits_and_what_is_given_out_stays() -> None:
     within(module, after, bf16, [rand(3, 4)])
 
 
-def test_casts_that_undo_each_other_are_not_made() -> None:
+def test_inverse_casts_cancel() -> None:
     g = GraphBuilder()
     n = g.symbol("n")
     x = g.input("x", (n, 4), bf16)
@@ -147,7 +147,7 @@ def test_casts_that_undo_each_other_are_not_made() -> None:
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_products_convert_while_they_load_and_sum_in_float32(half: DType) -> None:
+def test_matmuls_convert_on_load_and_sum_in_f32(half: DType) -> None:
     """As many kernels as without; every product is one function, from 16 bits to a sum of float32."""
     module = straight()
     plain, mixed = lower(module), lower(module, passes_for(precision=half))
@@ -188,7 +188,7 @@ def test_attention_stays_one_function(half: DType) -> None:
 
 
 @pytest.mark.parametrize("qkv", ["separate", "merged"])
-def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(qkv: Literal["separate", "merged"]) -> None:
+def test_movement_before_a_matmul_costs_no_kernel(qkv: Literal["separate", "merged"]) -> None:
     """Parameters, and columns of a wide product, are read as they are."""
     g = GraphBuilder()
     n = g.symbol("n")
@@ -201,7 +201,7 @@ def test_what_is_moved_on_the_way_to_a_product_costs_no_kernel(qkv: Literal["sep
     assert kernels[0] == kernels[1]
 
 
-def test_weights_that_are_unpacked_inside_products_stay_packed() -> None:
+def test_weights_unpacked_inside_matmuls_stay_packed() -> None:
     module = QuantizeWeights(bits=4, group=4)(straight())
     plain, mixed = lower(module), lower(module, passes_for(precision=bf16))
     assert len(mixed.calls()) == len(plain.calls())

@@ -31,7 +31,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 @settings(SLOW, max_examples=60)
 @given(graphs(steps=12), st.lists(SIZES, min_size=2, max_size=3), st.integers(0, 9))
-def test_a_cut_program_does_what_the_whole_one_does(made: Made, sizes: list[dict[str, int]], seed: int) -> None:
+def test_outlined_program_keeps_its_meaning(made: Made, sizes: list[dict[str, int]], seed: int) -> None:
     try:
         outlined = OutlineSubgraphs().run(made.module)
     except (BuildError, DeduceError):
@@ -57,7 +57,7 @@ def test_a_cut_program_does_what_the_whole_one_does(made: Made, sizes: list[dict
             same(found, wanted, where)
 
 
-def test_what_does_not_wait_for_a_part_is_done_before_it() -> None:
+def test_outline_orders_independent_work_before_subgraphs() -> None:
     """Two chains that meet at the end are two parts, not four; a shape that only a run knows has a name from there on."""
     module = read("""
         @function(pure=False)
@@ -93,7 +93,7 @@ def test_what_does_not_wait_for_a_part_is_done_before_it() -> None:
     assert wanted in text, text
 
 
-def test_symbols_that_no_tensor_shows_are_handed_to_a_part() -> None:
+def test_outline_passes_hidden_symbols_to_subgraphs() -> None:
     module = read("""
         @function
         def main(s: Shape([n]), x: Tensor((m + n,), f32)) -> Tensor((n * 2,), f32):
@@ -109,7 +109,7 @@ def test_symbols_that_no_tensor_shows_are_handed_to_a_part() -> None:
     assert [repr(p.info) for p in part.params] == ["Tensor((m + n,), f32)", "Shape([n, m])"]
 
 
-def test_straight_functions_are_one_part() -> None:
+def test_straight_line_functions_are_recognised() -> None:
     straight = """
         @function
         def main(x: Tensor((n,), f32), w: {info}) -> Tensor((n,), f32):
@@ -125,7 +125,7 @@ def test_straight_functions_are_one_part() -> None:
         assert isinstance(f, Function) and is_straight_line(f) is wanted
 
 
-def test_an_operator_on_a_tensor_of_unknown_rank_is_refused() -> None:
+def test_outline_refuses_operator_on_unknown_rank() -> None:
     module = read("""
         @function
         def main(x: Tensor(None, f32)) -> Tensor(None, f32):

@@ -132,7 +132,7 @@ def test_products_read_quantised_weights(bits: int, group: int | None) -> None:
     assert sum("dequantize" in name and "matmul" in name for name in lowered.prims) == 2
 
 
-def test_weights_that_cannot_be_quantised() -> None:
+def test_quantize_refuses_unfit_weights() -> None:
     module, _ = model()
     for args in ((3,), (8, 0)):
         with pytest.raises(UserError, match="4 or 8 bits and groups of at least 1"):

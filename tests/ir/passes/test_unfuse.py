@@ -59,7 +59,7 @@ def number(e: Any, func: PrimFunc, at: dict[str, int]) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_parts_compute_what_the_whole_does(name: str) -> None:
+def test_unfused_parts_compute_the_whole(name: str) -> None:
     build, count, sizes = CASES[name]
     func = build()
     steps = split_at(func, cut_points(func))
@@ -82,12 +82,12 @@ def test_the_parts_compute_what_the_whole_does(name: str) -> None:
             np.testing.assert_allclose(memory[b], wanted, rtol=1e-6, atol=1e-6, err_msg=f"{name} at {at}")
 
 
-def test_one_product_or_none_is_not_cut() -> None:
+def test_unfuse_needs_two_matmuls() -> None:
     assert cut_points(make.matmul(None, 6, epilogue=True, const_weight=False)) == ()
     assert cut_points(make.softmax_mask()) == ()
 
 
 @pytest.mark.parametrize("begins", [(), ("nothing",), ("scores",), ("softmax_max", "softmax_max"), ("context", "mask")])
-def test_cuts_are_at_blocks_in_their_order(begins: tuple[str, ...]) -> None:
+def test_unfuse_keeps_the_order_of_blocks(begins: tuple[str, ...]) -> None:
     with pytest.raises(ScheduleError, match="wanted blocks to cut at"):
         split_at(make.attention(), begins)

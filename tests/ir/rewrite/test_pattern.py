@@ -63,7 +63,7 @@ def test_operators_captures_and_either_order(turned: bool) -> None:
     assert not found(op(Relu, op(Mul, "p", "b")), linear)
 
 
-def test_an_optional_bias() -> None:
+def test_maybe_matches_with_and_without_bias() -> None:
     p = op(Relu, maybe(value("x") @ "w", lambda y: y + "b"))
     with_bias, without = (found(p, lambda g, b=b: linear(g, b)) for b in (True, False))
     assert ["b" in m for m in with_bias] == [True] and ["b" in m for m in without] == [False]
@@ -102,7 +102,7 @@ def softmax(g: GraphBuilder, same: bool) -> GVar:
     return g.call(Div(), e, g.call(Sum((1,), True), e if same else g.call(Exp(), x)))
 
 
-def test_the_same_name_is_the_same_value() -> None:
+def test_capture_matches_one_value_only() -> None:
     for p, make in (
         (value("h") * op(Sigmoid, "h"), silu),
         (op(Exp, "x").named("e") / op(Sum, "e", keepdims=True), softmax),
@@ -154,7 +154,7 @@ def test_fields_of_tuples_and_other_names() -> None:
     assert found(parts[0] - parts[1], make) and not found(parts[1] - parts[0], make)
 
 
-def test_read_once() -> None:
+def test_once_needs_a_single_reader() -> None:
     def make(g: GraphBuilder, again: bool) -> Value | tuple[Value, ...]:
         e = g.call(Exp(), g.input("x", (3,)))
         y = g.call(Relu(), e)
@@ -185,7 +185,7 @@ def test_dims_are_proved_and_never_guessed() -> None:
     assert found(op(Relu, value("x").of(ndim=2)), lambda g: g.call(Relu(), g.parameter("x", TensorInfo(None, f32, 2))))
 
 
-def test_conditions() -> None:
+def test_where_takes_bool_expression_or_proof() -> None:
     make = lambda g: g.call(Relu(), g.input("x", (g.symbol("n", 1, 64) * 8,)))
     rows = op(Relu, value("x").of("n"))
     assert found(rows.where(lambda m: eq(m.dim("n") % 4, 0)), make)[0].unknown == ()
@@ -232,6 +232,6 @@ def test_tensor_functions_and_libraries() -> None:
         (lambda: op(Split, "x")["a"], r"wanted the number of a tuple's field, found 'a'"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_where_they_are_made(make: Callable[[], Pattern], message: str) -> None:
+def test_pattern_refuses_wrong_arguments(make: Callable[[], Pattern], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()

@@ -88,7 +88,7 @@ def put_relu_of_sum(s: Site) -> Value:
 # -- what is put --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_function_in_place_of_operators() -> None:
+def test_rewrite_puts_tensor_function_for_operators() -> None:
     rule = Rule(op(Relu, value("x") + "y"), put_relu_of_sum, "relu of a sum")
     after = checked(layer(), rule, rand(5, 6))
     kinds = [type(v) for v in values(after)]
@@ -105,7 +105,7 @@ def to_sgemm(s: Site) -> Value:
 PRODUCT = value("x").of("m", "k", dtype=f32) @ value("w").of("k", "n")
 
 
-def test_a_library_call_with_and_without_a_bias() -> None:
+def test_rewrite_puts_library_call_with_and_without_bias() -> None:
     rule = Rule(maybe(PRODUCT, lambda p: p + "bias"), to_sgemm)
     for bias in (True, False):
         after = checked(layer(bias), rule, rand(3, 6))
@@ -113,7 +113,7 @@ def test_a_library_call_with_and_without_a_bias() -> None:
         assert checked(layer(bias), rule, rand(0, 6))
 
 
-def test_another_expression_and_a_value_that_is_there() -> None:
+def test_rewrite_puts_expression_or_existing_value() -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 3))
     y = g.call(Mul(), g.call(Sigmoid(), x), x)
@@ -128,7 +128,7 @@ def test_another_expression_and_a_value_that_is_there() -> None:
     assert Sigmoid not in {type(v.op) for v in values(checked(module, tanh, rand(2, 3))) if isinstance(v, Call)}
 
 
-def test_a_graph_function() -> None:
+def test_rewrite_puts_graph_function() -> None:
     g = GraphBuilder("activated")
     x = g.input("x", (g.symbol("rows"), 4))
     part = g.finish(
@@ -147,7 +147,7 @@ def test_a_graph_function() -> None:
 # -- where -------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_outermost_match_wins_and_of_several_rules_the_first() -> None:
+def test_rewrite_prefers_outermost_match_and_first_rule() -> None:
     g = GraphBuilder()
     v = g.input("x", (4,))
     for _ in range(5):
@@ -160,7 +160,7 @@ def test_the_outermost_match_wins_and_of_several_rules_the_first() -> None:
     assert len(values(checked(module, [ones, pairs], rand(4)))) == 10
 
 
-def test_what_others_read_stays() -> None:
+def test_rewrite_keeps_values_with_other_readers() -> None:
     g = GraphBuilder()
     x = g.input("x", (3, 4))
     e = g.call(Exp(), x)
@@ -173,7 +173,7 @@ def test_what_others_read_stays() -> None:
     assert rewrite(module, Rule(op(Relu, "x"), lambda s: None)) is module, "a rule may decline"
 
 
-def test_inside_branches_and_other_functions() -> None:
+def test_rewrite_reaches_branches_and_other_functions() -> None:
     g = GraphBuilder()
     n = g.symbol("n")
     x = g.input("x", (n, 4))
@@ -186,7 +186,7 @@ def test_inside_branches_and_other_functions() -> None:
     assert isinstance(branch, If) and [len(s.bindings) for s in (branch.then, branch.orelse)] == [1, 2]
 
 
-def test_no_match_through_a_match_cast_or_across_branches() -> None:
+def test_pattern_stops_at_match_cast_and_branches() -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     cast = g.match_cast(g.call(Exp(), x), TensorInfo((Var("m"), const(4)), f32))
@@ -212,7 +212,7 @@ def gated() -> IRModule:
 EVEN = op(Relu, op(Exp, value("x").of("n", 4)).once()).where(lambda m: eq(m.dim("n") % 2, 0))
 
 
-def test_unknown_is_no_match_or_an_if() -> None:
+def test_unknown_condition_skips_or_guards_the_match() -> None:
     calls: list[str] = []
 
     def put(s: Site) -> Value:
@@ -230,7 +230,7 @@ def test_unknown_is_no_match_or_an_if() -> None:
         Rule(EVEN, put, guarded=True, level="fused")
 
 
-def test_checks_of_what_is_replaced_are_kept() -> None:
+def test_rewrite_keeps_runtime_checks_of_replaced_values() -> None:
     """A product whose inner dims may differ is checked at run time; what takes its place must not lose that."""
     g = GraphBuilder()
     a, b = g.input("a", (g.symbol("n"), g.symbol("k"))), g.input("b", (g.symbol("j"), 4))
@@ -244,7 +244,7 @@ def test_checks_of_what_is_replaced_are_kept() -> None:
     assert [c.cond for c in lower(after).checks["main"]] == [c.cond for c in lower(module).checks["main"]]
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_rule_with_unfit_value_is_refused() -> None:
     for put, message in (
         (lambda s: s.call(Add(), "x"), r"main: what rule <lambda> puts for relu does not fit: add: wanted 2 arguments"),
         (lambda s: s.tir(relu_of_sum(), "x"), r"relu_of_sum: wanted 2 arguments, 1 outputs and 0 scalars, found"),
@@ -263,7 +263,7 @@ def test_what_does_not_fit_is_told() -> None:
 
 
 @pytest.mark.parametrize("level", ["operators", "functions", "fused"])
-def test_rules_at_every_level_of_the_pipeline(level: Any) -> None:
+def test_lower_applies_rules_at_every_level(level: Any) -> None:
     product = {
         "operators": PRODUCT,
         "functions": tir(value("x").of("m", 6), value("w"), kind=PatternKind.OUT_FUSIBLE),
@@ -290,7 +290,7 @@ def test_rules_at_every_level_of_the_pipeline(level: Any) -> None:
     np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-5, atol=1e-5)
 
 
-def test_a_level_that_the_passes_do_not_have_is_told() -> None:
+def test_lower_refuses_rule_of_missing_level() -> None:
     rule = Rule(tir("x", kind=PatternKind.ELEMENTWISE), lambda s: s["x"], "drop", level="fused")
     with pytest.raises(UserError, match=r"rule drop: wanted passes with level 'fused', found \[Legalize"):
         lower(layer(), (Legalize(strict=True),), [rule])
