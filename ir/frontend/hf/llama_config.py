@@ -130,7 +130,11 @@ def _windows(c: Fields, kind: str, layers: int) -> tuple[int | None, ...]:
     if types is None:
         full = 0 if kind == "mistral" or not used else c.whole("max_window_layers", 28)
         types = ["sliding_attention" if used and i >= full else "full_attention" for i in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or any(t not in ("full_attention", "sliding_attention") for t in types)
+    ):
         raise c.wrong("layer_types", f"'full_attention' or 'sliding_attention' for each of {layers} layers")
     if "sliding_attention" not in types:
         return (None,) * layers
