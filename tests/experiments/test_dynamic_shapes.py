@@ -61,7 +61,7 @@ def test_the_bound_of_a_ratio(experiment: Any) -> None:
     assert buckets.middles(intervals, 2) == [(2, (1, 3, "tuned")), (22, (5, 100, "tuned"))]
 
 
-def test_what_is_written_of_a_table(experiment: Any) -> None:
+def test_report_states_ratios_goals_and_wrong_sizes(experiment: Any) -> None:
     shapes = experiment("dynamic_shapes")
 
     def row(**us: float) -> dict[str, dict[str, float]]:
@@ -88,7 +88,7 @@ def test_what_is_written_of_a_table(experiment: Any) -> None:
 
 
 @pytest.mark.ccompiler
-def test_plans_are_timed_and_their_intervals_found(experiment: Any, tmp_path: Path) -> None:
+def test_plan_times_and_intervals_are_measured(experiment: Any, tmp_path: Path) -> None:
     plans = experiment("dynamic_plans")
     found = plans.measured(tmp_path, 2, 3)
     assert found["tasks"] == 2 and found["entries"] > 1.5 and found["python_us"] > 0 and found["c_ns"] > 0
@@ -101,7 +101,7 @@ def test_plans_are_timed_and_their_intervals_found(experiment: Any, tmp_path: Pa
     assert intervals[-1][1] == 300 and 1 < len(intervals) <= entries
 
 
-def test_the_tuned_are_kept_apart_by_how_they_were_tuned(experiment: Any, tmp_path: Path) -> None:
+def test_tuned_kernels_are_stored_by_tuning_options(experiment: Any, tmp_path: Path) -> None:
     work = experiment("dynamic_tuning").Work
     made = [
         work(tmp_path, target, trials, top) for target in ("c", "opencl") for trials in (2, 64) for top in (None, 100)

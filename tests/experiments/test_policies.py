@@ -18,7 +18,7 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_policies_are_scored_by_samples_they_have_not_seen(tmp_path: Path) -> None:
+def test_policy_scores_use_unseen_samples(tmp_path: Path) -> None:
     """One kernel is best below 100, one above; a third was lucky in the samples that choose, and is slow in those that score."""
     sizes = sorted({round(1.35**e) for e in range(28)})
     rng = np.random.default_rng(0)

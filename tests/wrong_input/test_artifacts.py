@@ -65,7 +65,7 @@ def test_other_files_are_refused_by_every_command(tmp_path: Path, content: bytes
     assert files(tmp_path) == {"model.rta": content}
 
 
-def test_what_is_no_file_at_all(tmp_path: Path) -> None:
+def test_load_artifact_of_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.rta")
     (tmp_path / "folder.rta").mkdir()
     (tmp_path / "loop.rta").symlink_to("loop.rta")
@@ -142,7 +142,7 @@ def _mutated(data: Any, places: list[tuple[Any, ...]], generator: random.Random)
     return json.dumps(changed).replace("Infinity", "1e999").encode()
 
 
-def test_programs_and_manifests_changed_with_their_hashes_made_to_fit(saved: Path) -> None:
+def test_load_artifact_with_mutated_program_and_fixed_hashes_is_refused(saved: Path) -> None:
     original = saved.read_bytes()
     documents = {name: json.loads(zipfile.ZipFile(saved).read(name)) for name in ("programs.json", "manifest.json")}
     places = {name: list(_places(document)) for name, document in documents.items()}
@@ -213,7 +213,7 @@ def test_a_constant_of_a_thousand_million_elements_is_not_allocated(saved: Path)
 
 
 @pytest.mark.ccompiler
-def test_memory_that_no_machine_has_is_an_error_when_it_opens(saved: Path) -> None:
+def test_artifact_beyond_memory_is_refused_when_opened(saved: Path) -> None:
     """In a process with little memory: 10**9 elements of packed weights, and a name its kernels do not define."""
     program = json.loads(small_program("c").to_json())
     code = (
@@ -251,7 +251,7 @@ def test_memory_that_no_machine_has_is_an_error_when_it_opens(saved: Path) -> No
     assert second.startswith("BuildError") and "defines no such function" in second
 
 
-def test_where_an_artifact_cannot_be_written(tmp_path: Path) -> None:
+def test_save_artifact_to_unwritable_path_is_refused(tmp_path: Path) -> None:
     program = small_program("c")
     (tmp_path / "folder.rta").mkdir()
     os.mkfifo(tmp_path / "pipe.rta")
@@ -270,7 +270,7 @@ def test_where_an_artifact_cannot_be_written(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-def test_an_artifact_that_does_not_fit_leaves_what_was_there(saved: Path) -> None:
+def test_failed_artifact_save_keeps_the_old_file(saved: Path) -> None:
     """A limit on file size stands for a full disk, which cannot be had everywhere."""
     before = files(saved.parent)
     code = (
@@ -297,7 +297,7 @@ def test_an_artifact_that_does_not_fit_leaves_what_was_there(saved: Path) -> Non
 
 
 @pytest.mark.ccompiler
-def test_an_artifact_that_is_replaced_while_open_runs_on(saved: Path) -> None:
+def test_replaced_artifact_runs_on_while_open(saved: Path) -> None:
     artifact = load_artifact(saved)
     saved.write_bytes(b"gone")
     with artifact.open() as model:

@@ -173,7 +173,7 @@ LONG = "x" * 300
         ("build", "bert", "--target", "c", "--out", "m.rta/x/y.rta"), ("run", "m.rta", "--text", "\udcff", "--model", "bert"),
     ],
 )  # fmt: skip
-def test_names_that_no_file_can_have(unchanged: Path, arguments: tuple[str, ...]) -> None:
+def test_commands_with_impossible_file_names_are_refused(unchanged: Path, arguments: tuple[str, ...]) -> None:
     refused(*arguments)
 
 
@@ -237,7 +237,7 @@ def test_damaged_npz_files(place: Path, tmp_path: Path, edits: list[tuple[float,
 # -- tuning that cannot be -----------------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_not_there_makes_no_database(unchanged: Path) -> None:
+def test_missing_device_makes_no_database(unchanged: Path) -> None:
     assert "found 'metal'; there are: c" in refused("tune", "bert", "--target", "metal", "--db", "new.db")
     assert "there are: c" in refused("build", "bert", "--target", "opencll", "--db", "memory://")
 

@@ -53,7 +53,9 @@ URLS = [
 
 
 @pytest.mark.parametrize(("url", "says"), URLS)
-def test_a_url_that_leads_nowhere(tmp_path: Path, url: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_store_of_unreachable_url_is_refused(
+    tmp_path: Path, url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for read_only in (False, True):
         with pytest.raises(DatabaseError) as error:
@@ -64,7 +66,7 @@ def test_a_url_that_leads_nowhere(tmp_path: Path, url: str, says: str, monkeypat
     assert "hunter2" not in said and not files(tmp_path)
 
 
-def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_store_of_silent_server_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CONNECT_SECS", 2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -101,7 +103,7 @@ NOT_OURS: list[tuple[str, Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("make", "says"), [case[1:] for case in NOT_OURS], ids=[case[0] for case in NOT_OURS])
-def test_a_file_that_is_no_database_of_ours_is_left_alone(
+def test_open_store_of_foreign_file_leaves_it_unchanged(
     tmp_path: Path, make: Callable[[Path], object], says: str
 ) -> None:
     make(tmp_path / "x.db")
@@ -153,7 +155,7 @@ def _one_family(path: Path, read_only: bool) -> int:
     return refusals
 
 
-def test_a_cut_file_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+def test_open_store_of_truncated_file_is_refused(tmp_path: Path) -> None:
     data = made_database(tmp_path / "whole.db").read_bytes()
     sizes = {1, 50, 100, 4096, 8192, len(data) // 2, len(data) - 4096, len(data) - 1}
     for size in sorted(sizes):
@@ -189,7 +191,7 @@ def test_a_damaged_file_only_ever_raises_database_errors(tmp_path: Path) -> None
 ODD_VALUES = [b"\xff\xfe", "", "abc", -1, 1e300, 2**63 - 1, "[" * 5000, '{"n":1e999}', "a\x1b[31m\nb", "9" * 5000]
 
 
-def test_rows_that_hold_what_no_row_may_hold(tmp_path: Path) -> None:
+def test_store_with_impossible_rows_is_refused(tmp_path: Path) -> None:
     made_database(tmp_path / "whole.db", 8)
     connection = sqlite3.connect(tmp_path / "whole.db")
     columns = [
@@ -232,7 +234,7 @@ def _altered(path: Path, *statements: str) -> Path:
         ("INSERT INTO alembic_version VALUES ('0001')", "wanted one relax-tune schema version"),
     ],
 )
-def test_a_schema_that_is_not_ours_or_not_yet(tmp_path: Path, statement: str, says: str) -> None:
+def test_store_with_unknown_schema_is_refused(tmp_path: Path, statement: str, says: str) -> None:
     path = _altered(tmp_path / "x.db", statement)
     before = files(tmp_path)
     for read_only in (False, True):
@@ -242,7 +244,7 @@ def test_a_schema_that_is_not_ours_or_not_yet(tmp_path: Path, statement: str, sa
     assert files(tmp_path) == before
 
 
-def test_an_older_schema_says_how_to_upgrade_and_that_works(tmp_path: Path) -> None:
+def test_store_with_older_schema_names_upgrade_which_works(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parents[1] / "database" / "frozen" / "schema_0001.db", tmp_path / "old.db")
     said = refused(tmp_path, "db", "stats", "--db", "old.db")
     assert "relax-tune db upgrade --db sqlite:///old.db" in said
@@ -333,9 +335,7 @@ def _holding(path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_locked_database_is_waited_for_and_then_named_with_its_holder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_database_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made_database(tmp_path / "x.db")
     (tmp_path / "one.jsonl").write_text("\n".join(export_lines(open_store(str(path)))))
     monkeypatch.setattr(engine, "BUSY_SECS", 1)
@@ -352,7 +352,7 @@ def test_a_locked_database_is_waited_for_and_then_named_with_its_holder(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_database_that_is_deleted_or_replaced_while_open(tmp_path: Path, replaced: bool) -> None:
+def test_database_deleted_or_replaced_while_open_is_an_error(tmp_path: Path, replaced: bool) -> None:
     path = made_database(tmp_path / "x.db")
     with open_store(str(path)) as store:
         assert isinstance(store, SqlStore)
@@ -367,7 +367,7 @@ def test_a_database_that_is_deleted_or_replaced_while_open(tmp_path: Path, repla
     assert path.exists() == replaced
 
 
-def test_a_database_that_cannot_be_made_is_not_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_database_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 

@@ -117,9 +117,7 @@ def records(path: Path) -> dict[str, Measurement]:
 
 
 @pytest.mark.ccompiler
-def test_a_disk_that_fills_while_tuning_keeps_what_was_measured_and_the_job_goes_on_later(
-    tmp_path: Path, disks: list[Disk]
-) -> None:
+def test_tune_on_filling_disk_keeps_records_and_resumes(tmp_path: Path, disks: list[Disk]) -> None:
     disk = disk_of(disks, tmp_path / "small", 600)
     path = tmp_path / "small" / "r.db"
     assert tuned(tmp_path, "small/r.db", 1) == ""
@@ -148,7 +146,7 @@ def test_no_room_to_compile_in_is_no_candidates_failure(tmp_path: Path, disks: l
 
 
 @pytest.mark.ccompiler
-def test_everything_else_that_writes_on_a_full_disk(tmp_path: Path, disks: list[Disk]) -> None:
+def test_other_writes_on_full_disk_are_refused(tmp_path: Path, disks: list[Disk]) -> None:
     bert = make_bert(tmp_path / "bert")
     source = made_database(tmp_path / "source.db")
     records = tmp_path / "records.jsonl"
@@ -199,7 +197,7 @@ def test_everything_else_that_writes_on_a_full_disk(tmp_path: Path, disks: list[
 
 
 @pytest.mark.ccompiler
-def test_folders_that_may_not_be_written(tmp_path: Path) -> None:
+def test_unwritable_folders_are_refused(tmp_path: Path) -> None:
     bert = make_bert(tmp_path / "bert")
     source = made_database(tmp_path / "source.db")
     locked = tmp_path / "locked"

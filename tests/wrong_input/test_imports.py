@@ -88,7 +88,7 @@ def test_hostile_t4_is_one_error(tmp_path: Path) -> None:
     ],
     ids=["empty", "blank", "png", "text", "deep", "newer", "many digits", "large form"],
 )
-def test_files_that_hold_nothing_of_ours(tmp_path: Path, content: bytes, says: str) -> None:
+def test_import_of_foreign_file_changes_nothing(tmp_path: Path, content: bytes, says: str) -> None:
     made_database(tmp_path / "x.db", 4)
     before = files(tmp_path)["x.db"]
     (tmp_path / "records.jsonl").write_bytes(content)

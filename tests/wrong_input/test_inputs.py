@@ -160,7 +160,7 @@ def test_more_than_memory_can_hold(device: Device) -> None:
     executor.close()
 
 
-def test_a_closed_model_says_so(device: Device) -> None:
+def test_closed_model_refuses_to_run(device: Device) -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n", 0, 9),), f32)
     executor = Executor(*_reordered(g.finish(g.call(AddScalar(1.0), x)), device))
@@ -212,7 +212,7 @@ def test_indices_of_fixed_dims_are_refused(device: Device, kind: str) -> None:
     executor.close()
 
 
-def test_indices_that_count_from_the_end(device: Device) -> None:
+def test_indices_from_the_end_are_accepted_in_range(device: Device) -> None:
     g = GraphBuilder()
     x, i = g.input("x", (6, 3), f32), g.input("i", (g.symbol("n", 1, 9),), i64)
     zero = g.constant("zero", np.array(0, np.int64))

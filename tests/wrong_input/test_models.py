@@ -61,7 +61,7 @@ def refused(path: Any, bounds: Any = None) -> str:
         "package:__main__",
     ],
 )
-def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_load_model_of_missing_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     refused(name)
     refused(Path(name))
@@ -69,18 +69,18 @@ def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize("contents", [b"", b"hello\n", bytes(range(256)) * 8, PNG])
 @pytest.mark.parametrize("name", ["model", "model.bin", "model.safetensors", "model.onnx", "config.json"])
-def test_files_that_are_no_model(tmp_path: Path, name: str, contents: bytes) -> None:
+def test_load_model_of_other_file_is_refused(tmp_path: Path, name: str, contents: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(contents)
     assert name in refused(path)
 
 
 @pytest.mark.parametrize("value", [None, 3, ["model"], b"model", object()])
-def test_what_is_no_path(value: Any) -> None:
+def test_load_model_of_wrong_type_is_refused(value: Any) -> None:
     refused(value)
 
 
-def test_folders_that_are_no_model(tmp_path: Path, bert: Path) -> None:
+def test_load_model_of_other_folder_is_refused(tmp_path: Path, bert: Path) -> None:
     assert "config.json" in refused(tmp_path)
     (tmp_path / "model.onnx").mkdir()
     assert "config.json" in refused(tmp_path / "model.onnx")
@@ -90,7 +90,7 @@ def test_folders_that_are_no_model(tmp_path: Path, bert: Path) -> None:
     assert "package" in refused("package:__main__/model")
 
 
-def test_files_that_never_end(bert: Path) -> None:
+def test_load_model_of_endless_file_is_refused(bert: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (bert / name).rename(bert / "kept")
         os.mkfifo(bert / name)
@@ -223,7 +223,7 @@ def test_shards_are_the_same_model(bert: Path, whole: Path) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_shards_that_are_missing_or_damaged(bert: Path) -> None:
+def test_load_model_with_bad_shards_is_refused(bert: Path) -> None:
     index = shard(bert)
     path = bert / "model.safetensors.index.json"
     second = bert / "model-00002-of-00002.safetensors"
@@ -277,14 +277,14 @@ def configured(bert: Path, **changes: Any) -> None:
         (b"{}", "wanted a model_type among bert, "),
     ],
 )
-def test_config_that_is_no_object(bert: Path, contents: bytes, says: str) -> None:
+def test_config_of_wrong_json_type_is_refused(bert: Path, contents: bytes, says: str) -> None:
     (bert / "config.json").write_bytes(contents)
     text = refused(bert)
     assert says in text and "config.json" in text
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
-def test_unknown_architectures_list_the_known_ones(bert: Path, kind: Any) -> None:
+def test_unknown_architecture_error_lists_known_ones(bert: Path, kind: Any) -> None:
     configured(bert, model_type=kind)
     assert "wanted a model_type among bert, " in refused(bert)
 
@@ -294,14 +294,14 @@ SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediat
 
 
 @pytest.mark.parametrize("key", SIZES)
-def test_sizes_that_are_missing_or_wrong(bert: Path, key: str) -> None:
+def test_config_with_bad_sizes_is_refused(bert: Path, key: str) -> None:
     for value in (..., None, "32", 32.0, True, [32], {}, 0, -1, 10**30, "y" * 10_000):
         configured(bert, **{key: value})
         assert f"{key}: wanted a whole number from 1" in refused(bert)
 
 
 @pytest.mark.parametrize("key", SIZES)
-def test_sizes_that_contradict_the_weights(bert: Path, key: str) -> None:
+def test_config_sizes_contradicting_weights_are_refused(bert: Path, key: str) -> None:
     right = json.loads((bert / "config.json").read_text())[key]
     for value in (right * 3, 2**31 - 1):
         configured(bert, **{key: value})

@@ -60,7 +60,7 @@ def left_in(cache: Path) -> list[str]:
         "c\n",
     ],
 )
-def test_unknown_targets_name_those_there_are(cache: Path, spec: str) -> None:
+def test_unknown_target_error_lists_known_targets(cache: Path, spec: str) -> None:
     text = refused(spec)
     assert (
         text.startswith("wanted a device c, opencl, opencl:PART, cuda or cuda:NUMBER, found ")
@@ -68,13 +68,13 @@ def test_unknown_targets_name_those_there_are(cache: Path, spec: str) -> None:
     )
 
 
-def test_what_is_no_name(cache: Path) -> None:
+def test_target_of_wrong_type_is_refused(cache: Path) -> None:
     for value in (None, 3, b"c", ["c"]):
         assert "wanted the name of a device, found a" in refused(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.opencl
-def test_no_such_opencl_device_names_those_there_are() -> None:
+def test_unknown_opencl_device_error_lists_devices() -> None:
     text = refused("opencl:NoSuch")
     assert "wanted one device matching 'NoSuch', found: " in text and "Portable Computing Language" in text
     assert "choose with opencl:PART" in text
@@ -99,7 +99,7 @@ def other_process(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_gpu_that_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_gpu_error_states_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     for spec in ("cuda", "cuda:7"):
@@ -116,7 +116,7 @@ def test_no_opencl_device_at_all() -> None:
 
 
 @pytest.mark.opencl
-def test_an_opencl_cache_that_cannot_be_written() -> None:
+def test_unwritable_opencl_cache_error_names_the_variable() -> None:
     text = other_process("opencl:Portable", POCL_CACHE_DIR="/proc/nothing/here")
     if not text:
         pytest.skip("this PoCL needs no cache")
@@ -148,7 +148,7 @@ GCC_LIKE = 'case "$*" in *help=target*) echo "  -march=x"; exit 0;; *--version*)
         (GCC_LIKE + 'for a in "$@"; do case $a in *.so) echo junk > "$a";; esac; done\n', "wanted a library that can be loaded"),
     ],
 )  # fmt: skip
-def test_compilers_that_do_not_work(cache: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str) -> None:
+def test_broken_compiler_error_names_it(cache: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str) -> None:
     monkeypatch.setenv("CC", program(cache.parent, "cc", script))
     with pytest.raises(RelaxTuneError, match="device 'c' cannot be opened: ") as caught:
         open_device("c")
@@ -159,7 +159,7 @@ def test_compilers_that_do_not_work(cache: Path, monkeypatch: pytest.MonkeyPatch
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["no-such-compiler", "/no/such/gcc", "gcc -m64", "/dev/null", "/tmp", " "])
-def test_compilers_that_are_not_there(cache: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_missing_compiler_error_names_it(cache: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
     text = refused("c")
     assert f"CC={name}; set CC=gcc or unset it" in text and not cache.exists()
@@ -174,7 +174,7 @@ def test_no_compiler_on_the_path(cache: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_compiler
-def test_caches_that_cannot_be_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_compiler_cache_error_names_the_variable(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_text("a file where the folder should be")
     for folder in (cache, cache / "below", Path("/proc/nothing/here"), Path("/dev/null")):
         monkeypatch.setenv("RELAX_TUNE_CACHE", str(folder))
@@ -201,7 +201,7 @@ KERNEL = KernelSource("twice", "c", "void twice(float* restrict x) { x[0] *= 2.0
 
 
 @needs_compiler
-def test_sources_that_are_refused_leave_nothing(cache: Path) -> None:
+def test_refused_source_leaves_no_file_in_the_cache(cache: Path) -> None:
     device = CDevice()
     before = left_in(cache)
     for source, says in (("void twice(float* x) { this is no C }\n", "twice:1"), ("", "defines no such function")):

@@ -78,7 +78,7 @@ def refused(*arguments: str) -> str:
 # -- the table of commands ------------------------------------------------------------------------------------------------
 
 
-def test_help_names_every_command_with_its_own_first_line() -> None:
+def test_help_lists_every_command_with_its_summary() -> None:
     text = " ".join(ok("--help").split())
     for name, entry in COMMANDS.items():
         assert name in text
@@ -119,7 +119,7 @@ def test_a_missing_folder_is_named() -> None:
     assert "nowhere" in refused("build", "nowhere", "--target", "c")
 
 
-def test_a_folder_that_is_no_model(elsewhere: Path) -> None:
+def test_folder_without_model_is_refused(elsewhere: Path) -> None:
     assert "config.json" in refused("tune", str(elsewhere), "--target", "c")
 
 
@@ -134,7 +134,7 @@ def test_bounds_the_model_cannot_have(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["tune", "build"])
-def test_an_unknown_target_names_those_there_are(bert: Path, command: str) -> None:
+def test_unknown_target_error_lists_targets(bert: Path, command: str) -> None:
     text = refused(command, str(bert), "--target", "abacus", "--db", "memory://")
     assert "abacus" in text and "wanted a device" in text
 
@@ -169,7 +169,7 @@ def test_artifacts_are_named_after_the_model_and_the_target() -> None:
     assert artifact_path("anything", "c", Path("given.rta")) == Path("given.rta")
 
 
-def test_run_and_bench_refuse_what_they_cannot_use(elsewhere: Path) -> None:
+def test_run_and_bench_refuse_unusable_artifacts(elsewhere: Path) -> None:
     assert "--text" in refused("run", "x.rta")
     assert "x.rta" in refused("run", "x.rta", "--text", "a")
     (elsewhere / "x.rta").write_text("not an artifact")
@@ -277,13 +277,13 @@ def test_prune_needs_a_condition_and_can_be_tried(records: str) -> None:
 
 
 @pytest.mark.parametrize("days", ["-5", "nan", "-inf"])
-def test_prune_removes_nothing_for_an_age_that_is_none(records: str, days: str) -> None:
+def test_prune_with_wrong_age_removes_nothing(records: str, days: str) -> None:
     said = refused("db", "prune", "--older-than", days, "--on", ZEN.key, "--db", records)
     assert "--older-than wants a number of days" in said
     assert "0 measurements removed" in ok("db", "prune", "--older-than", "1e9", "--on", ZEN.key, "--db", records)
 
 
-def test_no_database_is_made_by_what_cannot_be_done(elsewhere: Path) -> None:
+def test_refused_command_makes_no_database(elsewhere: Path) -> None:
     (elsewhere / "there.jsonl").write_text("{}\n")
     for command in (
         ("prune", "--failed"),
@@ -295,7 +295,7 @@ def test_no_database_is_made_by_what_cannot_be_done(elsewhere: Path) -> None:
         assert not list(elsewhere.glob("new.db*"))
 
 
-def test_a_database_without_targets_says_what_adds_one(elsewhere: Path) -> None:
+def test_database_without_targets_error_names_tune(elsewhere: Path) -> None:
     ok("db", "upgrade", "--db", "new.db")
     assert "`relax-tune tune` adds" in refused("db", "top", "--db", "new.db")
 
@@ -306,7 +306,7 @@ def test_check_and_upgrade(records: str) -> None:
     assert "no file" in refused("db", "check", "--db", "sqlite:///missing.db")
 
 
-def test_what_is_no_npz_is_not_called_a_pickle(elsewhere: Path) -> None:
+def test_wrong_npz_error_does_not_mention_pickle(elsewhere: Path) -> None:
     for content in (b"# a page of text\n", b"", b"\x80\x04K\x01."):
         (elsewhere / "x.npz").write_bytes(content)
         with pytest.raises(

@@ -36,7 +36,7 @@ ALL = dict(commands())
 
 
 @pytest.mark.parametrize("words", ALL)
-def test_every_option_says_what_it_does_and_its_default(words: str) -> None:
+def test_option_help_has_meaning_and_default(words: str) -> None:
     command = ALL[words]
     for parameter in command.params:
         if parameter.name == "help":
@@ -54,7 +54,7 @@ def test_every_option_says_what_it_does_and_its_default(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", ALL)
-def test_help_starts_with_one_sentence_and_ends_with_examples_that_parse(words: str) -> None:
+def test_command_help_has_summary_and_parsable_examples(words: str) -> None:
     done = RUNNER.invoke(app, [*words.split(), "--help"])
     assert done.exit_code == 0 and "\x1b" not in done.stdout
     text = done.stdout

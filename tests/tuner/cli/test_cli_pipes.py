@@ -58,7 +58,7 @@ def _quoted(part: str) -> str:
 
 
 @pytest.mark.parametrize("more", ["", "--json"])
-def test_a_reader_that_leaves_ends_the_program_quietly(place: Path, more: str) -> None:
+def test_closed_pipe_ends_the_program_quietly(place: Path, more: str) -> None:
     # `head` leaves long before a table or a document of this size has passed through the pipe's buffer
     done = shell(place, f"RT {' '.join(TOP)} {more} | head -1; exit ${{PIPESTATUS[0]}}")
     assert done.stderr == "" and done.returncode in (0, 1)
@@ -158,7 +158,7 @@ def test_force_color_does_not_make_a_pipe_a_terminal(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
     console = make_console()
     table = make_table("[bold]name", "number", right=("number",))
     table.add_row("[red]a[/red] :package: [/]", "1")

@@ -71,7 +71,7 @@ def _tune(*more: str) -> tuple[str, ...]:
     return ("tune", "bert", "--target", "c", "--db", "t.db", "--effort", "quick", "--trials", "2", *BOUNDS, *more)
 
 
-def test_tune_measures_every_task_and_says_what_is_dispatched(tuned: tuple[Path, dict[str, Any]]) -> None:
+def test_tune_measures_every_task_and_prints_dispatch(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, document = tuned
     assert (folder / "bert-c.rta").is_file() and document["artifact"] == "bert-c.rta"
     with open_store(f"sqlite:///{folder / 't.db'}", read_only=True) as store:
@@ -98,7 +98,7 @@ def test_the_same_command_again_measures_nothing_and_writes_the_same_bytes(
     assert (folder / "again.rta").read_bytes() == (folder / "bert-c.rta").read_bytes()
 
 
-def test_build_from_records_gives_the_same_bytes_and_its_policies_hold(tuned: tuple[Path, dict[str, Any]]) -> None:
+def test_build_from_records_repeats_bytes_and_obeys_policies(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = tuned
     for policy, kinds in (("measured", None), ("generic", {"generic"})):
         what = ("build", "bert", "--target", "c", "--db", "t.db", "--effort", "quick", *BOUNDS)
@@ -184,7 +184,7 @@ def test_wrong_inputs_are_one_paragraph(
     assert len(lines) == 1 and lines[0].startswith("error: ") and says in lines[0], done.stderr
 
 
-def test_an_interrupted_job_ends_with_130_and_keeps_its_records(tmp_path: Path) -> None:
+def test_interrupted_tune_exits_130_and_keeps_records(tmp_path: Path) -> None:
     make_bert(tmp_path / "bert")
     arguments = ("tune", "bert", "--target", "c", "--db", "t.db", "--effort", "quick", "--trials", "500", *BOUNDS)
     process = subprocess.Popen(

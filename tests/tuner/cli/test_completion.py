@@ -58,7 +58,7 @@ OFFERS = {
 }
 
 
-def test_words_that_are_known_are_offered() -> None:
+def test_completion_offers_known_words() -> None:
     script = (
         "import os\n"
         "from relax_tune.tuner.cli.app import main\n"

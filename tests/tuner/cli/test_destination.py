@@ -33,7 +33,7 @@ def test_the_same_model_is_written_again_and_another_is_not(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"precious notes", b"PK\x03\x04 cut short"])
-def test_a_file_that_is_no_artifact_stays(tmp_path: Path, content: bytes) -> None:
+def test_check_destination_keeps_foreign_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"model\.onnx is there already and is no whole artifact .*--overwrite"):

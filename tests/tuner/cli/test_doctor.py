@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
         ("POCL_DEVICES", "basic", "one thread"),
     ],
 )
-def test_variables_that_slow_things_down(name: str, value: str, says: str) -> None:
+def test_thread_advice_for_slow_variable_is_given(name: str, value: str, says: str) -> None:
     assert name in THREAD_VARIABLES and says in thread_advice(name, value, 4)
 
 
@@ -48,7 +48,7 @@ def test_variables_that_slow_things_down(name: str, value: str, says: str) -> No
         ("POCL_DEVICES", "pthread"),
     ],
 )
-def test_variables_that_do_no_harm(name: str, value: str) -> None:
+def test_thread_advice_for_harmless_variable_is_empty(name: str, value: str) -> None:
     assert thread_advice(name, value, 4) == ""
 
 
@@ -75,7 +75,7 @@ def test_every_package_of_an_extra_is_looked_for() -> None:
 
 
 @pytest.mark.ccompiler
-def test_a_device_that_computes_something_else_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_of_device_with_wrong_results_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe("c", "c") is None
     monkeypatch.setitem(doctor.PROBE, "c", "void probe(float *a) { a[3] = 9.0f; }\n")
     assert "9.0" in (probe("c", "c") or "")

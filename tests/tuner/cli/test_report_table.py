@@ -72,7 +72,7 @@ def test_every_task_has_a_row_and_shares_add_up(job: Job, rows: tuple[TaskRow, .
     assert [r.secs for r in rows] == sorted((r.secs for r in rows), key=lambda s: -(s or 0))
 
 
-def test_a_row_costs_what_its_plan_dispatches(job: Job, rows: tuple[TaskRow, ...]) -> None:
+def test_task_row_costs_follow_the_plan(job: Job, rows: tuple[TaskRow, ...]) -> None:
     plans = job.build().plans
     for row in rows:
         domain = job.choices[row.name].task.domain
@@ -98,7 +98,7 @@ def test_trials_count_failures_too(job: Job, rows: tuple[TaskRow, ...]) -> None:
     assert any(r.failed for r in rows)
 
 
-def test_both_variants_are_shown_where_they_are_dispatched(rows: tuple[TaskRow, ...]) -> None:
+def test_dispatch_table_shows_each_variant_with_its_range(rows: tuple[TaskRow, ...]) -> None:
     split = [r for r in rows if len(r.dispatch) > 1]
     assert split
     for row in split:
@@ -115,7 +115,7 @@ def test_tables_print_every_task(rows: tuple[TaskRow, ...]) -> None:
         assert all(row.name in text for row in rows)
 
 
-def test_symbols_are_named_as_the_model_names_them(job: Job) -> None:
+def test_symbol_labels_are_model_expressions(job: Job) -> None:
     labels = {label for choices in job.choices.values() for label in symbol_labels(choices.task)}
     assert "b*n" in labels and "n" in labels
 
@@ -143,7 +143,7 @@ POINTS = st.tuples(st.integers(0, 120), st.integers(0, 120))
 
 @settings(max_examples=80, deadline=None)
 @given(tests=st.lists(TESTS, min_size=1, max_size=5), point=POINTS)
-def test_a_range_holds_exactly_where_its_tests_do(tests: list[tuple[GuardTest, bool]], point: tuple[int, int]) -> None:
+def test_dispatch_ranges_agree_with_guards(tests: list[tuple[GuardTest, bool]], point: tuple[int, int]) -> None:
     entries = (PlanEntry(tuple(tests), "x"), PlanEntry((), "y"))
     (where, name), last = dispatch_ranges(entries, LABELS, {"x": "tuned x", "y": "generic"})
     assert (name, last) == ("tuned x", ("else", "generic"))

@@ -77,7 +77,7 @@ def test_effort_gives_the_number_of_candidates_and_trials_overrides_it() -> None
         ({}, {}, "[tune]\ntrials = 3", "tune"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_load_settings_wrong_value_is_named(
     tmp_path: Path, flags: dict[str, Any], environment: dict[str, str], file: str, says: str
 ) -> None:
     (tmp_path / "relax-tune.toml").write_text(file)
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named(
     assert says in str(caught.value) and "found" in str(caught.value)
 
 
-def test_other_variables_are_nobody_s_settings(tmp_path: Path) -> None:
+def test_load_settings_ignores_other_variables(tmp_path: Path) -> None:
     assert load_settings({}, {"RELAX_TUNE_CACHE": "x", "TARGET": "c"}, tmp_path) == Settings()
 
 
@@ -96,7 +96,7 @@ def test_a_seed_is_a_whole_number(seed: Any) -> None:
         Settings(seed=seed)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_settings_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "relax-tune.toml").write_text("seed = 1")
 
     def refuse(*_: object, **__: object) -> str:
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
         load_settings({}, {}, tmp_path)
 
 
-def test_a_wrong_value_is_blamed_on_where_it_stands(tmp_path: Path) -> None:
+def test_load_settings_error_names_the_source(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^RELAX_TUNE_EFFORT wants one of quick"):
         load_settings({}, {"RELAX_TUNE_EFFORT": "no"}, tmp_path)
     with pytest.raises(UserError, match=r"^--effort wants one of quick"):

@@ -132,7 +132,7 @@ def of_task(*more: str) -> tuple[str, ...]:
 # -- models -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_s_tasks_and_its_program_after_every_stage() -> None:
+def test_show_model_lists_tasks_and_program_after_every_stage() -> None:
     found = document("bert", "--bound", "b=1:4")
     tasks = {t["name"]: t for t in found["tasks"]}
     assert tasks[TASK]["calls"] == LAYERS == len(tasks[TASK]["sites"])
@@ -152,7 +152,7 @@ def test_a_model_s_tasks_and_its_program_after_every_stage() -> None:
     assert "Tasks" not in ok("bert", "--what", "program")
 
 
-def test_tasks_and_stages_of_joined_products_and_of_programs_that_branch() -> None:
+def test_show_merged_qkv_and_branching_programs() -> None:
     options = ("bert", "--bound", "b=1:4", "--qkv", "merged")
     passes = passes_for("merged")
     module = load_model("bert", {"b": (1, 4)})
@@ -170,7 +170,7 @@ def test_tasks_and_stages_of_joined_products_and_of_programs_that_branch() -> No
     assert "callee" not in ok("side.relax", "--after", "DeadCode")
 
 
-def test_wrong_stages_sections_and_tasks_name_the_right_ones() -> None:
+def test_show_wrong_name_error_lists_known_names() -> None:
     assert "FuseOps" in refused("bert", "--after", "Fuse") and "DeadCode.2" in refused("bert", "--after", "Fuse")
     assert "program, tasks" in refused("bert", "--what", "source")
     assert "sketches" in refused(*of_task("--what", "programme"))
@@ -194,14 +194,14 @@ def test_wrong_stages_sections_and_tasks_name_the_right_ones() -> None:
         ((TASK, "--target", "c", "--db", "r.db", "--of", "best", "--what", "text"), "--of does not apply"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(arguments: tuple[str, ...], says: str) -> None:
+def test_show_option_without_effect_is_refused(arguments: tuple[str, ...], says: str) -> None:
     assert says in refused(*arguments)
 
 
 # -- tasks --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_candidate_s_trace_runs_as_python_and_gives_its_loops_and_source() -> None:
+def test_show_trace_runs_as_python_and_gives_loops_and_source() -> None:
     found = document(*of_task())
     assert set(found) >= set(SECTIONS) and found["notes"] == []
     assert (found["candidates"], found["measurements"]) == (CANDIDATES + 1, 6 * (CANDIDATES + 1) + 1)
@@ -223,7 +223,7 @@ def test_the_best_candidate_s_trace_runs_as_python_and_gives_its_loops_and_sourc
     assert all(row["tuned"] < row["generic"] and row["dispatched"] == "tuned" for row in found["times"])
 
 
-def test_the_text_has_every_section_and_says_what_the_document_says() -> None:
+def test_show_text_agrees_with_json() -> None:
     text = ok(*of_task("--what", "all"))
     found = document(*of_task())
     for part in (
@@ -266,7 +266,7 @@ def test_other_variants_can_be_looked_at() -> None:
     assert known in refused(*of_task("--of", "nonsense"))
 
 
-def test_without_records_it_says_what_is_missing_and_how_to_get_it() -> None:
+def test_show_without_records_names_the_tune_command() -> None:
     found = document("bert", "--task", TASK, "--target", "c", "--db", "none.db")
     assert "no database" in found["notes"][0] and "relax-tune tune bert --target c" in found["notes"][-1]
     assert found["variant"]["kind"] == "generic" and found["candidates"] == 0
@@ -310,7 +310,7 @@ def test_an_altered_workload_is_not_shown_as_something_else(place: Path) -> None
 # -- what the cost model thinks -----------------------------------------------------------------------------------------
 
 
-def test_the_cost_model_predicts_candidates_it_never_saw() -> None:
+def test_show_model_predicts_unseen_candidates() -> None:
     model = document(*of_task())["model"]
     assert model["candidates"] == CANDIDATES and model["failed"] == 1
     measured = [sum(map(math.log, row["measured_secs"])) for row in model["rows"]]

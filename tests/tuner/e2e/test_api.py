@@ -42,7 +42,7 @@ def test_the_lists_of_names_agree() -> None:
 
 @pytest.mark.opencl
 @pytest.mark.ccompiler
-def test_a_build_that_calls_a_library_only_opens_where_it_was_built_for(tmp_path: Path) -> None:
+def test_artifact_with_library_opens_only_on_its_device(tmp_path: Path) -> None:
     graph = rt.GraphBuilder()
     x = graph.input("x", (graph.symbol("n", 1, 32), 8))
     w = np.ones((8, 4), np.float32)
@@ -69,7 +69,7 @@ def test_running_imports_nothing_of_the_tuner() -> None:
         assert heavy not in names
 
 
-def test_a_missing_package_is_named_with_its_extra() -> None:
+def test_api_missing_package_error_names_the_extra() -> None:
     script = (
         "import sys; sys.modules['sqlalchemy'] = None\n"
         "import relax_tune as rt\n"
@@ -83,7 +83,7 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
 
 
 @pytest.mark.parametrize("package", ["typer", "sqlalchemy"])
-def test_the_commands_name_a_missing_package_with_its_extra(package: str) -> None:
+def test_command_missing_package_error_names_the_extra(package: str) -> None:
     script = (
         f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['db', 'stats']\n"
         "from relax_tune.tuner.cli.start import main\n"
@@ -155,7 +155,7 @@ def test_precision_halves_the_weights_of_products() -> None:
 
 
 @pytest.mark.ccompiler
-def test_mistakes_say_what_was_wanted(tmp_path: Path) -> None:
+def test_api_wrong_argument_error_names_the_wanted(tmp_path: Path) -> None:
     module = row_scale()
     with pytest.raises(UserError, match="--strategy wants one of"):
         rt.tune(module, target="c", db="memory://", strategy="luck")
@@ -183,7 +183,7 @@ def test_rules_of_every_level_are_built(level: LevelName) -> None:
         np.testing.assert_array_equal(model.run([x])[0], 2 * x)
 
 
-def test_a_tensor_function_that_is_not_well_formed_is_shown() -> None:
+def test_api_ill_formed_function_error_shows_excerpt() -> None:
     own = rt.parse_prim_func(
         "@prim_func(outputs=1)\ndef own(x: Buffer((n,), f32), y: Buffer((n,), f32)):\n    for i in serial(n):\n        x[i] = y[i]"
     )

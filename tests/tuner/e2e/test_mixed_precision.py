@@ -23,7 +23,7 @@ COSINE = 1 - 2 * 9.2e-5
 
 
 @pytest.mark.parametrize("kind", DEVICES)
-def test_embeddings_point_where_the_original_s_do(kind: str, tmp_path: Path) -> None:
+def test_bf16_embeddings_agree_with_f32(kind: str, tmp_path: Path) -> None:
     made = reference_inputs()
     module = load_model(minilm_folder(), {"b": (1, 8), "n": (1, 512)})
     with opened(kind) as device, np.load(DATA / "minilm_reference.npz") as reference:

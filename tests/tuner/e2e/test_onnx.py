@@ -64,7 +64,7 @@ def test_embeddings_are_the_folder_s_and_the_original_s(kind: str, onnx_path: Pa
             assert np.abs(onnx - wanted[f"embeddings_{b}_{n}"]).max() <= 1e-4, (b, n)
 
 
-def test_functions_that_compute_the_same_are_the_same_tasks(onnx_path: Path) -> None:
+def test_onnx_equal_functions_are_equal_tasks(onnx_path: Path) -> None:
     store = MemoryStore()
     settings = replace(QUICK, attention="unfused")  # as the exported graph has it
     folder, onnx = (job_of(p, PAPER_DEVICE, settings, store) for p in (minilm_folder(), onnx_path))

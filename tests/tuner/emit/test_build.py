@@ -120,7 +120,7 @@ def test_a_build_does_not_change_the_store() -> None:
     assert not job.store.plans(job.target.key)
 
 
-def test_the_program_verifies_and_dispatches_what_the_plan_says() -> None:
+def test_program_verifies_and_follows_the_plan() -> None:
     job, _ = _tuned(feed_forward)
     built = job.build()
     assert program_from_json(built.program.to_json()) == built.program
@@ -129,7 +129,7 @@ def test_the_program_verifies_and_dispatches_what_the_plan_says() -> None:
         assert [v.label for v in call.variants] == [plan.variants[k].kind for k in plan.plan.variants]
 
 
-def test_no_records_dispatch_the_generic_form_and_say_so() -> None:
+def test_build_without_records_dispatches_the_generic_form_with_a_note() -> None:
     job = paper_job(feed_forward)
     built = job.build()
     assert {v.label for c in built.program.calls for v in c.variants} == {"generic"}
@@ -190,7 +190,7 @@ def test_unchecked_records_never_win(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("where", [0, -1])
-def test_a_variant_that_ever_failed_never_wins(stage: Stage, where: int) -> None:
+def test_failed_variant_never_wins(stage: Stage, where: int) -> None:
     task, target = stage.task, stage.job.target.key
     failure = Measurement("f", task.key, target, stage.fast, {}, "failed", "wrong-result", "element 3 is off")
     records = stage.records(stage.fast, 1e-6)
@@ -233,7 +233,7 @@ def test_all_samples_of_a_variant_count(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("records", ["not a trace", "value outside its domain", "no such tunable"])
-def test_a_record_that_no_longer_applies_is_passed_over(stage: Stage, records: str) -> None:
+def test_inapplicable_record_is_passed_over(stage: Stage, records: str) -> None:
     trace = json.loads(stage.fast.trace)
     odd = {
         "not a trace": replace(stage.fast, trace="[1, 2]"),
@@ -246,7 +246,7 @@ def test_a_record_that_no_longer_applies_is_passed_over(stage: Stage, records: s
         assert stage.winners(*spoiled) == {stage.choices.generic().key}
 
 
-def test_a_sketch_that_cannot_be_made_any_more_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_sketch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps fail: found out only when the winner is put together."""
     stage = Stage()
     job = paper_job(row_scale, fresh=True)
@@ -280,7 +280,7 @@ def test_a_kernel_must_beat_the_library_beyond_noise() -> None:
     assert stage.winners(*measured, *far) == {stage.fast.key}
 
 
-def test_without_the_library_here_its_records_do_not_win() -> None:
+def test_records_of_missing_library_do_not_win() -> None:
     stage = Stage(feed_forward)
     (library, *_) = stage.choices.library_variants()
     without = replace(stage.choices, alternatives=(), _programs={}, _stages={})
@@ -288,7 +288,7 @@ def test_without_the_library_here_its_records_do_not_win() -> None:
     assert set(plan_task(without, records).plan.variants) == {stage.slow.key}
 
 
-def test_library_variants_keep_the_keys_that_records_have() -> None:
+def test_library_variants_keep_recorded_keys() -> None:
     task = next(iter(paper_job(feed_forward).choices.values())).task
     found = {v.sketch: v.key[:10] for v in choices_of(task.func, task.domain).library_variants()}
     assert found == {

@@ -67,13 +67,13 @@ def on(info: DeviceInfo) -> set[str]:
     return {r for c in choices for v in c.library_variants() for r in routines_of(v)}
 
 
-def test_it_is_offered_to_opencl_devices_it_is_beside() -> None:
+def test_clblast_is_offered_only_to_opencl_devices_with_it() -> None:
     assert on(PAPER_OPENCL) == {"clblast.sgemm"}
     assert not on(replace(PAPER_OPENCL, libraries=())) and not on(replace(PAPER_DEVICE, libraries=LIBRARIES))
     assert on(PAPER_DEVICE) == {"openblas.sgemm"}
 
 
-def test_it_is_timed_and_dispatched_and_noted_where_it_is_missing_or_another() -> None:
+def test_clblast_is_dispatched_and_noted_when_missing_or_changed() -> None:
     runner, store = RecordedRunner(by_library, info=PAPER_OPENCL), MemoryStore()
     job = Job(product(), PAPER_OPENCL, store, QUICK)
     job.tune(runner)
@@ -98,7 +98,7 @@ def test_it_is_timed_and_dispatched_and_noted_where_it_is_missing_or_another() -
     "real", [pytest.param(True, marks=pytest.mark.clblast), pytest.param(False, marks=pytest.mark.opencl)]
 )
 @pytest.mark.parametrize(("batched", "asked"), [(False, {"gemm", "gemv"}), (True, {"batched", "gemm", "gemv"})])
-def test_an_artifact_calls_it(batched: bool, asked: set[str], real: bool, tmp_path: Path) -> None:
+def test_artifact_calls_clblast(batched: bool, asked: set[str], real: bool, tmp_path: Path) -> None:
     module = products() if batched else product()
     with opened("opencl") as device:
         info = replace(device.info, libraries=LIBRARIES)
@@ -121,7 +121,7 @@ def test_an_artifact_calls_it(batched: bool, asked: set[str], real: bool, tmp_pa
 
 @pytest.mark.clblast
 @pytest.mark.slow
-def test_the_real_one_is_measured(tmp_path: Path) -> None:
+def test_installed_clblast_is_measured(tmp_path: Path) -> None:
     installed()
     with opened("opencl"):
         pass

@@ -52,14 +52,14 @@ def on(info: DeviceInfo, dtype: DType) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
-def test_they_are_offered_for_the_type_they_read(dtype: DType) -> None:
+def test_cublas_routines_are_offered_for_their_operand_type(dtype: DType) -> None:
     assert on(PAPER_CUDA, dtype) == {f"cublas.gemm_{dtype}", f"cublaslt.matmul_{dtype}"}
     assert not on(replace(PAPER_CUDA, kind="opencl"), dtype)
 
 
 @pytest.mark.ccompiler
 @pytest.mark.parametrize("dtype", [f32, f16], ids=str)
-def test_an_artifact_calls_them(dtype: DType, tmp_path: Path) -> None:
+def test_artifact_calls_cublas_routines(dtype: DType, tmp_path: Path) -> None:
     driver, module = EmulatedDriver(), product(dtype)
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(tmp_path), lambda: driver)
     asked = StandIn(library_folder(tmp_path) / NAMES[0], driver)
@@ -81,7 +81,7 @@ def test_an_artifact_calls_them(dtype: DType, tmp_path: Path) -> None:
 
 
 @pytest.mark.ccompiler
-def test_they_reach_a_device_that_stands_before_another(tmp_path: Path) -> None:
+def test_cublas_binds_through_a_device_wrapper(tmp_path: Path) -> None:
     """As it does while candidates are measured."""
     driver = EmulatedDriver()
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(tmp_path), lambda: driver)
@@ -96,7 +96,7 @@ def test_they_reach_a_device_that_stands_before_another(tmp_path: Path) -> None:
     device.close()
 
 
-def test_what_they_would_have_gained_is_said_where_they_are_missing() -> None:
+def test_missing_cublas_note_states_the_gain() -> None:
     runner = RecordedRunner(lambda program, symbols: 1e-6 if routines(program) else 1.0, info=PAPER_CUDA)
     store = MemoryStore()
     job = Job(product(), PAPER_CUDA, store, QUICK)

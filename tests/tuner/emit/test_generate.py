@@ -101,7 +101,7 @@ def test_generation_ends(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
         assert all(t.shape == (2,) and t.dtype == np.int64 and (t < VOCABULARY).all() for t in whole)
 
 
-def test_a_model_without_these_functions_is_refused() -> None:
+def test_generate_without_decoder_functions_is_refused() -> None:
     g = rt.GraphBuilder()
     x = g.input("x", (g.symbol("n"), 2))
     artifact = rt.build(g.finish(g.call(Relu(), x)), target="c", db="memory://")

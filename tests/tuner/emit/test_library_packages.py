@@ -51,7 +51,7 @@ def installed(folder: Path, libraries: str, alternatives: str) -> None:
 
 
 @pytest.mark.ccompiler
-def test_a_routine_of_ones_own_is_measured_and_dispatched(package: Path, tmp_path: Path) -> None:
+def test_user_routine_is_measured_and_dispatched(package: Path, tmp_path: Path) -> None:
     graph = rt.GraphBuilder()
     x = graph.input("x", (2, graph.symbol("n", 1, 32), 9))
     module, records = graph.finish(graph.call(Softmax(), x)), tmp_path / "records.db"
@@ -84,7 +84,7 @@ def test_a_routine_of_ones_own_is_measured_and_dispatched(package: Path, tmp_pat
         ("", "relax_tune.ir.passes.library.library_forms:ALTERNATIVES", r"wanted one entry for 'openblas\.sgemm', found a second"),
     ],
 )  # fmt: skip
-def test_a_package_that_is_wrong_is_named(package: Path, library: str, alternative: str, message: str) -> None:
+def test_wrong_library_package_is_named(package: Path, library: str, alternative: str, message: str) -> None:
     if "openblas" in library and importlib.util.find_spec("scipy_openblas32") is None:
         pytest.skip("needs the scipy-openblas32 package")
     installed(package, library or POINTS["libraries"], alternative or POINTS["alternatives"])

@@ -142,7 +142,7 @@ def attention() -> tuple[IRModule, list[Array]]:
 
 @pytest.mark.parametrize("kind", DEVICES)
 @pytest.mark.parametrize("make", [elementwise, along_axes, windows, small_numbers, attention])
-def test_kernels_compute_what_numpy_says(kind: str, make: Any) -> None:
+def test_operator_kernels_agree_with_numpy(kind: str, make: Any) -> None:
     module, inputs = make()
     with opened(kind) as device:
         spots = {b.var.name: Range(b.lower + 1, b.lower + 1) for b in module.bounds}

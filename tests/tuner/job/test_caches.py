@@ -39,7 +39,7 @@ def test_more_is_read_than_the_caches_hold() -> None:
     assert flushed_bytes({}) == 32 << 20
 
 
-def test_a_device_without_such_a_kernel_says_so() -> None:
+def test_cache_flush_of_unknown_device_raises() -> None:
     class Other:
         info = DeviceInfo("abacus", "abacus", (), ())
 
@@ -73,7 +73,7 @@ def test_records_of_the_two_regimes_never_mix() -> None:
     assert not warm.build().notes
 
 
-def test_regimes_are_named_alike_where_they_are_measured_and_recorded() -> None:
+def test_regime_names_of_measuring_and_records_agree() -> None:
     assert REGIMES == RECORDED
 
 

@@ -205,7 +205,7 @@ def test_tasks_are_unique_and_named_by_content() -> None:
     ]
 
 
-def test_overrides_narrow_what_is_tuned_and_must_exist() -> None:
+def test_overrides_narrow_the_ranges_and_must_name_symbols() -> None:
     job = Job(feed_forward(), PAPER_DEVICE, MemoryStore(), QUICK, overrides={"n": Range(4, 8)})
     assert all(p[0] in range(4, 9) for t in job.tasks for p in t.domain.points)
     assert job.build().program.symbols[0].upper == 128
@@ -220,7 +220,7 @@ def test_bounds_are_read_or_refused() -> None:
             parse_bounds([wrong])
 
 
-def test_a_path_that_is_no_model_is_an_error_that_says_what_is_wanted(tmp_path: Path) -> None:
+def test_path_without_model_error_names_model_kinds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         load_model(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
@@ -235,7 +235,7 @@ def test_a_device_is_known_without_a_runner() -> None:
 
 
 @pytest.mark.ccompiler
-def test_a_task_with_a_symbol_that_is_no_dim_of_an_input_is_tuned() -> None:
+def test_task_with_scalar_symbol_is_tuned() -> None:
     """`k` reaches the kernel as an explicit scalar; measuring gives it a value as it does to every symbol."""
     s, k = Var("s"), Var("k")
     b = TensorBuilder("scale")

@@ -37,11 +37,11 @@ def test_names_are_all_different_and_alive() -> None:
     assert all(len(name) < 200 and int(parts(name)[1]) == os.getpid() for name in names)
 
 
-def test_a_process_that_ended_is_known_to_have() -> None:
+def test_lives_of_ended_process_is_false() -> None:
     assert lives(dead_holder()) is False
 
 
-def test_a_process_that_ended_and_was_not_waited_for_has_ended() -> None:
+def test_lives_of_zombie_process_is_false() -> None:
     code = "from relax_tune.tuner.job.job_names import new_holder; print(new_holder(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -78,7 +78,7 @@ def test_of_other_machines_and_other_names_nothing_is_known(change: Callable[[st
     assert lives(change(new_holder())) is None
 
 
-def test_where_there_is_no_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lives_without_proc_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     dead, alive = dead_holder(), new_holder()
     monkeypatch.setattr(job_names, "_machine", lambda: None)
     assert lives(dead) is lives(alive) is lives(new_holder()) is None
@@ -88,7 +88,7 @@ def test_where_there_is_no_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("who", ["dead", "elsewhere", "alive"])
-def test_only_the_lease_of_a_dead_holder_on_this_machine_is_taken(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_of_dead_local_holder_is_taken(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = {"dead": dead_holder, "alive": new_holder, "elsewhere": lambda: new_holder()[:-16] + "0123456789abcdef"}[
         who
     ]()
@@ -116,7 +116,7 @@ def test_only_the_lease_of_a_dead_holder_on_this_machine_is_taken(who: str, monk
 # -- the list of jobs ---------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_was_killed_is_not_called_running() -> None:
+def test_killed_job_is_not_listed_as_running() -> None:
     dead, alive = dead_holder(), new_holder()
     assert state_of(JobRecord(dead, "{}", "running")) == "interrupted"
     assert state_of(JobRecord(alive, "{}", "running")) == "running"
@@ -124,7 +124,7 @@ def test_a_job_that_was_killed_is_not_called_running() -> None:
         assert state_of(JobRecord(dead, "{}", state)) == state  # type: ignore[arg-type]
 
 
-def test_a_job_elsewhere_runs_as_long_as_it_was_seen_lately() -> None:
+def test_remote_job_seen_lately_is_running() -> None:
     far = new_holder()[:-16] + "0123456789abcdef"
     for ago, state in ((0.0, "running"), (SILENT_SECS + 1, "interrupted"), (-1e6, "interrupted")):
         job = JobRecord(far, json.dumps({"seen_at": 1e6 - ago}), "running")
@@ -133,7 +133,7 @@ def test_a_job_elsewhere_runs_as_long_as_it_was_seen_lately() -> None:
         assert state_of(JobRecord(far, settings, "running"), now=1e6) == "interrupted"
 
 
-def test_a_new_job_writes_down_which_others_have_died() -> None:
+def test_new_job_records_dead_jobs() -> None:
     store = MemoryStore()
     dead, alive = JobRecord(dead_holder(), '{"a":1}', "running"), JobRecord(new_holder(), "{}", "running")
     for job in (dead, alive):

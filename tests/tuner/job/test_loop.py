@@ -73,7 +73,7 @@ def half_fail(program: Any, symbols: Any) -> float | str:
     return "too many registers" if odd and tuned else by_text(program, symbols)
 
 
-def test_trials_are_recorded_with_their_failures_and_a_second_run_measures_nothing() -> None:
+def test_loop_records_trials_and_failures_and_second_run_measures_nothing() -> None:
     store, runner, seen = MemoryStore(), RecordedRunner(half_fail), list[TuningProgress]()
     job = paper_job(feed_forward, store, FOUR)
     job.report = seen.append
@@ -98,7 +98,7 @@ def test_trials_are_recorded_with_their_failures_and_a_second_run_measures_nothi
     assert [j.state for j in store.jobs()] == ["done", "done"]
 
 
-def test_more_trials_go_on_where_the_last_job_ended() -> None:
+def test_loop_with_more_trials_continues_the_last_job() -> None:
     store = MemoryStore()
     paper_job(feed_forward, store, QUICK).tune(RecordedRunner())
     runner = RecordedRunner()
@@ -106,7 +106,7 @@ def test_more_trials_go_on_where_the_last_job_ended() -> None:
     assert result.trials == 2 * len(paper_job(feed_forward).tasks)
 
 
-def test_another_range_is_measured_and_shares_what_it_can() -> None:
+def test_loop_over_another_range_shares_records() -> None:
     """Records are of shapes: a range with other anchors asks for those, and first of the candidates that did well."""
     store = MemoryStore()
     narrow = paper_job(row_scale, store, FOUR)
@@ -132,7 +132,7 @@ def test_another_range_is_measured_and_shares_what_it_can() -> None:
     assert not third.batches
 
 
-def test_contenders_are_timed_twice_and_hopeless_ones_are_not() -> None:
+def test_loop_times_contenders_twice_and_hopeless_variants_once() -> None:
     def answer(program: Any, symbols: Any) -> float | str:
         return 1e-3 if program.calls[0].variants[0].label == "generic" else 1e-9 * len(program.kernels[0].source)
 
@@ -151,7 +151,7 @@ def test_no_trials_still_times_the_library_and_the_generic_form() -> None:
     assert result.trials == 0 and {r.variant.kind for r in all_records(job)} == {"generic", "library"}
 
 
-def test_every_task_has_its_baselines_before_any_has_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_measures_all_baselines_before_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stops a job early finds the library's times."""
     runner, begun, make = RecordedRunner(), list[int](), loop.make_strategy
     monkeypatch.setattr(loop, "make_strategy", lambda *x: (begun.append(len(runner.batches)), make(*x))[1])
@@ -168,7 +168,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("error", [Stop("interrupted"), MeasureError("the device is gone")])
-def test_a_job_that_ends_in_the_middle_resumes_to_the_same_total(error: BaseException) -> None:
+def test_interrupted_loop_resumes_to_the_same_total(error: BaseException) -> None:
     whole = paper_job(feed_forward, settings=FOUR)
     whole.tune(RecordedRunner())
 
@@ -207,7 +207,7 @@ def test_a_job_that_ends_in_the_middle_resumes_to_the_same_total(error: BaseExce
 
 
 @pytest.mark.parametrize("part", ["sketches", "reference", "program", "baselines"])
-def test_a_task_that_cannot_be_tuned_never_stops_the_others(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untunable_task_does_not_stop_the_loop(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     job = paper_job(feed_forward, store, QUICK, fresh=part != "reference")
     bad = job.tasks[1]
@@ -252,7 +252,7 @@ def test_a_task_that_cannot_be_tuned_never_stops_the_others(part: str, monkeypat
         assert paper_job(feed_forward, store, QUICK, fresh=part != "reference").tune(again).measurements == 0
 
 
-def test_a_reference_that_fails_leaves_a_build_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_reference_leaves_a_working_build(monkeypatch: pytest.MonkeyPatch) -> None:
     def check_case(task: Any, number: int) -> Any:
         raise VerifyError("the reference cannot read this")
 

@@ -22,7 +22,7 @@ seconds = st.floats(1e-7, 1e-1)
 
 
 @given(st.lists(seconds, max_size=40), st.integers(0, 40), st.integers(1, 16), seconds, st.randoms())
-def test_a_saving_is_a_share_of_what_is_dispatched_and_knows_no_order(
+def test_saving_is_a_share_of_dispatched_time_in_any_order(
     times: list[float], failed: int, batch: int, other: float, shuffle: Any
 ) -> None:
     dispatched = min([*times, other])
@@ -36,7 +36,7 @@ def test_a_saving_is_a_share_of_what_is_dispatched_and_knows_no_order(
     assert expected_saving([7 * t for t in times], tried, batch, 7 * dispatched) == pytest.approx(7 * saving)
 
 
-def test_what_lies_far_behind_the_library_saves_nothing_and_a_plateau_little() -> None:
+def test_saving_far_behind_the_library_is_zero_and_on_a_plateau_small() -> None:
     times = [1.0, 1.1, 1.3, 1.6]
     assert expected_saving(times, 8, 8, 1.0) > 50 * expected_saving(times, 8, 8, 0.2) > 0
     flat = [1.0 + 1e-4 * i for i in range(32)]
@@ -77,7 +77,7 @@ def test_savings_beat_equal_shares_for_the_same_trials() -> None:
     assert np.mean(np.array(ours) < np.array(equal)) > 0.7
 
 
-def test_the_loop_spends_where_the_model_takes_its_time() -> None:
+def test_loop_spends_trials_on_the_costliest_tasks() -> None:
     job = paper_job(attention, settings=replace(QUICK, trials=12))
     heavy = str(job.tasks[-1].name)
 

@@ -91,7 +91,7 @@ def share(jobs: int, sql_url: str, folder: Path, running: list[JobProcess], whol
         load_artifact(folder / f"job{i}.rta")
 
 
-def test_one_of_two_is_killed_and_the_other_finishes_everything(
+def test_two_tunes_with_one_killed_finish_everything(
     sql_url: str, folder: Path, running: list[JobProcess], whole: Done
 ) -> None:
     """The lease of the killed one runs for another minute by its clock; the other does not wait for that."""

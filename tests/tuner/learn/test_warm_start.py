@@ -122,7 +122,7 @@ def test_each_source_is_told(small: Choices, wide: Choices, source: str) -> None
     assert np.nanmin(found.log_time) > -12 and np.nanmax(found.log_time) < 12
 
 
-def test_what_does_not_count_is_left_out(small: Choices, wide: Choices) -> None:
+def test_history_leaves_out_unusable_records(small: Choices, wide: Choices) -> None:
     anchors = small.task.domain.points
     assert (
         history(store_with(small, records(small, HERE, 20, anchors)), small) is None
@@ -185,7 +185,7 @@ def test_the_cost_is_bounded(small: Choices, wide: Choices, monkeypatch: pytest.
     assert asked and all(limit is not None and limit <= 4 * warm_start.OWN_ROWS for limit in asked)
 
 
-def test_what_another_task_taught_helps_a_search(small: Choices, wide: Choices) -> None:
+def test_history_of_another_task_speeds_up_search(small: Choices, wide: Choices) -> None:
     """Sixteen trials of one product with and without the records of a wider one; times are those of `seconds`."""
     rows = history(store_with(wide, records(wide, HERE, 150, POINTS)), small)
     points = points_array(small.task.domain.points)

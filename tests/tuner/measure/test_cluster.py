@@ -52,7 +52,7 @@ def test_a_lost_worker_costs_no_result(scheduler: tuple[ClusterProcess, str]) ->
 
 @needs_compiler
 @pytest.mark.ccompiler
-def test_what_keeps_losing_workers_is_given_up(scheduler: tuple[ClusterProcess, str]) -> None:
+def test_request_that_loses_workers_is_given_up(scheduler: tuple[ClusterProcess, str]) -> None:
     _, address = scheduler
     first = start_worker(address, ["c"])
     endless = MeasureRequest("endless", program("hang", "c").to_json(), (), ({"n": 1},), POLICY, deadline_secs=600.0)
@@ -65,12 +65,12 @@ def test_what_keeps_losing_workers_is_given_up(scheduler: tuple[ClusterProcess, 
     assert result.stage == "crash" and "1 workers lost" in result.message
 
 
-def test_a_label_nobody_carries_is_an_error_within_the_limit(scheduler: tuple[ClusterProcess, str]) -> None:
+def test_label_without_worker_raises_in_time(scheduler: tuple[ClusterProcess, str]) -> None:
     with pytest.raises(MeasureError, match=r"'abacus'.* within 0\.5 s"):
         DaskRunner(scheduler[1], "abacus", open_secs=0.5)
 
 
-def test_a_label_whose_device_does_not_exist_is_an_error_that_says_so(scheduler: tuple[ClusterProcess, str]) -> None:
+def test_label_with_missing_device_raises(scheduler: tuple[ClusterProcess, str]) -> None:
     with start_worker(scheduler[1], ["abacus"]), pytest.raises(MeasureError, match=r"wanted a device .*found .abacus."):
         DaskRunner(scheduler[1], "abacus")
 
@@ -137,7 +137,7 @@ def test_beyond_loopback_certificates_are_needed(address: str) -> None:
     ["", "8786", "http://127.0.0.1:1", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://127.0.0.1:many", "tcp://[::1:8",
      "tcp://127.0.0.1:99999", "tls://me@127.0.0.1:1", "tls://127.0.0.1:1/x"],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_wrong_scheduler_address_is_refused(address: str) -> None:
     with pytest.raises(MeasureError, match="address"):
         check_address(address, None)
 
@@ -158,7 +158,7 @@ def test_without_certificates_nothing_listens_beyond_loopback(scheduler: tuple[C
 
 @needs_compiler
 @pytest.mark.ccompiler
-def test_a_worker_that_answers_nonsense_costs_one_error(scheduler: tuple[ClusterProcess, str]) -> None:
+def test_nonsense_answer_of_worker_is_one_error(scheduler: tuple[ClusterProcess, str]) -> None:
     good = json.dumps(
         {"kind": "c", "name": "a", "fingerprint": [["b", "c"]], "limits": [["d", 1]], "libraries": [["e", "f"]]}
     )

@@ -53,7 +53,7 @@ def requests(draw: st.DrawFn) -> list[MeasureRequest]:
 
 @settings(max_examples=40, deadline=None)
 @given(requests())
-def test_a_batch_survives_its_trip(batch: list[MeasureRequest]) -> None:
+def test_batch_codec_round_trips(batch: list[MeasureRequest]) -> None:
     again = decode_batch(encode_batch(batch))
     assert len(again) == len(batch)
     for old, new in zip(batch, again):
@@ -85,7 +85,7 @@ def batch_of(*expected: np.ndarray) -> list[MeasureRequest]:
     ]
 
 
-def test_large_arrays_go_beside_the_text_and_stay_for_the_batch_that_follows(tmp_path: Path) -> None:
+def test_codec_writes_large_arrays_to_files_once(tmp_path: Path) -> None:
     first, second, small = np.arange(9000.0), np.ones((70, 90), np.float32).T, np.arange(3)
     text = encode_batch(batch_of(first, second, first.copy(), small), tmp_path)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -128,7 +128,7 @@ bad = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(good | bad, unique_by=lambda result: result.id, max_size=5))
-def test_results_survive_their_trip(results: list[MeasureResult]) -> None:
+def test_result_codec_round_trips(results: list[MeasureResult]) -> None:
     assert decode_results(encode_results(results)) == results
 
 
@@ -162,18 +162,18 @@ def test_a_foreign_answer_is_refused_by_field(path: tuple[str | int, ...], value
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": [3]}', '{"results": {}}', "nonsense"])
-def test_text_that_is_no_answer_is_refused(text: str) -> None:
+def test_codec_malformed_answer_is_refused(text: str) -> None:
     with pytest.raises(MeasureError):
         decode_results(text)
 
 
-def test_ids_that_repeat_are_refused() -> None:
+def test_codec_repeated_ids_are_refused() -> None:
     text = encode_results([MeasureResult("a", "ok"), MeasureResult("a", "ok")])
     with pytest.raises(MeasureError, match="differ"):
         decode_results(text)
 
 
-def test_messages_that_cannot_be_meant_are_refused_when_made() -> None:
+def test_messages_with_impossible_values_are_refused() -> None:
     with pytest.raises(MeasureError, match="rtol"):
         CheckCase({}, 0, (np.zeros(1),), (), (0.0,))
     with pytest.raises(MeasureError, match="min_repeats"):

@@ -23,7 +23,7 @@ def passes(found: float, wanted: float) -> bool:
 
 @given(st.sampled_from([1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 5]), st.integers(0, 1 << 20),
        st.sampled_from(SPECIAL), st.sampled_from(SPECIAL))  # fmt: skip
-def test_one_element_decides_wherever_it_is(size: int, at: int, found: float, wanted: float) -> None:
+def test_compare_single_wrong_element_fails(size: int, at: int, found: float, wanted: float) -> None:
     ours, reference = np.full(size, 2.0, np.float32), np.full(size, 2.001, np.float64).astype(np.float32)
     ours[at % size], reference[at % size] = found, wanted
     text = difference("y", ours, reference, RTOL, ATOL)

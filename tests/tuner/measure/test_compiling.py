@@ -39,7 +39,7 @@ def test_units_hold_one_language() -> None:
 
 @pytest.mark.parametrize("language", ["c", "opencl"])
 @given(st.lists(st.booleans(), min_size=1, max_size=14), st.sets(st.integers(0, 13)))
-def test_who_is_to_be_alone_is_compiled_alone(language: str, broken: list[bool], alone: set[int]) -> None:
+def test_suspect_kernel_is_compiled_alone(language: str, broken: list[bool], alone: set[int]) -> None:
     class Compiler:
         """Refuses every unit with a broken kernel in it."""
 
@@ -65,9 +65,7 @@ def test_who_is_to_be_alone_is_compiled_alone(language: str, broken: list[bool],
 
 
 @pytest.mark.parametrize(("kind", "at_once"), [("c", 3), ("cuda", 3), ("opencl", 1)])
-def test_as_many_compile_at_once_as_there_are_processors(
-    monkeypatch: pytest.MonkeyPatch, kind: str, at_once: int
-) -> None:
+def test_compilations_at_once_equal_processors(monkeypatch: pytest.MonkeyPatch, kind: str, at_once: int) -> None:
     monkeypatch.setattr(compiling.host, "usable_cpus", lambda: 3)
     meeting = threading.Barrier(at_once)
 

@@ -60,7 +60,7 @@ def test_an_error_inside_a_shield_is_not_lost_and_nothing_is_raised_without_a_si
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_what_is_ignored_stays_ignored_and_other_threads_may_use_shields() -> None:
+def test_shielded_keeps_ignored_signals_and_works_in_threads() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with shielded():
         signal.raise_signal(signal.SIGINT)
@@ -77,7 +77,7 @@ def test_what_is_ignored_stays_ignored_and_other_threads_may_use_shields() -> No
     assert done == [1]
 
 
-def test_a_commit_that_is_interrupted_is_whole() -> None:
+def test_interrupted_commit_is_whole() -> None:
     class Struck(MemoryStore):
         def add_measurements(self, batch: Iterable[Measurement]) -> int:
             signal.raise_signal(signal.SIGINT)
@@ -122,7 +122,7 @@ start.main()
 """
 
 
-def test_an_interruption_that_python_drops_comes_again() -> None:
+def test_interruption_in_destructor_is_raised_again() -> None:
     """In a destructor an exception cannot be passed on: Python prints it and goes on."""
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=60)
@@ -130,7 +130,7 @@ def test_an_interruption_that_python_drops_comes_again() -> None:
     assert done.returncode == 130 and done.stderr.splitlines() == [SENTENCE]
 
 
-def test_what_is_ignored_on_purpose_does_not_interrupt() -> None:
+def test_ignored_signal_does_not_interrupt() -> None:
     """`nohup relax-tune ...`, or one in the background of a script."""
     code = (
         "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
@@ -145,7 +145,7 @@ def test_what_is_ignored_on_purpose_does_not_interrupt() -> None:
 # -- folders of killed runners ------------------------------------------------------------------------------------------
 
 
-def test_a_killed_owner_s_folder_is_swept_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_folder_of_killed_owner_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
     code = (

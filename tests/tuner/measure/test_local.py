@@ -48,12 +48,12 @@ def wait_until_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("spec", ["abacus", "opencl:no such device"])
-def test_a_device_that_does_not_exist_is_an_error_that_says_so(spec: str) -> None:
+def test_runner_of_missing_device_raises(spec: str) -> None:
     with pytest.raises(MeasureError, match=spec):
         LocalRunner(spec)
 
 
-def test_a_device_that_does_not_open_in_time_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_runner_of_slow_device_raises(tmp_path: Path) -> None:
     # A compiler that never answers: opening the C device asks gcc for its version.
     (tmp_path / "gcc").write_text("#!/bin/sh\nsleep 600\n")
     (tmp_path / "gcc").chmod(0o755)
@@ -82,7 +82,7 @@ def test_the_child_and_its_group_end_with_the_runner() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "hanging"])
-def test_the_child_ends_when_its_supervisor_is_killed(busy: bool) -> None:
+def test_child_of_killed_supervisor_ends(busy: bool) -> None:
     root = Path(__file__).parents[3]
     code = (
         f"import sys, time; sys.path.insert(0, {str(root)!r})\n"
@@ -108,7 +108,7 @@ def test_a_child_killed_from_outside_costs_nothing(runner: LocalRunner) -> None:
     assert [result.status for result in future.result(LIMIT_SECS)] == ["ok"] * 20
 
 
-def test_who_breaks_memory_does_not_fail_a_neighbour(runner: LocalRunner) -> None:
+def test_memory_corruption_fails_only_its_candidate(runner: LocalRunner) -> None:
     # It passes its own check, then leaves shared constants changed: the next candidate must not pay for that.
     subject = program("good", "c")
     body = (
@@ -123,16 +123,14 @@ def test_who_breaks_memory_does_not_fail_a_neighbour(runner: LocalRunner) -> Non
     assert found["good"].status == "ok"
 
 
-def test_several_crashes_and_hangs_lose_no_one(runner: LocalRunner) -> None:
+def test_crashes_and_hangs_lose_no_request(runner: LocalRunner) -> None:
     kinds = ["crash", "good", "hang", "crash", "also-good"]
     batch = [request(kind, "c", id=f"{at}", deadline_secs=1.0) for at, kind in enumerate(kinds)]
     stages = [result.stage for result in runner.submit(batch).result(LIMIT_SECS)]
     assert stages == ["crash", None, "timeout", "crash", None]
 
 
-def test_a_process_that_hangs_between_requests_costs_none_its_result(
-    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hang_between_requests_loses_no_result(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, ends = runner._attempt, [_Blame("timeout", (), "idle")]
     monkeypatch.setattr(runner, "_attempt", lambda *given: ends.pop() if ends else whole(*given))
     (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
@@ -142,7 +140,7 @@ def test_a_process_that_hangs_between_requests_costs_none_its_result(
     assert result.stage == "timeout"
 
 
-def test_a_compiler_that_hangs_fails_only_its_candidate(runner: LocalRunner) -> None:
+def test_hanging_compiler_fails_only_its_candidate(runner: LocalRunner) -> None:
     # gcc expands this for minutes; in one unit with its neighbours it holds them up, alone only itself.
     bomb = "".join(f"#define M{at + 1} M{at} M{at} M{at} M{at}\n" for at in range(14))
     subject = program("good", "c", name="bomb")
@@ -158,7 +156,7 @@ def test_a_compiler_that_hangs_fails_only_its_candidate(runner: LocalRunner) -> 
     assert "compile" in results[0].message
 
 
-def test_frames_and_progress_survive_their_pipe(tmp_path: Path) -> None:
+def test_frames_and_progress_round_trip(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     reader = FrameReader(reads)
     assert reader.next(0.0) is None and not reader.ended
@@ -178,7 +176,7 @@ def test_frames_and_progress_survive_their_pipe(tmp_path: Path) -> None:
         assert cleared is not None and cleared.count == 0 and cleared.phase == "idle"
 
 
-def test_a_reader_that_stops_reading_is_noticed() -> None:
+def test_write_frame_to_stopped_reader_raises() -> None:
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     with pytest.raises(TimeoutError):
@@ -189,7 +187,7 @@ def test_a_reader_that_stops_reading_is_noticed() -> None:
     os.close(writes)
 
 
-def test_a_process_says_how_it_died(tmp_path: Path) -> None:
+def test_death_describes_the_exit(tmp_path: Path) -> None:
     process = DeviceProcess("c", tmp_path, 60.0, {})
     os.kill(process.pid, signal.SIGSEGV)
     assert process.receive(20.0) is None and process.ended

@@ -96,7 +96,7 @@ def test_choosing_by_first_timings_would_be_worse() -> None:
     assert np.mean(ours) < np.mean(naive) and np.mean(ours) < 1.1
 
 
-def test_what_is_no_contender_stops_early() -> None:
+def test_racing_stops_non_contenders_early() -> None:
     job = paper_job(row_scale, settings=SETTINGS)
     runner = Noisy(luck=0.0)
     job.tune(runner)

@@ -82,7 +82,7 @@ def test_a_good_candidate_is_checked_and_timed_at_every_shape(runner: Runner) ->
         assert timing.regime == "warm" and not timing.lost and timing.launches_per_sample >= 1
 
 
-def test_a_candidate_is_timed_without_what_its_last_launch_left_in_the_caches(runner: Runner) -> None:
+def test_flushed_regime_times_with_cold_caches(runner: Runner) -> None:
     asked = replace(request("good", language_of(runner)), policy=replace(POLICY, regime="flushed"))
     (result,) = runner.submit([asked]).result(LIMIT_SECS)
     assert result.status == "ok" and result.checked
@@ -122,7 +122,7 @@ def test_every_bad_candidate_fails_by_itself(runner: Runner) -> None:
     assert "behind its 16384 bytes" in found["overrun"].message
 
 
-def test_one_id_twice_is_measured_once_and_may_come_again(runner: Runner) -> None:
+def test_runner_repeated_id_is_measured_once_per_batch(runner: Runner) -> None:
     language = language_of(runner)
     twice = [request("good", language, id="a"), request("also-good", language, id="b")]
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_batches_may_be_queued_and_may_be_empty(runner: Runner) -> None:
     assert [future.result(LIMIT_SECS)[0].id for future in futures] == ["r0", "r1", "r2"]
 
 
-def test_a_clear_loser_stops_early_and_says_so(runner: Runner) -> None:
+def test_runner_marks_clear_loser_as_lost(runner: Runner) -> None:
     given = request("good", language_of(runner))
     policy = TimingPolicy(min_repeats=50, max_repeats=50, budget_secs=1.0, stop_above=(None, 1e-12, 1e6))
     raced = MeasureRequest(given.id, given.program_json, given.checks, given.timings, policy)
@@ -162,7 +162,7 @@ def test_a_result_without_checks_is_not_called_checked(runner: Runner) -> None:
     assert result.status == "ok" and not result.checked
 
 
-def test_one_kernel_name_with_two_texts_in_one_batch(runner: Runner) -> None:
+def test_runner_accepts_equal_kernel_names_with_different_sources(runner: Runner) -> None:
     language = language_of(runner)
     batch = []
     for kind in ("good", "wrong", "also-good"):
@@ -179,7 +179,7 @@ def test_the_device_describes_itself(runner: Runner) -> None:
 
 
 @pytest.mark.ccompiler
-def test_a_closed_runner_refuses_and_its_pending_futures_end() -> None:
+def test_closed_runner_refuses_and_ends_pending_futures() -> None:
     if shutil.which("gcc") is None:
         pytest.skip("there is no C compiler")
     subject = LocalRunner("c")

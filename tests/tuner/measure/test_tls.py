@@ -24,7 +24,7 @@ from tests.tuner.measure.measure_programs import LIMIT_SECS, request
 from tests.tuner.measure.test_runner_contract import (
     test_a_good_candidate_is_checked_and_timed_at_every_shape,
     test_every_bad_candidate_fails_by_itself,
-    test_one_id_twice_is_measured_once_and_may_come_again,
+    test_runner_repeated_id_is_measured_once_per_batch,
 )
 from typer.testing import CliRunner
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.ccompiler
 CONTRACT = (
     test_a_good_candidate_is_checked_and_timed_at_every_shape,
     test_every_bad_candidate_fails_by_itself,
-    test_one_id_twice_is_measured_once_and_may_come_again,
+    test_runner_repeated_id_is_measured_once_per_batch,
 )
 
 
@@ -133,9 +133,7 @@ def test_an_eavesdropper_sees_nothing_of_a_measurement(folder: Path, runner: obj
         assert word not in data
 
 
-def test_who_has_no_certificate_gets_nothing_from_scheduler_and_worker(
-    folder: Path, runner: DaskRunner, scheduler: str
-) -> None:
+def test_client_without_certificate_is_refused(folder: Path, runner: DaskRunner, scheduler: str) -> None:
     (worker_address,) = runner._workers()
     assert worker_address.startswith("tls://")
     for address in (scheduler, worker_address):
@@ -194,7 +192,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("command", ["tune", "worker"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_certificates_that_cannot_serve_are_refused(
+def test_unusable_certificates_are_refused(
     folder: Path, scheduler: str, command: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -294,7 +292,7 @@ def relay(address: str) -> Iterator[tuple[str, list[bytes]]]:
             yield f"tls://{place}", heard
 
 
-def test_a_scheduler_that_is_not_tls_is_told_apart(folder: Path) -> None:
+def test_scheduler_without_tls_is_recognised(folder: Path) -> None:
     tls = files(folder, "client")
     process, address = start_scheduler()
     with (
@@ -326,7 +324,7 @@ def test_other_services_are_told_apart_within_the_limit(
         check_scheduler(f"tls://{place}", tls, 0.5)
 
 
-def test_a_tls_service_that_is_no_scheduler_is_told_apart(folder: Path) -> None:
+def test_tls_service_without_scheduler_is_recognised(folder: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "authority.pem"))
     context.load_cert_chain(folder / "scheduler.pem", folder / "scheduler.key")
 
@@ -340,7 +338,7 @@ def test_a_tls_service_that_is_no_scheduler_is_told_apart(folder: Path) -> None:
         check_scheduler(f"tls://{place}", files(folder, "client"), 0.5)
 
 
-def test_nobody_there_and_names_of_nothing_are_errors_within_the_limit(folder: Path) -> None:
+def test_unreachable_scheduler_raises_in_time(folder: Path) -> None:
     tls = files(folder, "client")
     with pytest.raises(MeasureError, match=r"at tls://127\.0\.0\.1:9 within 0\.5 s, found none \(.*refused"):
         check_scheduler("tls://127.0.0.1:9", tls, 0.5)
@@ -354,7 +352,7 @@ def test_a_certificate_for_clients_will_do_for_tuning_but_not_for_a_worker(folde
         check_files(files(folder, "client-only"), serves=True)
 
 
-def test_a_key_is_for_its_owner_alone(folder: Path, tmp_path: Path) -> None:
+def test_key_readable_by_others_is_refused(folder: Path, tmp_path: Path) -> None:
     given = files(folder, "client")
     key = tmp_path / "lent.key"
     shutil.copy(given.key, key)
@@ -364,7 +362,7 @@ def test_a_key_is_for_its_owner_alone(folder: Path, tmp_path: Path) -> None:
             check_files(replace(given, key=str(key)))
 
 
-def test_the_recipe_of_the_worker_s_help_makes_files_that_serve(tmp_path: Path) -> None:
+def test_worker_help_recipe_makes_usable_certificates(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl program")
     lines = [line.strip() for line in (load_command("worker").help or "").splitlines()]

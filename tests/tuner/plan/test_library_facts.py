@@ -57,14 +57,14 @@ def notes(job: Job, choices: Choices, word: str) -> list[str]:
     return [n for n in job.build().notes if n.startswith(f"{choices.task.name}:") and word in n]
 
 
-def test_times_of_the_library_that_is_here_count_and_need_no_note() -> None:
+def test_times_of_present_library_count_without_note() -> None:
     job, choices = with_product()
     timed(job, choices, library=1e-6, tuned=1.0, environment=add_environment(job))
     assert kinds(job, choices) == {"library"} and not notes(job, choices, "openblas")
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_times_of_another_state_of_the_library_do_not_count_until_it_is_timed_again(known: bool) -> None:
+def test_times_of_changed_library_do_not_count_until_retimed(known: bool) -> None:
     job, choices = with_product()
     environment = add_environment(job, openblas=OTHER) if known else ""
     stale = timed(job, choices, library=1e-9, tuned=1.0, environment=environment)
@@ -99,7 +99,7 @@ def test_a_failure_of_another_state_of_the_library_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize(("library", "gain"), [(0.75, "25 %"), (0.999, None), (2.0, None)])
-def test_a_library_that_is_not_here_is_missed_as_far_as_it_would_win(library: float, gain: str | None) -> None:
+def test_missing_library_is_noted_if_faster(library: float, gain: str | None) -> None:
     job, choices = with_product()
     timed(job, choices, library=library, tuned=1.0, environment=add_environment(job))
     bare = without_libraries(job.store)
@@ -109,13 +109,13 @@ def test_a_library_that_is_not_here_is_missed_as_far_as_it_would_win(library: fl
     assert all(gain in n and "pip install 'relax-tune[openblas]'" in n for n in found if gain)
 
 
-def test_nothing_is_said_of_libraries_where_none_was_recorded() -> None:
+def test_library_notes_without_library_records_are_empty() -> None:
     job = without_libraries(MemoryStore())
     job.store.add_target(job.target)
     assert not [n for n in job.build().notes if "library" in n]
 
 
-def test_every_record_names_the_libraries_it_was_made_with() -> None:
+def test_records_name_the_libraries_of_their_job() -> None:
     job = paper_job(feed_forward)
     job.tune(RecordedRunner())
     (environment,) = job.store.environments()

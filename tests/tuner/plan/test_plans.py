@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from relax_tune.tuner.cli.app import app
 
 
-def test_what_is_dispatched_is_shown_and_written_as_c(tmp_path: Path) -> None:
+def test_plan_command_shows_dispatch_and_writes_c(tmp_path: Path) -> None:
     job = paper_job(row_scale)
     artifact = job.artifact(job.build()).save(tmp_path / "m.rta")
     (task,) = job.tasks

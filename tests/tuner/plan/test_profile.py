@@ -52,7 +52,7 @@ def test_a_profile_reaches_the_anchors_the_search_the_plans_and_the_report(tmp_p
     )
 
 
-def test_profiles_of_others_are_refused(tmp_path: Path) -> None:
+def test_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     file = profile_file(tmp_path, "0" * 32)
     with pytest.raises(UserError, match="for each model"):
         _ = Job(feed_forward(), PAPER_DEVICE, MemoryStore(), replace(QUICK, profile=file)).tasks

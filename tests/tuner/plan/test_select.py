@@ -125,7 +125,7 @@ def test_a_kernel_within_noise_of_the_library_does_not_win() -> None:
     assert select(times, domain, noisy, libraries={"library"}).variants == ("library",)
 
 
-def test_neighbours_that_agree_are_one_piece_of_evidence() -> None:
+def test_select_counts_agreeing_neighbours_as_evidence() -> None:
     """6 % faster with errors of 2.5 % each says nothing at one shape; at six beside each other it does, unless they contradict."""
     domain = Domain(tuple((2**e,) for e in range(6)), (1 / 6,) * 6)
     errors = {k: [0.025] * 6 for k in ("kernel", "library")}
@@ -151,12 +151,12 @@ def test_ties_go_to_the_smaller_key_and_fewer_leaves() -> None:
     assert plan.regret == pytest.approx(0.0)
 
 
-def test_a_shape_nothing_was_measured_at_is_an_error_naming_it() -> None:
+def test_select_shape_without_measurement_error_names_the_shape() -> None:
     with pytest.raises(UserError, match=r"\(8,\)"):
         select({"a": [1.0, None], "b": [2.0, None]}, domain_of([(1,), (8,)]))
 
 
-def test_a_variant_without_a_time_is_never_chosen_there() -> None:
+def test_select_variant_without_time_is_not_chosen() -> None:
     plan = select({"fast": [0.1, None, 0.1], "slow": [1.0, 1.0, 1.0]}, domain_of([(1,), (8,), (64,)]))
     assert [plan.choose(p) for p in ((1,), (8,), (64,))] == ["fast", "slow", "fast"]
     assert plan.regret == pytest.approx(0.0)
@@ -186,7 +186,7 @@ def test_differences_within_noise_add_up() -> None:
     assert select(times, domain, {k: [0.05] * 8 for k in times}).variants == ("b",)
 
 
-def test_one_sure_difference_does_not_outweigh_several_likely_ones() -> None:
+def test_select_several_likely_differences_outweigh_one_sure() -> None:
     domain = domain_of([(2**e,) for e in range(4)])
     times: Times = {"a": [1.0, 1.1, 1.1, 1.1], "b": [1.02, 1.0, 1.0, 1.0]}
     errors = {k: [0.001, 0.05, 0.05, 0.05] for k in times}
@@ -271,7 +271,7 @@ def brute_intervals(times: Times, domain: Domain) -> float:
 
 @settings(max_examples=15, deadline=None)
 @given(surfaces(1))
-def test_intervals_of_many_shapes_are_the_best_there_are(problem: tuple[Times, Domain]) -> None:
+def test_intervals_of_many_shapes_are_optimal(problem: tuple[Times, Domain]) -> None:
     times, domain = problem
     plan = select(times, domain)
     found = loss(times, domain, [plan.choose(p) for p in domain.points]) + LEAF_COST * (leaves(plan) - 1)
@@ -281,7 +281,7 @@ def test_intervals_of_many_shapes_are_the_best_there_are(problem: tuple[Times, D
 # -- borders and remainders ---------------------------------------------------------------------------------------------
 
 
-def test_a_border_lies_where_the_times_cross() -> None:
+def test_threshold_lies_at_the_crossing_of_times() -> None:
     domain = domain_of([(16,), (256,)])
     times: Times = {"a": [1.0, 4.0], "b": [2.0, 2.0]}
     plan = select(times, domain)

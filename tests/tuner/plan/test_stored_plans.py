@@ -95,7 +95,7 @@ def test_a_set_is_stored_once_and_replaced_whole() -> None:
     assert job.build("stored").plans[choices.task.name].plan.entries == made.plan.entries
 
 
-def test_a_stored_plan_whose_kernels_cannot_be_made_gives_way_to_what_is_measured() -> None:
+def test_stored_plan_with_lost_kernels_gives_way_to_records() -> None:
     job = small_job()
     (choices,) = job.choices.values()
     gone = replace(choices.tuned(choices.seeds(1)[0]), trace='[["split", {"loop": "nowhere"}]]')
@@ -113,7 +113,7 @@ tests_of_one_symbol = st.builds(
 
 
 @given(st.lists(st.lists(st.tuples(tests_of_one_symbol, st.booleans()), max_size=3), max_size=4))
-def test_plans_are_read_as_they_were_written(guards: list[list[tuple[select.GuardTest, bool]]]) -> None:
+def test_plan_text_round_trips(guards: list[list[tuple[select.GuardTest, bool]]]) -> None:
     (choices,) = paper_job(row_scale).choices.values()
     generic = choices.generic()
     entries = (*(PlanEntry(tuple(g), generic.key) for g in guards if g), PlanEntry((), generic.key))
@@ -133,7 +133,7 @@ def test_plans_are_read_as_they_were_written(guards: list[list[tuple[select.Guar
         lambda d: d | {"variants": {k: v | {"sketch": "other"} for k, v in d["variants"].items()}},
     ],
 )  # fmt: skip
-def test_a_text_that_is_no_plan_is_refused(spoil: Any) -> None:
+def test_read_plan_of_other_text_is_refused(spoil: Any) -> None:
     job = small_job()
     job.store_plans(job.build())
     (record,) = job.store.plans(job.target.key)
@@ -147,7 +147,7 @@ def at(*points: int) -> Domain:
     return Domain(tuple((n,) for n in points), share, share)
 
 
-def test_what_a_plan_loses_is_predicted_between_what_was_timed() -> None:
+def test_drift_predicts_loss_between_timed_shapes() -> None:
     job = small_job()
     (choices,) = job.choices.values()
     records = job.records(choices.task.key, choices.task.regime)

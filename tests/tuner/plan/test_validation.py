@@ -52,7 +52,7 @@ def plan_of(job: Job) -> Any:
 
 
 @pytest.mark.parametrize("wrong", [True, False])
-def test_what_is_wrong_or_slow_elsewhere_is_not_dispatched_there(wrong: bool) -> None:
+def test_variant_wrong_or_slow_between_anchors_is_not_dispatched_there(wrong: bool) -> None:
     job = paper_job(row_scale, settings=QUICK)
     runner = Surprising(trained(job), wrong)
     work = job.tune(runner)
@@ -79,7 +79,7 @@ def test_what_is_wrong_or_slow_elsewhere_is_not_dispatched_there(wrong: bool) ->
     assert work.trials == len({r.variant.key for r in records if r.variant.kind == "tuned"})
 
 
-def test_a_finished_job_validates_nothing_again_and_says_what_it_found() -> None:
+def test_finished_job_validates_nothing_again_and_reports_results() -> None:
     job = paper_job(row_scale, settings=QUICK)
     job.tune(RecordedRunner(lambda program, _: 1e-3 if program.calls[0].variants[0].label == "generic" else 1e-4))
     again = RecordedRunner()
@@ -122,7 +122,7 @@ def test_shapes_are_new_within_bounds_and_on_both_sides_of_thresholds() -> None:
         )
 
 
-def test_candidates_are_worth_what_they_gain_on_the_best_there_is() -> None:
+def test_search_baseline_is_the_best_measured_form() -> None:
     """Proposals are compared with the library and generic forms that were measured, wherever the search is asked."""
     job = paper_job(row_scale, settings=QUICK)
     problems: list[SearchProblem] = []

@@ -124,7 +124,7 @@ def test_panels_with_a_padded_tail() -> None:
     np.testing.assert_array_equal(found.view(np.int32), wanted.reshape(3, 2, 4).transpose(1, 0, 2).view(np.int32))
 
 
-def test_what_computes_is_left_to_the_device() -> None:
+def test_packed_of_computing_step_is_none() -> None:
     """It rounds in its own way."""
     half = copying(lambda source, k, j: load(source, (k, j % 5)) * 0.5)
     wide = copying(lambda source, k, j: cast(load(source, (k, j % 5)), f32), u8)

@@ -112,7 +112,7 @@ def test_library_forms_pack_before_and_permute_after(device: Device) -> None:
             check(choices, variant, device, shapes_of(choices))
 
 
-def test_a_model_of_many_calls_shares_what_is_equal() -> None:
+def test_program_of_many_calls_shares_equal_parts() -> None:
     """Two layers of the same shape: each kernel once, each weight packed once, scratch memory shared."""
     rng = np.random.default_rng(0)
     g = GraphBuilder()
@@ -204,7 +204,7 @@ def test_a_foreign_symbol_or_a_float_is_refused() -> None:
         lower_scalar(slots, load(x, (n,)), {n: slots.symbol(0)})
 
 
-def test_random_indices_stay_inside_what_they_index() -> None:
+def test_input_fill_keeps_indices_in_range() -> None:
     gather = next(c for c in zoo.cases() if c.name == "gather").func
     table, ids = gather.input_buffers
     assert input_fill(gather, table).kind == "normal"
@@ -242,7 +242,7 @@ def test_the_generic_form_of_every_function_of_the_zoo(case: zoo.Case, device: D
             np.testing.assert_allclose(f, e, rtol=2e-5, atol=2e-5, err_msg=f"{case.name} {dims}")
 
 
-def test_records_that_do_not_apply_are_build_errors() -> None:
+def test_inapplicable_records_are_build_errors() -> None:
     choices = next(iter(paper_job(feed_forward).choices.values()))
     for record in (
         VariantRecord("tuned", "gone", "[]"),

@@ -20,7 +20,7 @@ def fitted(count: int = 60, seed: int = 0) -> tuple[Surrogate, np.ndarray]:
     return Surrogate(points, field(points), np.zeros((count, 2), dtype=np.bool_)), points
 
 
-def test_interpolates_and_knows_what_it_does_not_know() -> None:
+def test_surrogate_interpolates_and_is_uncertain_elsewhere() -> None:
     surrogate, points = fitted()
     at_data = surrogate.posterior(points)
     assert np.abs(at_data.mean - field(points)).max() < 0.05
@@ -32,7 +32,7 @@ def test_interpolates_and_knows_what_it_does_not_know() -> None:
     assert (belief.works == 1).all()
 
 
-def test_learns_where_candidates_fail() -> None:
+def test_surrogate_learns_failures() -> None:
     points = np.random.default_rng(0).random((80, 2))
     fails = points[:, 0] > 0.6
     log_time = np.where(fails, np.nan, points[:, 1])[:, None]
@@ -75,7 +75,7 @@ def test_log_expected_improvement_never_loses_the_order() -> None:
     assert np.isfinite(values).all() and (np.diff(values) < 0).all()
 
 
-def test_gain_counts_only_what_cannot_be_dispatched_yet() -> None:
+def test_gain_counts_only_improvement_over_dispatchable() -> None:
     """One candidate repeats what the first shape already has, the other brings something to the second."""
     best = np.array([np.log(1.0), np.log(5.0)])
     mean = np.log(np.array([[1.0, 5.0], [4.0, 2.5], [1.05, 4.0]]))
@@ -84,7 +84,7 @@ def test_gain_counts_only_what_cannot_be_dispatched_yet() -> None:
     assert gain[1] == pytest.approx(np.log(0.1 * np.log(2.0)), abs=1e-3)
 
 
-def test_gain_where_nothing_can_be_dispatched_prefers_the_fast() -> None:
+def test_gain_without_dispatchable_prefers_the_fast() -> None:
     gain = marginal_gain(np.array([[0.0], [2.0], [1.0]]), np.full((3, 1), 0.1), np.array([np.inf]), np.array([1.0]))
     assert np.argsort(-gain).tolist() == [0, 2, 1]
 

@@ -114,7 +114,7 @@ def test_foreign_text_is_refused(text: str) -> None:
 
 
 @every_model
-def test_before_there_is_anything_to_learn(make: Make) -> None:
+def test_cost_model_with_too_few_rows_is_not_ready(make: Make) -> None:
     model = make()
     features, log_time, groups = rows(30)
     for few in (0, 1, 30):

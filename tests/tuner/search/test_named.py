@@ -62,7 +62,7 @@ def by_python(code: CodeType, row: dict[str, Any]) -> bool:
 
 @given(conditions)
 @settings(max_examples=150, deadline=None)
-def test_a_constraint_says_of_every_row_what_python_says(text: str) -> None:
+def test_constraint_mask_agrees_with_python(text: str) -> None:
     rows = [dict(zip(NAMES, values)) for values in itertools.product(*(VALUES[n] for n in NAMES))]
     columns = {n: np.array([row[n] for row in rows]) for n in NAMES}
     found = TextConstraint(text, NAMES)(columns)
@@ -89,7 +89,7 @@ def test_a_constraint_says_of_every_row_what_python_says(text: str) -> None:
         ("99999999999999999999 > a", "may use"),
     ],
 )
-def test_what_is_no_constraint_is_refused_with_its_place(text: str, message: str) -> None:
+def test_wrong_constraint_is_refused_with_its_position(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TextConstraint(text, ["a", "b"])
 

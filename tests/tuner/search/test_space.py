@@ -62,7 +62,7 @@ def test_rejection_fills_a_large_space_and_shares_between_sketches() -> None:
     assert (codes[:, 0] == 1).sum() == 15  # all there are
 
 
-def test_a_large_space_without_legal_points_gives_up_and_says_so() -> None:
+def test_large_space_without_legal_points_raises() -> None:
     never = SketchSpace("never", wide().parameters, lambda rows: np.zeros(len(rows), dtype=np.bool_))
     with pytest.raises(ScheduleError, match=r"'never' \(2097152 random points tried\)"):
         ParameterSpace([never]).sample(np.random.default_rng(0), 4)
@@ -77,7 +77,7 @@ def test_spaces_beyond_64_bits_still_tell_points_apart() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_children_stay_in_the_box_and_differ_from_their_parents(seed: int) -> None:
+def test_children_stay_in_the_box_and_differ_from_parents(seed: int) -> None:
     space = ParameterSpace([tiles(), flat(), SketchSpace("fixed", (Parameter("x", (3,)),))])
     rng = np.random.default_rng(seed)
     parents = space.sample(rng, 90)

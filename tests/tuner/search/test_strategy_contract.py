@@ -63,7 +63,7 @@ def test_order_and_chunks_of_answers_leave_no_mark(name: str, problem: str) -> N
 
 
 @every_strategy
-def test_seeds_matter_where_there_is_chance(name: str) -> None:
+def test_random_strategies_depend_on_the_seed(name: str) -> None:
     made = PROBLEMS["large"]()
     first, second = (fresh(name, made, seed).ask(12) for seed in (1, 2))
     assert (first == second) == (name == "grid")
@@ -71,7 +71,7 @@ def test_seeds_matter_where_there_is_chance(name: str) -> None:
 
 @every_strategy
 @pytest.mark.parametrize("problem", ["one parameter", "one point", "one sketch"])
-def test_a_small_space_is_searched_to_its_end(name: str, problem: str) -> None:
+def test_strategy_exhausts_a_small_space(name: str, problem: str) -> None:
     made = PROBLEMS[problem]()
     listed = made.space.listed()
     assert listed is not None
@@ -82,7 +82,7 @@ def test_a_small_space_is_searched_to_its_end(name: str, problem: str) -> None:
 
 
 @every_strategy
-def test_a_space_where_everything_fails_is_searched_to_its_end(name: str) -> None:
+def test_strategy_exhausts_a_space_of_failures(name: str) -> None:
     made = PROBLEMS["one parameter"]()
     asked = play(fresh(name, made), made, [10] * 5, answer=lambda c, s: Failure("launch"))
     assert len(set(itertools.chain(*asked))) == 39
@@ -97,7 +97,7 @@ def test_candidates_told_but_never_asked_are_not_asked(name: str) -> None:
 
 
 @every_strategy
-def test_asking_again_before_any_answer_gives_others(name: str) -> None:
+def test_ask_twice_without_answers_gives_distinct_candidates(name: str) -> None:
     made = PROBLEMS["one sketch"]()
     strategy = fresh(name, made)
     asked = strategy.ask(20) + strategy.ask(20)
@@ -116,7 +116,7 @@ def test_some_shapes_may_be_left_out(name: str) -> None:
 
 
 @every_strategy
-def test_a_space_without_legal_points_says_so(name: str) -> None:
+def test_space_without_legal_points_raises(name: str) -> None:
     never = SketchSpace("never", (Parameter("x", (1, 2, 3)),), lambda rows: np.zeros(len(rows), dtype=np.bool_))
     with pytest.raises(ScheduleError, match=r"'never' \(all 3 points tried\)"):
         fresh(name, SearchProblem(ParameterSpace([never]))).ask(1)
@@ -148,7 +148,7 @@ def test_wrong_results_are_refused(name: str, result: Result, message: str) -> N
 
 
 @pytest.mark.parametrize("name", strategies("random", "grid"))
-def test_what_is_learnt_is_used(name: str) -> None:
+def test_strategy_uses_its_results(name: str) -> None:
     """After the same number of trials of a smooth space, whatever learns has found better than chance has."""
 
     def best(strategy: str, seed: int) -> float:
@@ -159,7 +159,7 @@ def test_what_is_learnt_is_used(name: str) -> None:
     assert sum(best(name, seed) for seed in range(3)) < sum(best("random", seed) for seed in range(3))
 
 
-def test_a_strategy_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_without_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, p=None: None if n == "torch" else found(n, p))
     with pytest.raises(UserError, match=r"optuna-gp wants .*torch.*found none; pip install optuna scipy torch"):

@@ -78,7 +78,7 @@ def test_no_symbols_is_one_point(site: tuple[Expr, ...]) -> None:
     assert domain.weights == (1.0,)
 
 
-def test_a_symbol_without_bounds_is_an_error_that_says_what_to_declare() -> None:
+def test_symbol_without_bounds_error_names_the_declaration() -> None:
     n, m = Var("n"), Var("m")
     with pytest.raises(UserError, match="--bound"):
         anchors([(n * m,)], {n: Range(1, 4)}, 6)
@@ -89,9 +89,7 @@ COUNTS = st.dictionaries(st.integers(1, 700), st.integers(1, 1000), min_size=1, 
 
 @settings(max_examples=60, deadline=None)
 @given(bounds, COUNTS | st.just({0: 1}), st.integers(4, 9))
-def test_recorded_values_have_an_anchor_near_their_modes_and_at_their_ends(
-    span: Range, counts: dict[int, int], count: int
-) -> None:
+def test_anchors_of_recorded_values_include_modes_and_ends(span: Range, counts: dict[int, int], count: int) -> None:
     n = Var("n")
     plain = anchors([(n,)], {n: span}, count)
     domain = anchors([(n,)], {n: span}, count, served=[((n,), {n: counts})])
@@ -111,7 +109,7 @@ def test_recorded_values_have_an_anchor_near_their_modes_and_at_their_ends(
 
 @settings(max_examples=40, deadline=None)
 @given(COUNTS, st.floats(1e-6, 1e3))
-def test_a_recorded_call_counts_for_the_time_it_takes(counts: dict[int, int], unit: float) -> None:
+def test_recorded_calls_are_weighted_by_time(counts: dict[int, int], unit: float) -> None:
     n = Var("n")
     domain = anchors([(n,)], {n: Range(1, 700)}, served=[((n,), {n: counts})])
     secs = [unit * x for (x,) in domain.points]

@@ -59,9 +59,7 @@ def turned(name: str, reduce: bool) -> PrimFunc:
 
 
 @pytest.mark.parametrize(("chunk", "parts"), [(35, 1), (13, 4), (1, 7)])
-def test_what_does_not_move_with_the_rows_is_not_evaluated_for_each(
-    chunk: int, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reference_evaluates_row_invariant_parts_once(chunk: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large matrix costs as much for many rows as for one."""
     monkeypatch.setattr(reference, "CHUNK", chunk)
     contract, found = reference._Block._contract, list[int]()
@@ -92,7 +90,7 @@ def test_stores_in_another_order_than_the_iterators(n: int, m: int) -> None:
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_empty_reduction_is_its_start() -> None:
+def test_reference_of_empty_reduction_is_the_initial_value() -> None:
     by_name = {c.name: c.func for c in zoo.cases()}
     for name, start in (("row_sum", 0.0), ("row_max", -np.inf)):
         func = by_name[name]
@@ -100,7 +98,7 @@ def test_an_empty_reduction_is_its_start() -> None:
         assert found.tolist() == [start] * 4
 
 
-def test_a_function_it_cannot_read_is_refused_and_the_interpreter_takes_over() -> None:
+def test_reference_of_unsupported_function_falls_back_to_interpreter() -> None:
     """The difference of a row's numbers, one after the other: no sum, product, max or min."""
     n, i, k = Var("n"), Var("i"), Var("k")
     x, y = Buffer("x", (n, const(3)), f32), Buffer("y", (n,), f32)
@@ -116,7 +114,7 @@ def test_a_function_it_cannot_read_is_refused_and_the_interpreter_takes_over() -
 
 
 @pytest.mark.parametrize("name", sorted(MATH))
-def test_every_scalar_function_means_what_the_interpreter_says(name: str) -> None:
+def test_reference_scalar_functions_agree_with_interpreter(name: str) -> None:
     n, b = Var("n"), TensorBuilder("one")
     x, z, y = b.input("x", (n,)), b.input("z", (n,)), b.output("y", (n,))
     two = name in ("pow", "fmod")

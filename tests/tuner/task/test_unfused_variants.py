@@ -55,7 +55,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
         yield found
 
 
-def test_a_guess_outside_its_domain_is_not_taken() -> None:
+def test_guess_outside_the_domain_is_refused() -> None:
     """As rules guess for many rows what a task of one row does not have."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n", 1, 40), 64))
@@ -88,7 +88,7 @@ def test_every_part_by_a_library_or_by_a_kernel(device: Device) -> None:
         check(choices, variant, device, [(0, 5), (2, 0), (1, 1), (3, 33)])
 
 
-def test_one_query_meets_its_keys_without_packing_them(device: Device) -> None:
+def test_single_query_attention_packs_no_keys(device: Device) -> None:
     """Decoding: two query heads for each head of the cache, whose rows are read once, as they lie."""
     g = GraphBuilder()
     m = g.symbol("m", 1, 40)
@@ -131,7 +131,7 @@ def test_a_record_in_parts_is_read_again() -> None:
     assert softmax.variants_in_parts() == ()
 
 
-def test_a_record_in_parts_that_does_not_apply_is_a_build_error() -> None:
+def test_inapplicable_unfused_record_is_a_build_error() -> None:
     choices = on_paper()
     record = choices.variants_in_parts()[1]
     trace = json.loads(record.trace)
@@ -153,7 +153,7 @@ def test_a_record_in_parts_that_does_not_apply_is_a_build_error() -> None:
         choices.stages(replace(record, parameters='{"7.MR": 4}'))
 
 
-def test_parts_of_a_library_that_is_not_here_do_not_win() -> None:
+def test_unfused_variant_of_missing_library_does_not_win() -> None:
     choices = on_paper()
     library, own, *_ = choices.variants_in_parts()
     records = [
@@ -165,7 +165,7 @@ def test_parts_of_a_library_that_is_not_here_do_not_win() -> None:
     assert plan_task(replace(choices, alternatives=()), records).plan.variants == (own.key,)
 
 
-def test_a_job_times_them_with_the_generic_form_and_counts_them_as_no_trial() -> None:
+def test_unfused_variants_are_baselines_not_trials() -> None:
     job = Job(encoder(), PAPER_DEVICE, MemoryStore(), replace(QUICK, trials=2))
     vars(job)["choices"] = {on_paper().task.name: on_paper()}
     assert job.tune(RecordedRunner()).trials == 2
@@ -173,7 +173,7 @@ def test_a_job_times_them_with_the_generic_form_and_counts_them_as_no_trial() ->
     assert {v.key for v in on_paper().variants_in_parts()} < timed
 
 
-def test_what_keeps_to_one_library_is_tried_first() -> None:
+def test_unfused_variants_of_one_library_come_first() -> None:
     def variant(name: str) -> VariantRecord:
         return VariantRecord("library" if "." in name else "tuned", name)
 
