@@ -26,6 +26,9 @@ PRIMITIVES: Mapping[str, str] = {
 }
 """Old name of a schedule primitive -> new name."""
 
+SKIPS: Mapping[str, str] = {"hidden": "masked", "late": "after_last", "nothing": "none"}
+"""Old value of the argument `skip` of `rolling_update` -> new value."""
+
 _ORDERS = ("parallel", "serial")
 _DECOMPOSITIONS = {"tiles": "data_parallel", "split": "split_k", "stream": "stream_k"}
 _GPU_SKETCHES = {
@@ -90,7 +93,7 @@ def rename_trace(text: str) -> str:
 
     Text of another form, such as a foreign configuration, comes back as it is.
     """
-    if not any(f'"{word}"' in text for word in PRIMITIVES) and '"parts"' not in text:
+    if not any(f'"{word}"' in text for word in (*PRIMITIVES, *SKIPS)) and '"parts"' not in text:
         return text
     try:
         trace = json.loads(text)
@@ -122,7 +125,10 @@ def _step(step: Any) -> Any:
     """`[primitive, arguments]`."""
     if not isinstance(step, list) or len(step) != 2 or not isinstance(step[0], str):
         return step
-    return [PRIMITIVES.get(step[0], step[0]), step[1]]
+    name, arguments = step
+    if name == "rolling_update" and isinstance(arguments, dict) and isinstance(skip := arguments.get("skip"), str):
+        arguments = {**arguments, "skip": SKIPS.get(skip, skip)}
+    return [PRIMITIVES.get(name, name), arguments]
 
 
 def rename_variant(variant: VariantRecord) -> VariantRecord:

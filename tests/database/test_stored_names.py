@@ -25,9 +25,11 @@ from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.database.stored_names import (
     PRIMITIVES,
     SKETCHES,
+    SKIPS,
     plan_set_name,
     rename_plans,
     rename_sketch,
+    rename_trace,
     rename_variant,
 )
 from relax_tune.ir.text.parser import parse_prim_func
@@ -227,3 +229,10 @@ def test_old_t4_imports_as_the_upgrade_renames(upgraded: Store) -> None:
             assert m.subject == known[m.id].subject
             count += 1
     assert count == len(known)
+
+
+@pytest.mark.parametrize(("old", "new"), SKIPS.items())
+def test_rename_trace_skip_of_rolling_update_is_renamed(old: str, new: str) -> None:
+    text = '{"tunables":{},"steps":[["rolling_update",{"block":"late","skip":"%s"}],["split",{"loop":"hidden"}]]}'
+    assert rename_trace(text % old) == text % new
+    assert rename_trace(text % new) == text % new
