@@ -9,31 +9,26 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import cache
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import (
-    INFIX,
     Const,
     Expr,
     Op,
     Tunable,
     Var,
-    add,
     const,
-    floordiv,
-    floormod,
+    construct,
     free_vars,
-    maximum,
-    minimum,
     mul,
     postorder,
-    sub,
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.scalar_ops import ALGEBRA, INFIX, PYTHON_ARITHMETIC
 
 # Whole numbers in traces stay below this, so that sums of a few products of them fit 64 bits.
 LIMIT = 1 << 31
@@ -42,13 +37,6 @@ MAX_CHARACTERS = 500
 
 _SLOT = re.compile(r"s(0|[1-9][0-9]?)")
 _TAKEN = frozenset({"s", "Tunable", "min", "max"})
-_INFIX: Mapping[type[ast.operator], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "floormod",
-}  # fmt: skip
-_OPERATIONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
-    "add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "floormod": floormod, "min": minimum, "max": maximum,
-}  # fmt: skip
-OPERATIONS = tuple(_OPERATIONS)
 
 
 class SymbolSlot(Var):
@@ -91,7 +79,7 @@ def with_slots(e: Expr, func: PrimFunc) -> Expr:
     for n in postorder((e,)):
         if isinstance(n, Var) and (isinstance(n, (Tunable, SymbolSlot)) or n in known):
             continue
-        if (isinstance(n, Const) and n.dtype is i64) or (isinstance(n, Op) and n.op in OPERATIONS):
+        if (isinstance(n, Const) and n.dtype is i64) or (isinstance(n, Op) and n.op in ALGEBRA):
             continue
         shown = ", ".join(v.name for v in known) or "no shape symbol"
         raise ScheduleError(
@@ -115,7 +103,7 @@ def with_symbols(e: Expr, func: PrimFunc) -> Expr:
 
 
 def read_scalars(
-    text: str, known: Callable[[str], Expr | None], described: str, operations: Collection[str] = OPERATIONS
+    text: str, known: Callable[[str], Expr | None], described: str, operations: Collection[str] = ALGEBRA
 ) -> tuple[Expr, ...]:
     """Parse the expressions in `text`, separated by commas, over `known` names, whole numbers and `operations`.
 
@@ -145,7 +133,7 @@ def read_scalars(
             return const(node.value)
         name, args = "", list[ast.expr]()
         if isinstance(node, ast.BinOp):
-            name, args = _INFIX.get(type(node.op), ""), [node.left, node.right]
+            name, args = PYTHON_ARITHMETIC.get(type(node.op), ""), [node.left, node.right]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             name, args = node.func.id if node.func.id in ("min", "max") else "", node.args
         if name not in operations or len(args) != 2:
@@ -154,6 +142,6 @@ def read_scalars(
                 f"wanted one of {described}, a number, or {shown} of them (numbers below {LIMIT}), "
                 f"found {ast.unparse(node)!r}"
             )
-        return _OPERATIONS[name](*map(read, args))
+        return construct(name, *map(read, args))
 
     return tuple(read(node) for node in tree.elts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from relax_tune.ir.core import intervals
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import (
     Const,
@@ -25,13 +26,11 @@ from relax_tune.ir.core.expr import (
     postorder,
     sub,
 )
+from relax_tune.ir.core.intervals import UNBOUNDED, Interval, meet, within
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
 if TYPE_CHECKING:
     from relax_tune.ir.arith.logic import Proof
-
-# A closed interval of integers; None is unbounded.
-Interval = tuple[int | None, int | None]
-UNBOUNDED: Interval = (None, None)
 
 _CACHE_LIMIT = 4096
 
@@ -155,81 +154,6 @@ def remember(table: dict[Expr, object] | dict[Expr, Expr], key: Expr, value: obj
     table[key] = value  # type: ignore[assignment]
 
 
-def meet(a: Interval, b: Interval) -> Interval:
-    """Both hold."""
-    lo = b[0] if a[0] is None else a[0] if b[0] is None else max(a[0], b[0])
-    hi = b[1] if a[1] is None else a[1] if b[1] is None else min(a[1], b[1])
-    return lo, hi
-
-
-def hull(a: Interval, b: Interval) -> Interval:
-    """One of them holds."""
-    return (
-        None if a[0] is None or b[0] is None else min(a[0], b[0]),
-        None if a[1] is None or b[1] is None else max(a[1], b[1]),
-    )
-
-
-def add_intervals(a: Interval, b: Interval) -> Interval:
-    return (
-        None if a[0] is None or b[0] is None else a[0] + b[0],
-        None if a[1] is None or b[1] is None else a[1] + b[1],
-    )
-
-
-def scale_interval(a: Interval, k: int) -> Interval:
-    lo, hi = None if a[0] is None else a[0] * k, None if a[1] is None else a[1] * k
-    return (lo, hi) if k >= 0 else (hi, lo)
-
-
-def mul_intervals(a: Interval, b: Interval) -> Interval:
-    if a[0] is not None and b[0] is not None and a[0] >= 0 and b[0] >= 0:
-        return a[0] * b[0], None if a[1] is None or b[1] is None else a[1] * b[1]
-    if a == (0, 0) or b == (0, 0):
-        return 0, 0
-    if _empty(a) or _empty(b):  # facts that contradict each other: anything is true
-        return UNBOUNDED
-    if None not in a and None not in b:
-        ends = [x * y for x in a for y in b if x is not None and y is not None]
-        return min(ends), max(ends)
-    if a[1] is not None and a[1] <= 0:
-        return scale_interval(mul_intervals(scale_interval(a, -1), b), -1)
-    if b[1] is not None and b[1] <= 0:
-        return scale_interval(mul_intervals(a, scale_interval(b, -1)), -1)
-    for x, y in ((a, b), (b, a)):  # one is >= 0, the other of mixed sign: its finite ends scale with the largest factor
-        if x[0] is not None and x[0] >= 0 and x[1] is not None:
-            return None if y[0] is None else y[0] * x[1], None if y[1] is None else y[1] * x[1]
-    return UNBOUNDED
-
-
-def _empty(a: Interval) -> bool:
-    return a[0] is not None and a[1] is not None and a[0] > a[1]
-
-
-def div_intervals(a: Interval, b: Interval) -> Interval:
-    """Floor division; a divisor that is >= 0 is positive, because divisors are never zero."""
-    if b[0] is None or b[0] < 0:
-        return UNBOUNDED
-    least, most = max(b[0], 1), None if b[1] is None else max(b[1], 1)
-    lo = hi = None
-    if a[0] is not None:
-        lo = a[0] // least if a[0] < 0 else 0 if most is None else a[0] // most
-    if a[1] is not None:
-        hi = a[1] // least if a[1] >= 0 else -1 if most is None else a[1] // most
-    return lo, hi
-
-
-def mod_intervals(a: Interval, b: Interval) -> Interval:
-    if b[0] is None or b[0] < 0:
-        return UNBOUNDED
-    top = None if b[1] is None else b[1] - 1
-    if a[0] is not None and a[0] >= 0:
-        if a[1] is not None and a[1] < max(b[0], 1):
-            return a
-        top = top if a[1] is None else a[1] if top is None else min(top, a[1])
-    return 0, top
-
-
 def dtype_interval(dtype: DType) -> Interval:
     """Every value of a narrow integer type; wide integers are unbounded (index arithmetic does not overflow)."""
     return {"u8": (0, 255), "i8": (-128, 127), "bool": (0, 1)}.get(dtype.short, UNBOUNDED)
@@ -256,36 +180,14 @@ def _interval_of(n: Expr, done: Mapping[Expr, Interval], env: Env) -> Interval:
     if isinstance(n, Load):
         return dtype_interval(n.dtype)
     assert isinstance(n, Op)
-    found = _INTERVALS[n.op](*(done[a] for a in n.args)) if n.op in _INTERVALS else UNBOUNDED
+    of_operation = SCALAR_OPS[n.op].interval
+    found = UNBOUNDED if of_operation is None else of_operation(*(done[a] for a in n.args))
     if n.op == "cast" and n.args[0].dtype.is_int:
         found = done[n.args[0]]
     room = dtype_interval(n.dtype)
-    if room is not UNBOUNDED and not _within(found, room):  # a narrow type wraps around
+    if room is not UNBOUNDED and not within(found, room):  # a narrow type wraps around
         return room
     return found
-
-
-def _within(a: Interval, b: Interval) -> bool:
-    return meet(a, b) == a and None not in a
-
-
-_INTERVALS: Mapping[str, Callable[..., Interval]] = {
-    "add": add_intervals,
-    "sub": lambda a, b: add_intervals(a, scale_interval(b, -1)),
-    "mul": mul_intervals,
-    "floordiv": div_intervals,
-    "floormod": mod_intervals,
-    "min": lambda a, b: (
-        None if a[0] is None or b[0] is None else min(a[0], b[0]),
-        b[1] if a[1] is None else a[1] if b[1] is None else min(a[1], b[1]),
-    ),
-    "max": lambda a, b: (
-        b[0] if a[0] is None else a[0] if b[0] is None else max(a[0], b[0]),
-        None if a[1] is None or b[1] is None else max(a[1], b[1]),
-    ),
-    "select": lambda c, a, b: hull(a, b),
-    "abs": lambda a: meet((0, None), hull(a, scale_interval(a, -1))),
-}
 
 
 def _learn(fact: Expr, env: Env) -> None:
@@ -314,11 +216,11 @@ def _narrow(e: Expr, found: Interval, env: Env) -> None:
         ia, ib = interval(a, env), interval(b, env)
         k = as_int(b)
         if e.op == "add":
-            _narrow(b, add_intervals(found, scale_interval(ia, -1)), env)
-            e, found = a, add_intervals(found, scale_interval(ib, -1))
+            _narrow(b, intervals.sub(found, ia), env)
+            e, found = a, intervals.sub(found, ib)
         elif e.op == "sub":
-            _narrow(b, add_intervals(ia, scale_interval(found, -1)), env)
-            e, found = a, add_intervals(found, ib)
+            _narrow(b, intervals.sub(ia, found), env)
+            e, found = a, intervals.add(found, ib)
         elif e.op == "floordiv" and k is not None and k > 0:
             e, found = a, (None if lo is None else lo * k, None if hi is None else hi * k + k - 1)
         elif e.op == "mul" and ia[0] is not None and ib[0] is not None and min(ia[0], ib[0]) >= 0:

@@ -10,28 +10,19 @@ A `Normalizer` lives for one question. Atoms are numbered by first appearance in
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 from relax_tune.ir.arith import inequality
 from relax_tune.ir.arith import poly as P
-from relax_tune.ir.arith.bounds import (
-    UNBOUNDED,
-    Env,
-    Interval,
-    div_intervals,
-    dtype_interval,
-    hull,
-    interval,
-    mod_intervals,
-    mul_intervals,
-    scale_interval,
-)
+from relax_tune.ir.arith.bounds import Env, dtype_interval, interval
 from relax_tune.ir.arith.counterexamples import Samples
 from relax_tune.ir.arith.logic import Proof, decide
 from relax_tune.ir.arith.poly import Key, Mono, Poly
+from relax_tune.ir.core import intervals
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars
-
-ALGEBRA = frozenset({"add", "sub", "mul", "floordiv", "floormod", "min", "max"})
+from relax_tune.ir.core.intervals import UNBOUNDED, Interval
+from relax_tune.ir.core.scalar_ops import ALGEBRA
 
 
 @dataclass(slots=True)
@@ -316,8 +307,8 @@ class Normalizer:
         for mono, k in p.items():
             part: Interval = (1, 1)
             for a in mono:
-                part = mul_intervals(part, self.atom_interval(a)) if part != (1, 1) else self.atom_interval(a)
-            least, most = scale_interval(part, k)
+                part = intervals.mul(part, self.atom_interval(a)) if part != (1, 1) else self.atom_interval(a)
+            least, most = intervals.scale(part, k)
             lo = None if lo is None or least is None else lo + least
             hi = None if hi is None or most is None else hi + most
             if lo is None and hi is None:
@@ -339,16 +330,12 @@ class Normalizer:
             return interval(atom.source, self.env)
         parts = [self.interval(a) for a in atom.args]
         if atom.kind == "select":
-            return hull(parts[0], parts[1])
+            return intervals.hull(parts[0], parts[1])
         if atom.kind == "div":
-            return div_intervals(parts[0], parts[1])
+            return intervals.floordiv(parts[0], parts[1])
         if atom.kind == "mod":
-            return mod_intervals(parts[0], parts[1])
-        lows, highs = [p[0] for p in parts], [p[1] for p in parts]
-        known_lo, known_hi = [x for x in lows if x is not None], [x for x in highs if x is not None]
-        if atom.kind == "min":
-            return (min(known_lo) if len(known_lo) == len(parts) else None, min(known_hi, default=None))
-        return (max(known_lo, default=None), max(known_hi) if len(known_hi) == len(parts) else None)
+            return intervals.floormod(parts[0], parts[1])
+        return reduce(intervals.minimum if atom.kind == "min" else intervals.maximum, parts)
 
     def bounds(self, number: int) -> list[Bound]:
         """The symbolic bounds of this atom."""

@@ -15,8 +15,6 @@ from relax_tune.ir.check.verify_graph import verify_function
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import (
-    BOOLEAN,
-    MATH,
     Const,
     Expr,
     Op,
@@ -30,6 +28,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Function
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import AXES, Block, For, If, Seq, Stmt, Store, blocks, loops, unknown, walk
 from relax_tune.ir.hardware.swizzle import may_swizzle
 from relax_tune.ir.text.printer import excerpt
@@ -273,7 +272,7 @@ def _exprs(s: Stmt) -> tuple[Expr, ...]:
 
 def _type_problem(n: Op) -> str | None:
     """What is wrong with the dtypes of an operation, if anything."""
-    types = [a.dtype for a in n.args]
+    kind, types = SCALAR_OPS[n.op].kind, [a.dtype for a in n.args]
     if n.op == "cast":
         return None
     if n.op == "select":
@@ -282,12 +281,12 @@ def _type_problem(n: Op) -> str | None:
         types = types[1:]
     if any(t is not types[0] for t in types):
         return f"wanted operands of one type, found {' and '.join(map(str, types))}"
-    if n.op in ("and", "or", "not") and types[0] is not bool_:
+    if kind == "logic" and types[0] is not bool_:
         return f"wanted conditions, found {types[0]}"
-    if (n.op == "div" or (n.op in MATH and n.op != "abs")) and not types[0].is_float:
+    if (kind == "float" or (kind == "function" and n.op != "abs")) and not types[0].is_float:
         return f"wanted floats for {n.op}, found {types[0]}"
-    if n.op in ("floordiv", "floormod") and not types[0].is_int:
+    if kind == "integer" and not types[0].is_int:
         return f"wanted integers for {n.op}, found {types[0]}"
-    if n.dtype is not (bool_ if n.op in BOOLEAN else types[0]):
+    if n.dtype is not (bool_ if SCALAR_OPS[n.op].gives_bool else types[0]):
         return f"wanted the result type {types[0]}, found {n.dtype}"
     return None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Union
 from weakref import WeakValueDictionary
 
 from relax_tune.ir.core.dtype import DType, bool_, f32, i64
+from relax_tune.ir.core.scalar_ops import ATOM, MATH, OPS, SCALAR_OPS
 
 if TYPE_CHECKING:
     from relax_tune.ir.core.buffer import Buffer
@@ -109,7 +110,7 @@ class Tunable(Var):
 
 
 class Op(Expr):
-    """An operation on scalars; `op` is a key of `OPS`."""
+    """An operation on scalars; `op` is a name in `scalar_ops`."""
 
     __slots__ = ("args", "op")
     op: str
@@ -131,22 +132,6 @@ class Load(Expr):
     def children(self) -> tuple[Expr, ...]:
         return self.indices
 
-
-# Every operation: how it prints (infix symbol or None for call syntax). Comparisons and logic give bool.
-INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "floormod": "%",
-    "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "and", "or": "or",
-}  # fmt: skip
-PRECEDENCE = {
-    "or": 1, "and": 2, "not": 3, "lt": 4, "le": 4, "eq": 4, "ne": 4,
-    "add": 5, "sub": 5, "mul": 6, "div": 6, "floordiv": 6, "floormod": 6,
-}  # fmt: skip
-BOOLEAN = frozenset({"lt", "le", "eq", "ne", "and", "or", "not"})
-MATH = frozenset({
-    "exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor", "pow", "fmod", "rint",
-    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
-})  # fmt: skip
-OPS = frozenset(INFIX) | BOOLEAN | MATH | {"min", "max", "select", "cast"}
 
 _consts: WeakValueDictionary[tuple[object, ...], Const] = WeakValueDictionary()
 _ops: WeakValueDictionary[tuple[object, ...], Op] = WeakValueDictionary()
@@ -303,12 +288,7 @@ def maximum(a: ExprLike, b: ExprLike) -> Expr:
     return x if x is y else op("max", (x, y), x.dtype)
 
 
-_COMPARE: Mapping[str, Callable[[Number, Number], bool]] = {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-}
+_COMPARE = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.kind == "comparison" and o.evaluate}
 
 
 def compare(name: str, a: ExprLike, b: ExprLike) -> Expr:
@@ -413,6 +393,11 @@ def conjuncts(e: Expr) -> tuple[Expr, ...]:
     return tuple(parts)
 
 
+def construct(name: str, *args: Expr) -> Expr:
+    """Apply an operation through its folding constructor, in the type of the first operand."""
+    return _CONSTRUCTORS[name](*args) if name in _CONSTRUCTORS else op(name, args, args[0].dtype)
+
+
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     """`e` with other children, through the folding constructors."""
     if isinstance(e, Load):
@@ -420,14 +405,15 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     if not isinstance(e, Op):
         return e
     name = e.op
-    if name in _REBUILD:
-        return _REBUILD[name](*args)
+    if name in _CONSTRUCTORS:
+        return _CONSTRUCTORS[name](*args)
     if name == "cast":
         return cast(args[0], e.dtype)
     return op(name, args, e.dtype)
 
 
-_REBUILD: Mapping[str, Callable[..., Expr]] = {
+# the operations whose constructors fold; any other one is built as it is
+_CONSTRUCTORS: Mapping[str, Callable[..., Expr]] = {
     "add": add, "sub": sub, "mul": mul, "div": div, "floordiv": floordiv, "floormod": floormod,
     "min": minimum, "max": maximum, "lt": lt, "le": le, "eq": eq, "ne": ne,
     "and": and_, "or": or_, "not": not_, "select": select,
@@ -500,41 +486,43 @@ def loads(*roots: Expr) -> tuple[Load, ...]:
     return tuple(n for n in postorder(roots) if isinstance(n, Load))
 
 
-def format_expr(e: Expr, names: Callable[[Var], str] = lambda v: v.name) -> str:
-    """Python-syntax text, with only the parentheses precedence needs. `names` chooses how variables print."""
+def format_expr(e: Expr, name: Callable[[Var | Buffer], str] = lambda x: x.name) -> str:
+    """Return Python-syntax text with only the parentheses that precedence needs. name: the text of an identity."""
     done: dict[Expr, tuple[str, int]] = {}
     for n in postorder((e,)):
-        done[n] = _format_node(n, done, names)
+        done[n] = _format_node(n, done, name)
     return done[e][0]
 
 
-def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], names: Callable[[Var], str]) -> tuple[str, int]:
+def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], name: Callable[[Var | Buffer], str]) -> tuple[str, int]:
+    """Return the text of a node and its precedence."""
     if isinstance(n, Const):
         return _format_const(n)
     if isinstance(n, Var):
-        return names(n), 9
+        return name(n), ATOM
     if isinstance(n, Load):
-        return f"{n.buffer.name}[{', '.join(done[i][0] for i in n.indices)}]", 9
+        return f"{name(n.buffer)}[{', '.join(done[i][0] for i in n.indices) or '()'}]", ATOM
     assert isinstance(n, Op)
-    if n.op in INFIX:
-        level = PRECEDENCE[n.op]
+    known = SCALAR_OPS[n.op]
+    level = known.precedence
+    if known.infix is not None:
         # comparisons do not chain, and floats do not reassociate: the right side binds one level tighter
-        left, right = (done[a] for a in n.args)
-        lhs = left[0] if left[1] >= level + (level == 4) else f"({left[0]})"
-        rhs = right[0] if right[1] > level else f"({right[0]})"
-        return f"{lhs} {INFIX[n.op]} {rhs}", level
+        (left, tight_left), (right, tight_right) = (done[a] for a in n.args)
+        lhs = left if tight_left >= level + (known.kind == "comparison") else f"({left})"
+        rhs = right if tight_right > level else f"({right})"
+        return f"{lhs} {known.infix} {rhs}", level
     if n.op == "not":
-        inner = done[n.args[0]]
-        return f"not {inner[0] if inner[1] > 3 else f'({inner[0]})'}", 3
+        text, tight = done[n.args[0]]
+        return f"not {text if tight > level else f'({text})'}", level
     args = ", ".join(done[a][0] for a in n.args)
-    return (f"cast({args}, {n.dtype})" if n.op == "cast" else f"{n.op}({args})"), 9
+    return (f"cast({args}, {n.dtype})" if n.op == "cast" else f"{n.op}({args})"), ATOM
 
 
 def _format_const(n: Const) -> tuple[str, int]:
-    if n.dtype in (i64, bool_):
-        text = str(n.value)
-    elif n.dtype is f32 and math.isfinite(n.value):
-        text = repr(float(n.value))
-    else:
-        text = f"const('{n.value}', {n.dtype})" if not math.isfinite(n.value) else f"const({n.value!r}, {n.dtype})"
-    return text, 8 if text.startswith("-") else 9
+    """The plain forms are int64, float32 and bool. Infinities and NaN are strings."""
+    if not math.isfinite(n.value):
+        return f'const("{n.value}", {n.dtype})', ATOM
+    if n.dtype in (i64, bool_, f32):
+        text = repr(n.value)
+        return text, ATOM - 1 if text.startswith("-") else ATOM
+    return f"const({n.value!r}, {n.dtype})", ATOM

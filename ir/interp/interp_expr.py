@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bool_, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, postorder
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
 Array = NDArray[Any]
 Env = dict[Var, Any]
@@ -130,9 +131,7 @@ def _step(node: Expr, storages: Mapping[Buffer, Storage]) -> Callable[..., Any]:
     assert isinstance(node, Op)
     if node.op == "cast":
         return _cast(node.dtype)
-    if node.op in _TRANSCENDENTAL:
-        return _rounded(_TRANSCENDENTAL[node.op])
-    return _DIRECT[node.op]
+    return _STEPS[node.op]
 
 
 def _python_int(x: Any) -> Any:
@@ -155,64 +154,21 @@ def _rounded(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _floordiv(a: Any, b: Any) -> Any:
-    if not np.all(b):
-        raise Fault("integer division by zero")
-    return a // b
+def _checked(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Refuse divisors of zero."""
+
+    def run(a: Any, b: Any) -> Any:
+        if not np.all(b):
+            raise Fault(f"integer {what} by zero")
+        return fn(a, b)
+
+    return run
 
 
-def _floormod(a: Any, b: Any) -> Any:
-    if not np.all(b):
-        raise Fault("integer remainder by zero")
-    return a % b
-
-
-def _select(cond: Any, a: Any, b: Any) -> Any:
-    if isinstance(cond, np.ndarray):
-        return np.where(cond, a, b)
-    return a if cond else b
-
-
-def _minimum(a: Any, b: Any) -> Any:
-    return min(a, b) if type(a) is int and type(b) is int else np.minimum(a, b)
-
-
-def _maximum(a: Any, b: Any) -> Any:
-    return max(a, b) if type(a) is int and type(b) is int else np.maximum(a, b)
-
-
-_erf_each = np.frompyfunc(math.erf, 1, 1)
-
-
-def _erf(x: Any) -> Any:
-    return np.asarray(_erf_each(x), np.float64)
-
-
-_TRANSCENDENTAL: Mapping[str, Callable[..., Any]] = {
-    "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": _erf, "pow": np.power, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
-    "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-}  # fmt: skip
-
-_DIRECT: Mapping[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "floordiv": _floordiv,
-    "floormod": _floormod,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "not": lambda a: a ^ True,
-    "min": _minimum,
-    "max": _maximum,
-    "select": _select,
-    "abs": np.abs,
-    "floor": np.floor,
-    "rint": np.rint,
-    "fmod": np.fmod,
+_EVALUATE: Mapping[str, Callable[..., Any]] = {
+    o.name: o.evaluate if o.exact else _rounded(o.evaluate) for o in SCALAR_OPS.values() if o.evaluate is not None
+}
+_STEPS = dict(_EVALUATE) | {
+    "floordiv": _checked(_EVALUATE["floordiv"], "division"),
+    "floormod": _checked(_EVALUATE["floormod"], "remainder"),
 }

@@ -32,6 +32,7 @@ from relax_tune.ir.core.graph import (
     TupleValue,
     Value,
 )
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import OperatorSpec
@@ -226,7 +227,7 @@ class _Block:
         if e.op == "cast":
             return _cast(args[0], e)
         with np.errstate(all="ignore"):
-            return np.asarray(_NUMPY[e.op](*args))
+            return np.asarray(_EVALUATE[e.op](*args))
 
     def _load(self, e: Load, args: Sequence[Array]) -> Array:
         if e.buffer not in self.stored:
@@ -262,15 +263,8 @@ def _held(a: Array, dtype: DType) -> Array:
         return a.astype(dtype.numpy).astype(np.float64) if dtype.is_half else a
 
 
-_NUMPY: Mapping[str, Any] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide,
-    "floormod": np.mod, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
-    "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "exp": np.exp, "log": np.log, "erf": erf,
-    "tanh": np.tanh, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "abs": np.abs, "floor": np.floor,
-    "rint": np.rint, "fmod": np.fmod, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
-    "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-    "pow": np.power, "min": np.minimum, "max": np.maximum, "select": np.where,
-}  # fmt: skip
+# the error function by rational approximation: the table's own goes element by element
+_EVALUATE: Mapping[str, Any] = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.evaluate} | {"erf": erf}
 
 
 def evaluate_function(module: IRModule, inputs: Sequence[Array], name: str = "main", double: bool = True) -> Any:

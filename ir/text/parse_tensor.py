@@ -17,9 +17,10 @@ from typing import Any, TypeVar, cast, get_args
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.dtype import ALL, DType, bool_, i64
-from relax_tune.ir.core.expr import MATH, TRUE, Const, Expr, Tunable, Var, as_int, const, load, op
+from relax_tune.ir.core.expr import TRUE, Const, Expr, Tunable, Var, as_int, const, load, op
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.scalar_ops import ATOM, PYTHON_ARITHMETIC, PYTHON_COMPARISONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import Block, For, If, IterKind, IterVar, LoopKind, LoopMarks, Stmt, Store, Tail, seq
 from relax_tune.ir.text.printer import show_lines
 
@@ -27,14 +28,10 @@ Named = Var | Buffer | GVar
 T = TypeVar("T")
 
 _DTYPES = {d.short: d for d in ALL}
-_BINARY: dict[type[ast.operator], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "floormod",
-}  # fmt: skip
-_COMPARE: dict[type[ast.cmpop], tuple[str, bool]] = {
-    ast.Lt: ("lt", False), ast.LtE: ("le", False), ast.Eq: ("eq", False), ast.NotEq: ("ne", False),
+_COMPARE: dict[type[ast.cmpop], tuple[str, bool]] = {node: (name, False) for node, name in PYTHON_COMPARISONS.items()} | {
     ast.Gt: ("lt", True), ast.GtE: ("le", True),
 }  # fmt: skip
-_ARITY = {name: 2 if name in ("pow", "fmod") else 1 for name in MATH} | {"min": 2, "max": 2, "select": 3}
+_ARITY = {o.name: o.arity for o in SCALAR_OPS.values() if o.precedence == ATOM and o.kind != "cast"}
 
 
 class Reader:
@@ -132,7 +129,7 @@ class Reader:
         result = self._term(node)
         plain = _is_number(node)
         for binary in reversed(spine):
-            name = _BINARY.get(type(binary.op))
+            name = PYTHON_ARITHMETIC.get(type(binary.op))
             if name is None:
                 raise self.error(binary.right, "wanted one of + - * / // % between scalars")
             a, b = self._alike((result, plain), (self.expr(binary.right), _is_number(binary.right)))

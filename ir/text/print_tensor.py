@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import keyword
-import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Union
 
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import ALL, DType, bool_, f32, i64
-from relax_tune.ir.core.expr import INFIX, PRECEDENCE, TRUE, Const, Expr, Load, Op, Tunable, Var, postorder
+from relax_tune.ir.core.dtype import ALL, DType, i64
+from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, format_expr
 from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.names import fresh
@@ -213,31 +212,7 @@ class TensorPrinter:
         return f"{self.name(b)}[{', '.join(map(self.expr, indices)) or '()'}]"
 
     def expr(self, e: Expr) -> str:
-        done: dict[Expr, tuple[str, int]] = {}
-        for n in postorder((e,)):
-            done[n] = self._node(n, done)
-        return done[e][0]
-
-    def _node(self, n: Expr, done: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
-        """The text of a node and how tightly it binds (9: an atom)."""
-        if isinstance(n, Const):
-            return literal(n)
-        if isinstance(n, Var):
-            return self.name(n), 9
-        if isinstance(n, Load):
-            return f"{self.name(n.buffer)}[{', '.join(done[i][0] for i in n.indices) or '()'}]", 9
-        assert isinstance(n, Op)
-        if n.op in INFIX:
-            level = PRECEDENCE[n.op]
-            (left, tight), (right, tight_right) = (done[a] for a in n.args)
-            lhs = left if tight >= level + (level == 4) else f"({left})"
-            rhs = right if tight_right > level else f"({right})"
-            return f"{lhs} {INFIX[n.op]} {rhs}", level
-        if n.op == "not":
-            text, tight = done[n.args[0]]
-            return f"not {text if tight > 3 else f'({text})'}", 3
-        args = ", ".join(done[a][0] for a in n.args)
-        return (f"cast({args}, {n.dtype})" if n.op == "cast" else f"{n.op}({args})"), 9
+        return format_expr(e, self.name)
 
 
 def flattened(s: Seq) -> tuple[Stmt, ...]:
@@ -261,13 +236,3 @@ def quote(text: str) -> str:
 def option(value: str | int | bool) -> str:
     """Return the text of a keyword argument's value."""
     return quote(value) if isinstance(value, str) else repr(value)
-
-
-def literal(n: Const) -> tuple[str, int]:
-    """A literal's text and how tightly it binds; the plain forms are int64, float32 and bool."""
-    if not math.isfinite(n.value):
-        return f'const("{n.value}", {n.dtype})', 9
-    if n.dtype in (i64, bool_, f32):
-        text = repr(n.value)
-        return text, 8 if text.startswith("-") else 9
-    return f"const({n.value!r}, {n.dtype})", 9

@@ -11,18 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars, postorder
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
 Array = NDArray[np.float64]
 Compiled = Callable[[Mapping[str, Array]], list[Array]]
 
-_TEMPLATES: Mapping[str, str] = {
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
-    "floordiv": "floor({0} / {1})", "floormod": "{0} - floor({0} / {1}) * {1}",
-    "min": "minimum({0}, {1})", "max": "maximum({0}, {1})",
-    "lt": "{0} < {1}", "le": "{0} <= {1}", "eq": "{0} == {1}", "ne": "{0} != {1}",
-    "and": "logical_and({0}, {1})", "or": "logical_or({0}, {1})", "not": "logical_not({0})",
-    "select": "where({0}, {1}, {2})", "cast": "{0}",
-}  # fmt: skip
+_TEMPLATES = {o.name: o.column_text for o in SCALAR_OPS.values() if o.column_text is not None}
 _NAMES = ("floor", "minimum", "maximum", "logical_and", "logical_or", "logical_not", "where")
 
 

@@ -17,6 +17,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i8, u8
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, ne, postorder, substitute
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.passes.memory.inplace import in_one_memory, obstacle, reads_of
 from relax_tune.runtime.program import (
@@ -31,16 +32,10 @@ from relax_tune.runtime.program import (
     Role,
     Symbol,
 )
-from relax_tune.runtime.scalars import Opcode as ScalarOp
-from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.runtime.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.program.prepack import PackingStep
 
-_SCALAR_OPS: Mapping[str, ScalarOp] = {
-    "add": ScalarOp.ADD, "sub": ScalarOp.SUB, "mul": ScalarOp.MUL, "floordiv": ScalarOp.FLOORDIV,
-    "floormod": ScalarOp.FLOORMOD, "min": ScalarOp.MIN, "max": ScalarOp.MAX, "lt": ScalarOp.LT, "le": ScalarOp.LE,
-    "eq": ScalarOp.EQ, "ne": ScalarOp.NE, "and": ScalarOp.AND, "or": ScalarOp.OR, "not": ScalarOp.NOT,
-    "select": ScalarOp.SELECT,
-}  # fmt: skip
+_OPCODES = {o.name: Opcode[o.name.upper()] for o in SCALAR_OPS.values() if o.on_host}
 
 _DIVIDING = frozenset({"floordiv", "floormod"})
 
@@ -58,11 +53,11 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Colle
             if node not in symbols:
                 raise BuildError(f"the expression {e!r} mentions {node.name!r}, which no symbol of the call defines")
             slots[node] = symbols[node]
-        elif isinstance(node, Op) and node.op in _SCALAR_OPS:
+        elif isinstance(node, Op) and node.op in _OPCODES:
             args = [slots[a] for a in node.args]
             if node.op in _DIVIDING and node.args[1] in unsure:
-                args[1] = builder.op(ScalarOp.SELECT, args[1], args[1], builder.const(1))
-            slots[node] = builder.op(_SCALAR_OPS[node.op], *args)
+                args[1] = builder.op(Opcode.SELECT, args[1], args[1], builder.const(1))
+            slots[node] = builder.op(_OPCODES[node.op], *args)
         elif isinstance(node, Op) and node.op == "cast":
             slots[node] = slots[node.args[0]]
         else:

@@ -14,10 +14,11 @@ from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i64
-from relax_tune.ir.core.expr import INFIX, Expr, Load, Op, Var, as_int
+from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int
+from relax_tune.ir.core.scalar_ops import INFIX, SCALAR_OPS
 from relax_tune.ir.hardware.swizzle import LINE_BYTES, swizzled
 
-C_INFIX = {k: {"and": "&&", "or": "||", "floordiv": "/", "floormod": "%"}.get(k, v) for k, v in INFIX.items()}
+C_INFIX = {name: SCALAR_OPS[name].c_name for name in INFIX}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import For, Stmt, accesses
 
 # Of the machine's max and min of f32 vectors, by lanes: how builtins are called, what declares them, masks, last argument.
@@ -56,9 +57,9 @@ class CPrelude(Prelude):
             return (), "STATIC $I $N($V a) { $I r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
         if name == "unbits":
             return (), "STATIC $V $N($I a) { $V r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
-        if name in ("pow", "fmod"):
-            return (), f"STATIC $V $N($V a, $V b) {{ return __builtin_{name}{f}(a, b); }}"
-        c = {"abs": "fabs"}.get(name, name)
+        c = SCALAR_OPS[name].c_name
+        if SCALAR_OPS[name].arity == 2:
+            return (), f"STATIC $V $N($V a, $V b) {{ return __builtin_{c}{f}(a, b); }}"
         return (), f"STATIC $V $N($V a) {{ return __builtin_{c}{f}(a); }}"
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:

@@ -19,6 +19,7 @@ from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
 from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import Barrier, For, Stmt, Store, walk
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
 
@@ -123,9 +124,10 @@ class CUDAPrelude(Prelude):
             return (), f"STATIC $I $N($V a) {{ return {cast[name]}(a); }}"
         if name == "unbits":
             return (), f"STATIC $V $N($I a) {{ return {cast[name]}(a); }}"
-        if name in ("pow", "fmod"):
-            return (), f"STATIC $V $N($V a, $V b) {{ return {name}{f}(a, b); }}"
-        return (), f"STATIC $V $N($V a) {{ return {'fabs' if name == 'abs' else name}{f}(a); }}"
+        c = SCALAR_OPS[name].c_name
+        if SCALAR_OPS[name].arity == 2:
+            return (), f"STATIC $V $N($V a, $V b) {{ return {c}{f}(a, b); }}"
+        return (), f"STATIC $V $N($V a) {{ return {c}{f}(a); }}"
 
     def intrinsic(
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()

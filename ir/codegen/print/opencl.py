@@ -13,6 +13,7 @@ from relax_tune.ir.codegen.print.grid import GridPrinter
 from relax_tune.ir.codegen.print.prelude import Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, f64, i32
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import Barrier
 
 SCALARS = {
@@ -55,9 +56,9 @@ class OpenCLPrelude(Prelude):
             return (), f"STATIC $I $N($V a) {{ return as_{'int' if dtype is f32 else 'long'}(a); }}"
         if name == "unbits":
             return (), f"STATIC $V $N($I a) {{ return as_{'float' if dtype is f32 else 'double'}(a); }}"
-        if name in ("pow", "fmod"):
-            return (), f"STATIC $V $N($V a, $V b) {{ return {name}(a, b); }}"
-        c = {"abs": "fabs"}.get(name, name)
+        c = SCALAR_OPS[name].c_name
+        if SCALAR_OPS[name].arity == 2:
+            return (), f"STATIC $V $N($V a, $V b) {{ return {c}(a, b); }}"
         plain = f"STATIC $V $N($V a) {{ return {c}(a); }}"
         if name not in INSTRUCTIONS:
             return (), plain

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from relax_tune.ir.codegen.print import math
 from relax_tune.ir.codegen.print.transpose_registers import transpose_text
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
-from relax_tune.ir.core.expr import MATH
+from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
 # integer type of the same width, the type of a comparison's result on vectors
@@ -25,7 +25,7 @@ HALF = DType("uint16", "u16")
 INDEX = DType("int64", "idx")
 
 # functions of one number, each a helper
-FUNCTIONS = MATH - {"pow", "fmod"}
+FUNCTIONS = frozenset(name for name in MATH if SCALAR_OPS[name].arity == 1)
 
 
 def suffix(dtype: DType, width: int) -> str:

@@ -19,6 +19,7 @@ from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, comput
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const
+from relax_tune.ir.core.scalar_ops import MATH
 from relax_tune.ir.core.stmt import Store
 
 VECTOR_TYPES = frozenset({f32, f64, i32})
@@ -179,10 +180,8 @@ class ValuePrinter(AddressPrinter):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
         if name == "pow":
             return self._power(e, args, 1)
-        if name == "fmod":
-            return f"{self.prelude.helper('fmod', e.dtype, 1)}({args[0]}, {args[1]})"
-        if name in FUNCTIONS:
-            return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]})"
+        if name in MATH:
+            return f"{self.prelude.helper(name, e.dtype, 1)}({', '.join(args)})"
         raise BuildError(
             f"wanted an operation the printers know, found {name!r} in {e!r}; add it to ir/codegen/print/values.py"
         )

@@ -12,8 +12,9 @@ from tests.support.tuner_models import choices_of
 from relax_tune.errors import VerifyError
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, i64
-from relax_tune.ir.core.expr import MATH, Var, call, const, load
+from relax_tune.ir.core.expr import Var, call, const, load
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
 from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp import reference
@@ -117,7 +118,7 @@ def test_reference_of_unsupported_function_falls_back_to_interpreter() -> None:
 def test_reference_scalar_functions_agree_with_interpreter(name: str) -> None:
     n, b = Var("n"), TensorBuilder("one")
     x, z, y = b.input("x", (n,)), b.input("z", (n,)), b.output("y", (n,))
-    two = name in ("pow", "fmod")
+    two = SCALAR_OPS[name].arity == 2
     b.compute(y, lambda i: call(name, x[i], z[i]) if two else call(name, x[i]) + z[i])
     func, rng = b.finish(), np.random.default_rng(3)
     arrays = [(rng.random(16) + shift).astype(np.float32) for shift in (0.25, 0.5)]

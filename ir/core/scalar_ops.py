@@ -1,0 +1,177 @@
+"""The scalar operations: one entry each, from which printers, parsers, evaluators and proofs derive their tables.
+
+`expr` derives the constructors' names and the operators of its text, `ir/text` the parser's and `ir/check` the
+verifier's. The interpreter, the f64 reference and the closed-form features take `evaluate` and `columns`, interval proofs
+`interval`, the printers of kernels `c`, and the scalar list of built programs `on_host`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from relax_tune.ir.core import intervals
+from relax_tune.ir.core.intervals import Interval
+
+# arithmetic: of numbers of any type; integer, float: of those alone; function: of floats (abs: of any number)
+# precedence of names, numbers and calls
+ATOM = 9
+
+Kind = Literal["arithmetic", "integer", "float", "comparison", "logic", "function", "choice", "cast"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """One operation on scalars.
+
+    name: key in expressions and in text.
+    arity: number of operands.
+    kind: what it takes and gives; comparisons and logic give bool, every other kind the type of its operands.
+    evaluate: value for Python numbers, NumPy scalars or arrays (None: it needs the target type).
+    infix, precedence: Python's operator and how tightly it binds; without one, `name(operands)`.
+    exact: `evaluate` rounds in the operands' type; else it is meant for float64, rounded once.
+    interval: interval of an integer result from those of the operands.
+    c: operator or `math.h` function in C, CUDA and OpenCL, where it is not `infix` or `name`.
+    columns: NumPy text on float64 arrays of whole numbers, where it is not the infix operator; None: not in closed forms.
+    on_host: the runtime's scalar list evaluates it; its opcode is the name in capitals.
+    """
+
+    name: str
+    arity: int
+    kind: Kind
+    evaluate: Callable[..., Any] | None = None
+    infix: str | None = None
+    precedence: int = ATOM
+    exact: bool = True
+    interval: Callable[..., Interval] | None = None
+    c: str | None = None
+    columns: str | None = None
+    on_host: bool = False
+
+    @property
+    def gives_bool(self) -> bool:
+        """Tell whether the result is a truth value."""
+        return self.kind in ("comparison", "logic")
+
+    @property
+    def c_name(self) -> str:
+        """The operator or function in the C family."""
+        return self.c or self.infix or self.name
+
+    @property
+    def column_text(self) -> str | None:
+        """NumPy text over `{0}`, `{1}`, ...; None where closed forms do not have it."""
+        return self.columns or (f"{{0}} {self.infix} {{1}}" if self.infix else None)
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return min(a, b) if type(a) is int and type(b) is int else np.minimum(a, b)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return max(a, b) if type(a) is int and type(b) is int else np.maximum(a, b)
+
+
+def _select(cond: Any, a: Any, b: Any) -> Any:
+    if isinstance(cond, np.ndarray):
+        return np.where(cond, a, b)
+    return a if cond else b
+
+
+_erf_each = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf(x: Any) -> Any:
+    return np.asarray(_erf_each(x), np.float64)
+
+
+def _rsqrt(x: Any) -> Any:
+    return 1.0 / np.sqrt(x)
+
+
+def _not(a: Any) -> Any:
+    return a ^ True
+
+
+def _function(name: str, evaluate: Callable[..., Any], arity: int = 1, **fields: Any) -> ScalarOp:
+    return ScalarOp(name, arity, "function", evaluate, exact=fields.pop("exact", False), **fields)
+
+
+_LISTED = (
+    ScalarOp("add", 2, "arithmetic", operator.add, "+", 5, interval=intervals.add, on_host=True),
+    ScalarOp("sub", 2, "arithmetic", operator.sub, "-", 5, interval=intervals.sub, on_host=True),
+    ScalarOp("mul", 2, "arithmetic", operator.mul, "*", 6, interval=intervals.mul, on_host=True),
+    ScalarOp("div", 2, "float", operator.truediv, "/", 6),
+    ScalarOp(
+        "floordiv", 2, "integer", operator.floordiv, "//", 6, interval=intervals.floordiv, c="/",
+        columns="floor({0} / {1})", on_host=True,
+    ),
+    ScalarOp(
+        "floormod", 2, "integer", operator.mod, "%", 6, interval=intervals.floormod,
+        columns="{0} - floor({0} / {1}) * {1}", on_host=True,
+    ),
+    ScalarOp("min", 2, "arithmetic", _minimum, interval=intervals.minimum, columns="minimum({0}, {1})", on_host=True),
+    ScalarOp("max", 2, "arithmetic", _maximum, interval=intervals.maximum, columns="maximum({0}, {1})", on_host=True),
+    ScalarOp("lt", 2, "comparison", operator.lt, "<", 4, on_host=True),
+    ScalarOp("le", 2, "comparison", operator.le, "<=", 4, on_host=True),
+    ScalarOp("eq", 2, "comparison", operator.eq, "==", 4, on_host=True),
+    ScalarOp("ne", 2, "comparison", operator.ne, "!=", 4, on_host=True),
+    ScalarOp("and", 2, "logic", operator.and_, "and", 2, c="&&", columns="logical_and({0}, {1})", on_host=True),
+    ScalarOp("or", 2, "logic", operator.or_, "or", 1, c="||", columns="logical_or({0}, {1})", on_host=True),
+    ScalarOp("not", 1, "logic", _not, precedence=3, c="!", columns="logical_not({0})", on_host=True),
+    ScalarOp("select", 3, "choice", _select, interval=intervals.select, columns="where({0}, {1}, {2})", on_host=True),
+    ScalarOp("cast", 1, "cast", columns="{0}"),
+    _function("abs", np.abs, exact=True, interval=intervals.absolute, c="fabs"),
+    _function("floor", np.floor, exact=True),
+    _function("rint", np.rint, exact=True),
+    _function("fmod", np.fmod, 2, exact=True),
+    _function("pow", np.power, 2),
+    _function("exp", np.exp),
+    _function("log", np.log),
+    _function("erf", _erf),
+    _function("tanh", np.tanh),
+    _function("sqrt", np.sqrt),
+    _function("rsqrt", _rsqrt),
+    _function("sin", np.sin),
+    _function("cos", np.cos),
+    _function("tan", np.tan),
+    _function("asin", np.arcsin),
+    _function("acos", np.arccos),
+    _function("atan", np.arctan),
+    _function("sinh", np.sinh),
+    _function("cosh", np.cosh),
+    _function("asinh", np.arcsinh),
+    _function("acosh", np.arccosh),
+    _function("atanh", np.arctanh),
+)  # fmt: skip
+
+SCALAR_OPS: Mapping[str, ScalarOp] = {o.name: o for o in _LISTED}
+assert len(SCALAR_OPS) == len(_LISTED), "a scalar operation is listed twice"
+
+OPS = frozenset(SCALAR_OPS)
+INFIX: Mapping[str, str] = {o.name: o.infix for o in _LISTED if o.infix is not None}
+# mathematical functions, of floats but for abs
+MATH = frozenset(o.name for o in _LISTED if o.kind == "function")
+# what the normal form of `ir/arith` understands of integers, and the arguments of a trace are made of
+ALGEBRA = tuple(o.name for o in _LISTED if o.kind in ("arithmetic", "integer"))
+
+
+def _node(text: str) -> Any:
+    return ast.parse(text, mode="eval").body
+
+
+# Python's syntax nodes of the infix operations
+PYTHON_ARITHMETIC: Mapping[type[ast.operator], str] = {
+    type(_node(f"a {o.infix} b").op): o.name
+    for o in _LISTED
+    if o.infix and o.kind in ("arithmetic", "integer", "float")
+}
+PYTHON_COMPARISONS: Mapping[type[ast.cmpop], str] = {
+    type(_node(f"a {o.infix} b").ops[0]): o.name for o in _LISTED if o.kind == "comparison"
+}
