@@ -27,7 +27,7 @@ def nonneg(ctx: Normalizer, p: Poly) -> bool:
     lo, hi = ctx.interval(p)
     if lo is not None and lo >= 0:
         return True
-    if (hi is not None and hi < 0) or ctx.depth >= len(FUEL) or P.value_of(p) is not None:
+    if (hi is not None and hi < 0) or ctx.depth >= len(FUEL) or P.as_constant(p) is not None:
         return False
     key = (ctx.depth, P.key(p))
     found = ctx.proved.get(key)
@@ -45,7 +45,7 @@ def nonneg(ctx: Normalizer, p: Poly) -> bool:
 
 def _follows(ctx: Normalizer, p: Poly, fact: Poly) -> bool:
     """p is a fact and something never negative."""
-    lo = ctx.interval(P.combine(p, fact, -1))[0]
+    lo = ctx.interval(P.plus(p, fact, -1))[0]
     return lo is not None and lo >= 0
 
 
@@ -94,7 +94,7 @@ class _Search:
             return 1
         if hi is not None and hi <= 0:
             return -1
-        if P.value_of(p) is None:
+        if P.as_constant(p) is None:
             if nonneg(self.ctx, p):
                 return 1
             if nonneg(self.ctx, P.scaled(p, -1)):
@@ -105,7 +105,7 @@ class _Search:
         """factor * a + rest with a replaced by a lower bound (sign 1) or an upper bound (sign -1)."""
         ctx, atom = self.ctx, self.ctx.atoms[a]
         if atom.kind in ("min", "max", "select"):
-            cases = [P.combine(ctx.mul(factor, x), rest) for x in atom.args]
+            cases = [P.plus(ctx.mul(factor, x), rest) for x in atom.args]
             # min is one of its arguments, and at most each of them
             if atom.kind == "select" or (atom.kind == "min") == (sign > 0):
                 yield tuple(cases)
@@ -118,14 +118,14 @@ class _Search:
                 continue
             whole = P.divide_exactly(factor, bound.scale)
             if whole is not None:
-                yield (P.combine(ctx.mul(whole, bound.limit), rest),)
+                yield (P.plus(ctx.mul(whole, bound.limit), rest),)
             else:  # s * p >= factor * limit + s * rest, and p >= 0 iff s * p > -s
-                relaxed = P.combine(ctx.mul(factor, bound.limit), ctx.mul(bound.scale, rest))
-                yield (ctx.minus_one(P.combine(relaxed, bound.scale)),)
-        if P.value_of(factor) is None:
+                relaxed = P.plus(ctx.mul(factor, bound.limit), ctx.mul(bound.scale, rest))
+                yield (ctx.minus_one(P.plus(relaxed, bound.scale)),)
+        if P.as_constant(factor) is None:
             end = ctx.atom_interval(a)[0 if sign > 0 else 1]
             if end is not None:
-                yield (P.combine(P.scaled(factor, end), rest),)
+                yield (P.plus(P.scaled(factor, end), rest),)
 
     def subtract(self, p: Poly, fact: Poly) -> Iterator[tuple[Poly]]:
         """p minus a non-negative multiple of a fact that cancels one monomial of p."""
@@ -141,8 +141,8 @@ class _Search:
                     continue
                 g = gcd(v, k)
                 scale = abs(k) // g
-                less = P.combine(P.scaled(p, scale), P.times_mono(fact, left, abs(v) // g), -1)
-                yield (self.ctx.reduced(P.combine(less, P.constant(scale - 1))),)
+                less = P.plus(P.scaled(p, scale), P.times_mono(fact, left, abs(v) // g), -1)
+                yield (self.ctx.reduced(P.plus(less, P.constant(scale - 1))),)
 
 
 def _tightened(p: Poly) -> Poly:

@@ -59,7 +59,7 @@ def _decide(n: Expr, done: dict[Expr, Proof], ctx: Normalizer) -> Proof:
         return weak if all(p is weak for p in parts) else Proof.UNKNOWN
     if n.op not in ("lt", "le", "eq", "ne") or not all(a.dtype.is_int for a in n.args):
         return Proof.UNKNOWN
-    difference = P.combine(ctx.poly(n.args[1]), ctx.poly(n.args[0]), -1)
+    difference = P.plus(ctx.poly(n.args[1]), ctx.poly(n.args[0]), -1)
     if n.op == "ne":
         return FLIP[_zero(difference, ctx)]
     if n.op == "eq":
@@ -69,16 +69,16 @@ def _decide(n: Expr, done: dict[Expr, Proof], ctx: Normalizer) -> Proof:
 
 def _at_least(p: Poly, least: int, ctx: Normalizer) -> Proof:
     """p >= least."""
-    if ctx.nonneg(P.combine(p, P.constant(least), -1)):
+    if ctx.nonneg(P.plus(p, P.constant(least), -1)):
         return Proof.YES
-    if ctx.nonneg(P.combine(P.constant(least - 1), p, -1)):
+    if ctx.nonneg(P.plus(P.constant(least - 1), p, -1)):
         return Proof.NO
     return Proof.UNKNOWN
 
 
 def _zero(p: Poly, ctx: Normalizer) -> Proof:
     """p == 0."""
-    number = P.value_of(p)
+    number = P.as_constant(p)
     if number is not None:
         return Proof.YES if number == 0 else Proof.NO
     g = 0

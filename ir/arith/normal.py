@@ -113,7 +113,7 @@ class Normalizer:
         if isinstance(n, Op) and algebraic(n):
             a, b = (self._polys[x] for x in n.args)
             if n.op == "add" or n.op == "sub":
-                out = P.combine(a, b, 1 if n.op == "add" else -1)
+                out = P.plus(a, b, 1 if n.op == "add" else -1)
                 return out if len(out) <= P.MAX_TERMS else self.opaque(n)
             if n.op == "mul":
                 return self.mul(a, b) if len(a) * len(b) <= 4 * P.MAX_TERMS else self.opaque(n)
@@ -123,7 +123,7 @@ class Normalizer:
                 if not b:
                     return self.opaque(n)
                 back = self.mul(b, self.div(a, b, None))
-                return P.combine(a, back, -1)
+                return P.plus(a, back, -1)
             return self.extreme(n.op, a, b, n)
         if isinstance(n, Op) and n.op == "cast" and wide(n.dtype):
             inner = n.args[0]
@@ -167,7 +167,7 @@ class Normalizer:
         """x // c, where c is not zero."""
         if not c:
             return {(self.atom("div", (x, c), source),): 1}
-        number = P.value_of(c)
+        number = P.as_constant(c)
         if number is not None and number < 0:  # x // -c == -x // c
             x, c, number, source = P.scaled(x, -1), P.constant(-number), -number, None
         if number == 1:
@@ -183,7 +183,7 @@ class Normalizer:
             inner = self._div_small(rest, c, source)
         else:
             inner = {(self.atom("div", (rest, c), source),): 1}
-        return P.combine(whole, inner) if whole else inner
+        return P.plus(whole, inner) if whole else inner
 
     def positive_divisor(self, c: Poly) -> bool:
         """c > 0, given that it is not zero."""
@@ -192,17 +192,17 @@ class Normalizer:
 
     def _div_small(self, x: Poly, c: Poly, source: Expr | None) -> Poly:
         """x // c for c > 0, x already reduced by c."""
-        number = P.value_of(c)
+        number = P.as_constant(c)
         lo, hi = self.interval(x)
         if number is not None and lo is not None and hi is not None and lo // number == hi // number:
             return P.constant(lo // number)
         if number is None or len(x) > 1 or P.ONE not in x:
             # x // c == 0 when 0 <= x < c, and -1 when -c <= x < 0
             if (lo is not None and lo >= 0) or self.nonneg(x):
-                if self.nonneg(self.minus_one(P.combine(c, x, -1))):
+                if self.nonneg(self.minus_one(P.plus(c, x, -1))):
                     return {}
             elif ((hi is not None and hi < 0) or self.nonneg(self.minus_one(P.scaled(x, -1)))) and self.nonneg(
-                P.combine(c, x)
+                P.plus(c, x)
             ):
                 return P.constant(-1)
         for dividend, divisor in self._divisible:
@@ -212,7 +212,7 @@ class Normalizer:
                 k = (x.get(head, 0) + dividend[head] // 2) // dividend[head] if head in x else 0
                 if k and not (k == 1 and x == dividend):
                     q: Poly = {(self.atom("div", (dividend, c), None),): k}
-                    return P.combine(self.reduced(q), self.div(P.combine(x, dividend, -k), c, None))
+                    return P.plus(self.reduced(q), self.div(P.plus(x, dividend, -k), c, None))
         # (g * x + r) // (g * c) == x // c for 0 <= r < g
         shorter = self._cancel(x, c)
         if shorter is not None:
@@ -224,7 +224,7 @@ class Normalizer:
                 inner, a = self.atoms[mono[0]].args
                 if a and self.positive_divisor(a):
                     offset = P.scaled(a, x.get(P.ONE, 0))
-                    return self.div(P.combine(inner, offset), self.mul(a, c), None)
+                    return self.div(P.plus(inner, offset), self.mul(a, c), None)
         return self.reduced({(self.atom("div", (x, c), source),): 1})
 
     def _cancel(self, x: Poly, c: Poly) -> tuple[Poly, Poly] | None:
@@ -258,7 +258,7 @@ class Normalizer:
                 lo = self.interval(rest)[0]
                 if not ((lo is not None and lo >= 0) or self.nonneg(rest)):
                     continue
-                if not self.nonneg(self.minus_one(P.combine(factor, rest, -1))):
+                if not self.nonneg(self.minus_one(P.plus(factor, rest, -1))):
                     continue
             elif mono and not self.positive_divisor(factor):
                 continue
@@ -286,34 +286,23 @@ class Normalizer:
         if base:
             shared[P.ONE] = base
         if shared:
-            kept = [P.combine(p, shared, -1) for p in kept]
+            kept = [P.plus(p, shared, -1) for p in kept]
             source = None
         identity = (kind, frozenset(P.key(p) for p in kept))
         inner: Poly = {(self.atom(kind, tuple(kept), source, identity),): 1}
-        return P.combine(shared, inner) if shared else inner
+        return P.plus(shared, inner) if shared else inner
 
     def _beats(self, kind: str, winner: Poly, loser: Poly) -> bool:
-        return self.nonneg(P.combine(loser, winner, -1) if kind == "min" else P.combine(winner, loser, -1))
+        return self.nonneg(P.plus(loser, winner, -1) if kind == "min" else P.plus(winner, loser, -1))
 
     # -- intervals and bounds
 
     def minus_one(self, p: Poly) -> Poly:
-        return P.combine(p, {P.ONE: 1}, -1)
+        return P.plus(p, {P.ONE: 1}, -1)
 
     def interval(self, p: Poly) -> Interval:
         """A constant interval of a polynomial."""
-        lo: int | None = 0
-        hi: int | None = 0
-        for mono, k in p.items():
-            part: Interval = (1, 1)
-            for a in mono:
-                part = intervals.mul(part, self.atom_interval(a)) if part != (1, 1) else self.atom_interval(a)
-            least, most = intervals.scale(part, k)
-            lo = None if lo is None or least is None else lo + least
-            hi = None if hi is None or most is None else hi + most
-            if lo is None and hi is None:
-                return UNBOUNDED
-        return lo, hi
+        return P.bounds(p, self.atom_interval)
 
     def atom_interval(self, number: int) -> Interval:
         atom = self.atoms[number]
@@ -352,7 +341,7 @@ class Normalizer:
         if atom.kind == "div":
             x, c = atom.args
             if c and self.positive_divisor(c):  # x - c + 1 <= c * (x // c) <= x
-                out.append(Bound(c, self._increment(P.combine(x, c, -1)), False))
+                out.append(Bound(c, self._increment(P.plus(x, c, -1)), False))
                 out.append(Bound(c, x, True))
         source = atom.source
         if atom.kind == "var" and isinstance(source, Var):
@@ -364,7 +353,7 @@ class Normalizer:
         return out
 
     def _increment(self, p: Poly) -> Poly:
-        return P.combine(p, {P.ONE: 1})
+        return P.plus(p, {P.ONE: 1})
 
     def nonneg(self, p: Poly) -> bool:
         """p >= 0 for every assignment the env allows: proved, or False."""
@@ -388,7 +377,7 @@ class Normalizer:
             for mono, k, rest in self._rewrites:
                 inside, outside = P.extract(p, mono)
                 if inside and all(v % k == 0 for v in inside.values()):
-                    p = P.combine(outside, P.product({m: v // k for m, v in inside.items()}, rest))
+                    p = P.plus(outside, P.product({m: v // k for m, v in inside.items()}, rest))
                     break
             else:
                 return p
@@ -399,7 +388,7 @@ class Normalizer:
             if isinstance(fact, Op) and fact.op == "eq" and fact.args[0].dtype.is_int and fact.args[1].dtype.is_int:
                 a, b = fact.args
                 self._divides(a, b)
-                self._equation(P.combine(self._poly(a), self._poly(b), -1))
+                self._equation(P.plus(self._poly(a), self._poly(b), -1))
                 # what was read before the fact was known may be reducible now
                 self._polys.clear()
 
@@ -416,7 +405,7 @@ class Normalizer:
             for fact in self.env.facts:
                 if isinstance(fact, Op) and fact.op in ("lt", "le") and fact.args[0].dtype.is_int:
                     a, b = fact.args
-                    p = P.combine(self._poly(b), self._poly(a), -1)
+                    p = P.plus(self._poly(b), self._poly(a), -1)
                     self._inequality(self.minus_one(p) if fact.op == "lt" else p)
         return self._inequalities
 

@@ -1,49 +1,76 @@
-"""Polynomials with integer coefficients over numbered atoms.
+"""Polynomials with integer coefficients over atoms of any kind.
 
-A monomial is a sorted tuple of atom numbers (repeated for powers, `()` for the constant term); a polynomial maps monomials to
-non-zero coefficients. Polynomials are never changed once built. Numbers are given out in order of first appearance by the
-normaliser, so every order below is deterministic.
+A monomial is a sorted tuple of atoms (repeated for powers, `()` for the constant term). A polynomial maps monomials to
+non-zero coefficients, and is never changed once built. The normaliser's atoms are numbers, given out in order of first
+appearance, so every order below is deterministic. The lowering's atoms are expressions, ordered by a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from math import gcd
+from typing import TypeVar
 
+from relax_tune.ir.core import intervals
+from relax_tune.ir.core.intervals import UNBOUNDED, Interval
+
+A = TypeVar("A", bound=Hashable)
+PolyOver = dict[tuple[A, ...], int]
 Mono = tuple[int, ...]
-Poly = dict[Mono, int]
+Poly = PolyOver[int]
 Key = frozenset[tuple[Mono, int]]
 
-ONE: Mono = ()
+ONE: tuple[()] = ()
 MAX_TERMS = 200
 
 
-def constant(value: int) -> Poly:
+def constant(value: int) -> PolyOver[A]:
+    """Return a constant polynomial."""
     return {ONE: value} if value else {}
 
 
 def key(p: Poly) -> Key:
-    """A hashable value equal for equal polynomials."""
+    """Return a hashable value that is equal for equal polynomials."""
     return frozenset(p.items())
 
 
-def value_of(p: Poly) -> int | None:
-    """The value of a constant polynomial."""
+def as_constant(p: PolyOver[A]) -> int | None:
+    """Return the value of a constant polynomial, None for others."""
     if not p:
         return 0
-    return p[ONE] if len(p) == 1 and ONE in p else None
+    return p.get(ONE) if len(p) == 1 else None
 
 
-def combine(a: Poly, b: Poly, scale: int = 1) -> Poly:
-    """a + scale * b."""
+def plus(a: PolyOver[A], b: PolyOver[A], scale: int = 1) -> PolyOver[A]:
+    """Return a + scale * b."""
     out = dict(a)
     for m, k in b.items():
         total = out.get(m, 0) + scale * k
         if total:
             out[m] = total
         else:
-            del out[m]
+            out.pop(m, None)
     return out
+
+
+def bounds(p: PolyOver[A], of_atom: Callable[[A], Interval]) -> Interval:
+    """Return a constant interval of a polynomial from those of its atoms."""
+    lo: int | None = 0
+    hi: int | None = 0
+    for mono, k in p.items():
+        least: int | None = 1
+        most: int | None = 1
+        if mono:
+            least, most = of_atom(mono[0])
+            for a in mono[1:]:
+                least, most = intervals.mul((least, most), of_atom(a))
+        if k < 0:
+            least, most = most, least
+        lo = None if lo is None or least is None else lo + k * least
+        hi = None if hi is None or most is None else hi + k * most
+        if lo is None and hi is None:
+            return UNBOUNDED
+    return lo, hi
 
 
 def scaled(p: Poly, k: int) -> Poly:
@@ -57,17 +84,15 @@ def times_mono(p: Poly, mono: Mono, k: int = 1) -> Poly:
     return {tuple(sorted(m + mono)): v * k for m, v in p.items()}
 
 
-def product(a: Poly, b: Poly) -> Poly:
-    if len(b) == 1:
-        ((mono, k),) = b.items()
-        return times_mono(a, mono, k)
-    if len(a) == 1:
-        ((mono, k),) = a.items()
-        return times_mono(b, mono, k)
-    out: Poly = {}
+def product(a: PolyOver[A], b: PolyOver[A], rank: Callable[[A], int] | None = None) -> PolyOver[A]:
+    """Return a * b. rank: the order of atoms in a monomial; None: their own."""
+    for p, factor in ((a, as_constant(b)), (b, as_constant(a))):
+        if factor is not None:
+            return {m: v * factor for m, v in p.items()} if factor else {}
+    out: PolyOver[A] = {}
     for mono, k in a.items():
         for m, v in b.items():
-            joined = tuple(sorted(m + mono))
+            joined = mono + m if not mono or not m else tuple(sorted(mono + m, key=rank))  # type: ignore[type-var,arg-type]
             total = out.get(joined, 0) + v * k
             if total:
                 out[joined] = total
@@ -145,7 +170,7 @@ def _residue(k: int, c: int) -> int:
 def divide(p: Poly, d: Poly) -> tuple[Poly, Poly]:
     """(A, B) with p == d * A + B. B is zero when d divides p, and small otherwise: coefficients reduced keeping
     their sign, the constant term to [0, c) when d is the constant c > 0."""
-    number = value_of(d)
+    number = as_constant(d)
     if number is not None:
         quotient: Poly = {}
         rest: Poly = {}
@@ -167,7 +192,7 @@ def divide(p: Poly, d: Poly) -> tuple[Poly, Poly]:
         part = 0 if q is None else (k - _residue(k, abs(k0))) // k0
         if part and q is not None:
             quotient[q] = quotient.get(q, 0) + part
-            work = combine(work, times_mono(d, q, part), -1)
+            work = plus(work, times_mono(d, q, part), -1)
         if m in work:
             rest[m] = work.pop(m)
         if len(work) > MAX_TERMS:

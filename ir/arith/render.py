@@ -55,9 +55,9 @@ class Renderer:
             whole = P.divide_exactly(P.scaled(factor, -1), c)
             if not whole:
                 continue
-            left = P.combine(rest, P.product(whole, x), -1)
+            left = P.plus(rest, P.product(whole, x), -1)
             mod = ctx.atom("mod", (x, c), None)
-            shorter = P.combine(left, P.times_mono(whole, (mod,)))
+            shorter = P.plus(left, P.times_mono(whole, (mod,)))
             if len(shorter) < len(p):
                 p = shorter
         return p
@@ -71,12 +71,12 @@ class Renderer:
             low = ctx.interval(x)[0]
             if not c or (low is not None and low >= 0):
                 continue
-            raised = P.combine(x, c)
+            raised = P.plus(x, c)
             low = ctx.interval(raised)[0]
             factor, rest = P.extract(p, (a,))
-            left = P.combine(rest, factor, -1)
+            left = P.plus(rest, factor, -1)
             if low is not None and low >= 0 and len(left) < len(rest):
-                p = P.combine(left, P.times_mono(factor, (ctx.atom("div", (raised, c), None),)))
+                p = P.plus(left, P.times_mono(factor, (ctx.atom("div", (raised, c), None),)))
         return p
 
     # -- factoring
@@ -107,7 +107,7 @@ class Renderer:
         head = mul(self._sum(inside, dtype), self._term(mono, k, dtype))
         if not outside:
             return head
-        number = P.value_of(outside)
+        number = P.as_constant(outside)
         if number is not None and number < 0:
             return sub(head, const(-number, dtype))
         return add(head, self._sum(outside, dtype))

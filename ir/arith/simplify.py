@@ -63,7 +63,7 @@ class _Simplifier:
 
     def known(self, p: Poly, new: Expr, n: Expr | None = None) -> Expr:
         """A constant or a single term is its own best form."""
-        value = P.value_of(p)
+        value = P.as_constant(p)
         if value is not None:
             return self.renderer.render(p, new.dtype)
         if isinstance(new, Var):

@@ -1,45 +1,25 @@
-"""Integer expressions as polynomials with integer coefficients: the arithmetic of the lowering and of the printers.
+"""Index arithmetic of the lowering and of the printers: the polynomials of `ir/arith/poly` over expressions.
 
-A polynomial maps a monomial (a tuple of atoms: variables and opaque sub-expressions) to its coefficient. Printing a kernel
-asks for thousands of small ones, so a static form is kept per expression and variables with a known value (unrolled
-loops, lanes) are put in afterwards.
+Atoms are variables and opaque sub-expressions. Printing a kernel asks for thousands of small polynomials, so a static form
+is kept per expression, and variables with a known value (unrolled loops, lanes) are put in afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import gcd
 
+from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.poly import ONE, PolyOver, as_constant, constant, plus
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, floormod, free_vars, mul, rebuild, sub
+from relax_tune.ir.core.intervals import UNBOUNDED, Interval
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
+
+__all__ = ["ONE", "Algebra", "Monomial", "Poly", "Range", "as_constant", "constant", "plus"]
 
 Monomial = tuple[Expr, ...]
-Poly = dict[Monomial, int]
-Range = tuple[int | None, int | None]
-
-ONE: Monomial = ()
-
-
-def constant(value: int) -> Poly:
-    return {ONE: value} if value else {}
-
-
-def plus(a: Poly, b: Poly, scale: int = 1) -> Poly:
-    """a + scale * b."""
-    out = dict(a)
-    for m, c in b.items():
-        total = out.get(m, 0) + scale * c
-        if total:
-            out[m] = total
-        else:
-            out.pop(m, None)
-    return out
-
-
-def as_constant(p: Poly) -> int | None:
-    """The value of a constant polynomial, otherwise None."""
-    if not p:
-        return 0
-    return p.get(ONE) if len(p) == 1 else None
+Poly = PolyOver[Expr]
+Range = Interval
 
 
 class Algebra:
@@ -70,16 +50,7 @@ class Algebra:
         return any(not wanted.isdisjoint(self.free(a)) for m in p for a in m)
 
     def times(self, a: Poly, b: Poly) -> Poly:
-        out: Poly = {}
-        for m, c in a.items():
-            for n, d in b.items():
-                key = m + n if not m or not n else tuple(sorted(m + n, key=self._rank))
-                total = out.get(key, 0) + c * d
-                if total:
-                    out[key] = total
-                else:
-                    out.pop(key, None)
-        return out
+        return P.product(a, b, self._rank)
 
     def _rank(self, atom: Expr) -> int:
         return self._order.setdefault(atom, len(self._order))
@@ -244,51 +215,18 @@ class Algebra:
         return add(total, const(offset)) if offset >= 0 else sub(total, const(-offset))
 
     def bounds(self, p: Poly) -> Range:
-        """Inclusive integer bounds of `p` from the ranges of its atoms."""
-        lo: int | None = 0
-        hi: int | None = 0
-        for m, c in p.items():
-            a, b = 1, 1
-            mlo: int | None = a
-            mhi: int | None = b
-            for atom in m:
-                mlo, mhi = _multiply((mlo, mhi), self.atom_range(atom))
-            if c < 0:
-                mlo, mhi = mhi, mlo
-            lo = None if lo is None or mlo is None else lo + c * mlo
-            hi = None if hi is None or mhi is None else hi + c * mhi
-        return lo, hi
+        """Return inclusive bounds of `p` from the ranges of its atoms."""
+        return P.bounds(p, self.atom_range)
 
     def atom_range(self, a: Expr) -> Range:
+        """Return inclusive bounds of an atom."""
         if isinstance(a, Var):
             known = self.env.get(a)
-            if known is not None:
-                return self.bounds(known)
-            return self.ranges.get(a, (0, None))
-        if isinstance(a, Op):
-            if a.op == "floormod":
-                d = as_constant(self.static(a.args[1]))
-                if d is not None and d > 0:
-                    return 0, d - 1
-                return (0, None) if (self.bounds(self.static(a.args[1]))[0] or 0) > 0 else (None, None)
-            if a.op == "floordiv":
-                lo, hi = self.bounds(self.static(a.args[0]))
-                d = as_constant(self.static(a.args[1]))
-                if d is not None and d > 0:
-                    return None if lo is None else lo // d, None if hi is None else hi // d
-                below = self.bounds(self.static(a.args[1]))[0]
-                positive = lo is not None and lo >= 0 and below is not None and below >= 0
-                return (0, hi) if positive else (None, None)
-            if a.op in ("min", "max"):
-                (alo, ahi), (blo, bhi) = (self.bounds(self.static(x)) for x in a.args)
-                pick = min if a.op == "min" else max
-                return _join(pick, alo, blo, a.op == "max"), _join(pick, ahi, bhi, a.op == "min")
-            if a.op == "select":
-                (alo, ahi), (blo, bhi) = (self.bounds(self.static(x)) for x in a.args[1:])
-                low = None if alo is None or blo is None else min(alo, blo)
-                high = None if ahi is None or bhi is None else max(ahi, bhi)
-                return low, high
-        return None, None
+            return self.ranges.get(a, (0, None)) if known is None else self.bounds(known)
+        of_operation = SCALAR_OPS[a.op].interval if isinstance(a, Op) else None
+        if of_operation is None:
+            return UNBOUNDED
+        return of_operation(*(self.bounds(self.static(x)) if x.dtype.is_int else UNBOUNDED for x in a.children))
 
     def decide(self, e: Expr) -> bool | None:
         """The value of a condition when the ranges settle it."""
@@ -317,19 +255,3 @@ class Algebra:
             inner = self.decide(e.args[0])
             return None if inner is None else not inner
         return None
-
-
-def _join(pick: Callable[[int, int], int], a: int | None, b: int | None, one_is_enough: bool) -> int | None:
-    if a is None or b is None:
-        return (b if a is None else a) if one_is_enough else None
-    return pick(a, b)
-
-
-def _multiply(x: Range, y: Range) -> Range:
-    if None not in x and None not in y:
-        ends = [a * b for a in x for b in y if a is not None and b is not None]
-        return min(ends), max(ends)
-    if x[0] is not None and y[0] is not None and x[0] >= 0 and y[0] >= 0:
-        high = None if x[1] is None or y[1] is None else x[1] * y[1]
-        return x[0] * y[0], high
-    return None, None

@@ -7,47 +7,39 @@ from dataclasses import dataclass
 
 from relax_tune.ir.core.dtype import DType, i8, i32, u8
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, as_int, postorder
+from relax_tune.ir.core.intervals import UNBOUNDED, Interval, within
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
-Interval = tuple[int, int]
-LIMITS: Mapping[DType, Interval] = {i8: (-128, 127), u8: (0, 255), i32: (-(1 << 31), (1 << 31) - 1)}
+# the values of narrow integer types
+LIMITS: Mapping[DType, tuple[int, int]] = {i8: (-128, 127), u8: (0, 255), i32: (-(1 << 31), (1 << 31) - 1)}
 
 
-def interval(e: Expr) -> Interval | None:
-    """Bounds of an integer value; None where nothing is known, or it might not fit int32."""
-    known: dict[Expr, Interval | None] = {}
+def interval(e: Expr) -> Interval:
+    """Return bounds of an integer value; UNBOUNDED where it might not fit int32."""
+    known: dict[Expr, Interval] = {}
     for n in postorder((e,)):
         found = _interval(n, known)
-        known[n] = found if found is not None and _within(found, LIMITS[i32]) else None
+        known[n] = found if within(found, LIMITS[i32]) else UNBOUNDED
     return known[e]
 
 
-def _interval(e: Expr, known: Mapping[Expr, Interval | None]) -> Interval | None:
+def _interval(e: Expr, known: Mapping[Expr, Interval]) -> Interval:
     if isinstance(e, Const):
-        return (int(e.value), int(e.value)) if e.dtype.is_int else None
+        return (int(e.value), int(e.value)) if e.dtype.is_int else UNBOUNDED
     if isinstance(e, Load):
-        return LIMITS.get(e.dtype)
+        return LIMITS.get(e.dtype, UNBOUNDED)
     if not isinstance(e, Op) or not e.dtype.is_int:
-        return None
-    a, b = known[e.args[-2]] if len(e.args) > 1 else None, known[e.args[-1]]
+        return UNBOUNDED
     if e.op == "cast":
-        whole = LIMITS.get(e.dtype)
-        return b if b is not None and whole is not None and _within(b, whole) else whole
-    if e.op in ("floordiv", "floormod"):
-        c = as_int(e.args[1]) or 0
-        if c <= 0 or (a is None and e.op == "floordiv"):
-            return None
-        return (0, c - 1) if e.op == "floormod" or a is None else (a[0] // c, a[1] // c)
-    if a is None or b is None:
-        return None
-    if e.op == "select":
-        return min(a[0], b[0]), max(a[1], b[1])
-    return _combined(e.op, a, b) if e.op in ("add", "sub", "mul", "min", "max") else None
+        whole, inner = LIMITS.get(e.dtype, UNBOUNDED), known[e.args[0]]
+        return inner if within(inner, whole) else whole
+    of_operation = SCALAR_OPS[e.op].interval
+    return UNBOUNDED if of_operation is None else of_operation(*(known[a] for a in e.args))
 
 
 def fits(e: Expr, dtype: DType) -> bool:
     """Whether the value stays what it is as a `dtype`."""
-    found = interval(e)
-    return found is not None and dtype in LIMITS and _within(found, LIMITS[dtype])
+    return dtype in LIMITS and within(interval(e), LIMITS[dtype])
 
 
 def power_of_two(e: Expr) -> int | None:
@@ -86,7 +78,7 @@ def four_bits(e: Expr, taken: Callable[[Op], Expr | None]) -> FourBits | None:
         if e.dtype is i32 and as_int(e.args[1]) == 16:
             if e.op == "floormod":
                 found = len(chain), e.args[0], 0
-            elif e.op == "floordiv" and inner is not None and _within(inner, LIMITS[u8]):
+            elif e.op == "floordiv" and within(inner, LIMITS[u8]):
                 found = len(chain), e.args[0], 4
         chain.append(e)
         e = e.args[0]
@@ -105,27 +97,7 @@ def _through(chain: list[Op], value: int) -> int:
             value = (value - low) % (high - low + 1) + low
             continue
         other = as_int(step.args[1]) or 0
-        value = {
-            "add": value + other,
-            "sub": value - other,
-            "mul": value * other,
-            "floordiv": value // other if other else 0,
-            "floormod": value % other if other else 0,
-        }[step.op]
+        known = SCALAR_OPS[step.op]
+        assert known.evaluate is not None
+        value = 0 if other == 0 and known.kind == "integer" else known.evaluate(value, other)
     return value
-
-
-def _combined(op: str, a: Interval, b: Interval) -> Interval:
-    if op == "add":
-        return a[0] + b[0], a[1] + b[1]
-    if op == "sub":
-        return a[0] - b[1], a[1] - b[0]
-    if op == "mul":
-        ends = [x * y for x in a for y in b]
-        return min(ends), max(ends)
-    pick = min if op == "min" else max
-    return pick(a[0], b[0]), pick(a[1], b[1])
-
-
-def _within(a: Interval, b: Interval) -> bool:
-    return b[0] <= a[0] and a[1] <= b[1]

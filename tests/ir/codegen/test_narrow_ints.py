@@ -14,6 +14,7 @@ from relax_tune.ir.codegen.lower.narrow_ints import fits, interval
 from relax_tune.ir.core.dtype import DType, f32, i8, i32, u8
 from relax_tune.ir.core.expr import Expr, add, cast, const, eq, floordiv, floormod, maximum, minimum, mul, select, sub
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.intervals import UNBOUNDED
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.schedules.schedule import Schedule
@@ -112,6 +113,7 @@ def test_values_stay_inside_their_bounds(data: st.DataObject) -> None:
     out = np.empty(256, np.int32)
     run_prim(func, [np.arange(256, dtype=np.uint8).view(func.input_buffers[0].dtype.numpy), out])
     bounds = interval(func.body.body.body.value)  # type: ignore[union-attr]
-    if bounds is not None:
+    if bounds != UNBOUNDED:
+        assert bounds[0] is not None and bounds[1] is not None
         assert bounds[0] <= out.min() and out.max() <= bounds[1]
         assert fits(found[-1], i8) == (bounds[0] >= -128 and bounds[1] <= 127)
