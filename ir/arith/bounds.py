@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core import intervals
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import (
@@ -28,9 +29,6 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval, meet, within
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
-
-if TYPE_CHECKING:
-    from relax_tune.ir.arith.logic import Proof
 
 _CACHE_LIMIT = 4096
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 
 from relax_tune.ir.arith.bounds import Env, opposite
 from relax_tune.ir.arith.counterexamples import Samples
-from relax_tune.ir.arith.logic import Proof, decide
-from relax_tune.ir.arith.normal import Normalizer
+from relax_tune.ir.arith.logic import Question, decide
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, const, eq, free_vars, le, lt, postorder
 
 # Effort for one question (polynomials looked at; a case costs at least _CASE), splits on the way to one case, and assignments
@@ -23,7 +23,7 @@ _CASE = 40
 _ASSIGNMENTS = 40
 
 
-def possible(cond: Expr, ctx: Normalizer) -> tuple[Proof, ...]:
+def possible(cond: Expr, ctx: Question) -> tuple[Proof, ...]:
     """The answers that no assignment tried speaks against; none where it is true here and false there."""
     truths = Samples(ctx, 0).truths(cond, _ASSIGNMENTS)
     return tuple(goal for goal in (Proof.YES, Proof.NO) if (goal is Proof.NO) not in truths)
@@ -34,8 +34,8 @@ def by_cases(cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
     return next((goal for goal in goals if _Cases(cond, goal).hold(env, 0)), Proof.UNKNOWN)
 
 
-def _read(cond: Expr, env: Env) -> Normalizer:
-    ctx = Normalizer(env)
+def _read(cond: Expr, env: Env) -> Question:
+    ctx = Question(env)
     ctx.start(cond)
     return ctx
 
@@ -57,12 +57,12 @@ class _Cases:
         if self.left <= 0:
             return False
         inner = env.with_fact(case)
-        ctx = Normalizer(inner)
+        ctx = Question(inner)
         found = decide(self.cond, ctx)
-        self.left -= max(ctx.spent, _CASE)
+        self.left -= max(ctx.prover.spent, _CASE)
         if found is not Proof.UNKNOWN:
-            return found is self.goal or decide(case, Normalizer(env)) is Proof.NO  # nothing is so: anything holds
-        return self.hold(inner, depth + 1) or decide(case, Normalizer(env)) is Proof.NO
+            return found is self.goal or decide(case, Question(env)) is Proof.NO  # nothing is so: anything holds
+        return self.hold(inner, depth + 1) or decide(case, Question(env)) is Proof.NO
 
 
 def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from operator import eq, le, lt, ne
-from typing import TYPE_CHECKING
 
+from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Tunable, Var
-
-if TYPE_CHECKING:
-    from relax_tune.ir.arith.normal import Normalizer
 
 # Where in its range each sample takes a variable: the first, the last, and values between that differ from variable to
 # variable. Unbounded ranges end at lo + _SPAN; a multiple of 64 is likely to satisfy divisibility facts.

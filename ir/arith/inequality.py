@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import TYPE_CHECKING
 
 from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.counterexamples import Samples
+from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Poly
-
-if TYPE_CHECKING:
-    from relax_tune.ir.arith.normal import Normalizer
 
 # Polynomials looked at per proof, by nesting depth (a proof inside a proof decides the sign of a factor), and per question.
 FUEL = (40, 12, 4)
@@ -22,38 +20,68 @@ TOTAL_FUEL = 1000
 MAX_STEPS = 10
 
 
-def nonneg(ctx: Normalizer, p: Poly) -> bool:
-    """p >= 0: proved, or False."""
-    lo, hi = ctx.interval(p)
-    if lo is not None and lo >= 0:
-        return True
-    if (hi is not None and hi < 0) or ctx.depth >= len(FUEL) or P.as_constant(p) is not None:
-        return False
-    key = (ctx.depth, P.key(p))
-    found = ctx.proved.get(key)
-    if found is None:
-        ctx.depth += 1
-        try:
-            found = _Search(ctx, FUEL[ctx.depth - 1]).holds(p, 0)
-            if not found and ctx.spent >= TOTAL_FUEL:  # a claim that a fact makes needs no fuel
-                found = any(_follows(ctx, p, fact) for fact in ctx.inequalities)
-            ctx.proved[key] = found
-        finally:
-            ctx.depth -= 1
-    return found
+class Prover:
+    """Proofs of p >= 0 within one question, each polynomial tried once at each depth of nesting."""
 
+    __slots__ = ("_levels", "_proved", "_samples", "ctx", "depth", "spent")
 
-def _follows(ctx: Normalizer, p: Poly, fact: Poly) -> bool:
-    """p is a fact and something never negative."""
-    lo = ctx.interval(P.plus(p, fact, -1))[0]
-    return lo is not None and lo >= 0
+    def __init__(self, ctx: Normalizer) -> None:
+        self.ctx = ctx
+        self.depth = 0
+        self.spent = 0
+        self._proved: dict[tuple[int, P.Key], bool] = {}
+        self._levels: dict[int, int] = {}
+        self._samples: Samples | None = None
+
+    def nonneg(self, p: Poly) -> bool:
+        """Prove p >= 0 for every assignment the env allows; False when no proof is found."""
+        lo, hi = self.ctx.interval(p)
+        if lo is not None and lo >= 0:
+            return True
+        if (hi is not None and hi < 0) or self.depth >= len(FUEL) or P.as_constant(p) is not None:
+            return False
+        key = (self.depth, P.key(p))
+        found = self._proved.get(key)
+        if found is None:
+            self.depth += 1
+            try:
+                found = _Search(self, FUEL[self.depth - 1]).holds(p, 0)
+                if not found and self.spent >= TOTAL_FUEL:  # a claim that a fact makes needs no fuel
+                    found = any(self._follows(p, fact) for fact in self.ctx.inequalities)
+                self._proved[key] = found
+            finally:
+                self.depth -= 1
+        return found
+
+    def _follows(self, p: Poly, fact: Poly) -> bool:
+        """Tell whether p is the fact plus a number that is never negative."""
+        lo = self.ctx.interval(P.plus(p, fact, -1))[0]
+        return lo is not None and lo >= 0
+
+    def refuted(self, p: Poly) -> bool:
+        """Find an assignment with p < 0 among the samples."""
+        if self._samples is None:
+            if not self.ctx.ready:  # the facts are not all read
+                return False
+            self._samples = Samples(self.ctx)
+        return self._samples.refute(p)
+
+    def level(self, a: int) -> int:
+        """Count the definitions between an atom and free symbols. Relaxations replace atoms of high levels first."""
+        found = self._levels.get(a)
+        if found is None:
+            self._levels[a] = 0  # cuts cycles of bounds
+            below = [x for p in self.ctx.atoms[a].args for m in p for x in m]
+            below += [x for b in self.ctx.bounds(a) for m in b.limit for x in m]
+            found = self._levels[a] = 1 + max((self.level(x) for x in set(below)), default=-1)
+        return found
 
 
 class _Search:
-    """Depth-first over relaxations, with a budget and no polynomial twice."""
+    """Depth-first search over relaxations, with a budget. No polynomial is looked at twice."""
 
-    def __init__(self, ctx: Normalizer, fuel: int) -> None:
-        self.ctx = ctx
+    def __init__(self, prover: Prover, fuel: int) -> None:
+        self.prover, self.ctx = prover, prover.ctx
         self.fuel = fuel
         self.seen: set[P.Key] = set()
 
@@ -62,14 +90,14 @@ class _Search:
         lo, hi = self.ctx.interval(p)
         if lo is not None and lo >= 0:
             return True
-        if (hi is not None and hi < 0) or step >= MAX_STEPS or len(p) > P.MAX_TERMS or self.ctx.refuted(p):
+        if (hi is not None and hi < 0) or step >= MAX_STEPS or len(p) > P.MAX_TERMS or self.prover.refuted(p):
             return False
         key = P.key(p)
-        if key in self.seen or self.fuel <= 0 or self.ctx.spent >= TOTAL_FUEL:
+        if key in self.seen or self.fuel <= 0 or self.prover.spent >= TOTAL_FUEL:
             return False
         self.seen.add(key)
         self.fuel -= 1
-        self.ctx.spent += 1
+        self.prover.spent += 1
         return any(all(self.holds(q, step + 1) for q in cases) for cases in self.relaxations(p))
 
     def relaxations(self, p: Poly) -> Iterator[tuple[Poly, ...]]:
@@ -79,7 +107,7 @@ class _Search:
                 lo = self.ctx.interval(q)[0]
                 if lo is not None and lo >= 0:
                     yield (q,)
-        atoms = sorted({a for m in p for a in m}, key=lambda a: (-_level(self.ctx, a), a))
+        atoms = sorted({a for m in p for a in m}, key=lambda a: (-self.prover.level(a), a))
         for a in atoms:
             factor, rest = P.extract(p, (a,))
             sign = self.sign(factor)
@@ -95,9 +123,9 @@ class _Search:
         if hi is not None and hi <= 0:
             return -1
         if P.as_constant(p) is None:
-            if nonneg(self.ctx, p):
+            if self.prover.nonneg(p):
                 return 1
-            if nonneg(self.ctx, P.scaled(p, -1)):
+            if self.prover.nonneg(P.scaled(p, -1)):
                 return -1
         return 0
 
@@ -156,14 +184,3 @@ def _tightened(p: Poly) -> Poly:
     if g == 0:
         return p
     return {m: k // g for m, k in p.items() if k // g}
-
-
-def _level(ctx: Normalizer, a: int) -> int:
-    """How many definitions stand between an atom and free symbols: what depends on others is replaced before them."""
-    found = ctx.levels.get(a)
-    if found is None:
-        ctx.levels[a] = 0  # cuts cycles of bounds
-        below = [x for p in ctx.atoms[a].args for m in p for x in m]
-        below += [x for b in ctx.bounds(a) for m in b.limit for x in m]
-        found = ctx.levels[a] = 1 + max((_level(ctx, x) for x in set(below)), default=-1)
-    return found

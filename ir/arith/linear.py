@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, interval
-from relax_tune.ir.arith.normal import Normalizer
+from relax_tune.ir.arith.logic import Question
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import EMPTY, Proof, prove, prove_equal
 from relax_tune.ir.arith.render import Renderer
@@ -22,7 +22,7 @@ def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[di
     order of `vars`. A variable that `env` pins to one value counts as that value.
     """
     e, wanted = expr(e), tuple(dict.fromkeys(vars))
-    ctx = Normalizer(env or EMPTY)
+    ctx = Question(env or EMPTY)
     p = ctx.poly(e)
     numbers = {v: number for v in wanted if (number := ctx.number_of(v)) is not None}
     found: dict[Var, Poly] = {}

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass, field
 from math import gcd
-from typing import TYPE_CHECKING
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import opposite
+from relax_tune.ir.arith.inequality import Prover
+from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Poly
+from relax_tune.ir.arith.proof import FLIP, Proof
 from relax_tune.ir.core.expr import Const, Expr, Op, postorder
 
-if TYPE_CHECKING:
-    from relax_tune.ir.arith.normal import Normalizer
+
+@dataclass(slots=True, eq=False)
+class Question(Normalizer):
+    """Normal forms, proofs and decisions under one env, for one question about expressions of one dtype."""
+
+    prover: Prover = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prover = Prover(self)
+
+    def nonneg(self, p: Poly) -> bool:
+        """Prove p >= 0 for every assignment the env allows."""
+        return self.prover.nonneg(p)
+
+    def decide(self, cond: Expr) -> Proof:
+        """Decide a boolean expression."""
+        return decide(cond, self)
 
 
-class Proof(Enum):
-    """YES: true for every assignment the env allows. NO: false for every one. UNKNOWN: neither was proved."""
-
-    YES = "yes"
-    NO = "no"
-    UNKNOWN = "unknown"
-
-    def __bool__(self) -> bool:
-        raise TypeError("a proof has three answers; compare with `is Proof.YES` or `is Proof.NO`")
-
-
-FLIP = {Proof.YES: Proof.NO, Proof.NO: Proof.YES, Proof.UNKNOWN: Proof.UNKNOWN}
-
-
-def decide(cond: Expr, ctx: Normalizer) -> Proof:
+def decide(cond: Expr, ctx: Question) -> Proof:
     """Decide a boolean expression under the env of `ctx`."""
     done: dict[Expr, Proof] = {}
     for n in postorder((cond,)):
@@ -37,7 +40,7 @@ def decide(cond: Expr, ctx: Normalizer) -> Proof:
     return done[cond]
 
 
-def _decide(n: Expr, done: dict[Expr, Proof], ctx: Normalizer) -> Proof:
+def _decide(n: Expr, done: dict[Expr, Proof], ctx: Question) -> Proof:
     if isinstance(n, Const):
         return Proof.YES if n.value else Proof.NO
     if n.dtype.short != "bool":
@@ -67,7 +70,7 @@ def _decide(n: Expr, done: dict[Expr, Proof], ctx: Normalizer) -> Proof:
     return _at_least(difference, 1 if n.op == "lt" else 0, ctx)
 
 
-def _at_least(p: Poly, least: int, ctx: Normalizer) -> Proof:
+def _at_least(p: Poly, least: int, ctx: Question) -> Proof:
     """p >= least."""
     if ctx.nonneg(P.plus(p, P.constant(least), -1)):
         return Proof.YES
@@ -76,7 +79,7 @@ def _at_least(p: Poly, least: int, ctx: Normalizer) -> Proof:
     return Proof.UNKNOWN
 
 
-def _zero(p: Poly, ctx: Normalizer) -> Proof:
+def _zero(p: Poly, ctx: Question) -> Proof:
     """p == 0."""
     number = P.as_constant(p)
     if number is not None:

@@ -10,61 +10,42 @@ A `Normalizer` lives for one question. Atoms are numbered by first appearance in
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import reduce
+from typing import Literal
 
-from relax_tune.ir.arith import inequality
 from relax_tune.ir.arith import poly as P
-from relax_tune.ir.arith.bounds import Env, dtype_interval, interval
-from relax_tune.ir.arith.counterexamples import Samples
-from relax_tune.ir.arith.logic import Proof, decide
-from relax_tune.ir.arith.poly import Key, Mono, Poly
-from relax_tune.ir.core import intervals
+from relax_tune.ir.arith.atoms import Atoms, Bound, Kind
+from relax_tune.ir.arith.bounds import dtype_interval
+from relax_tune.ir.arith.poly import Mono, Poly
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars
-from relax_tune.ir.core.intervals import UNBOUNDED, Interval
+from relax_tune.ir.core.intervals import UNBOUNDED
 from relax_tune.ir.core.scalar_ops import ALGEBRA
 
 
-@dataclass(slots=True)
-class Atom:
-    """kind: `var`, `div`, `mod` (for printing only), `min`, `max`, `select` or `other`; `args` are polynomials; `source` is the
-    expression it was first read from, when there is one."""
-
-    kind: str
-    args: tuple[Poly, ...]
-    source: Expr | None
-    range: Interval | None = None
-
-
-@dataclass(slots=True)
-class Bound:
-    """Of an atom a: scale * a <= limit (upper) or scale * a >= limit (lower), scale > 0."""
-
-    scale: Poly
-    limit: Poly
-    upper: bool
-
-
 @dataclass(slots=True, eq=False)
-class Normalizer:
+class Normalizer(Atoms):
     """Normal forms and proofs under one env, for one question about expressions of one dtype."""
 
-    env: Env
-    atoms: list[Atom] = field(default_factory=list)
-    _index: dict[object, int] = field(default_factory=dict)
+    ready: bool = False
+    _started: bool = False
     _polys: dict[Expr, Poly] = field(default_factory=dict)
     _bounds: dict[int, list[Bound]] = field(default_factory=dict)
     _rewrites: list[tuple[Mono, int, Poly]] = field(default_factory=list)
     _divisible: list[tuple[Poly, Poly]] = field(default_factory=list)
     _equalities: list[Poly] = field(default_factory=list)
     _inequalities: list[Poly] | None = None
-    _started: bool = False
-    _ready: bool = False
-    levels: dict[int, int] = field(default_factory=dict)
-    proved: dict[tuple[int, Key], bool] = field(default_factory=dict)
-    _samples: Samples | None = None
-    depth: int = 0
-    spent: int = 0
+
+    # -- what a prover knows better
+
+    def nonneg(self, p: Poly) -> bool:
+        """Prove p >= 0 for every assignment the env allows, here by constant intervals alone."""
+        lo = self.interval(p)[0]
+        return lo is not None and lo >= 0
+
+    def decide(self, cond: Expr) -> Proof:
+        """Decide a condition, here not at all."""
+        return Proof.UNKNOWN
 
     # -- expressions to polynomials
 
@@ -83,7 +64,7 @@ class Normalizer:
                 if v.dtype.is_int:
                     self.atom("var", (), v, v)
             self._read_equations()
-        self._ready = True
+        self.ready = True
 
     def _poly(self, e: Expr) -> Poly:
         polys = self._polys
@@ -124,7 +105,7 @@ class Normalizer:
                     return self.opaque(n)
                 back = self.mul(b, self.div(a, b, None))
                 return P.plus(a, back, -1)
-            return self.extreme(n.op, a, b, n)
+            return self.extreme("min" if n.op == "min" else "max", a, b, n)
         if isinstance(n, Op) and n.op == "cast" and wide(n.dtype):
             inner = n.args[0]
             if inner.dtype.is_int and inner.dtype.bytes <= n.dtype.bytes:  # widening keeps the value
@@ -139,27 +120,14 @@ class Normalizer:
         parts = tuple(("p", P.key(self._polys[c])) if c.dtype.is_int else ("e", c) for c in n.children)
         what: object = n.buffer if isinstance(n, Load) else n.op if isinstance(n, Op) else n
         if isinstance(n, Op) and n.op == "select":
-            answer = decide(n.args[0], self)
+            answer = self.decide(n.args[0])
             if answer is not Proof.UNKNOWN:
                 return self._polys[n.args[1 if answer is Proof.YES else 2]]
-        kind: str = "other"
+        kind: Kind = "other"
         args: tuple[Poly, ...] = ()
         if isinstance(n, Op) and n.op == "select" and wide(n.dtype):
             kind, args = "select", (self._polys[n.args[1]], self._polys[n.args[2]])
         return {(self.atom(kind, args, n, (what, n.dtype, parts)),): 1}
-
-    def atom(self, kind: str, args: tuple[Poly, ...], source: Expr | None, identity: object = None) -> int:
-        """The number of this atom; a new one is numbered next."""
-        key = (kind, *(P.key(a) for a in args)) if identity is None else identity
-        number = self._index.get(key)
-        if number is None:
-            number = self._index[key] = len(self.atoms)
-            self.atoms.append(Atom(kind, args, source))
-        return number
-
-    def number_of(self, v: Var) -> int | None:
-        """The number of a variable that was met."""
-        return self._index.get(v)
 
     # -- floor division, minima
 
@@ -265,7 +233,7 @@ class Normalizer:
             return quotient, P.divide(c, factor)[0]
         return None
 
-    def extreme(self, kind: str, a: Poly, b: Poly, source: Expr | None) -> Poly:
+    def extreme(self, kind: Literal["min", "max"], a: Poly, b: Poly, source: Expr | None) -> Poly:
         """min or max: flattened, dominated arguments dropped, what all arguments share pulled out."""
         args: list[Poly] = []
         for p in (a, b):
@@ -292,39 +260,13 @@ class Normalizer:
         inner: Poly = {(self.atom(kind, tuple(kept), source, identity),): 1}
         return P.plus(shared, inner) if shared else inner
 
-    def _beats(self, kind: str, winner: Poly, loser: Poly) -> bool:
+    def _beats(self, kind: Kind, winner: Poly, loser: Poly) -> bool:
         return self.nonneg(P.plus(loser, winner, -1) if kind == "min" else P.plus(winner, loser, -1))
 
     # -- intervals and bounds
 
     def minus_one(self, p: Poly) -> Poly:
         return P.plus(p, {P.ONE: 1}, -1)
-
-    def interval(self, p: Poly) -> Interval:
-        """A constant interval of a polynomial."""
-        return P.bounds(p, self.atom_interval)
-
-    def atom_interval(self, number: int) -> Interval:
-        atom = self.atoms[number]
-        if atom.range is None:
-            atom.range = self._atom_interval(atom)
-        return atom.range
-
-    def _atom_interval(self, atom: Atom) -> Interval:
-        if atom.kind == "var":
-            assert isinstance(atom.source, Var)
-            return self.env.range_of(atom.source)
-        if atom.kind == "other":
-            assert atom.source is not None
-            return interval(atom.source, self.env)
-        parts = [self.interval(a) for a in atom.args]
-        if atom.kind == "select":
-            return intervals.hull(parts[0], parts[1])
-        if atom.kind == "div":
-            return intervals.floordiv(parts[0], parts[1])
-        if atom.kind == "mod":
-            return intervals.floormod(parts[0], parts[1])
-        return reduce(intervals.minimum if atom.kind == "min" else intervals.maximum, parts)
 
     def bounds(self, number: int) -> list[Bound]:
         """The symbolic bounds of this atom."""
@@ -336,7 +278,7 @@ class Normalizer:
 
     def _bounds_of(self, number: int) -> list[Bound]:
         atom = self.atoms[number]
-        one = P.constant(1)
+        one: Poly = {P.ONE: 1}
         out: list[Bound] = []
         if atom.kind == "div":
             x, c = atom.args
@@ -354,18 +296,6 @@ class Normalizer:
 
     def _increment(self, p: Poly) -> Poly:
         return P.plus(p, {P.ONE: 1})
-
-    def nonneg(self, p: Poly) -> bool:
-        """p >= 0 for every assignment the env allows: proved, or False."""
-        return inequality.nonneg(self, p)
-
-    def refuted(self, p: Poly) -> bool:
-        """p < 0 for some assignment that was tried."""
-        if self._samples is None:
-            if not self._ready:  # the facts are not all read
-                return False
-            self._samples = Samples(self)
-        return self._samples.refute(p)
 
     # -- facts
 
@@ -396,7 +326,7 @@ class Normalizer:
     def inequalities(self) -> list[Poly]:
         """Polynomials that the facts say are >= 0; those that intervals know already are left out."""
         if self._inequalities is None:
-            if not self._ready:
+            if not self.ready:
                 return []
             self._inequalities = []
             for p in self._equalities:

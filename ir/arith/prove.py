@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from relax_tune.ir.arith.bounds import Env, remember
 from relax_tune.ir.arith.case_split import by_cases, possible
-from relax_tune.ir.arith.logic import FLIP, Proof, decide
-from relax_tune.ir.arith.normal import Normalizer
+from relax_tune.ir.arith.logic import Question, decide
+from relax_tune.ir.arith.proof import FLIP, Proof
 from relax_tune.ir.core.expr import Const, Expr, ExprLike, Op, eq, expr
 
 __all__ = ["EMPTY", "Proof", "prove", "prove_equal"]
@@ -29,7 +29,7 @@ def prove(cond: Expr, env: Env | None = None) -> Proof:
 
 
 def _prove(cond: Expr, env: Env) -> Proof:
-    ctx = Normalizer(env)
+    ctx = Question(env)
     found = decide(cond, ctx)
     if found is Proof.UNKNOWN and isinstance(cond, Op) and cond.op == "not":
         return FLIP[prove(cond.args[0], env)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, remember
-from relax_tune.ir.arith.logic import Proof, decide
-from relax_tune.ir.arith.normal import Normalizer, algebraic
+from relax_tune.ir.arith.logic import Question, decide
+from relax_tune.ir.arith.normal import algebraic
 from relax_tune.ir.arith.poly import Poly
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.arith.prove import EMPTY
 from relax_tune.ir.arith.render import Renderer, cost
 from relax_tune.ir.core.expr import FALSE, TRUE, Const, Expr, Op, Var, postorder, rebuild
@@ -31,7 +32,7 @@ def simplify(e: Expr, env: Env | None = None) -> Expr:
 
 class _Simplifier:
     def __init__(self, env: Env) -> None:
-        self.ctx = Normalizer(env)
+        self.ctx = Question(env)
         self.done: dict[Expr, Expr] = {}
         self.renderer = Renderer(self.ctx, self.done)
         self.dirty: set[Expr] = set()

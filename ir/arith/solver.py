@@ -17,8 +17,8 @@ from typing import Any
 
 from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.arith.bounds import Env, dtype_interval
-from relax_tune.ir.arith.logic import Proof
 from relax_tune.ir.arith.normal import algebraic, wide
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Const, Expr, Op, Tunable, Var, postorder
 
 # Z3's own measure; a question about three dims takes some hundreds to fifty thousand.

@@ -1,0 +1,92 @@
+"""Atoms of the normal form: their numbers and their constant intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Literal
+
+from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.poly import Poly
+from relax_tune.ir.core import intervals
+from relax_tune.ir.core.expr import Expr, Var
+from relax_tune.ir.core.intervals import Interval
+
+Kind = Literal["var", "div", "mod", "min", "max", "select", "other"]
+
+
+@dataclass(slots=True)
+class Atom:
+    """An indivisible part of a polynomial.
+
+    kind: the operation; `mod` is for printing only, `other` has no algebra (loads, casts).
+    args: polynomials of the operands.
+    source: the expression it was first read from, if any.
+    range: constant interval, once asked for.
+    """
+
+    kind: Kind
+    args: tuple[Poly, ...]
+    source: Expr | None
+    range: Interval | None = None
+
+
+@dataclass(slots=True)
+class Bound:
+    """A symbolic bound of an atom a: scale * a <= limit (upper) or scale * a >= limit (lower), with scale > 0."""
+
+    scale: Poly
+    limit: Poly
+    upper: bool
+
+
+@dataclass(slots=True, eq=False)
+class Atoms:
+    """The atoms of one question, numbered in order of first appearance. Equal operands give one atom."""
+
+    env: Env
+    atoms: list[Atom] = field(default_factory=list)
+    _index: dict[object, int] = field(default_factory=dict)
+
+    def atom(self, kind: Kind, args: tuple[Poly, ...], source: Expr | None, identity: object = None) -> int:
+        """Return the number of this atom; a new one is numbered next. identity: key in place of kind and operands."""
+        key = (kind, *(P.key(a) for a in args)) if identity is None else identity
+        number = self._index.get(key)
+        if number is None:
+            number = self._index[key] = len(self.atoms)
+            self.atoms.append(Atom(kind, args, source))
+        return number
+
+    def number_of(self, v: Var) -> int | None:
+        """Return the number of a variable, None for one that was not met."""
+        return self._index.get(v)
+
+    def interval(self, p: Poly) -> Interval:
+        """Return a constant interval of a polynomial."""
+        return P.bounds(p, self.atom_interval)
+
+    def atom_interval(self, number: int) -> Interval:
+        """Return a constant interval of an atom."""
+        atom = self.atoms[number]
+        if atom.range is None:
+            atom.range = self._atom_interval(atom)
+        return atom.range
+
+    def _atom_interval(self, atom: Atom) -> Interval:
+        if atom.kind == "var":
+            assert isinstance(atom.source, Var)
+            return self.env.range_of(atom.source)
+        if atom.kind == "other":
+            assert atom.source is not None
+            return interval(atom.source, self.env)
+        return reduce(_INTERVALS[atom.kind], (self.interval(a) for a in atom.args))
+
+
+_INTERVALS = {
+    "div": intervals.floordiv,
+    "mod": intervals.floormod,
+    "min": intervals.minimum,
+    "max": intervals.maximum,
+    "select": intervals.hull,
+}
