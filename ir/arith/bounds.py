@@ -1,4 +1,4 @@
-"""What is known of variables: bounds, loops, facts; and constant intervals of expressions."""
+"""Knowledge about variables (bounds, loops, facts), and constant intervals of expressions."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ _CACHE_LIMIT = 4096
 
 
 class Solver(Protocol):
-    """Decides what our own proofs leave open. Answers depend on the question and on `name` only."""
+    """Decider of questions that our own proofs leave open. Answers depend on the question and on `name` only."""
 
     @property
     def name(self) -> str:
-        """Package and version."""
+        """Return package and version."""
 
     def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-        """Which of `goals` (YES, NO) is the answer for every assignment the env allows; UNKNOWN when neither is proved."""
+        """Return the one of `goals` (YES, NO) that holds for every assignment the env allows; UNKNOWN without a proof."""
 
 
 class Env:
     """Immutable knowledge about integer variables.
 
-    `bounds` maps a variable to (lo, hi), both inclusive and possibly symbolic, hi None for unbounded. A variable that is not
-    mentioned is >= 0; a tunable lies between the least and the greatest value of its domain. `facts` are conditions that
-    hold. `solver` is asked what nothing else decides. Answers are remembered in the env, in tables of bounded size; they depend
-    on the question only.
+    bounds: variable to (lo, hi), both inclusive and possibly symbolic; hi is None for unbounded. A variable without an
+        entry is >= 0. A tunable also lies between the ends of its domain.
+    facts: conditions that hold.
+    solver: asked after all other proofs.
+    Answers depend on the question only. They are kept in tables of bounded size.
     """
 
     __slots__ = ("_limits", "_ranges", "bounds", "facts", "proofs", "simplified", "solver")
@@ -79,11 +80,11 @@ class Env:
         return f"Env({', '.join(known + [repr(f) for f in self.facts])})"
 
     def with_bound(self, var: Var, lo: ExprLike, hi: ExprLike | None) -> Env:
-        """Also lo <= var <= hi (inclusive; None: no upper bound). Replaces an earlier bound of the same variable."""
+        """Add lo <= var <= hi (None: no upper bound) in place of an earlier bound of the variable."""
         return Env({**self.bounds, var: (lo, hi)}, self.facts, self.solver)
 
     def with_loop(self, var: Var, extent: ExprLike) -> Env:
-        """Inside `for var in range(extent)`: var in [0, extent - 1], and the loop runs at least once."""
+        """Enter `for var in range(extent)`: var is in [0, extent - 1], and the loop runs at least once."""
         size = expr(extent)
         out = Env.__new__(Env)
         out.solver = self.solver
@@ -98,11 +99,11 @@ class Env:
         return out
 
     def with_fact(self, cond: Expr) -> Env:
-        """Also `cond`, a conjunction of conditions that hold (`n <= 512`, `k == m`, `N % T == 0`)."""
+        """Add a conjunction of conditions that hold (`n <= 512`, `k == m`, `N % T == 0`)."""
         return Env(self.bounds, (*self.facts, cond), self.solver)
 
     def range_of(self, var: Var) -> Interval:
-        """The constant interval of a variable."""
+        """Return the constant interval of a variable."""
         found = self._ranges.get(var)
         if found is None:
             self._ranges[var] = (0, None)  # what is known while its own bounds are being read
@@ -125,7 +126,7 @@ class Env:
 
 
 def opposite(cond: Expr) -> Expr | None:
-    """The comparison that holds where a comparison of integers does not; None for other conditions."""
+    """Return the negation of a comparison of integers as a comparison; None for other conditions."""
     if not isinstance(cond, Op) or cond.op not in _OPPOSITE or not all(a.dtype.is_int for a in cond.args):
         return None
     return _OPPOSITE[cond.op](*cond.args)
@@ -140,7 +141,7 @@ _OPPOSITE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 
 
 def _plain(fact: Expr) -> Expr:
-    """A fact without the `not` in front of a comparison."""
+    """Write a negated comparison as a comparison."""
     other = opposite(fact.args[0]) if isinstance(fact, Op) and fact.op == "not" else None
     return fact if other is None else other
 
@@ -153,12 +154,12 @@ def remember(table: dict[Expr, object] | dict[Expr, Expr], key: Expr, value: obj
 
 
 def dtype_interval(dtype: DType) -> Interval:
-    """Every value of a narrow integer type; wide integers are unbounded (index arithmetic does not overflow)."""
+    """Return the range of a narrow integer type. Wide integers are unbounded: index arithmetic does not overflow."""
     return {"u8": (0, 255), "i8": (-128, 127), "bool": (0, 1)}.get(dtype.short, UNBOUNDED)
 
 
 def interval(e: ExprLike, env: Env) -> Interval:
-    """A constant interval that holds all values of the integer expression `e`."""
+    """Return a constant interval that holds all values of the integer expression `e`."""
     e = expr(e)
     if not e.children:
         return _interval_of(e, {}, env)
@@ -202,7 +203,7 @@ def _learn(fact: Expr, env: Env) -> None:
 
 
 def _narrow(e: Expr, found: Interval, env: Env) -> None:
-    """`e` is known to lie in `found`: pass that down to the variables it is made of."""
+    """Narrow the variables of `e`, given that `e` lies in `found`."""
     while found != UNBOUNDED:
         lo, hi = found
         if isinstance(e, Var):
@@ -234,7 +235,7 @@ def _narrow(e: Expr, found: Interval, env: Env) -> None:
 
 
 def _factor(found: Interval, other: Interval) -> Interval:
-    """The interval of a when a * b lies in `found`, a and b are >= 0 and b lies in `other`."""
+    """Return the interval of a, given a, b >= 0, a * b in `found` and b in `other`."""
     lo, hi = found
     least = None if lo is None or lo < 1 else 1 if other[1] is None else -(-lo // other[1]) if other[1] else None
     most = hi // other[0] if hi is not None and other[0] else None

@@ -1,4 +1,4 @@
-"""Case distinctions: a condition that is not decided at once may be decided where a choice in it is settled.
+"""Proofs by cases: a condition left open may be decided once a choice in it is settled.
 
 Every split covers all assignments, so a claim that holds in each case holds; nothing is lost but effort, which is counted.
 Choices (`select`, `min`, `max`) are settled first, because that leaves polynomials; then a variable is at the least of its values
@@ -24,13 +24,13 @@ _ASSIGNMENTS = 40
 
 
 def possible(cond: Expr, ctx: Question) -> tuple[Proof, ...]:
-    """The answers that no assignment tried speaks against; none where it is true here and false there."""
+    """Return the answers that agree with every assignment tried; none if both truth values occur."""
     truths = Samples(ctx, 0).truths(cond, _ASSIGNMENTS)
     return tuple(goal for goal in (Proof.YES, Proof.NO) if (goal is Proof.NO) not in truths)
 
 
 def by_cases(cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-    """Decide a condition that `decide` alone left open and whose answer may be one of `goals`."""
+    """Decide a condition that `decide` left open. goals: the answers that are possible."""
     return next((goal for goal in goals if _Cases(cond, goal).hold(env, 0)), Proof.UNKNOWN)
 
 
@@ -47,7 +47,7 @@ class _Cases:
         self.left = EFFORT
 
     def hold(self, env: Env, depth: int) -> bool:
-        """The goal is the answer in every case of some split of `env`, none of which is looked at twice."""
+        """Prove the goal in every case of some split of `env`."""
         if depth >= MAX_DEPTH:
             return False
         split = next(_splits(self.cond, env), None)
@@ -66,7 +66,7 @@ class _Cases:
 
 
 def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
-    """Ways to tell all assignments apart that the facts do not tell apart already."""
+    """Yield splits into cases that cover all assignments and are not decided by the facts."""
     ctx = _read(cond, env)
     curved: list[Var] = []
     for n in postorder((cond,)):
@@ -89,7 +89,7 @@ def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
 
 
 def _alternatives(cond: Expr) -> tuple[Expr, ...]:
-    """A comparison of integers and what is so where it is not; none for other expressions."""
+    """Return the cases of a comparison of integers; none for other expressions."""
     other = opposite(cond)
     if not isinstance(cond, Op) or other is None:
         return ()

@@ -1,4 +1,4 @@
-"""A few assignments the env allows, to see at once that a claim is false and not search for its proof."""
+"""A few assignments that the env allows, to refute a claim before a proof is searched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPARE = {"lt": lt, "le": le, "eq": eq, "ne": ne}
 
 
 class _Outside(Exception):
-    """The env does not allow the assignment, or an atom has no value there."""
+    """An assignment that the env does not allow, or that gives an atom no value."""
 
 
 class Samples:
@@ -41,7 +41,7 @@ class Samples:
             return False
 
     def truths(self, cond: Expr, count: int) -> set[bool]:
-        """The values a condition takes at up to `count` assignments that satisfy every fact; no more are tried once it took both."""
+        """Return the values of a condition at up to `count` assignments that satisfy every fact. Stops after both values."""
         found: set[bool] = set()
         for s in range(count):
             point: dict[int, int] = {}
@@ -55,7 +55,7 @@ class Samples:
         return found
 
     def refute(self, p: Poly) -> bool:
-        """p < 0 at one of the assignments."""
+        """Tell whether p < 0 at one of the assignments."""
         outside: list[int] = []
         for position, (s, point) in enumerate(self.points):
             try:

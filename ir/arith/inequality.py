@@ -1,4 +1,4 @@
-"""The proof search: is a polynomial >= 0 for every assignment the env allows?
+"""The proof search: p >= 0 for every assignment that the env allows.
 
 Each step replaces an atom by a bound of it, so that the new polynomial is a lower bound of the old one, and constant intervals
 close the search. A step can only lose precision, never truth: no proof found means unknown.
@@ -101,7 +101,7 @@ class _Search:
         return any(all(self.holds(q, step + 1) for q in cases) for cases in self.relaxations(p))
 
     def relaxations(self, p: Poly) -> Iterator[tuple[Poly, ...]]:
-        """Alternatives; each is a tuple of polynomials whose all being >= 0 makes p >= 0."""
+        """Yield alternatives: tuples of polynomials that imply p >= 0 when all are >= 0."""
         for fact in self.ctx.inequalities:  # the claim may be little more than a fact
             for (q,) in self.subtract(p, fact):
                 lo = self.ctx.interval(q)[0]
@@ -130,7 +130,7 @@ class _Search:
         return 0
 
     def replace(self, a: int, factor: Poly, rest: Poly, sign: int) -> Iterator[tuple[Poly, ...]]:
-        """factor * a + rest with a replaced by a lower bound (sign 1) or an upper bound (sign -1)."""
+        """Replace a in factor * a + rest by a lower bound (sign 1) or an upper bound (sign -1)."""
         ctx, atom = self.ctx, self.ctx.atoms[a]
         if atom.kind in ("min", "max", "select"):
             cases = [P.plus(ctx.mul(factor, x), rest) for x in atom.args]
@@ -156,7 +156,7 @@ class _Search:
                 yield (P.plus(P.scaled(factor, end), rest),)
 
     def subtract(self, p: Poly, fact: Poly) -> Iterator[tuple[Poly]]:
-        """p minus a non-negative multiple of a fact that cancels one monomial of p."""
+        """Subtract from p a non-negative multiple of a fact that cancels one monomial."""
         for mono, k in fact.items():
             if not mono:
                 continue

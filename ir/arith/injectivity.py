@@ -1,7 +1,7 @@
-"""Whether index maps keep things apart: mixed-radix sums and their digits, with symbolic factors.
+"""Injectivity of index maps: mixed-radix sums and their digits, with symbolic factors.
 
-Splits make sums (`i_0 * T + i_1`), fused loops make digits (`f // m`, `f % m`), guards bound both. What indices tell is found in
-rounds: a sum whose parts do not run into each other tells its parts, and all digits of a number tell the number.
+Splits make sums (`i_0 * T + i_1`), fused loops make digits (`f // m`, `f % m`), guards bound both. The proof goes in rounds
+and collects known values. A sum whose parts do not overlap determines its parts. All digits of a number determine it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from relax_tune.ir.core.expr import (
 
 
 def injective(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:
-    """Whether `indices` provably differ wherever the variables do, each v running over range(ranges[v])."""
+    """Prove that different values of the variables give different `indices`, each v running over range(ranges[v])."""
     env, extents = env or Env(), {v: expr(extent) for v, extent in ranges.items()}
     for v, extent in extents.items():
         env = env.with_loop(v, extent)
@@ -47,9 +47,9 @@ def injective(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike], env: Env 
 
 
 def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: Env, guard: Expr = TRUE) -> bool:
-    """Whether different values of `var` provably give different indices, whatever the `inner` variables (with their extents) do.
+    """Prove that different values of `var` give different indices for all values of the `inner` variables.
 
-    `env` bounds `var`; `guard` holds at every point that counts (a block's predicate).
+    inner: extents of the inner variables. env: bounds of `var`. guard: condition at every point that counts (a predicate).
     """
     bound = env.bounds.get(var, (const(0), None))[1]
     extents = dict(inner) if bound is None else {**inner, var: simplify(add(bound, 1))}
@@ -57,9 +57,9 @@ def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env:
 
 
 class _Reader:
-    """What can be read off indices: variables, quotients and remainders with variables in them, and numbers with a guard.
+    """Values that indices determine: variables, quotients and remainders, and expressions with a guard.
 
-    extents: of the variables whose values are asked for; None is one that is not known. Everything else is fixed.
+    extents: extents of the variables asked for, None for an unknown one. Everything else is fixed.
     """
 
     def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
@@ -74,7 +74,7 @@ class _Reader:
                 self.guards[f.args[0]] = f.args[1]
 
     def tells(self, indices: Sequence[Expr], wanted: Sequence[Var]) -> bool:
-        """Whether the values of the indices tell those of the variables."""
+        """Prove that the indices determine the variables."""
         numbers: dict[Expr, None] = dict.fromkeys(indices)
         plain: set[Expr] = set()
         while True:
@@ -102,7 +102,7 @@ class _Reader:
     # sums
 
     def _read_sum(self, e: Expr) -> None:
-        """Take what the sum `e` of multiples of variables tells into `known`."""
+        """Note the variables that the sum `e` of multiples of variables determines."""
         parts = self._linear(e)
         if parts is None:
             return
@@ -121,7 +121,7 @@ class _Reader:
             del left[found]
 
     def _linear(self, e: Expr) -> tuple[dict[Var, Expr], Expr] | None:
-        """The sum by its variables. Numbers in it that are fixed, which only take time to read, are one each."""
+        """Return the coefficients of the variables. A fixed subexpression counts as one variable, to save time."""
         fixed: dict[Expr, Var] = {}
 
         def plain(x: Expr) -> Expr | None:
@@ -137,7 +137,7 @@ class _Reader:
         return parts
 
     def _is_known(self, v: Var) -> bool:
-        """Numbers made of what is known are, too."""
+        """Tell whether `v` is known. A digit of known variables is."""
         node = self.stands_for.get(v)
         if node is not None and all(x in self.known for x in free_vars(node) if x in self.extents):
             self.known.add(v)
@@ -149,7 +149,7 @@ class _Reader:
         return simplify(mul(step, -1)) if prove(le(step, 0), self.env) is Proof.YES else None
 
     def _tops(self, v: Var, steps: Mapping[Var, Expr]) -> bool:
-        """A step of `v` is more than all the others come to."""
+        """Prove that a step of `v` exceeds the largest sum of all others."""
         rest: Expr = const(0)
         for w, step in steps.items():
             size = None if w is v else self._size(w)
@@ -160,7 +160,7 @@ class _Reader:
         return prove(lt(rest, steps[v]), self.env) is Proof.YES
 
     def _ends(self, v: Var, steps: Mapping[Var, Expr]) -> bool:
-        """The others are multiples of what `v` comes to, so that a remainder tells it."""
+        """Prove that all other steps are multiples of the range of `v`, so that a remainder determines it."""
         size = self._size(v)
         if size is None or len(steps) == 1:
             return False
@@ -172,7 +172,7 @@ class _Reader:
     # digits and guarded numbers
 
     def _outermost(self, e: Expr, others: Container[Expr]) -> Expr:
-        """`e` with stand-ins for its outermost quotients, remainders and, below itself, `others` that vary."""
+        """Replace the outermost varying quotients, remainders and `others` below `e` by stand-ins."""
 
         def number(x: Expr) -> Expr | None:
             wanted = isinstance(x, Op) and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
@@ -188,13 +188,13 @@ class _Reader:
         return found
 
     def _size(self, v: Var) -> Expr | None:
-        """How many values a variable or number takes, from 0 on; None when that is not known."""
+        """Return the extent of a variable or stand-in, None if unknown."""
         if self.sizes[v] is None and v in self.stands_for:
             self.sizes[v] = self._limit(self.stands_for[v])
         return self.sizes[v]
 
     def _limit(self, x: Expr) -> Expr | None:
-        """What a number that is never negative stays below."""
+        """Return an exclusive upper bound of a non-negative expression, None if unknown."""
         if x in self.guards and prove(le(0, x), self.env) is Proof.YES:
             return self.guards[x]
         if isinstance(x, Op) and _is_digit(x):
@@ -211,8 +211,9 @@ class _Reader:
         return limit if prove(and_(le(0, x), lt(x, limit)), self.env) is Proof.YES else None
 
     def _joined(self) -> list[Expr]:
-        """Numbers that are known; each guarded one, and each of whose digits all are: from the last on, up to the first or to
-        what the number comes to."""
+        """Return the expressions that are known: guarded ones, and numbers with all digits known.
+
+        Digits count from the lowest one, up to a quotient or to the range of the number."""
         known = [node for node, v in self.stand_ins.items() if v in self.known]
         found: list[Expr] = [node for node in known if node in self.guards]
         places = [p for node in known for p in self._places(node)]
@@ -232,7 +233,7 @@ class _Reader:
         return found
 
     def _places(self, digit: Op) -> Iterator[tuple[Expr, Expr, Expr | None]]:
-        """The digit as (u, d, m), `u // d % m`, or (u, d, None), `u // d`, for each number u that it is one of."""
+        """Yield the digit as (u, d, m), `u // d % m`, or (u, d, None), `u // d`, for each number u it belongs to."""
         number: Expr = digit
         divisor: Expr = const(1)
         modulus: Expr | None = None
@@ -253,7 +254,7 @@ class _Reader:
                 number = self._term(number, modulus)
 
     def _term(self, number: Expr, modulus: Expr) -> Expr:
-        """The digit that a sum comes to but for multiples of the modulus; the sum where there is none."""
+        """Return the digit that a sum equals up to multiples of the modulus; the sum itself without one."""
         terms = [number]
         while isinstance(top := terms[0], Op) and top.op == "add":
             terms[:1] = top.args
@@ -261,7 +262,7 @@ class _Reader:
         return next((x for x in digits if self._congruent(number, const(1), modulus, x)), number)
 
     def _congruent(self, number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
-        """`number % modulus` is `u % modulus` (simplifying takes multiples of the modulus out)."""
+        """Prove number % modulus == u % modulus. Simplifying takes multiples of the modulus out."""
         if modulus is None or as_int(divisor) != 1:
             return False
         return as_int(simplify(floormod(sub(number, u), modulus))) == 0

@@ -16,7 +16,7 @@ from relax_tune.ir.core.expr import Expr, ExprLike, Var, add, const, expr, free_
 
 
 def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[dict[Var, Expr], Expr] | None:
-    """`e` as sum(coefficient[v] * v) + rest, coefficients and rest free of `vars`; None when it is not of that form.
+    """Write `e` as sum(coefficient[v] * v) + rest, coefficients and rest free of `vars`; None if impossible.
 
     Coefficients may be symbolic (products of tunables). Variables with coefficient zero are left out; the others come in the
     order of `vars`. A variable that `env` pins to one value counts as that value.
@@ -39,14 +39,15 @@ def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[di
 
 
 def stride_of(e: ExprLike, var: Var, env: Env | None = None) -> Expr | None:
-    """The amount `e` grows by when `var` grows by one; zero when free of it, None when it is not linear in it."""
+    """Return the coefficient of `var` in `e`: zero when free of it, None when not linear in it."""
     parts = linear(e, (var,), env)
     return None if parts is None else parts[0].get(var, const(0))
 
 
 def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> Expr:
-    """How many values lie between the least and the greatest of `e` when each variable v runs over range(ranges[v]) with at
-    least one value: 1 + sum(|coefficient| * (extent - 1)).
+    """Return the length of the range of `e`: 1 + sum(|coefficient| * (extent - 1)).
+
+    Each variable v runs over range(ranges[v]) with at least one value.
 
     Raises: ScheduleError when `e` is not linear in the variables or the sign of a coefficient is unknown.
     """
@@ -69,8 +70,9 @@ def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = Non
 
 
 def is_dense(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:
-    """Whether `e` provably takes each value of an interval exactly once (a mixed-radix sum): some order of the variables has
-    strides 1, x1, x1 * x2, ... for extents x1, x2, ... Variables of extent 1 do not count."""
+    """Prove that `e` takes each value of an interval exactly once, as a mixed-radix sum.
+
+    Some order of the variables then has strides 1, x1, x1 * x2, ... for extents x1, x2, ... Extents of 1 do not count."""
     env = env or EMPTY
     parts = linear(e, ranges, env)
     if parts is None:

@@ -1,4 +1,4 @@
-"""Conditions decided within one question: the three-valued logic over the proof search."""
+"""Decisions within one question: three-valued logic over the proof search."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _decide(n: Expr, done: dict[Expr, Proof], ctx: Question) -> Proof:
 
 
 def _at_least(p: Poly, least: int, ctx: Question) -> Proof:
-    """p >= least."""
+    """Decide p >= least."""
     if ctx.nonneg(P.plus(p, P.constant(least), -1)):
         return Proof.YES
     if ctx.nonneg(P.plus(P.constant(least - 1), p, -1)):
@@ -80,7 +80,7 @@ def _at_least(p: Poly, least: int, ctx: Question) -> Proof:
 
 
 def _zero(p: Poly, ctx: Question) -> Proof:
-    """p == 0."""
+    """Decide p == 0."""
     number = P.as_constant(p)
     if number is not None:
         return Proof.YES if number == 0 else Proof.NO

@@ -1,10 +1,10 @@
 """The normal form: integer expressions as polynomials over atoms.
 
-Atoms are variables, floor quotients, minima and maxima, and whatever else has no algebra (loads, selects, casts). A remainder
-is not an atom: `x % c` is `x - c * (x // c)`, so that `x % c + x // c * c` is `x` by arithmetic alone. Atoms with equal arguments
-are one atom, so equal expressions mostly have equal polynomials. The form serves decisions; code is printed from `render`.
+Atoms are variables, floor quotients, minima and maxima, and nodes without algebra (loads, selects, casts). A remainder is
+not an atom: `x % c` is `x - c * (x // c)`, so `x % c + x // c * c` is `x` by arithmetic alone. Equal arguments give one
+atom, so equal expressions mostly have equal polynomials. The form serves decisions; `render` writes code.
 
-A `Normalizer` lives for one question. Atoms are numbered by first appearance in it, so nothing depends on names, ids or history.
+A `Normalizer` lives for one question. Its atoms are numbered by first appearance, so nothing depends on names or history.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from relax_tune.ir.core.scalar_ops import ALGEBRA
 
 @dataclass(slots=True, eq=False)
 class Normalizer(Atoms):
-    """Normal forms and proofs under one env, for one question about expressions of one dtype."""
+    """Normal forms under one env, for one question about expressions of one dtype."""
 
     ready: bool = False
     _started: bool = False
@@ -50,7 +50,7 @@ class Normalizer(Atoms):
     # -- expressions to polynomials
 
     def poly(self, e: Expr) -> Poly:
-        """The normal form of an integer expression."""
+        """Return the normal form of an integer expression."""
         self.start(e)
         return self._poly(e)
 
@@ -116,7 +116,7 @@ class Normalizer(Atoms):
         return self.reduced(P.product(a, b))
 
     def opaque(self, n: Expr) -> Poly:
-        """An atom that stands for `n`; equal children give the same atom."""
+        """Return an atom for `n`. Equal children give the same atom."""
         parts = tuple(("p", P.key(self._polys[c])) if c.dtype.is_int else ("e", c) for c in n.children)
         what: object = n.buffer if isinstance(n, Load) else n.op if isinstance(n, Op) else n
         if isinstance(n, Op) and n.op == "select":
@@ -132,7 +132,7 @@ class Normalizer(Atoms):
     # -- floor division, minima
 
     def div(self, x: Poly, c: Poly, source: Expr | None) -> Poly:
-        """x // c, where c is not zero."""
+        """Return x // c, where c is not zero."""
         if not c:
             return {(self.atom("div", (x, c), source),): 1}
         number = P.as_constant(c)
@@ -154,12 +154,12 @@ class Normalizer(Atoms):
         return P.plus(whole, inner) if whole else inner
 
     def positive_divisor(self, c: Poly) -> bool:
-        """c > 0, given that it is not zero."""
+        """Prove c > 0, given that it is not zero."""
         lo = self.interval(c)[0]
         return (lo is not None and lo >= 0) or self.nonneg(c)
 
     def _div_small(self, x: Poly, c: Poly, source: Expr | None) -> Poly:
-        """x // c for c > 0, x already reduced by c."""
+        """Return x // c for c > 0, x already reduced by c."""
         number = P.as_constant(c)
         lo, hi = self.interval(x)
         if number is not None and lo is not None and hi is not None and lo // number == hi // number:
@@ -196,7 +196,7 @@ class Normalizer(Atoms):
         return self.reduced({(self.atom("div", (x, c), source),): 1})
 
     def _cancel(self, x: Poly, c: Poly) -> tuple[Poly, Poly] | None:
-        """(x', c') with x // c == x' // c' by a common factor g: x == g * x' + r, 0 <= r < g, c == g * c'."""
+        """Cancel a common factor g: x // c == x' // c' for x == g * x' + r, 0 <= r < g, c == g * c'."""
         size = P.content(c)
         sizes = {P.content({m: k, P.ONE: size}) for m, k in x.items() if m} - {1}
         shared = P.common_mono(c)
@@ -234,7 +234,7 @@ class Normalizer(Atoms):
         return None
 
     def extreme(self, kind: Literal["min", "max"], a: Poly, b: Poly, source: Expr | None) -> Poly:
-        """min or max: flattened, dominated arguments dropped, what all arguments share pulled out."""
+        """Return min or max: flattened, without dominated arguments, with shared terms pulled out."""
         args: list[Poly] = []
         for p in (a, b):
             ((mono, k),) = p.items() if len(p) == 1 else (((), 0),)
@@ -269,7 +269,7 @@ class Normalizer(Atoms):
         return P.plus(p, {P.ONE: 1}, -1)
 
     def bounds(self, number: int) -> list[Bound]:
-        """The symbolic bounds of this atom."""
+        """Return the symbolic bounds of an atom."""
         found = self._bounds.get(number)
         if found is None:
             found = self._bounds[number] = []
@@ -300,7 +300,7 @@ class Normalizer(Atoms):
     # -- facts
 
     def reduced(self, p: Poly) -> Poly:
-        """p with the equations among the facts applied, left side to right side."""
+        """Apply the equations among the facts, left side to right side."""
         if not self._rewrites:
             return p
         for _ in range(50):
@@ -324,7 +324,7 @@ class Normalizer(Atoms):
 
     @property
     def inequalities(self) -> list[Poly]:
-        """Polynomials that the facts say are >= 0; those that intervals know already are left out."""
+        """Return polynomials that are >= 0 by the facts but not by their intervals."""
         if self._inequalities is None:
             if not self.ready:
                 return []
@@ -366,7 +366,7 @@ def _contains(m: Mono, d: Mono) -> bool:
 
 
 def algebraic(n: Op) -> bool:
-    """Integer arithmetic the normal form understands: 32- and 64-bit, which by contract does not overflow."""
+    """Tell whether the normal form understands an operation: 32- or 64-bit integers, which do not overflow by contract."""
     return n.op in ALGEBRA and n.dtype.short in ("i64", "i32") and all(a.dtype is n.dtype for a in n.args)
 
 

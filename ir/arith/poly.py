@@ -78,7 +78,7 @@ def scaled(p: Poly, k: int) -> Poly:
 
 
 def times_mono(p: Poly, mono: Mono, k: int = 1) -> Poly:
-    """p * k * mono."""
+    """Return p * k * mono."""
     if not mono:
         return p if k == 1 else scaled(p, k)
     return {tuple(sorted(m + mono)): v * k for m, v in p.items()}
@@ -102,7 +102,7 @@ def product(a: PolyOver[A], b: PolyOver[A], rank: Callable[[A], int] | None = No
 
 
 def divide_mono(m: Mono, d: Mono) -> Mono | None:
-    """m / d, or None when d does not divide m."""
+    """Return m / d, None when d does not divide m."""
     if not d:
         return m
     if len(d) > len(m):
@@ -116,7 +116,7 @@ def divide_mono(m: Mono, d: Mono) -> Mono | None:
 
 
 def common_mono(monos: Iterable[Mono]) -> Mono:
-    """The greatest monomial dividing all."""
+    """Return the greatest common divisor of monomials."""
     shared: list[int] | None = None
     for m in monos:
         if shared is None:
@@ -135,7 +135,7 @@ def common_mono(monos: Iterable[Mono]) -> Mono:
 
 
 def content(p: Poly) -> int:
-    """The greatest common divisor of the coefficients (0 for the zero polynomial)."""
+    """Return the greatest common divisor of the coefficients (0 for the zero polynomial)."""
     g = 0
     for k in p.values():
         g = gcd(g, k)
@@ -145,7 +145,7 @@ def content(p: Poly) -> int:
 
 
 def extract(p: Poly, mono: Mono) -> tuple[Poly, Poly]:
-    """(C, R) with p == C * mono + R: the monomials that mono divides, and the others."""
+    """Return (C, R) with p == C * mono + R, where mono divides no monomial of R."""
     inside: Poly = {}
     outside: Poly = {}
     for m, k in p.items():
@@ -158,18 +158,19 @@ def extract(p: Poly, mono: Mono) -> tuple[Poly, Poly]:
 
 
 def lead(p: Poly) -> Mono:
-    """The monomial of highest degree; among those the one of the earliest atoms."""
+    """Return the monomial of highest degree, of earliest atoms among equals."""
     return min(p, key=lambda m: (-len(m), m))
 
 
 def _residue(k: int, c: int) -> int:
-    """k modulo c with the sign of k: coefficients smaller than c stay as they are."""
+    """Return k modulo c with the sign of k: coefficients smaller than c stay as they are."""
     return k % c if k >= 0 else -(-k % c)
 
 
 def divide(p: Poly, d: Poly) -> tuple[Poly, Poly]:
-    """(A, B) with p == d * A + B. B is zero when d divides p, and small otherwise: coefficients reduced keeping
-    their sign, the constant term to [0, c) when d is the constant c > 0."""
+    """Return (A, B) with p == d * A + B. B is zero when d divides p.
+
+    Otherwise the coefficients of B are reduced keeping their sign, its constant term to [0, c) for a constant d = c > 0."""
     number = as_constant(d)
     if number is not None:
         quotient: Poly = {}
@@ -201,6 +202,6 @@ def divide(p: Poly, d: Poly) -> tuple[Poly, Poly]:
 
 
 def divide_exactly(p: Poly, d: Poly) -> Poly | None:
-    """p / d when the remainder is zero."""
+    """Return p / d, None when a remainder is left."""
     quotient, rest = divide(p, d)
     return None if rest else quotient

@@ -1,4 +1,4 @@
-"""Decisions about integer conditions: yes, no, or unknown (DESIGN 5). Unknown is never a silent yes."""
+"""Decisions about integer conditions: yes, no, or unknown. Unknown is never a silent yes."""
 
 from __future__ import annotations
 

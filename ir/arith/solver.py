@@ -1,7 +1,7 @@
-"""Questions that the proof search leaves open, put to Z3 where the extra `solver` is installed (DESIGN 5).
+"""Questions that the proof search leaves open, put to Z3 where the extra `solver` is installed.
 
-Z3 is asked whether the facts and the opposite of a claim can hold together. Its effort is limited by its own count of resources and
-every question gets a context of its own, so answers depend on the question and Z3's version alone, never on load or history.
+Z3 is asked whether the facts and the negation of a claim are satisfiable. Z3's resource count limits its effort, and every
+question has its own context. So answers depend on the question and on Z3's version, never on load or history.
 """
 
 from __future__ import annotations

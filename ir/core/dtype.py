@@ -13,7 +13,7 @@ from relax_tune.errors import ParseError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A scalar element type. `name` is NumPy's name (`float32`; `bfloat16` is ml_dtypes'), `short` the printed form (`f32`)."""
+    """A scalar element type. name: NumPy's or ml_dtypes' (`float32`, `bfloat16`). short: the printed form (`f32`)."""
 
     name: str
     short: str
@@ -35,17 +35,17 @@ class DType:
 
     @property
     def is_half(self) -> bool:
-        """Whether it is a float of 16 bits: it is what memory holds, and computed with as f32."""
+        """Tell whether this is a 16-bit float: memory holds it, arithmetic is in f32."""
         return self.short in ("f16", "bf16")
 
     @property
     def epsilon(self) -> float:
-        """The distance from 1 to the next larger float of this type."""
+        """Return the distance from 1 to the next larger float of this type."""
         return float(ml_dtypes.finfo(self.numpy).eps)
 
     @property
     def lowest(self) -> float:
-        """The most negative finite float of this type."""
+        """Return the most negative finite float of this type."""
         return float(ml_dtypes.finfo(self.numpy).min)
 
     @property
@@ -68,7 +68,7 @@ _BY_NAME = {d.name: d for d in ALL} | {d.short: d for d in ALL}
 
 
 def dtype(name: str | np.dtype[Any]) -> DType:
-    """The type with this NumPy or short name. Raises ParseError naming the known ones."""
+    """Return the type with this NumPy or short name. Raises ParseError naming the known ones."""
     found = _BY_NAME.get(str(name))
     if found is None:
         raise ParseError(f"wanted a dtype, one of {', '.join(d.name for d in ALL)}; found {name!r}")
@@ -76,5 +76,5 @@ def dtype(name: str | np.dtype[Any]) -> DType:
 
 
 def is_floating(name: np.dtype[Any]) -> bool:
-    """Whether NumPy's `name` is a floating type; bfloat16 is one, of which NumPy itself knows nothing."""
+    """Tell whether a NumPy type is floating, bfloat16 of ml_dtypes included."""
     return name.kind == "f" or name == bf16.numpy

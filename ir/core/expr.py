@@ -1,8 +1,8 @@
 """Scalar expressions: shapes, indices, tunables, guards and the values tensor functions compute.
 
-One small language for all of them (DESIGN 1). Nodes are interned values: `==` is identity and is structural, because the
-constructors return the existing node. Variables are identities: two variables with one name are two variables.
-Constructors fold constants and drop neutral elements; everything cleverer is `relax_tune.ir.arith`.
+Nodes are interned values: `==` is identity and is structural, because the constructors return the existing node. Variables
+are identities: two variables with one name are two variables. Constructors fold constants and drop neutral elements; further
+algebra is in `relax_tune.ir.arith`, the operations themselves in `relax_tune.ir.core.scalar_ops`.
 Comparisons that build IR are functions (`lt(a, b)`); `==` never builds IR.
 """
 
@@ -97,7 +97,7 @@ class Var(Expr):
 
 
 class Tunable(Var):
-    """A schedule symbol: a positive integer from the finite, sorted `domain` (DESIGN 1)."""
+    """A schedule symbol: a positive integer from the finite, sorted `domain`."""
 
     __slots__ = ("domain",)
     domain: tuple[int, ...]
@@ -139,7 +139,7 @@ _loads: WeakValueDictionary[tuple[object, ...], Load] = WeakValueDictionary()
 
 
 def const(value: Number, dtype: DType | None = None) -> Const:
-    """The literal `value`; int64 for integers and float32 for floats unless `dtype` says otherwise."""
+    """Return the literal `value`; by default int64 for integers and float32 for floats."""
     if dtype is None:
         dtype = bool_ if isinstance(value, bool) else i64 if isinstance(value, int) else f32
     value = bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value)
@@ -153,7 +153,7 @@ def const(value: Number, dtype: DType | None = None) -> Const:
 
 
 def op(name: str, args: tuple[Expr, ...], dtype: DType) -> Expr:
-    """The interned operation node, without any folding."""
+    """Return the interned operation node, without folding."""
     key = (name, args, dtype)
     node = _ops.get(key)
     if node is None:
@@ -166,7 +166,7 @@ def op(name: str, args: tuple[Expr, ...], dtype: DType) -> Expr:
 
 
 def load(buffer: Buffer, indices: Iterable[ExprLike]) -> Load:
-    """`buffer[indices]`; the number of indices must be the buffer's rank."""
+    """Return `buffer[indices]`; the number of indices must be the buffer's rank."""
     where = tuple(expr(i) for i in indices)
     if len(where) != len(buffer.shape):
         raise ValueError(f"buffer {buffer.name!r} has {len(buffer.shape)} dims, found {len(where)} indices")
@@ -180,7 +180,7 @@ def load(buffer: Buffer, indices: Iterable[ExprLike]) -> Load:
 
 
 def expr(value: ExprLike | float) -> Expr:
-    """Numbers become literals; expressions pass through."""
+    """Turn a number into a literal; an expression passes through."""
     return value if isinstance(value, Expr) else const(value)
 
 
@@ -193,7 +193,7 @@ def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
 
 
 def as_int(e: ExprLike) -> int | None:
-    """The value of an integer literal, otherwise None."""
+    """Return the value of an integer literal, None for others."""
     if isinstance(e, int):
         return e
     return int(e.value) if isinstance(e, Const) and e.dtype.is_int else None
@@ -243,13 +243,13 @@ def mul(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def div(a: ExprLike, b: ExprLike) -> Expr:
-    """Floating-point division."""
+    """Divide floats."""
     x, y = _pair(a, b)
     return x if _literal(y, 1) else op("div", (x, y), x.dtype)
 
 
 def floordiv(a: ExprLike, b: ExprLike) -> Expr:
-    """Integer division rounded to minus infinity; the divisor is never zero."""
+    """Divide integers, rounded to minus infinity; the divisor is never zero."""
     x, y = _pair(a, b)
     if isinstance(x, Const) and isinstance(y, Const) and y.value:
         return const(x.value // y.value, x.dtype)
@@ -259,7 +259,7 @@ def floordiv(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def floormod(a: ExprLike, b: ExprLike) -> Expr:
-    """`a - floordiv(a, b) * b`: for a positive divisor in [0, b)."""
+    """Return `a - floordiv(a, b) * b`, for a positive divisor in [0, b)."""
     x, y = _pair(a, b)
     if isinstance(x, Const) and isinstance(y, Const) and y.value:
         return const(x.value % y.value, x.dtype)
@@ -267,7 +267,7 @@ def floormod(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
-    """ceil(a / b) as floordiv(a + b - 1, b)."""
+    """Return ceil(a / b) as floordiv(a + b - 1, b)."""
     x, y = _pair(a, b)
     if _literal(y, 1):
         return x
@@ -292,7 +292,7 @@ _COMPARE = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.kind == "compar
 
 
 def compare(name: str, a: ExprLike, b: ExprLike) -> Expr:
-    """`lt`, `le`, `eq` or `ne` of two scalars: a bool expression."""
+    """Compare two scalars by `lt`, `le`, `eq` or `ne`: a bool expression."""
     x, y = _pair(a, b)
     if isinstance(x, Const) and isinstance(y, Const):
         return const(_COMPARE[name](x.value, y.value))
@@ -330,7 +330,7 @@ FALSE = const(False)
 
 
 def and_(*args: Expr) -> Expr:
-    """Conjunction; `and_()` is true."""
+    """Return the conjunction; `and_()` is true."""
     kept: list[Expr] = []
     for a in args:
         if a is FALSE:
@@ -358,7 +358,7 @@ def not_(a: Expr) -> Expr:
 
 
 def select(cond: Expr, a: ExprLike, b: ExprLike) -> Expr:
-    """`a` where `cond`, else `b`; both are evaluated."""
+    """Choose `a` where `cond` holds, else `b`; both are evaluated."""
     x, y = _pair(a, b)
     if isinstance(cond, Const):
         return x if cond.value else y
@@ -374,14 +374,14 @@ def cast(a: Expr, dtype: DType) -> Expr:
 
 
 def call(name: str, *args: Expr) -> Expr:
-    """A mathematical function of `MATH` on floats (dtype of the first argument)."""
+    """Apply a mathematical function of `MATH` (dtype of the first argument)."""
     if name not in MATH:
         raise ValueError(f"wanted one of {sorted(MATH)}, found {name!r}")
     return op(name, args, args[0].dtype)
 
 
 def conjuncts(e: Expr) -> tuple[Expr, ...]:
-    """The parts of a conjunction, left to right; true has none."""
+    """Return the parts of a conjunction, left to right; true has none."""
     parts: list[Expr] = []
     stack = [e]
     while stack:
@@ -399,7 +399,7 @@ def construct(name: str, *args: Expr) -> Expr:
 
 
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
-    """`e` with other children, through the folding constructors."""
+    """Return `e` with other children, through the folding constructors."""
     if isinstance(e, Load):
         return load(e.buffer, args)
     if not isinstance(e, Op):
@@ -421,7 +421,7 @@ _CONSTRUCTORS: Mapping[str, Callable[..., Expr]] = {
 
 
 def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
-    """Every distinct node under `roots`, children first, without recursion."""
+    """Yield every distinct node under `roots`, children first, without recursion."""
     seen: set[Expr] = set()
     for root in roots:
         stack: list[tuple[Expr, bool]] = [(root, False)]
@@ -453,7 +453,7 @@ def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """`e` with the outermost of its nodes changed that `change` has something for."""
+    """Replace the outermost nodes for which `change` gives an expression."""
     done: dict[Expr, Expr] = {}
     stack = [e]
     while stack:
@@ -470,19 +470,19 @@ def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
-    """`e` with variables replaced simultaneously."""
+    """Replace variables simultaneously."""
     if not mapping:
         return e
     return transform(e, lambda n: mapping.get(n) if isinstance(n, Var) else None)
 
 
 def free_vars(*roots: Expr) -> tuple[Var, ...]:
-    """The distinct variables under `roots` in order of first appearance (tunables included)."""
+    """Return the distinct variables under `roots` in order of first appearance (tunables included)."""
     return tuple(n for n in postorder(roots) if isinstance(n, Var))
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:
-    """The distinct buffer reads under `roots`, inner ones first."""
+    """Return the distinct buffer reads under `roots`, inner ones first."""
     return tuple(n for n in postorder(roots) if isinstance(n, Load))
 
 

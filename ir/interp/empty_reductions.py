@@ -1,8 +1,8 @@
-"""What a reduction over nothing means: its initial value.
+"""Initial values of empty reductions.
 
-A block stores its initial value at the first reduction point. Where there is none, nothing would be stored; so the statements
-that run a reduction (interpreter, code generation) are completed first. Reductions whose extents are known to be at least 1, and
-those whose initial value is a block of its own (`decompose_reduction`), stay as they are.
+A block stores its initial value at the first reduction point, so an empty reduction would store nothing. Interpreter and code
+generation therefore complete reductions first. Two kinds stay as they are: extents known to be at least 1, and initial
+values in a block of their own (`decompose_reduction`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from relax_tune.ir.core.stmt import Block, For, If, Stmt, seq
 
 
 def complete_empty_reductions(s: Stmt) -> Stmt:
-    """Initial values for reductions over nothing, in front of the outermost loop of each reduction.
+    """Store initial values of empty reductions, in front of the outermost loop of each reduction.
 
     Before: `for i: for k in range(K): (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
     After:  `for i: (if K <= 0: C[i] = 0); for k in range(K): ...`
@@ -35,7 +35,7 @@ def _complete(s: Stmt, around: tuple[For, ...]) -> Stmt:
 
 
 def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For, ...]) -> list[Stmt]:
-    """For every block below `top` whose reduction begins with that loop: its initial values when that is empty."""
+    """Return stores of initial values for the blocks whose reduction begins with the loop `top`, under its being empty."""
     if not isinstance(s, Block):
         inner = (*inner, s) if isinstance(s, For) else inner
         return [x for c in s.children for x in _initial_values(top, c, inner, around)]
@@ -58,7 +58,7 @@ def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For
 
 
 def _initialised(block: Block, loops: list[For], kept: list[Expr]) -> Stmt:
-    """The initial values of the elements the loops run through."""
+    """Return stores of the initial values of all elements that the loops run through."""
     assert block.init is not None
     copies = {f.var: Var(f"{f.var.name}_none") for f in loops}
     spatial = [(i, b) for i, b in zip(block.iters, block.bindings, strict=True) if i.kind == "spatial"]

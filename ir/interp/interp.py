@@ -1,12 +1,11 @@
-"""The NumPy interpreter: the oracle that says what a program means (STYLE 20), for tensor functions.
+"""The NumPy interpreter of tensor functions: the oracle for the meaning of programs.
 
 It runs scheduled functions (blocks with bindings and predicates, every kind of loop in order) and lowered ones (`If`, plain
-stores) with the same code. Reads out of bounds, reads of what nothing has written, block iterators outside their domain and
-outputs left unwritten are errors, so it also finds wrong schedules whose result happens to be right.
+stores) with the same code. Errors are: reads out of bounds or of unwritten elements, block iterators outside their domain,
+and outputs left unwritten. So it also finds wrong schedules whose result happens to be right.
 
-Where a loop nest around loop-free statements writes a different element at every point and reads only its own, all points
-run together as arrays; reduction loops stay sequential, so results are bit for bit those of one point at a time.
-Graph functions are run by `relax_tune.ir.interp.interp_graph`.
+A loop nest whose points write different elements and read only their own runs as arrays, all points at once. Reduction loops
+stay sequential, so results are bit for bit those of one point at a time. `ir/interp/interp_graph` runs graph functions.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def run_prim(
 
 
 def bind_symbols(func: PrimFunc, args: Sequence[Array], scalars: Sequence[int] = ()) -> Env:
-    """The values of the symbols of `func` for these arguments, everything checked. Raises UserError."""
+    """Return the values of the symbols of `func` for these arguments, checked. Raises UserError."""
     buffers, params = func.buffers, func.scalar_params
     if len(args) != len(buffers):
         wanted = ", ".join(b.name for b in buffers)
@@ -150,7 +149,7 @@ class _Store:
 
 @dataclass(slots=True)
 class _Domain:
-    """Block iterators must lie in their domain wherever the block's predicate lets it run."""
+    """Check that block iterators lie in their domain wherever the block's predicate holds."""
 
     func: PrimFunc
     origin: Block
@@ -231,8 +230,9 @@ class _For:
 
 @dataclass(slots=True)
 class _Nest:
-    """A perfect loop nest whose points can run together. `across` are the loops that choose the element that is written;
-    `along` (the reduction) runs in order."""
+    """A perfect loop nest whose points can run as arrays.
+
+    across: loops that choose the written element. along: reduction loops, run in order."""
 
     across: tuple[Var, ...]
     along: tuple[Var, ...]
@@ -241,7 +241,7 @@ class _Nest:
     leaf: _Code
 
     def run(self, env: Env) -> bool:
-        """Run all of it, or nothing and return False when points may meet."""
+        """Run the whole nest. Returns False and runs nothing when two points may touch one element."""
         sizes = [int(e) for e in self.extents.run(env)]
         if min(sizes) <= 0:
             return True
@@ -268,7 +268,7 @@ def _located(func: PrimFunc, fault: Fault, origin: Stmt) -> VerifyError:
 
 
 def _distinct(indices: Sequence[Any], points: int) -> bool:
-    """Whether no two points have the same indices."""
+    """Tell whether all points have different indices."""
     key: Any = np.zeros(points, np.int64)
     room = 1
     for index in indices:
@@ -322,7 +322,7 @@ class _Compiler:
         return body if s.predicate is TRUE else _If(self.func, s, self.tape((s.predicate,), s), body, None)
 
     def nest(self, outer: For) -> _Nest | None:
-        """The nest that starts at `outer` as arrays, when what it does at one point never touches another point."""
+        """Return the nest that starts at `outer` as arrays, None unless its points are independent."""
         chain: list[For] = []
         leaf: Stmt = outer
         while isinstance(leaf, For):
@@ -357,7 +357,7 @@ class _Compiler:
 
 
 def _effects(leaf: Stmt) -> tuple[list[Store], list[Expr]]:
-    """The stores of loop-free statements, and every expression they evaluate, in terms of the loops around."""
+    """Return the stores of loop-free statements and all expressions they evaluate, in terms of the loops around."""
     stores: list[Store] = []
     read: list[Expr] = []
     for s in walk(leaf):

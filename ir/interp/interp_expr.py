@@ -1,8 +1,7 @@
-"""Evaluation of scalar expressions in NumPy: one tape per group of expressions, for one point or for many at once.
+"""Evaluation of scalar expressions in NumPy, for one point or for many at once.
 
-A value is a Python int (int64), a Python or NumPy bool, a NumPy scalar of the declared dtype, or an array of those over the
-points that are evaluated together. Every float operation rounds to its dtype; transcendental functions are computed in
-float64 and rounded once.
+A value is a Python int (int64), a Python or NumPy bool, a NumPy scalar of the declared dtype, or an array of them over many
+points. Every float operation rounds to its dtype; transcendental functions are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Env = dict[Var, Any]
 
 
 class Fault(Exception):
-    """What an evaluation found wrong; the interpreter adds where."""
+    """An error of an evaluation; the interpreter adds the place in the program."""
 
 
 @dataclass(slots=True)
 class Storage:
-    """The elements of one buffer in row-major order. `written` marks what may be read; None when everything may."""
+    """The elements of one buffer in row-major order. written: elements that may be read; None: all."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,13 +38,13 @@ class Storage:
 
     @classmethod
     def poisoned(cls, name: str, shape: tuple[int, ...], dtype: DType) -> Storage:
-        """Storage that nothing was written to yet."""
+        """Return storage without a written element."""
         size = math.prod(shape)
         fill = math.nan if dtype.is_float else True if dtype is bool_ else np.iinfo(dtype.numpy).min
         return cls(name, shape, np.full(size, fill, dtype.numpy), np.zeros(size, np.bool_))
 
     def flat(self, indices: Sequence[Any], verb: str) -> Any:
-        """Row-major offsets of `indices`. Raises Fault naming the first index outside the shape."""
+        """Return row-major offsets of `indices`. Raises Fault naming the first index outside the shape."""
         flat: Any = 0
         for axis, (index, extent) in enumerate(zip(indices, self.shape, strict=True)):
             if isinstance(index, np.ndarray):
@@ -104,7 +103,7 @@ class Tape:
         self._outputs = tuple(slots[e] for e in exprs)
 
     def run(self, env: Env) -> list[Any]:
-        """The values of the expressions, in order. Raises Fault."""
+        """Return the values of the expressions, in order. Raises Fault."""
         values = self._values
         for slot, var in self._inputs:
             if var not in env:

@@ -43,15 +43,15 @@ Library = Callable[[Sequence[Array], Sequence[Array], Sequence[int]], None]
 """A library routine: inputs, outputs to fill, integer arguments."""
 
 Host = Callable[..., Any]
-"""A host routine: the arguments, and what it gives."""
+"""A host routine: from arguments to results."""
 
 MAX_DEPTH = 100
-"""Calls of graph functions inside one another."""
+"""Greatest depth of nested calls of graph functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outside:
-    """What the module does not hold itself."""
+    """Routines from outside the module."""
 
     libraries: Mapping[str, Library] = field(default_factory=dict)
     hosts: Mapping[str, Host] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def run_function(
     libraries: Mapping[str, Library] | None = None,
     hosts: Mapping[str, Host] | None = None,
 ) -> Result:
-    """The result of the graph function `name` of `module` on `args`.
+    """Run the graph function `name` of `module` on `args`.
 
     libraries: what `call_dps_library` calls, by routine. hosts: what `call_host` calls, by routine.
 
@@ -133,7 +133,7 @@ class _Run:
                 raise UserError(f"{where}: wanted {limits}, found {var.name} = {value}")
 
     def match(self, info: StructInfo, value: Result, where: str) -> None:
-        """Require all that `info` says, as far as its symbols have values. Raises UserError."""
+        """Check a value against `info`, as far as its symbols have values. Raises UserError."""
         if isinstance(info, TupleInfo):
             if not isinstance(value, tuple) or len(value) != len(info.fields):
                 raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
@@ -184,7 +184,7 @@ class _Run:
     def agree(
         self, info: StructInfo, value: Result, what: str, node: object, kind: type[Exception] = VerifyError
     ) -> None:
-        """`value` is what its annotation says; deduction or a pass is wrong where it is not."""
+        """Check `value` against its annotation. A mismatch is an error of deduction or of a pass."""
         try:
             self.match(info, value, f"{self.f.name}: {what}")
         except UserError as e:
@@ -220,7 +220,7 @@ class _Run:
         return value
 
     def says_more(self, b: g.AnyBinding) -> bool:
-        """The annotation of a binding claims what deduction leaves open."""
+        """Check the claims of a binding's annotation that deduction leaves open."""
         if isinstance(b, g.MatchCast):
             return False
         found = infer_value(b.value, Deduction(self.deduction))
@@ -251,7 +251,7 @@ class _Run:
         return self.operator(v, args, at) if isinstance(v, g.Call) else self.destination(v, args, at)
 
     def branch(self, v: g.If) -> Result:
-        """One side; what it binds ends with it."""
+        """Run one branch; its bindings end with it."""
         side: g.Body = v.then if bool(self.value(v.cond)) else v.orelse
         values, symbols = dict(self.values), dict(self.symbols)
         for b in side.bindings:
@@ -292,7 +292,7 @@ class _Run:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
 
     def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
-        """What deduction leaves to run time, decided with the symbols' values. Raises UserError, VerifyError."""
+        """Check with the symbols' values the conditions that deduction leaves to run time. Raises UserError, VerifyError."""
         deduction = Deduction(self.deduction)
         try:
             info = infer_value(call, deduction)
@@ -336,14 +336,14 @@ def is_shape(value: Result) -> bool:
 
 
 def scalar_dtype(value: Result) -> DType | None:
-    """The element type of a scalar, None for anything else."""
+    """Return the element type of a scalar, None for other values."""
     if isinstance(value, (bool, int, float, np.generic)):
         return dtype(np.asarray(value).dtype)
     return None
 
 
 def actual_info(value: Result) -> StructInfo:
-    """The annotation of a value, all of it known."""
+    """Return the full annotation of a value."""
     if isinstance(value, np.ndarray):
         return TensorInfo(tuple(const(d) for d in value.shape), dtype(value.dtype))
     if is_shape(value):
@@ -355,7 +355,7 @@ def actual_info(value: Result) -> StructInfo:
 
 
 def describe_info(info: StructInfo, value: Result) -> StructInfo:
-    """The annotation of a value in numbers, as far as `info` asks for dims."""
+    """Return the annotation of a value in numbers, with dims as far as `info` has them."""
     if isinstance(info, TensorInfo) and isinstance(value, np.ndarray):
         return TensorInfo(tuple(const(d) for d in value.shape), None)
     if isinstance(info, ShapeInfo) and is_shape(value):
@@ -368,7 +368,7 @@ def describe_info(info: StructInfo, value: Result) -> StructInfo:
 
 
 def describe(value: object) -> str:
-    """A value in an error message."""
+    """Describe a value in an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     if isinstance(value, g.FunctionRef):

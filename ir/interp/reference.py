@@ -1,8 +1,7 @@
 """Fast reference results in NumPy: operators by their own definition, unscheduled tensor functions block by block.
 
-Floats are float64 throughout, those of 16-bit types rounded to what the type has, so a result is good to compare a kernel
-against. The interpreter (`ir/interp/interp.py`)
-is the oracle for what a program means, element by element; this is for sizes at which it would take minutes.
+Floats are float64 throughout, rounded to the type only for 16-bit types, so kernels are compared against exact results.
+The interpreter (`ir/interp/interp.py`) is the oracle, element by element; this serves sizes at which it would take minutes.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CHUNK = 4 << 20
 
 
 def size_of(e: Expr, symbols: Symbols) -> int:
-    """The value of a dim. Raises VerifyError when a symbol has none."""
+    """Return the value of a dim. Raises VerifyError for a symbol without one."""
     found = as_int(substitute(e, {v: const(n) for v, n in symbols.items()}))
     if found is None:
         raise VerifyError(f"wanted a value for every symbol of {e!r}, found {[v.name for v in symbols]}")
@@ -58,7 +57,7 @@ def size_of(e: Expr, symbols: Symbols) -> int:
 def evaluate_prim(
     func: PrimFunc, inputs: Sequence[Array], scalars: Sequence[int] = (), outs: Sequence[tuple[int, ...]] = ()
 ) -> tuple[Array, ...]:
-    """The outputs of an unscheduled tensor function; floats come back as float64.
+    """Return the outputs of an unscheduled tensor function, floats as float64.
 
     outs: the outputs' shapes, for symbols that no input has.
 
@@ -100,7 +99,7 @@ def _bind(where: str, name: str, dims: Sequence[Expr], array: Array, symbols: di
 
 
 class _Block:
-    """One plain block over all its points at once: axis `p` of every array is iterator `p`, of size 1 where unused."""
+    """One plain block over all its points at once. Axis `p` of every array is iterator `p`, of size 1 where unused."""
 
     def __init__(self, block: Block, symbols: Symbols, stored: dict[Buffer, Array]) -> None:
         self.block, self.symbols, self.stored = block, symbols, stored
@@ -139,8 +138,9 @@ class _Block:
         self.stored[target] = _held(out, target.dtype)
 
     def _windows(self) -> list[tuple[int, int]]:
-        """Ranges of the first iterator such that nothing evaluated over one of them has more than `CHUNK` elements, but for what does
-        not move with it and would only be evaluated again and again."""
+        """Return ranges of the first iterator whose evaluation makes arrays of at most `CHUNK` elements.
+
+        Values that do not depend on the first iterator do not count: each range would evaluate them anew."""
         first = self.whole[0] if self.whole else 1
         if not self.whole or self.block.iters[0].kind == "reduce":
             return [(0, first)]
@@ -179,7 +179,7 @@ class _Block:
         return np.asarray(reduce(full, axis=axes, keepdims=True, initial=start.reshape(-1)[0]))
 
     def _contract(self, left: Array, right: Array, axes: tuple[int, ...]) -> Array:
-        """The sum over `axes` of a product, as one batched matrix product."""
+        """Sum a product over `axes` as one batched matrix product."""
         n = len(self.extents)
         left, right = (
             np.asarray(a).reshape((1,) * (n - np.asarray(a).ndim) + np.asarray(a).shape) for a in (left, right)
@@ -258,7 +258,7 @@ def _cast(a: Array, e: Op) -> Array:
 
 
 def _held(a: Array, dtype: DType) -> Array:
-    """Float64 values that a 16-bit type has; of wider types any."""
+    """Round float64 values to a 16-bit type; wider types stay float64."""
     with np.errstate(over="ignore"):
         return a.astype(dtype.numpy).astype(np.float64) if dtype.is_half else a
 

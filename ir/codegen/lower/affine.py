@@ -25,8 +25,8 @@ Range = Interval
 class Algebra:
     """Polynomials under an environment.
 
-    env: values of variables that are known here (unrolled loops, lanes); ranges: inclusive bounds of variables, None for
-    unbounded; a variable without an entry is a symbol, >= 0.
+    env: known values of variables (unrolled loops, lanes).
+    ranges: inclusive bounds of variables. A variable without an entry is a symbol, >= 0.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class Algebra:
         self._atoms: dict[object, Expr] = {}
 
     def free(self, e: Expr) -> frozenset[Var]:
-        """The variables of an expression."""
+        """Return the variables of an expression."""
         found = self._free.get(e)
         if found is None:
             found = self._free[e] = frozenset(free_vars(e))
         return found
 
     def depends(self, p: Poly, variables: Iterable[Var]) -> bool:
-        """Whether any of the variables occurs in `p`."""
+        """Tell whether any of the variables occurs in `p`."""
         wanted = set(variables)
         return any(not wanted.isdisjoint(self.free(a)) for m in p for a in m)
 
@@ -64,7 +64,7 @@ class Algebra:
         return {(e,): 1}
 
     def static(self, e: Expr) -> Poly:
-        """The polynomial of `e` without the environment."""
+        """Return the polynomial of `e` without the environment."""
         found = self._static.get(e)
         if found is None:
             # what is made now is kept for other values of the variables, so the ones they have now do not bound anything
@@ -74,11 +74,11 @@ class Algebra:
         return found
 
     def poly(self, e: Expr) -> Poly:
-        """The polynomial of `e` with the environment put in."""
+        """Return the polynomial of `e` with the environment put in."""
         return self.resolve(self.static(e))
 
     def resolve(self, p: Poly) -> Poly:
-        """`p` with the environment put in."""
+        """Put the environment into `p`."""
         env = self.env
         if not env:
             return p
@@ -134,7 +134,7 @@ class Algebra:
         return self.atom(e)
 
     def _divide(self, e: Op) -> Poly:
-        """Floor division and remainder by a positive constant take the divisible terms out when the rest stays in range."""
+        """Divide by a positive constant: divisible terms leave when the rest stays in range."""
         a, d = self.static(e.args[0]), as_constant(self.static(e.args[1]))
         if d is None or d <= 0:
             return self.atom(e)
@@ -161,8 +161,9 @@ class Algebra:
         return self.static(inner)
 
     def _apart(self, a: Poly, d: int, quotient: bool) -> Poly | None:
-        """`(g * x + r) // (g * y) == x // y` for 0 <= r < g, and the remainder `x % y * g + r`: what is in one tile divides as
-        the tile does. None where no terms lie so."""
+        """Cancel a factor: `(g * x + r) // (g * y) == x // y` for 0 <= r < g, with remainder `x % y * g + r`.
+
+        Offsets inside one tile so divide as the tile does. None without such a factor."""
         terms = sorted(((m, c) for m, c in a.items() if m), key=lambda t: abs(t[1]))
         for k in range(1, len(terms)):
             g = gcd(d, *(c for _, c in terms[k:]))
@@ -176,8 +177,9 @@ class Algebra:
         return None
 
     def joined(self, p: Poly) -> Poly:
-        """`p` with quotients and remainders of one number put together: `a // d * d + a % d == a`. A fused loop steps through
-        memory that its parts step through in turn."""
+        """Merge quotients and remainders of one number: `a // d * d + a % d == a`.
+
+        The address of a fused loop so becomes linear in its variable again."""
         for m, c in tuple(p.items()):
             rest = m[0] if len(m) == 1 else None
             if not isinstance(rest, Op) or rest.op != "floormod":
@@ -198,7 +200,7 @@ class Algebra:
         return self.atom(e)
 
     def expr(self, p: Poly) -> Expr:
-        """`p` as an expression, terms in order of first appearance, negative ones last."""
+        """Return `p` as an expression, terms in order of first appearance, negative ones last."""
         total: Expr | None = None
         offset = p.get(ONE, 0)
         terms = [(m, c) for m, c in p.items() if m and c > 0] + [(m, c) for m, c in p.items() if m and c < 0]
@@ -229,7 +231,7 @@ class Algebra:
         return of_operation(*(self.bounds(self.static(x)) if x.dtype.is_int else UNBOUNDED for x in a.children))
 
     def decide(self, e: Expr) -> bool | None:
-        """The value of a condition when the ranges settle it."""
+        """Return the value of a condition that the ranges decide, else None."""
         if isinstance(e, Const):
             return bool(e.value)
         if not isinstance(e, Op):

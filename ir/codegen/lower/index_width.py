@@ -1,7 +1,7 @@
-"""How large the integers of a kernel get, over its symbols: whether 32 bits hold them.
+"""Bounds of a kernel's integers over its symbols, to choose between 32 and 64 bits.
 
-A span bounds the absolute value of a polynomial, and of all that is computed on the way to it, by a polynomial with coefficients
-of 0 or more over symbols, which are 0 or more themselves. What is read from memory has none.
+A span bounds the absolute value of a polynomial and of all its intermediate results. It is itself a polynomial over symbols,
+with coefficients >= 0 and symbols >= 0. Values read from memory have no span.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Monomial, Poly, as_
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, const, maximum, mul, sub
 
 INT_MOST = (1 << 31) - 1
-# Of bounds none of which is above another as many are kept apart.
+# Number of incomparable spans that are kept.
 APART = 8
 
 Span = Mapping[Monomial, float]
 
 
 def larger(a: Span, b: Span) -> Span:
-    """A bound of whatever one of the two bounds."""
+    """Return a span that covers both."""
     return {m: max(a.get(m, 0.0), b.get(m, 0.0)) for m in (*a, *b)}
 
 
 class Spans:
-    """The spans of a kernel's variables, and of all that was noted. signed: symbols that may be below 0."""
+    """The spans of a kernel's variables and of all noted polynomials. signed: symbols that may be below 0."""
 
     def __init__(self, algebra: Algebra, signed: Collection[Expr] = ()) -> None:
         self.algebra, self.signed = algebra, signed
@@ -37,12 +37,12 @@ class Spans:
         self._largest: list[Span] = []
 
     def variable(self, v: Var, extent: Poly) -> None:
-        """A loop's variable, which stays below this."""
+        """Note a loop's variable, which stays below `extent`."""
         found = self.note(extent)
         self.variables[v] = None if found is None else {m: max(c - (m == ONE), 0.0) for m, c in found.items()}
 
     def note(self, p: Poly) -> Span | None:
-        """The span of what is computed; None where something in it has none, which then is 64 bits wide as its operands are."""
+        """Return the span of a polynomial; None if an atom has none, and is 64 bits wide."""
         key = tuple(p.items())
         if key not in self._noted:
             self._noted[key] = self._note(p)
@@ -107,7 +107,7 @@ class Spans:
         return known[0] if len(known) == 1 else larger(*known)
 
     def most(self, symbols: Iterable[Var]) -> Expr:
-        """What everything noted is at most, and these symbols."""
+        """Return the maximum of everything noted and of these symbols."""
         for symbol in symbols:
             self._keep({(symbol,): 1.0})
         found: list[Expr] = []
@@ -126,6 +126,6 @@ class Spans:
 
 
 def fits(most: Expr) -> bool | None:
-    """Whether 32 bits hold numbers up to this; None where that depends on symbols."""
+    """Tell whether 32 bits hold numbers up to this; None if that depends on symbols."""
     known = as_int(most)
     return None if known is None else known <= INT_MOST

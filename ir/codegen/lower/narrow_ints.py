@@ -1,4 +1,4 @@
-"""Integers of few bits inside int32: which values an expression may take, and what is a function of four bits alone."""
+"""Narrow integers inside int32: intervals of expressions, and functions of four bits."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _interval(e: Expr, known: Mapping[Expr, Interval]) -> Interval:
 
 
 def fits(e: Expr, dtype: DType) -> bool:
-    """Whether the value stays what it is as a `dtype`."""
+    """Tell whether a cast to `dtype` keeps the value."""
     return dtype in LIMITS and within(interval(e), LIMITS[dtype])
 
 
 def power_of_two(e: Expr) -> int | None:
-    """The exponent of a positive constant power of two."""
+    """Return the exponent of a positive constant power of two."""
     c = as_int(e)
     return c.bit_length() - 1 if c is not None and c > 0 and c & (c - 1) == 0 else None
 
@@ -58,7 +58,7 @@ class FourBits:
 
 
 def four_bits(e: Expr, taken: Callable[[Op], Expr | None]) -> FourBits | None:
-    """The integer `e` as such a value, if it is made of one; `taken`: the branch that is known to be taken of a select."""
+    """Return `e` as a function of four bits, None if it is not one. taken: the branch of a select known to be taken."""
     chain: list[Op] = []
     found: tuple[int, Expr, int] | None = None
     while isinstance(e, Op):
@@ -90,7 +90,7 @@ def four_bits(e: Expr, taken: Callable[[Op], Expr | None]) -> FourBits | None:
 
 
 def _through(chain: list[Op], value: int) -> int:
-    """What becomes of a value, innermost step last."""
+    """Apply a chain of operations, innermost last, to a value."""
     for step in reversed(chain):
         if step.op == "cast":
             low, high = LIMITS[step.dtype]
