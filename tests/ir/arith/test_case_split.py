@@ -200,21 +200,21 @@ def test_simplify(e: Expr, env: Env | None, wanted: Expr) -> None:
     assert found is wanted, f"{e} -> {found}, wanted {wanted}"
 
 
-def test_factored_form_is_kept() -> None:
+def test_simplify_factored_sum_unchanged() -> None:
     e = ((i0 * T + i1) * U + i2) * n + j
     assert simplify(e) is e
 
 
-def test_literals_multiplied_out_or_not_are_one_form() -> None:
+def test_simplify_literal_factors_one_form() -> None:
     assert simplify((i0 * 64 + i1) * 4 + i2) is simplify(i0 * 256 + (i1 * 4 + i2)) is i0 * 256 + i1 * 4 + i2
     assert simplify(4 * n * m) is simplify(n * m * 4) is n * m * 4
 
 
-def test_expanded_sums_are_factored() -> None:
+def test_simplify_expanded_sum_factored() -> None:
     assert simplify(i0 * 8 + i1 * 8 + i0 * 8) is (i0 * 2 + i1) * 8
 
 
-def test_floats_keep_their_order() -> None:
+def test_simplify_floats_not_reordered() -> None:
     x, y = Var("x", f32), Var("y", f32)
     e = (x + y) - y
     assert simplify(e) is e
@@ -222,14 +222,14 @@ def test_floats_keep_their_order() -> None:
     assert simplify(call("exp", x)) is call("exp", x)
 
 
-def test_inside_of_floats_is_simplified() -> None:
+def test_simplify_indices_inside_floats() -> None:
     a = Buffer("a", (n, n), f32)
     e = load(a, ((i * 8 + j) // 8, n * 2 - n)) + load(a, (i + 0, n))
     found = simplify(e, Env().with_loop(j, 8))
     assert found is load(a, (i, n)) + load(a, (i, n))
 
 
-def test_narrow_integers_wrap_and_are_left_alone() -> None:
+def test_simplify_narrow_integers_unchanged() -> None:
     a = Buffer("a", (n,), u8)
     x = load(a, (i,))
     e = (x + 200) - 200
@@ -240,20 +240,20 @@ def test_narrow_integers_wrap_and_are_left_alone() -> None:
     assert prove(eq(wide % 16 + wide // 16 * 16, wide)) is YES
 
 
-def test_a_gathered_index_may_be_anything() -> None:
+def test_prove_loaded_index_unknown() -> None:
     table = Buffer("table", (n,), i32)
     x = load(table, (i,))
     assert prove(ge(x, 0)) is UNKNOWN
     assert prove(lt(x % 8, 8)) is YES
 
 
-def test_dtype_is_kept() -> None:
+def test_simplify_keeps_dtype() -> None:
     x = Var("x", i32)
     e = simplify((x + 3) - 3 + x)
     assert e is mul(x, 2) and e.dtype is i32
 
 
-def test_intervals() -> None:
+def test_interval_of_expressions() -> None:
     env = Env().with_loop(i0, ceildiv(m, 8)).with_bound(m, 1, 512).with_loop(i1, 8)
     assert interval(i0 * 8 + i1, env) == (0, 511)
     assert interval(i1 - i0, env) == (-63, 7)
@@ -264,7 +264,7 @@ def test_intervals() -> None:
     assert interval(n, Env().with_fact(le(1, n * m))) == (1, None)
 
 
-def test_env_is_immutable_and_contradictions_do_no_harm() -> None:
+def test_env_with_contradictions_unchanged() -> None:
     env = Env()
     inner = env.with_loop(i, n)
     assert i not in env.bounds and inner.bounds[i][1] is n - 1
@@ -273,19 +273,19 @@ def test_env_is_immutable_and_contradictions_do_no_harm() -> None:
     assert isinstance(prove(le(n, m), nothing), Proof)
 
 
-def test_bounds_that_speak_of_each_other() -> None:
+def test_prove_cyclic_bounds_terminates() -> None:
     env = Env({i: (0, j), j: (0, i)})
     assert prove(lt(i, n), env) is UNKNOWN
     assert prove(ge(i + j, 0), env) is YES
 
 
-def test_a_proof_is_not_a_truth_value() -> None:
+def test_proof_has_no_truth_value() -> None:
     with pytest.raises(TypeError, match="three answers"):
         bool(prove(eq(n, n + 1)))
     assert prove_equal(n + n, 2 * n) is YES
 
 
-def test_deep_and_wide_expressions() -> None:
+def test_arith_deep_and_wide_expressions() -> None:
     deep: Expr = n
     for _ in range(1000):
         deep = add(minimum(deep, m), 1) if deep.dtype is n.dtype else deep
@@ -300,7 +300,7 @@ def test_deep_and_wide_expressions() -> None:
     assert simplify(power) is power
 
 
-def test_more_terms_than_the_cap_is_unknown() -> None:
+def test_prove_too_many_terms_unknown() -> None:
     power: Expr = const(1)
     for v in [Var(f"v{x}") for x in range(12)]:
         power = power * (v + 1)
@@ -329,7 +329,7 @@ for c in (lt(i * T + j, m), le(i * T + j, n + T), eq(ceildiv(m, U) * U, m), lt(m
 """
 
 
-def test_results_do_not_depend_on_hashes_or_addresses() -> None:
+def test_results_independent_of_hashes_and_addresses() -> None:
     texts = set()
     for seed, junk in (("0", 0), ("1", 17), ("4242", 3), ("random", 101)):
         done = subprocess.run(
@@ -344,7 +344,7 @@ def test_results_do_not_depend_on_hashes_or_addresses() -> None:
     assert len(next(iter(texts)).splitlines()) == 11
 
 
-def test_results_do_not_depend_on_history() -> None:
+def test_results_independent_of_history() -> None:
     def fresh() -> tuple[str, str]:
         env = Env().with_loop(i, n).with_fact(le(n, m))
         return repr(simplify((m * i + n * i + j * m) // m, env)), repr(simplify(minimum(i, m) * n + n * m, env))
@@ -355,7 +355,7 @@ def test_results_do_not_depend_on_history() -> None:
     assert fresh() == before
 
 
-def test_an_equation_between_widths() -> None:
+def test_simplify_equation_between_widths() -> None:
     x = Var("x", i32)
     env = Env().with_fact(eq(n, cast(x, n.dtype))).with_fact(eq(m, x))
     found = simplify((n + m) - n, env)

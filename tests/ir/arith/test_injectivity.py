@@ -68,7 +68,7 @@ BOX = {i: n, j: m, k: T}
     ],
     ids=repr,
 )
-def test_layouts_in_use_are_recognised(indices: list[Expr], ranges: Mapping[Var, ExprLike]) -> None:
+def test_injective_known_layouts(indices: list[Expr], ranges: Mapping[Var, ExprLike]) -> None:
     assert apart(indices, ranges) and injective(indices, ranges)
 
 
@@ -86,7 +86,7 @@ def test_layouts_in_use_are_recognised(indices: list[Expr], ranges: Mapping[Var,
     ],
     ids=repr,
 )
-def test_what_meets_is_not_called_apart(indices: list[Expr]) -> None:
+def test_injective_rejects_overlaps(indices: list[Expr]) -> None:
     ranges = {i: n, j: m}
     assert not injective(indices, ranges) or apart(indices, ranges)
 
@@ -113,12 +113,12 @@ def maps(draw: st.DrawFn) -> tuple[list[Expr], Mapping[Var, ExprLike]]:
 
 @settings(max_examples=40, deadline=None)
 @given(maps())
-def test_maps_said_to_be_injective_are(case: tuple[list[Expr], Mapping[Var, ExprLike]]) -> None:
+def test_injective_agrees_with_enumeration(case: tuple[list[Expr], Mapping[Var, ExprLike]]) -> None:
     indices, ranges = case
     assert not injective(indices, ranges) or apart(indices, ranges)
 
 
-def test_a_digit_of_a_sum_that_is_one_but_for_whole_rounds() -> None:
+def test_injective_digit_modulo_multiples() -> None:
     """Slots of a ring that the iterations of `k` fill one after the other, those of `i` and `j` together."""
     flat, wide = (k * U + i) * T + j, T * 3
     slot, column = (n * (U * 8) + flat // wide) % (U * 8), flat % wide

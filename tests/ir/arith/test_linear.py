@@ -19,7 +19,7 @@ i, j, h = Var("i"), Var("j"), Var("h")
 T, U = Tunable("T", (1, 2, 4)), Tunable("U", (2, 4))
 
 
-def test_symbolic_coefficients() -> None:
+def test_linear_symbolic_coefficients() -> None:
     found = linear((i * T + j) * U + h + n * 3, (i, j, h))
     assert found is not None
     coefficients, rest = found
@@ -29,28 +29,28 @@ def test_symbolic_coefficients() -> None:
     assert rest is n * 3
 
 
-def test_coefficients_add_up_and_cancel() -> None:
+def test_linear_coefficients_add_and_cancel() -> None:
     assert linear(i * 3 + i * T - i * 3, (i,)) == ({i: T}, const(0))
     assert linear(i * n - n * i + k, (i,)) == ({}, k)
     assert linear(const(7), (i,)) == ({}, const(7))
 
 
 @pytest.mark.parametrize("e", [i * j, i * i, i // 2, i % n, minimum(i, 3), (i + 1) // T], ids=repr)
-def test_not_linear(e: Expr) -> None:
+def test_linear_rejects_nonlinear(e: Expr) -> None:
     assert linear(e, (i, j)) is None
     assert stride_of(e, i) is None or e is i * j
 
 
-def test_quotients_of_other_variables_are_coefficients() -> None:
+def test_linear_quotients_as_coefficients() -> None:
     assert linear(i * (n // 4) + j // 2, (i,)) == ({i: n // 4}, j // 2)
 
 
-def test_strides() -> None:
+def test_stride_of() -> None:
     assert stride_of((i * T + j) * n + h, j) is n
     assert stride_of(j * 4, i) is const(0)
 
 
-def test_extents() -> None:
+def test_extent_of() -> None:
     assert extent_of(i * 8 + j, {i: 4, j: 8}) is const(32)
     assert extent_of(i * T + j, {j: T}) is T
     assert extent_of(i + j, {i: n, j: 3}) is n + 2
@@ -59,14 +59,14 @@ def test_extents() -> None:
     assert prove_equal(extent_of((i * T + j) * U + h, {i: n, j: T, h: U}), n * T * U) is Proof.YES
 
 
-def test_extents_refuse_what_they_cannot_tell() -> None:
+def test_extent_of_unknown_sign_raises() -> None:
     with pytest.raises(ScheduleError, match="linear"):
         extent_of(i // 2, {i: 5})
     with pytest.raises(ScheduleError, match="sign"):
         extent_of(i * (n - m), {i: 5})
 
 
-def test_density() -> None:
+def test_is_dense() -> None:
     assert is_dense((i * T + j) * U + h, {i: n, j: T, h: U})
     assert is_dense(h + j * U + k, {j: n, h: U})
     assert is_dense(i * T + j, {i: ceildiv(n, T), j: T})
@@ -103,7 +103,7 @@ def test_extent_and_density_by_enumeration(parts: list[tuple[int, int]], base: i
         assert exact
 
 
-def test_a_variable_of_one_value_is_that_value() -> None:
+def test_linear_variable_with_one_value_is_constant() -> None:
     env = Env().with_bound(i, 3, 3)
     assert linear(i * 4 + j, (i, j), env) == ({j: const(1)}, const(12))
     assert stride_of(i * 4 + j, j, env) is const(1)

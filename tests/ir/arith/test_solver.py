@@ -33,7 +33,7 @@ def z3() -> Z3:
 @pytest.mark.solver
 @settings(SLOW, max_examples=25)
 @given(data=st.data())
-def test_answers_are_never_wrong(data: st.DataObject, z3: Z3) -> None:
+def test_solver_never_wrong(data: st.DataObject, z3: Z3) -> None:
     env, variables, points = data.draw(worlds())
     cond = data.draw(conditions(variables, 2))
     answer = z3.decide(cond, env, BOTH)
@@ -55,13 +55,13 @@ def test_answers_are_never_wrong(data: st.DataObject, z3: Z3) -> None:
     ],
     ids=repr,
 )
-def test_what_only_the_solver_decides(cond: Expr, env: Env, z3: Z3) -> None:
+def test_solver_decides_open_questions(cond: Expr, env: Env, z3: Z3) -> None:
     assert prove(cond, Env(env.bounds, env.facts, z3)) is Proof.YES
     assert z3.decide(cond, env, (Proof.NO,)) is Proof.UNKNOWN
 
 
 @pytest.mark.solver
-def test_what_is_not_arithmetic_may_be_anything(z3: Z3) -> None:
+def test_solver_treats_loads_as_unknown(z3: Z3) -> None:
     a = Buffer("a", (n,), u8)
     x = load(a, (n,))
     assert z3.decide(lt(cast(x, i64), 256), Env(), BOTH) is Proof.YES
@@ -71,7 +71,7 @@ def test_what_is_not_arithmetic_may_be_anything(z3: Z3) -> None:
 
 
 @pytest.mark.solver
-def test_effort_is_bounded_by_its_own_count(z3: Z3) -> None:
+def test_solver_effort_bounded_by_resources(z3: Z3) -> None:
     cubes = eq(n * n * n + m * m * m, k * k * k + const(3) * n * m * k + 33)
     assert z3.decide(cubes, Env(), BOTH) is Proof.UNKNOWN
 
@@ -89,7 +89,7 @@ class Asked:
         return Proof.UNKNOWN
 
 
-def test_it_is_asked_once_and_only_what_may_have_an_answer() -> None:
+def test_solver_asked_once_and_last() -> None:
     asked = Asked()
     env = Env(solver=asked)
     assert prove(le(n, n * n), env) is Proof.YES
@@ -101,7 +101,7 @@ def test_it_is_asked_once_and_only_what_may_have_an_answer() -> None:
     assert asked.questions == [(square, (Proof.YES,))] * 4
 
 
-def test_a_broken_installation_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solver_broken_installation_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "z3", None)
     with pytest.raises(RelaxTuneError, match=r"z3-solver 4.*reinstall 'relax-tune\[solver\]', or uninstall"):
         Z3("z3-solver 4").decide(le(n, m), Env(), BOTH)

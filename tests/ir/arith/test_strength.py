@@ -1,4 +1,4 @@
-"""How much the arithmetic decides: a fixed corpus of generated facts, each true or false at every assignment tried.
+"""Strength of proofs on a fixed corpus of generated facts, each true or false at every assignment tried.
 
 A change that decides less fails here; what is decided must be right.
 """
@@ -90,7 +90,7 @@ def corpus(seed: int, count: int, depth: int) -> list[tuple[Expr, bool]]:
 
 
 @pytest.mark.parametrize(("depth", "count", "floor"), [(1, 150, 1.0), (2, 250, 0.98), (3, 100, 0.92)])
-def test_nearly_all_facts_are_decided_and_none_wrongly(depth: int, count: int, floor: float) -> None:
+def test_corpus_decided_above_floor_never_wrongly(depth: int, count: int, floor: float) -> None:
     facts = corpus(depth, count, depth)
     open_: list[Expr] = []
     for cond, truth in facts:
@@ -131,6 +131,6 @@ N_M = Env().with_fact(le(n, m))
     ],
     ids=repr,
 )
-def test_what_cases_decide(cond: Expr, env: Env | None) -> None:
+def test_case_split_decides(cond: Expr, env: Env | None) -> None:
     assert prove(cond, env) is Proof.YES
     assert prove(not_(cond), env) is Proof.NO

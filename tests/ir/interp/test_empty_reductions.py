@@ -33,7 +33,7 @@ DEVICES = [pytest.param("c", marks=pytest.mark.ccompiler), pytest.param("opencl"
 
 
 @pytest.mark.parametrize(("case", "dims"), EMPTY, ids=[c for c, _ in EMPTY])
-def test_interpreter(case: str, dims: Mapping[str, int]) -> None:
+def test_interpreter_empty_reductions(case: str, dims: Mapping[str, int]) -> None:
     func = CASES[case][0]()
     for vectorise in (True, False):
         arrays, scalars = arguments(func, dims)
@@ -42,7 +42,7 @@ def test_interpreter(case: str, dims: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize("language", DEVICES)
-def test_generated_code(language: str) -> None:
+def test_generated_code_empty_reductions(language: str) -> None:
     device = opened(language)
     wanted = []
     for case, dims in EMPTY:
@@ -71,7 +71,7 @@ def column_sums(rows: int | Var) -> PrimFunc:
 
 
 @pytest.mark.parametrize("language", DEVICES)
-def test_the_reduction_may_be_split_and_outermost(language: str) -> None:
+def test_split_outermost_reduction_completed(language: str) -> None:
     s = Schedule(column_sums(Var("n")))
     element, step = s.loops_of("sum")
     outer, inner = s.split(step, [None, 4])
@@ -88,7 +88,7 @@ def test_the_reduction_may_be_split_and_outermost(language: str) -> None:
         np.testing.assert_allclose(out, found, rtol=1e-5)
 
 
-def test_known_extents_cost_nothing() -> None:
+def test_known_extents_unchanged() -> None:
     func = column_sums(4)
     assert complete_empty_reductions(func.body) is func.body
     symbolic = column_sums(Var("n")).body
@@ -98,7 +98,7 @@ def test_known_extents_cost_nothing() -> None:
     assert complete_empty_reductions(s.func.body) is s.func.body
 
 
-def test_max_of_nothing_is_the_lowest_value() -> None:
+def test_max_of_nothing_lowest_value() -> None:
     func = CASES["row max"][0]()
     arrays, scalars = arguments(func, {"n": 3, "m": 0})
     run_prim(func, arrays, scalars)

@@ -1,4 +1,4 @@
-"""The interpreter agrees with NumPy on the zoo, point by point and as arrays, and refuses what a program must not do."""
+"""The interpreter agrees with NumPy on the zoo, point by point and as arrays, and refuses wrong programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = [(case, dims) for case in zoo.cases() for dims in case.sizes]
 
 @pytest.mark.parametrize(("case", "dims"), SIZES, ids=lambda x: getattr(x, "name", None) or str(list(x.values())))
 @pytest.mark.parametrize("lower", [False, True], ids=["blocks", "lowered"])
-def test_zoo_matches_numpy(case: zoo.Case, dims: Mapping[str, int], lower: bool) -> None:
+def test_interp_zoo_equals_numpy(case: zoo.Case, dims: Mapping[str, int], lower: bool) -> None:
     args, expected = case.arguments(np.random.default_rng(7), dims)
     single = [a.copy() for a in args]
     func = zoo.lowered(case.func) if lower else case.func
@@ -38,7 +38,7 @@ def test_zoo_matches_numpy(case: zoo.Case, dims: Mapping[str, int], lower: bool)
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 9), st.integers(0, 17), st.sampled_from((1, 2, 4)), st.sampled_from((4, 8, 16)))
-def test_a_sketch_means_the_same_for_all_tunables(n: int, m: int, t0: int, t1: int) -> None:
+def test_interp_sketch_same_for_all_tunables(n: int, m: int, t0: int, t1: int) -> None:
     tunables = Tunable("T0", (1, 2, 4)), Tunable("T1", (4, 8, 16))
     rng = np.random.default_rng(n * 31 + m)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((n, 8), (8, m)))
@@ -47,14 +47,14 @@ def test_a_sketch_means_the_same_for_all_tunables(n: int, m: int, t0: int, t1: i
     np.testing.assert_allclose(c, a.astype(np.float64) @ b, rtol=1e-5, atol=1e-5)
 
 
-def test_64_cubed_in_a_moment() -> None:
+def test_interp_vectorised_matmul_64() -> None:
     case = next(c for c in zoo.cases() if c.name == "matmul")
     args, (expected,) = case.arguments(np.random.default_rng(0), {"n": 64, "m": 64, "k": 64})
     run_prim(case.func, args)
     np.testing.assert_allclose(args[-1], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_float32_rounds_every_operation() -> None:
+def test_interp_float32_rounds_every_operation() -> None:
     b = TensorBuilder("sum")
     x, y = b.input("x", (Var("n"),)), b.output("y", ())
     b.reduce(y, (x.buffer.shape[0],), const(0.0), lambda acc, k: acc + x[k])
@@ -64,7 +64,7 @@ def test_float32_rounds_every_operation() -> None:
     assert out == np.float32(2**24)
 
 
-def test_int32_wraps_and_division_rounds_down() -> None:
+def test_interp_int32_wraps_division_floors() -> None:
     b = TensorBuilder("ints")
     x, y = b.input("x", (2,), i32), b.output("y", (2, 3), i32)
     two = const(2, i32)
@@ -83,7 +83,7 @@ def _copy(shift: int, n: int = 4, store_shift: int = 0) -> PrimFunc:
 
 @pytest.mark.parametrize("vectorise", [False, True])
 @pytest.mark.parametrize("n", [4, 40])
-def test_out_of_bounds(n: int, vectorise: bool) -> None:
+def test_interp_out_of_bounds_raises(n: int, vectorise: bool) -> None:
     x, y = np.zeros(n, np.float32), np.zeros(n, np.float32)
     with pytest.raises(VerifyError, match=rf"copy: read of x\[{n}\] is out of bounds.*\n(.*\n)+.*\^\^"):
         run_prim(_copy(1, n), [x, y], vectorise=vectorise)
@@ -96,7 +96,7 @@ def test_out_of_bounds(n: int, vectorise: bool) -> None:
 
 @pytest.mark.parametrize("vectorise", [False, True])
 @pytest.mark.parametrize("n", [4, 40])
-def test_uninitialised_intermediate(n: int, vectorise: bool) -> None:
+def test_interp_unwritten_intermediate_raises(n: int, vectorise: bool) -> None:
     t, y, i, j = Buffer("t", (const(n),), f32), Buffer("y", (const(n),), f32), Var("i"), Var("j")
     fill = For(i, const(n - 1), Store(t, (i,), const(1.0)))
     body = seq(fill, For(j, const(n), Store(y, (j,), load(t, (j,)))))
@@ -104,7 +104,7 @@ def test_uninitialised_intermediate(n: int, vectorise: bool) -> None:
         run_prim(PrimFunc("f", (y,), 1, body, (t,)), [np.zeros(n, np.float32)], vectorise=vectorise)
 
 
-def test_reduction_without_init_reads_the_poisoned_output() -> None:
+def test_interp_reduction_without_init_raises() -> None:
     case = next(c for c in zoo.cases() if c.name == "row_sum")
     body = rewrite(case.func.body, lambda s: replace(s, init=None) if isinstance(s, Block) else s)
     args, _ = case.arguments(np.random.default_rng(0), {"n": 3, "m": 2})
@@ -112,7 +112,7 @@ def test_reduction_without_init_reads_the_poisoned_output() -> None:
         run_prim(replace(case.func, body=body), args)
 
 
-def test_unwritten_output_and_untouched_arguments() -> None:
+def test_interp_unwritten_output_raises() -> None:
     y, i = Buffer("y", (const(4), const(2)), f32), Var("i")
     body = For(i, const(4), If(lt(i, 3), Store(y, (i, const(0)), const(1.0))))
     out = np.full((4, 2), 5, np.float32)
@@ -121,7 +121,7 @@ def test_unwritten_output_and_untouched_arguments() -> None:
     assert (out == 5).all()
 
 
-def test_missing_predicate_is_caught() -> None:
+def test_interp_missing_predicate_raises() -> None:
     sound = zoo.tiled_matmul()
     body = rewrite(sound.body, lambda s: replace(s, predicate=TRUE) if isinstance(s, Block) else s)
     args = [np.zeros((5, 8), np.float32), np.zeros((8, 8), np.float32), np.zeros((5, 8), np.float32)]
@@ -130,7 +130,7 @@ def test_missing_predicate_is_caught() -> None:
         run_prim(replace(sound, body=body), args)
 
 
-def test_points_that_meet_run_in_order() -> None:
+def test_interp_dependent_points_run_in_order() -> None:
     """A scatter that writes an element twice keeps the last value, and a running sum sees the one before it."""
     idx, x, y = Buffer("idx", (const(32),), i64), Buffer("x", (const(32),), f32), Buffer("y", (const(16),), f32)
     i, j, k = Var("i"), Var("j"), Var("k")
@@ -142,7 +142,7 @@ def test_points_that_meet_run_in_order() -> None:
     np.testing.assert_array_equal(out, np.cumsum(values[16:]) * 4)
 
 
-def test_arguments_that_do_not_fit() -> None:
+def test_interp_wrong_arguments_raise() -> None:
     case = next(c for c in zoo.cases() if c.name == "matmul")
     z = lambda *s: np.zeros(s, np.float32)
     with pytest.raises(UserError, match=r"matmul: wanted B.*dim 0 \(k\) equal to 3, found 4 \(shape \(4, 5\)\)"):
@@ -159,13 +159,13 @@ def test_arguments_that_do_not_fit() -> None:
         run_prim(zoo.scaled(), [z(4), z(4)])
 
 
-def test_explicit_scalars() -> None:
+def test_interp_explicit_scalars() -> None:
     out = np.zeros(4, np.float32)
     run_prim(zoo.scaled(), [np.ones(4, np.float32), out], [3])
     assert out.tolist() == [3.0] * 4
 
 
-def test_unbound_symbol_and_zero_divisor() -> None:
+def test_interp_unbound_symbol_and_zero_divisor_raise() -> None:
     y, i, q = Buffer("y", (const(4),), i64), Var("i"), Var("q")
     with pytest.raises(VerifyError, match="q has no value"):
         run_prim(PrimFunc("f", (y,), 1, For(i, const(4), Store(y, (i,), q))), [np.zeros(4, np.int64)])

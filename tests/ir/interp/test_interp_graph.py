@@ -24,7 +24,7 @@ from relax_tune.ir.passes.pipeline import lower
 
 
 @pytest.mark.parametrize(("b", "n"), [(1, 1), (2, 7), (3, 16)])
-def test_feed_forward_before_and_after_lowering(b: int, n: int) -> None:
+def test_run_function_feed_forward_same_after_lowering(b: int, n: int) -> None:
     m = feed_forward()
     x = np.random.default_rng(b).standard_normal((b, n, 8)).astype(np.float32)
     w = {k.removeprefix("ff."): v.astype(np.float64) for k, v in m.constants.items()}
@@ -49,14 +49,14 @@ def doubling() -> IRModule:
     return g.finish(g.call_tir(name, [x2], TensorInfo((n * 4,), f32)))
 
 
-def test_doubling_twice() -> None:
+def test_run_function_repeated_call_tir() -> None:
     out = run_function(doubling(), "main", [np.arange(3, dtype=np.float32)])
     assert isinstance(out, np.ndarray) and out.tolist() == [0, 1, 2] * 4
     empty = run_function(doubling(), "main", [np.zeros(0, np.float32)])
     assert isinstance(empty, np.ndarray) and empty.shape == (0,)
 
 
-def test_levels_mix_with_libraries() -> None:
+def test_run_function_mixes_levels_and_libraries() -> None:
     g, n = GraphBuilder(), Var("n")
     x, w = g.input("x", (n, 3)), g.constant("w", np.arange(6, dtype=np.float32).reshape(3, 2))
     y = g.call_library("blas.gemm", [x, w], TensorInfo((n, const(2)), f32), [n, 2, 3])
@@ -75,7 +75,7 @@ def test_levels_mix_with_libraries() -> None:
         run_function(m, "main", [x_value])
 
 
-def test_shapes_and_tuples_are_values() -> None:
+def test_run_function_shapes_and_tuples() -> None:
     n, m = Var("n"), Var("m")
     s, x = GVar("s", ShapeInfo((n, m))), GVar("x", TensorInfo((n,), f32))
     t = GVar("t", TupleInfo((ShapeInfo((n * m,)), x.info)))
@@ -106,14 +106,14 @@ def with_match_cast() -> IRModule:
         ((6,), r"match_cast of y: wanted .* with 2 dims, found 1 dims"),
     ],
 )
-def test_match_cast_that_fails(shape: tuple[int, ...], message: str) -> None:
+def test_match_cast_mismatch_raises(shape: tuple[int, ...], message: str) -> None:
     x = np.zeros(3, np.float32)
     run_function(with_match_cast(), "main", [x, np.zeros((3, 2), np.float32)])
     with pytest.raises(UserError, match=message):
         run_function(with_match_cast(), "main", [x, np.zeros(shape, np.float32)])
 
 
-def test_match_cast_binds_new_symbols() -> None:
+def test_match_cast_binds_symbols() -> None:
     g, m = GraphBuilder(), Var("m")
     y = g.match_cast(g.input("y", None, f32), TensorInfo((m,), f32))
     module = g.finish(g.call(Exp(), y))
@@ -134,7 +134,7 @@ def test_match_cast_binds_new_symbols() -> None:
         ([np.zeros((3, 2), np.float32)] * 2, r"main: wanted 1 arguments, found 2"),
     ],
 )
-def test_arguments_that_do_not_fit(args: list[np.ndarray], message: str) -> None:
+def test_run_function_wrong_arguments_raise(args: list[np.ndarray], message: str) -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n", upper=4), 2))
     m = g.finish(g.call(Relu(), x))
@@ -145,7 +145,7 @@ def test_arguments_that_do_not_fit(args: list[np.ndarray], message: str) -> None
         run_function(m, "nothing", args)
 
 
-def test_run_time_check_of_an_operator() -> None:
+def test_operator_run_time_check_raises() -> None:
     g, n, k, m = GraphBuilder(), Var("n"), Var("k"), Var("m")
     module = g.finish(g.call(Matmul(), g.input("x", (n, k)), g.input("y", (m, 8))))
     x = np.ones((2, 3), np.float32)
@@ -155,7 +155,7 @@ def test_run_time_check_of_an_operator() -> None:
         run_function(module, "main", [x, np.ones((4, 8), np.float32)])
 
 
-def test_a_wrong_annotation_is_caught() -> None:
+def test_wrong_annotation_raises() -> None:
     n = Var("n")
     x, y = GVar("x", TensorInfo((n,), f32)), GVar("y", TensorInfo((n + 1,), f32))
     f = Function("main", (x,), (DataflowBlock((Binding(y, Call(Relu(), (x,))),)),), y, y.info)

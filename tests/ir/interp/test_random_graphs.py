@@ -61,7 +61,7 @@ def refused(error: DeduceError, wanted: Any) -> None:
 
 @SLOW
 @given(graphs())
-def test_text_reads_back(made: Made) -> None:
+def test_parse_of_print_equal(made: Made) -> None:
     verify(made.module)
     text = print_text(made.module)
     back = parse_module(text, OPERATORS, made.module.constants)
@@ -72,7 +72,7 @@ def test_text_reads_back(made: Made) -> None:
 
 @SLOW
 @given(graphs(), SIZES, st.integers(0, 9))
-def test_values_are_what_deduction_says(made: Made, sizes: dict[str, int], seed: int) -> None:
+def test_values_agree_with_deduction(made: Made, sizes: dict[str, int], seed: int) -> None:
     """The interpreter compares every value with its annotation; a refusal must name a function and show the place."""
     found = outcome(made.module, made.arguments(sizes, np.random.default_rng(seed)))
     if isinstance(found, UserError):
@@ -82,7 +82,7 @@ def test_values_are_what_deduction_says(made: Made, sizes: dict[str, int], seed:
 
 @SLOW
 @given(graphs(), SIZES, st.integers(0, 9))
-def test_inlining_keeps_meaning_and_checks(made: Made, sizes: dict[str, int], seed: int) -> None:
+def test_inlining_keeps_values_and_checks(made: Made, sizes: dict[str, int], seed: int) -> None:
     args = made.arguments(sizes, np.random.default_rng(seed))
     wanted = outcome(made.module, args)
     try:
@@ -116,7 +116,7 @@ def _symbols(check: Any) -> Any:
 
 @SLOW
 @given(graphs(), SIZES, st.permutations(PASSES), st.integers(0, 9))
-def test_passes_in_any_order_keep_meaning(made: Made, sizes: dict[str, int], order: list[Any], seed: int) -> None:
+def test_passes_in_any_order_keep_values(made: Made, sizes: dict[str, int], order: list[Any], seed: int) -> None:
     args = made.arguments(sizes, np.random.default_rng(seed))
     wanted = outcome(made.module, args)
     if isinstance(wanted, UserError):
@@ -155,7 +155,7 @@ IDENTITIES = (
 
 @SLOW
 @given(graphs(), SIZES, st.integers(0, 9))
-def test_rewriting_by_patterns_keeps_meaning(made: Made, sizes: dict[str, int], seed: int) -> None:
+def test_pattern_rewrites_keep_values(made: Made, sizes: dict[str, int], seed: int) -> None:
     module = RewriteByPattern(IDENTITIES)(made.module)
     verify(module)
     assert print_text(RewriteByPattern(IDENTITIES)(made.module)) == print_text(module), "the same every time"
@@ -182,7 +182,7 @@ def shown(v: Value, made: Mapping[Value, Value], depth: int, leaves: dict[str, V
 
 @SLOW
 @given(graphs(), st.integers(1, 3))
-def test_every_value_matches_the_pattern_of_what_computes_it(made: Made, depth: int) -> None:
+def test_pattern_of_value_matches_value(made: Made, depth: int) -> None:
     main = made.module.functions["main"]
     assert isinstance(main, Function)
     scope = Scope.over(main.bindings, main.ret, made.module, env_of(made.module.bounds))
