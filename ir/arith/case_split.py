@@ -14,6 +14,7 @@ from relax_tune.ir.arith.counterexamples import Samples
 from relax_tune.ir.arith.logic import Question, decide
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, const, eq, free_vars, le, lt, postorder
+from relax_tune.ir.core.scalar_ops import DIVISIONS
 
 # Effort for one question (polynomials looked at; a case costs at least _CASE), splits on the way to one case, and assignments
 # tried before any.
@@ -76,7 +77,7 @@ def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
         cases = _alternatives(choice)
         if cases and decide(choice, ctx) is Proof.UNKNOWN:
             yield cases
-        if n.op in ("floordiv", "floormod") or (n.op == "mul" and not any(isinstance(a, Const) for a in n.args)):
+        if n.op in DIVISIONS or (n.op == "mul" and not any(isinstance(a, Const) for a in n.args)):
             curved.extend(v for v in free_vars(n) if v.dtype.is_int)
     for fact in env.facts:
         cases = fact.args if isinstance(fact, Op) and fact.op == "or" else _alternatives(fact)

@@ -36,6 +36,7 @@ from relax_tune.ir.core.expr import (
     replaced,
     sub,
 )
+from relax_tune.ir.core.scalar_ops import DIVISIONS
 
 
 def injective(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:
@@ -268,8 +269,8 @@ class _Reader:
         return as_int(simplify(floormod(sub(number, u), modulus))) == 0
 
 
-_NUMBERS = frozenset({"floordiv", "floormod", "min", "max", "select"})
+_NUMBERS = DIVISIONS | {"min", "max", "select"}
 
 
 def _is_digit(x: Op) -> bool:
-    return x.op in ("floordiv", "floormod")
+    return x.op in DIVISIONS

@@ -158,6 +158,8 @@ OPS = frozenset(SCALAR_OPS)
 INFIX: Mapping[str, str] = {o.name: o.infix for o in _LISTED if o.infix is not None}
 # mathematical functions, of floats but for abs
 MATH = frozenset(o.name for o in _LISTED if o.kind == "function")
+# divide by their second operand, which is never zero
+DIVISIONS = frozenset(o.name for o in _LISTED if o.kind == "integer")
 # what the normal form of `ir/arith` understands of integers, and the arguments of a trace are made of
 ALGEBRA = tuple(o.name for o in _LISTED if o.kind in ("arithmetic", "integer"))
 

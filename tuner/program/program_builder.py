@@ -17,7 +17,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i8, u8
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, ne, postorder, substitute
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.scalar_ops import SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.passes.memory.inplace import in_one_memory, obstacle, reads_of
 from relax_tune.runtime.program import (
@@ -37,7 +37,6 @@ from relax_tune.tuner.program.prepack import PackingStep
 
 _OPCODES = {o.name: Opcode[o.name.upper()] for o in SCALAR_OPS.values() if o.on_host}
 
-_DIVIDING = frozenset({"floordiv", "floormod"})
 
 SlotOf = Mapping[Var, int]
 
@@ -55,7 +54,7 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Colle
             slots[node] = symbols[node]
         elif isinstance(node, Op) and node.op in _OPCODES:
             args = [slots[a] for a in node.args]
-            if node.op in _DIVIDING and node.args[1] in unsure:
+            if node.op in DIVISIONS and node.args[1] in unsure:
                 args[1] = builder.op(Opcode.SELECT, args[1], args[1], builder.const(1))
             slots[node] = builder.op(_OPCODES[node.op], *args)
         elif isinstance(node, Op) and node.op == "cast":
@@ -132,7 +131,7 @@ class ProgramBuilder:
         found = {
             n.args[1]: n
             for n in postorder((e,))
-            if isinstance(n, Op) and n.op in _DIVIDING and not isinstance(n.args[1], Const)
+            if isinstance(n, Op) and n.op in DIVISIONS and not isinstance(n.args[1], Const)
         }
         if not found:
             return found

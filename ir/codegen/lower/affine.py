@@ -13,7 +13,7 @@ from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.poly import ONE, PolyOver, as_constant, constant, plus
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, floormod, free_vars, mul, rebuild, sub
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval
-from relax_tune.ir.core.scalar_ops import SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 
 __all__ = ["ONE", "Algebra", "Monomial", "Poly", "Range", "as_constant", "constant", "plus"]
 
@@ -56,7 +56,7 @@ class Algebra:
         return self._order.setdefault(atom, len(self._order))
 
     def atom(self, e: Expr) -> Poly:
-        if isinstance(e, Op) and e.op in ("floordiv", "floormod", "min", "max", "select") and e.dtype.is_int:
+        if isinstance(e, Op) and (e.op in DIVISIONS or e.op in ("min", "max", "select")) and e.dtype.is_int:
             # sums in another order are the same number
             key = tuple(frozenset(self.static(a).items()) if a.dtype.is_int else a for a in e.args)
             e = self._atoms.setdefault((e.op, frozenset(key) if e.op in ("min", "max") else key), e)
@@ -127,7 +127,7 @@ class Algebra:
                 return self.joined(plus(self.static(e.args[0]), self.static(e.args[1]), 1 if name == "add" else -1))
             if name == "mul":
                 return self.times(self.static(e.args[0]), self.static(e.args[1]))
-            if name in ("floordiv", "floormod"):
+            if name in DIVISIONS:
                 return self._divide(e)
             if name in ("min", "max"):
                 return self._choose(e)
